@@ -1,0 +1,1 @@
+"""Attention over the cache: a contract, a registry, one file per backend."""

@@ -1,0 +1,54 @@
+"""What an attention backend is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+from kvlab.kv.view import CacheView
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """One kind of attention layer. Query head `i` reads KV head `i // group`."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    dtype: str
+    device: str
+    causal: bool = True
+    sliding_window: int | None = None  # a token sees itself and the `sliding_window - 1` before it
+    soft_cap: float | None = None
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.num_heads // self.num_kv_heads
+
+
+class Support(NamedTuple):
+    """Whether a backend can compute a spec, and why not."""
+
+    ok: bool
+    reason: str = ""
+
+
+class AttentionBackend(Protocol):
+    """Computes attention of a step's queries over the cache."""
+
+    name: str
+
+    def supports(self, spec: AttentionSpec) -> Support:
+        """Whether `forward` can compute this spec."""
+        ...
+
+    def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:
+        """Attention of `q` `[T, num_heads, head_dim]` over each query's own sequence, causal.
+
+        The step's K and V are in the view already. Returns `[T, num_heads, head_dim]`.
+        """
+        ...

@@ -1,0 +1,73 @@
+"""PyTorch's scaled_dot_product_attention over each sequence's gathered K and V."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from kvlab.attention.base import AttentionSpec, Support
+from kvlab.kv.view import CacheView
+
+
+class SdpaAttention:
+    """Gathers a sequence into a buffer small enough to stay in the processor's cache, then calls PyTorch.
+
+    The query heads of a group are told apart by a dimension of their own, over which K and V have stride 0:
+    they are never repeated in memory.
+    """
+
+    name = "sdpa"
+
+    def supports(self, spec: AttentionSpec) -> Support:
+        """Causal attention without a soft cap."""
+        if spec.soft_cap is not None:
+            return Support(False, "PyTorch's attention has no soft cap")
+        if not spec.causal:
+            return Support(False, "only causal attention")
+        return Support(True)
+
+    def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:
+        """See AttentionBackend."""
+        out = torch.empty_like(q)
+        kv_heads, group, head_dim = spec.num_kv_heads, spec.group, spec.head_dim
+        for sequence, (length, new) in enumerate(zip(view.lengths, view.num_new, strict=True)):
+            rows = slice(view.starts[sequence], view.starts[sequence + 1])
+            k, v = view.gather(layer, sequence)
+            if spec.sliding_window is not None:
+                # No query of this step sees further back than the first one does.
+                first = max(0, length - new - spec.sliding_window + 1)
+                k, v = k[:, first:], v[:, first:]
+            if new == 1:
+                # The group's heads stand where queries stand: one query token needs no mask.
+                heads = q[rows].view(1, kv_heads, group, head_dim)
+                result = scaled_dot_product_attention(heads, k[None], v[None], scale=spec.scale)
+                out[rows] = result.view(1, spec.num_heads, head_dim)
+                continue
+            shape = (kv_heads, group, k.shape[1], head_dim)
+            grouped = q[rows].view(new, kv_heads, group, head_dim).permute(1, 2, 0, 3)
+            mask = self._mask(length, new, k.shape[1], spec, q.device)
+            result = scaled_dot_product_attention(
+                grouped,
+                k[:, None].expand(shape),
+                v[:, None].expand(shape),
+                attn_mask=mask,
+                is_causal=mask is None,
+                scale=spec.scale,
+            )
+            out[rows] = result.permute(2, 0, 1, 3).reshape(new, spec.num_heads, head_dim)
+        return out
+
+    @staticmethod
+    def _mask(
+        length: int, new: int, visible: int, spec: AttentionSpec, device: torch.device
+    ) -> torch.Tensor | None:
+        """`[new, visible]`, True where a query sees a key; None where plain causality says the same."""
+        window = spec.sliding_window
+        if new == length and (window is None or window >= length):
+            return None
+        queries = torch.arange(length - new, length, device=device)[:, None]
+        keys = torch.arange(length - visible, length, device=device)[None, :]
+        mask = keys <= queries
+        if window is not None:
+            mask &= keys > queries - window
+        return mask

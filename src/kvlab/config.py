@@ -1,0 +1,225 @@
+"""What a run is made of: typed settings, checked when they are built. The only schema there is.
+
+The classes are plain dataclasses whose field types OmegaConf understands, so that `src/run.py` can hand
+them to Hydra; nothing here imports either.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvlab.errors import ConfigError
+
+DTYPES = ("float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+KV_BACKENDS = ("contiguous", "paged")
+POLICIES = ("static", "continuous")
+ORDERS = ("fcfs",)
+WORKLOAD_SOURCES = ("synthetic", "jsonl")
+ARRIVALS = ("burst", "uniform")
+TRACKING_BACKENDS = ("mlflow", "off")
+
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)}
+_UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)}
+
+
+def parse_bytes(text: str, *, key: str) -> int:
+    """Read a size such as `512MiB`, `1.5 GiB`, `2GB` or a plain number of bytes.
+
+    Raises ConfigError, naming `key`, for anything else.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
+    if not match or match[2].lower() not in _UNITS:
+        raise ConfigError(key, text, "is not a size; write for example 512MiB, 4GiB or 2GB")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def format_bytes(count: float) -> str:
+    """Write a number of bytes for people: `512.0 MiB`."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(key, value, f"unknown; known: {', '.join(known)}")
+
+
+def _at_least(key: str, value: float | None, least: float) -> None:
+    if value is not None and value < least:
+        raise ConfigError(key, value, f"must be at least {least}")
+
+
+@dataclass
+class ModelConfig:
+    """A decoder: its architecture and where its weights come from."""
+
+    name: str = "???"
+    family: str | None = None  # transformers' model_type; None: read from `path`
+    architecture: dict[str, Any] = field(default_factory=dict)  # values of transformers' configuration class
+    path: str | None = None  # a directory or hub id that holds config.json (and weights)
+    weights: str = "dummy"  # "dummy", a directory, or a hub id
+    max_seq_len: int = 1024  # longest sequence served, prompt and output together, in tokens
+
+    def __post_init__(self) -> None:
+        _at_least("model.max_seq_len", self.max_seq_len, 1)
+        if self.family is None and self.path is None:
+            raise ConfigError("model.path", self.path, "model=checkpoint needs model.path=<directory or hub id>")
+
+
+@dataclass
+class KVConfig:
+    """The KV cache: how it is laid out and how large it is.
+
+    Size is `num_blocks` or `memory`; with neither, the bytes of `scheduler.max_batch_size` contiguous slots
+    of `model.max_seq_len` tokens. The same setting gives either backend the same bytes.
+    """
+
+    backend: str = "paged"
+    block_size: int = 16  # token slots of a page; for contiguous only the unit of num_blocks
+    num_blocks: int | None = None
+    memory: str | None = None  # 512MiB, 4GiB, ...
+
+    def __post_init__(self) -> None:
+        _one_of("kv.backend", self.backend, KV_BACKENDS)
+        _at_least("kv.block_size", self.block_size, 1)
+        _at_least("kv.num_blocks", self.num_blocks, 1)
+        if self.memory is not None and self.num_blocks is not None:
+            raise ConfigError(
+                "kv.memory", self.memory, f"kv.num_blocks={self.num_blocks} is given too; give one of them"
+            )
+        if self.memory is not None and parse_bytes(self.memory, key="kv.memory") == 0:
+            raise ConfigError("kv.memory", self.memory, "must be more than 0 bytes")
+
+
+@dataclass
+class SchedulerConfig:
+    """Who runs in a step."""
+
+    policy: str = "continuous"
+    order: str = "fcfs"
+    max_batch_size: int = 48  # sequences running at once
+    max_batched_tokens: int = 512  # tokens of one step, prefill and decode together
+    max_wait_ms: float = 100.0  # static: how long a batch that is not full waits for more requests
+    admission_reserve: float = 0.2  # share of free tokens that admission leaves alone
+
+    def __post_init__(self) -> None:
+        _one_of("scheduler.policy", self.policy, POLICIES)
+        _one_of("scheduler.order", self.order, ORDERS)
+        _at_least("scheduler.max_batch_size", self.max_batch_size, 1)
+        _at_least("scheduler.max_batched_tokens", self.max_batched_tokens, 1)
+        _at_least("scheduler.max_wait_ms", self.max_wait_ms, 0)
+        if not 0 <= self.admission_reserve < 1:
+            raise ConfigError("scheduler.admission_reserve", self.admission_reserve, "must be in [0, 1)")
+        if self.max_batched_tokens < self.max_batch_size:
+            raise ConfigError(
+                "scheduler.max_batched_tokens",
+                self.max_batched_tokens,
+                f"is less than scheduler.max_batch_size={self.max_batch_size}: a step could not decode "
+                "every running sequence",
+            )
+
+
+@dataclass
+class AttentionConfig:
+    """How attention over the cache is computed: a backend's name, or `auto`."""
+
+    backend: str = "auto"
+
+
+@dataclass
+class ExecutorConfig:
+    """Where the model runs."""
+
+    device: str = "auto"  # auto: cuda where there is one, else cpu
+    dtype: str = "bfloat16"
+    threads: int | None = None  # CPU threads; None: all cores
+
+    def __post_init__(self) -> None:
+        _one_of("executor.device", self.device, DEVICES)
+        _one_of("executor.dtype", self.dtype, DTYPES)
+        _at_least("executor.threads", self.threads, 1)
+
+
+@dataclass
+class LengthConfig:
+    """A length in tokens, uniform between two bounds, both included."""
+
+    min: int = 1
+    max: int = 1
+
+
+@dataclass
+class WorkloadConfig:
+    """The requests: how many, when, how long; or a file of them."""
+
+    name: str = "???"
+    source: str = "synthetic"
+    num_requests: int = 16
+    arrival: str = "burst"  # burst: all at once; uniform: evenly, `rate` per second
+    rate: float | None = None
+    prompt_len: LengthConfig = field(default_factory=LengthConfig)
+    output_len: LengthConfig = field(default_factory=LengthConfig)
+    path: str | None = None  # source=jsonl
+    ignore_eos: bool = True
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        _one_of("workload.source", self.source, WORKLOAD_SOURCES)
+        _one_of("workload.arrival", self.arrival, ARRIVALS)
+        _at_least("workload.temperature", self.temperature, 0)
+        if self.source == "jsonl":
+            if self.path is None:
+                raise ConfigError("workload.path", self.path, "workload=jsonl needs workload.path=<file>")
+            return
+        _at_least("workload.num_requests", self.num_requests, 1)
+        for name, length in (("prompt_len", self.prompt_len), ("output_len", self.output_len)):
+            _at_least(f"workload.{name}.min", length.min, 1)
+            if length.max < length.min:
+                raise ConfigError(
+                    f"workload.{name}.max", length.max, f"is less than workload.{name}.min={length.min}"
+                )
+        if self.arrival == "uniform" and not (self.rate and self.rate > 0):
+            raise ConfigError("workload.rate", self.rate, "workload.arrival=uniform needs requests per second")
+
+
+@dataclass
+class TrackingConfig:
+    """Where runs are recorded."""
+
+    backend: str = "mlflow"
+    uri: str | None = None  # None: MLFLOW_TRACKING_URI, else an SQLite store at the repository root
+    experiment: str = "kvlab"
+    timeout_s: float = 10.0  # how long a server may take to answer
+
+    def __post_init__(self) -> None:
+        _one_of("tracking.backend", self.backend, TRACKING_BACKENDS)
+        if not self.timeout_s > 0:
+            raise ConfigError("tracking.timeout_s", self.timeout_s, "must be more than 0")
+
+
+@dataclass
+class RunConfig:
+    """One run. `tags` go to the tracking store as they are; `optimize` names the metric a sweeper is given."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    kv: KVConfig = field(default_factory=KVConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    seed: int = 0
+    run_name: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+    optimize: str | None = None
+
+    def __post_init__(self) -> None:
+        _at_least("seed", self.seed, 0)

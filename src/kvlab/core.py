@@ -1,0 +1,178 @@
+"""The nouns that every layer shares: requests, sequences, and what happens to them in one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # it produced an end-of-sequence or stop token
+    LENGTH = "length"  # it produced `max_tokens` tokens
+    ABORTED = "aborted"  # its user took it back
+    FAILED = "failed"  # the step it was in failed
+
+
+class SequenceStatus(StrEnum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"  # holds no slot
+    RUNNING = "running"  # holds a slot of the pool
+    FINISHED = "finished"  # ended; its slot goes back in the next step
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are picked, and when to stop.
+
+    `temperature` 0 is greedy. With `seed`, a sampled request's tokens depend on nothing but the request.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int | None = None
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a user asks for. `arrival_s` is in seconds on the engine's clock."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    arrival_s: float = 0.0
+
+    @property
+    def max_total_tokens(self) -> int:
+        """The most tokens the request can grow to, prompt included."""
+        return len(self.prompt_token_ids) + self.sampling.max_tokens
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request on its way through the engine.
+
+        token_ids:  [ prompt ............ | output ...... ]
+                     num_computed ^  K and V of the tokens before it are in the cache
+
+    A sequence whose `num_computed` is `len(token_ids) - 1` decodes; one with more left to compute is in
+    prefill, which after a preemption covers its earlier output too.
+    """
+
+    request: Request
+    token_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    slot: int | None = None
+    status: SequenceStatus = SequenceStatus.WAITING
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    preemptions: int = 0
+    recomputed_tokens: int = 0  # tokens computed again because of a preemption
+    high_water: int = 0  # the largest num_computed reached so far
+    scheduled_s: float | None = None  # first admitted
+    token_times_s: list[float] = field(default_factory=list)  # when each output token was there
+    finished_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            self.token_ids = list(self.request.prompt_token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the request's prompt."""
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """The tokens produced so far."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_output_tokens(self) -> int:
+        """How many tokens were produced so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Known tokens whose K and V are not in the cache yet."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only its newest token is left to compute."""
+        return self.num_uncomputed == 1 and self.num_output_tokens > 0
+
+
+class ScheduledSequence(NamedTuple):
+    """A sequence and how many of its tokens this step computes."""
+
+    sequence: Sequence
+    num_tokens: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether the step computes its last known token, so that a new one is sampled."""
+        return self.num_tokens == self.sequence.num_uncomputed
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Who takes part in a step, in the order of the flat batch."""
+
+    scheduled: tuple[ScheduledSequence, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the flat batch (T)."""
+        return sum(entry.num_tokens for entry in self.scheduled)
+
+    @property
+    def num_decode_tokens(self) -> int:
+        """Tokens of sequences that decode."""
+        return sum(1 for entry in self.scheduled if entry.sequence.is_decoding)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens of prompts (and of recomputed sequences)."""
+        return self.num_tokens - self.num_decode_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step gave one request: a token, an end, or both."""
+
+    request_id: str
+    token_id: int | None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One row of the step log. Times are seconds on the engine's clock; blocks and tokens are those in use
+    while the step ran, the counters what this step added to them.
+    """
+
+    index: int
+    start_s: float
+    end_s: float
+    running: int
+    waiting: int
+    batch_seqs: int
+    prefill_tokens: int
+    decode_tokens: int
+    recomputed_tokens: int
+    preempted: int
+    blocks_total: int
+    blocks_in_use: int
+    block_token_slots: int
+    tokens_in_use: int
+    blocks_allocated: int
+    blocks_freed: int
+    schedule_ms: float
+    execute_ms: float

@@ -1,0 +1,1 @@
+"""Scheduling policies, executor, sampler and the loop that drives them."""

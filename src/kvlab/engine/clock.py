@@ -1,0 +1,41 @@
+"""Time as the engine sees it; nothing in the engine reads any other."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Seconds since `restart`."""
+
+    def now(self) -> float:
+        """Seconds since the clock was started."""
+        ...
+
+    def restart(self) -> None:
+        """Make now 0."""
+        ...
+
+    def wait_until(self, when: float) -> None:
+        """Let time pass until `when`; returns at once if it has passed."""
+        ...
+
+
+class WallClock:
+    """Real time."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def now(self) -> float:
+        """See Clock."""
+        return time.perf_counter() - self._origin
+
+    def restart(self) -> None:
+        """See Clock."""
+        self._origin = time.perf_counter()
+
+    def wait_until(self, when: float) -> None:
+        """See Clock."""
+        time.sleep(max(0.0, when - self.now()))

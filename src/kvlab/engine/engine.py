@@ -1,0 +1,241 @@
+"""The engine: one step after another, the same for every pool and policy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvlab.core import (
+    FinishReason,
+    Request,
+    Sequence,
+    SequenceStatus,
+    StepOutput,
+    StepPlan,
+    StepRecord,
+)
+from kvlab.engine.clock import Clock
+from kvlab.engine.executor import Executor
+from kvlab.engine.scheduler.base import Scheduler
+from kvlab.errors import OutOfBlocksError, RequestRefusedError
+from kvlab.kv.pool import CachePoolProtocol
+
+Sink = Callable[[StepOutput], None]
+
+
+class Engine:
+    """Serves requests from one pool with one scheduler and one executor.
+
+    `eos_token_ids` end a sequence whose request does not ignore them. Engines share nothing: several can live
+    in one process.
+    """
+
+    def __init__(
+        self,
+        pool: CachePoolProtocol,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Clock,
+        *,
+        eos_token_ids: tuple[int, ...] = (),
+    ) -> None:
+        self.pool = pool
+        self.scheduler = scheduler
+        self.clock = clock
+        self._executor = executor
+        self._eos = frozenset(eos_token_ids)
+        self._live: dict[str, Sequence] = {}
+        self._sinks: dict[str, Sink] = {}
+        self._steps = 0
+        self._seeds = random.Random()
+
+    def has_work(self) -> bool:
+        """Whether a sequence waits, runs, or still holds memory after its end."""
+        return self.scheduler.has_work()
+
+    def submit(self, request: Request, sink: Sink | None = None) -> Sequence:
+        """Queue a request; `sink` is given each of its tokens and its end.
+
+        Raises RequestRefusedError, changing nothing, for one that can never be served or whose id is in use.
+        """
+        if request.request_id in self._live:
+            raise RequestRefusedError(f"request {request.request_id!r} is in the engine already")
+        if not request.prompt_token_ids:
+            raise RequestRefusedError(f"request {request.request_id!r}: an empty prompt")
+        if request.sampling.max_tokens < 1:
+            raise RequestRefusedError(
+                f"request {request.request_id!r}: max_tokens={request.sampling.max_tokens}; at least 1"
+            )
+        if request.max_total_tokens > self.pool.max_sequence_tokens:
+            raise RequestRefusedError(
+                f"request {request.request_id!r}: {len(request.prompt_token_ids)} prompt tokens + "
+                f"{request.sampling.max_tokens} output tokens can never fit; the pool takes sequences of up to "
+                f"{self.pool.max_sequence_tokens} tokens"
+            )
+        if request.sampling.seed is None:
+            sampling = replace(request.sampling, seed=self._seeds.getrandbits(40))
+            request = replace(request, sampling=sampling)
+        sequence = Sequence(request)
+        self._live[request.request_id] = sequence
+        if sink is not None:
+            self._sinks[request.request_id] = sink
+        self.scheduler.add(sequence)
+        return sequence
+
+    def abort(self, request_id: str) -> bool:
+        """End a request wherever it is; its blocks are free in the next step. False if it is not here."""
+        sequence = self._live.get(request_id)
+        if sequence is None:
+            return False
+        if sequence.status is SequenceStatus.WAITING:
+            self.scheduler.drop(sequence)
+        self._finish(sequence, FinishReason.ABORTED)
+        return True
+
+    def next_wakeup(self) -> float | None:
+        """When to step again after a step that had nothing to run; None: when a request arrives."""
+        return self.scheduler.next_wakeup()
+
+    def step(self) -> StepRecord | None:
+        """Run one step. None if there was nothing to run; ended sequences gave their memory back all the same."""
+        start = self.clock.now()
+        before = self.pool.stats()
+        for sequence in self.scheduler.retire():
+            self._release(sequence)
+        self._admit(start)
+        plan, preempted = self._reserve(self.scheduler.plan())
+        if not plan.scheduled:
+            return None
+        running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
+        decode_tokens = plan.num_decode_tokens
+        slots = [_slot(entry.sequence) for entry in plan.scheduled]
+        view = self.pool.view(slots, [entry.num_tokens for entry in plan.scheduled])
+        launched = self.clock.now()
+        try:
+            tokens = self._executor.execute(plan, view)
+        except Exception as error:  # whatever the model raised ends this step's sequences, not the engine
+            view.rollback()
+            for entry in plan.scheduled:
+                self._finish(entry.sequence, FinishReason.FAILED, f"{type(error).__name__}: {error}")
+            recomputed = 0
+        else:
+            view.advance()
+            recomputed = self._account(plan, tokens)
+        end = self.clock.now()
+        after = self.pool.stats()
+        self._steps += 1
+        return StepRecord(
+            index=self._steps - 1,
+            start_s=start,
+            end_s=end,
+            running=running,
+            waiting=waiting,
+            batch_seqs=len(plan.scheduled),
+            prefill_tokens=plan.num_tokens - decode_tokens,
+            decode_tokens=decode_tokens,
+            recomputed_tokens=recomputed,
+            preempted=preempted,
+            blocks_total=after.blocks_total,
+            blocks_in_use=after.blocks_in_use,
+            block_token_slots=after.block_size,
+            tokens_in_use=after.tokens_stored,
+            blocks_allocated=after.blocks_allocated - before.blocks_allocated,
+            blocks_freed=after.blocks_freed - before.blocks_freed,
+            schedule_ms=(launched - start) * 1000,
+            execute_ms=(end - launched) * 1000,
+        )
+
+    def _admit(self, now: float) -> None:
+        admitted = self.scheduler.admit(now, self.pool.free_slot_count(), self.pool.free_token_capacity())
+        for index, sequence in enumerate(admitted):
+            try:
+                sequence.slot = self.pool.allocate_slot(token_ids=sequence.token_ids)
+            except OutOfBlocksError:
+                # The budget was an estimate; the pool has the last word. Back to the queue, in order.
+                for refused in reversed(admitted[index:]):
+                    self.scheduler.preempt(refused)
+                return
+            if sequence.scheduled_s is None:
+                sequence.scheduled_s = now
+
+    def _reserve(self, plan: StepPlan) -> tuple[StepPlan, int]:
+        """Make room for the plan, preempting sequences until it fits. Returns what is left of the plan, and how
+        many were preempted.
+        """
+        preempted = 0
+        while plan.scheduled:
+            try:
+                self.pool.reserve(
+                    [_slot(entry.sequence) for entry in plan.scheduled],
+                    [entry.num_tokens for entry in plan.scheduled],
+                )
+            except OutOfBlocksError as error:
+                victim = self.scheduler.victim()
+                if len(self.scheduler.running) == 1:
+                    self._finish(victim, FinishReason.FAILED, str(error))
+                    plan = StepPlan(())
+                    break
+                self.pool.free_slot(_slot(victim))
+                victim.slot = None
+                victim.preemptions += 1
+                self.scheduler.preempt(victim)
+                preempted += 1
+                plan = StepPlan(tuple(e for e in plan.scheduled if e.sequence is not victim))
+            else:
+                break
+        return plan, preempted
+
+    def _account(self, plan: StepPlan, tokens: list[int]) -> int:
+        """Book what the step computed; returns how many of its tokens had been computed before."""
+        now = self.clock.now()
+        recomputed = 0
+        sampled = iter(tokens)
+        for entry in plan.scheduled:
+            sequence = entry.sequence
+            samples = entry.samples
+            again = max(0, min(sequence.high_water - sequence.num_computed, entry.num_tokens))
+            sequence.num_computed += entry.num_tokens
+            sequence.high_water = max(sequence.high_water, sequence.num_computed)
+            sequence.recomputed_tokens += again
+            recomputed += again
+            if samples:
+                self._append(sequence, next(sampled), now)
+        return recomputed
+
+    def _append(self, sequence: Sequence, token: int, now: float) -> None:
+        sequence.token_ids.append(token)
+        sequence.token_times_s.append(now)
+        sampling = sequence.request.sampling
+        if token in sampling.stop_token_ids or (token in self._eos and not sampling.ignore_eos):
+            self._finish(sequence, FinishReason.STOP, token=token)
+        elif sequence.num_output_tokens >= sampling.max_tokens:
+            self._finish(sequence, FinishReason.LENGTH, token=token)
+        else:
+            self._emit(sequence, StepOutput(sequence.request.request_id, token))
+
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, error: str | None = None, token: int | None = None
+    ) -> None:
+        sequence.status = SequenceStatus.FINISHED
+        sequence.finish_reason = reason
+        sequence.error = error
+        sequence.finished_s = self.clock.now() if token is None else sequence.token_times_s[-1]
+        self._emit(sequence, StepOutput(sequence.request.request_id, token, reason, error))
+        del self._live[sequence.request.request_id]
+        self._sinks.pop(sequence.request.request_id, None)
+
+    def _emit(self, sequence: Sequence, output: StepOutput) -> None:
+        sink = self._sinks.get(sequence.request.request_id)
+        if sink is not None:
+            sink(output)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.pool.free_slot(_slot(sequence))
+        sequence.slot = None
+
+
+def _slot(sequence: Sequence) -> int:
+    if sequence.slot is None:
+        raise RuntimeError(f"request {sequence.request.request_id!r} runs without a slot")
+    return sequence.slot

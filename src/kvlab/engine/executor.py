@@ -1,0 +1,47 @@
+"""Runs the flat batch of a step."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from kvlab.core import StepPlan
+from kvlab.engine.sampler import Sampler
+from kvlab.kv.view import CacheView
+from kvlab.models.decoder import Decoder
+
+
+class Executor(Protocol):
+    """Computes a step's tokens."""
+
+    def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
+        """One new token for each scheduled sequence that samples, in the plan's order."""
+        ...
+
+
+class TorchExecutor:
+    """The real thing: the model's forward pass, then the sampler."""
+
+    def __init__(self, model: Decoder, sampler: Sampler, device: torch.device | str = "cpu") -> None:
+        self._model = model
+        self._sampler = sampler
+        self._device = torch.device(device)
+
+    def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
+        """See Executor."""
+        token_ids: list[int] = []
+        rows: list[int] = []
+        sampling = []
+        for sequence, count in plan.scheduled:
+            start = sequence.num_computed
+            token_ids += sequence.token_ids[start : start + count]
+            if start + count == len(sequence.token_ids):
+                rows.append(len(token_ids) - 1)
+                sampling.append(sequence)
+        logits = self._model.forward(self._tensor(token_ids), view, self._tensor(rows))
+        return self._sampler(logits, sampling)
+
+    def _tensor(self, values: list[int]) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(self._device)

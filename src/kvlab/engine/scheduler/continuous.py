@@ -1,0 +1,17 @@
+"""Continuous batching: sequences leave and enter in every step (Orca, OSDI 2022)."""
+
+from __future__ import annotations
+
+from kvlab.engine.scheduler.base import Scheduler
+
+
+class ContinuousScheduler(Scheduler):
+    """First come, first served, as soon as there is room."""
+
+    def may_admit(self, now: float) -> bool:
+        """Always."""
+        return True
+
+    def next_wakeup(self) -> float | None:
+        """Never: a waiting sequence that may enter has entered."""
+        return None

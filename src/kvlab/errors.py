@@ -1,0 +1,79 @@
+"""Typed errors. Each message says what was asked, what there is, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class KvlabError(Exception):
+    """Base of every error that a user of kvlab can cause; its text is fit to be shown as it is."""
+
+
+class ConfigError(KvlabError, ValueError):
+    """A setting is wrong. The message names the key, the value and what would do."""
+
+    def __init__(self, key: str, value: object, reason: str) -> None:
+        super().__init__(f"{key}={value}: {reason}")
+        self.key = key
+        self.value = value
+
+
+class CapacityError(KvlabError, RuntimeError):
+    """Something does not fit: a pool too small for a sequence, or a run larger than the machine.
+
+    In a sweep this is a result, not a failure.
+    """
+
+
+class OutOfBlocksError(KvlabError, RuntimeError):
+    """The allocator has fewer blocks to give than were asked for; nothing was changed.
+
+    Attributes: `wanted`, `free`, `evictable` (part of `free` that still holds reusable content), `total`,
+    all in blocks; `slots`: the pool's slots that did not fit, where the caller was a pool.
+    """
+
+    def __init__(
+        self, wanted: int, free: int, total: int, *, evictable: int = 0, slots: Sequence[int] = ()
+    ) -> None:
+        where = f" for slots {list(slots)}" if slots else ""
+        super().__init__(
+            f"out of KV blocks: {wanted} wanted{where}, {free} free (of which {evictable} cached), "
+            f"{total} in the pool"
+        )
+        self.wanted = wanted
+        self.free = free
+        self.evictable = evictable
+        self.total = total
+        self.slots = tuple(slots)
+
+
+class BlockError(KvlabError, ValueError):
+    """A block id that is out of range, not allocated, or freed once too often; nothing was changed."""
+
+
+class SlotError(KvlabError, ValueError):
+    """A slot that is not live, or a length the slot cannot take; nothing was changed."""
+
+
+class BackendError(KvlabError, ValueError):
+    """An attention backend that does not exist or cannot compute what was asked of it."""
+
+
+class DeviceError(KvlabError, RuntimeError):
+    """A device that this machine does not have."""
+
+
+class WeightsError(KvlabError, ValueError):
+    """A checkpoint with a missing, extra or misshapen tensor, or none at all."""
+
+
+class WorkloadError(KvlabError, ValueError):
+    """A workload file that cannot be read, or a request that no engine of this configuration can serve."""
+
+
+class RequestRefusedError(KvlabError, ValueError):
+    """The engine refused a request on arrival; the others are not touched."""
+
+
+class TrackingError(KvlabError, RuntimeError):
+    """The tracking store cannot be reached or refused what was logged; results stay on disk."""

@@ -1,0 +1,63 @@
+"""The tensors behind a pool, apart from the ledger that says who owns them."""
+
+from __future__ import annotations
+
+import torch
+
+from kvlab.errors import CapacityError
+from kvlab.kv.spec import KVSpec
+
+
+class KVStorage:
+    """K and V of every block, `[layers, blocks, kv_heads, block_size, head_dim]` each, reserved at once."""
+
+    def __init__(self, spec: KVSpec, num_blocks: int, block_size: int, device: torch.device | str = "cpu") -> None:
+        self.spec = spec
+        self.block_size = block_size
+        self.device = torch.device(device)
+        shape = (spec.num_layers, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+        try:
+            self.keys = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=self.device)
+            self.values = torch.zeros_like(self.keys)
+        except RuntimeError as error:  # torch has no narrower type for "no memory" on a CPU
+            raise CapacityError(
+                f"KV cache of {num_blocks} blocks of {block_size} tokens "
+                f"({num_blocks * block_size * spec.bytes_per_token} bytes) does not fit on {self.device}: {error}"
+            ) from error
+
+        # Buffers of `gather`, sized on first use for the longest sequence so far.
+        self._gathered_keys = torch.empty(0, dtype=self.keys.dtype, device=self.device)
+        self._gathered_values = torch.empty_like(self._gathered_keys)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of both tensors."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def write(
+        self, layer: int, blocks: torch.Tensor, offsets: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> None:
+        """Store `k` and `v` `[T, kv_heads, head_dim]` at `(blocks[t], offsets[t])`."""
+        self.keys[layer][blocks, :, offsets] = k
+        self.values[layer][blocks, :, offsets] = v
+
+    def gather(self, layer: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of one sequence, `[kv_heads, token slots, head_dim]`, in buffers that the next call reuses.
+
+        `rows` `[kv_heads * n]` lists, head by head, `block_id * kv_heads + head` of the sequence's n blocks.
+        """
+        kv_heads, head_dim = self.spec.num_kv_heads, self.spec.head_dim
+        row = self.block_size * head_dim
+        size = len(rows) * row
+        if self._gathered_keys.numel() < size:
+            self._gathered_keys = self.keys.new_empty(2 * size)
+            self._gathered_values = torch.empty_like(self._gathered_keys)
+        k, v = self._gathered_keys[:size].view(-1, row), self._gathered_values[:size].view(-1, row)
+        torch.index_select(self.keys[layer].view(-1, row), 0, rows, out=k)
+        torch.index_select(self.values[layer].view(-1, row), 0, rows, out=v)
+        return k.view(kv_heads, -1, head_dim), v.view(kv_heads, -1, head_dim)
+
+    def copy_blocks(self, source: list[int], target: list[int]) -> None:
+        """Copy whole blocks on every layer."""
+        self.keys[:, target] = self.keys[:, source]
+        self.values[:, target] = self.values[:, source]

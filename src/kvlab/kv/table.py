@@ -1,0 +1,92 @@
+"""Block tables: for each slot, which blocks hold its tokens, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlab.errors import SlotError
+
+
+class BlockTables:
+    """The tables of all slots in one array that is updated in place, so that a step reads it without building
+    anything per token.
+
+        entries [slots, width] int32    block ids in logical order; beyond `counts` meaningless
+        counts  [slots] int64           entries in use
+        lengths [slots] int64           tokens whose K and V are stored
+
+    Token `p` of a slot is in entry `p // block_size`, at offset `p % block_size`.
+    """
+
+    def __init__(self, width: int, block_size: int) -> None:
+        self.width = width
+        self.block_size = block_size
+        self.entries: NDArray[np.int32] = np.zeros((8, width), dtype=np.int32)
+        self.counts: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
+        self.lengths: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
+        self._unused = list(range(7, -1, -1))
+        self._live: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def live(self) -> set[int]:
+        """The slots in use. Not to be changed by the caller."""
+        return self._live
+
+    def add(self, blocks: Sequence[int]) -> int:
+        """Open a slot whose table starts with `blocks`; returns its number."""
+        if not self._unused:
+            self._grow()
+        slot = self._unused.pop()
+        self._live.add(slot)
+        self.counts[slot] = self.lengths[slot] = 0
+        self.append(slot, blocks)
+        return slot
+
+    def append(self, slot: int, blocks: Sequence[int]) -> None:
+        """Map the token range after the last entry to `blocks`; earlier entries stay as they are."""
+        count = int(self.counts[slot])
+        self.entries[slot, count : count + len(blocks)] = blocks
+        self.counts[slot] = count + len(blocks)
+
+    def remove(self, slot: int) -> list[int]:
+        """Close a slot; returns the blocks it held, in logical order."""
+        blocks = self.blocks(slot)
+        self._live.discard(slot)
+        self.counts[slot] = self.lengths[slot] = 0
+        self._unused.append(slot)
+        return blocks
+
+    def blocks(self, slot: int) -> list[int]:
+        """A slot's block ids in logical order. Raises SlotError for a slot that is not live."""
+        self.check(slot)
+        ids: list[int] = self.entries[slot, : self.counts[slot]].tolist()
+        return ids
+
+    def locate(self, slot: int, position: int) -> tuple[int, int]:
+        """The block and the offset in it that hold a token's K and V.
+
+        Raises SlotError for a position outside the blocks of the slot.
+        """
+        self.check(slot)
+        room = int(self.counts[slot]) * self.block_size
+        if not 0 <= position < room:
+            raise SlotError(f"slot {slot}: position {position} is outside its {room} token slots")
+        return int(self.entries[slot, position // self.block_size]), position % self.block_size
+
+    def check(self, slot: int) -> None:
+        """Raise SlotError unless the slot is live."""
+        if isinstance(slot, bool) or slot not in self._live:
+            raise SlotError(f"slot {slot!r} is not live; live slots: {sorted(self._live)}")
+
+    def _grow(self) -> None:
+        old = len(self.counts)
+        self.entries = np.concatenate([self.entries, np.zeros_like(self.entries)])
+        self.counts = np.concatenate([self.counts, np.zeros_like(self.counts)])
+        self.lengths = np.concatenate([self.lengths, np.zeros_like(self.lengths)])
+        self._unused = list(range(2 * old - 1, old - 1, -1))

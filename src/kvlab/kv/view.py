@@ -1,0 +1,189 @@
+"""What model and attention see of the cache in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvlab.kv.storage import KVStorage
+from kvlab.kv.table import BlockTables
+
+
+class KVCacheProtocol(Protocol):
+    """The least a model asks of a cache."""
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens stored for the longest sequence before this step."""
+        ...
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether a sequence may span several blocks."""
+        ...
+
+    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Store the step's K and V `[T, kv_heads, head_dim]` of one layer."""
+        ...
+
+    def advance(self) -> None:
+        """Make the step's tokens part of the sequences."""
+        ...
+
+
+class CacheView:
+    """The cache as the flat batch of one step sees it: B sequences, T new tokens in all.
+
+    Tensors are on the storage's device:
+
+        positions    [T] int64      each new token's position in its sequence
+        slot_mapping [T] int64      block_id * block_size + offset of each new token
+        query_start  [B + 1] int32  where each sequence's new tokens begin in the flat batch
+        seq_lens     [B] int32      tokens of each sequence once the step's are stored
+        block_tables [B, max_blocks] int32
+
+    The same figures for Python code are in `num_new`, `lengths` and `starts`, plain lists.
+    """
+
+    def __init__(
+        self,
+        tables: BlockTables,
+        storage: KVStorage | None,
+        slots: NDArray[np.int64],
+        new_tokens: NDArray[np.int64],
+        *,
+        is_paged: bool,
+        on_advance: Callable[[NDArray[np.int64], NDArray[np.int64]], None],
+    ) -> None:
+        self._tables = tables
+        self._storage = storage
+        self._slots = slots
+        self._new = new_tokens
+        self._stored = tables.lengths[slots]
+        self._on_advance = on_advance
+        self._open = True
+        self.is_paged = is_paged
+        self.block_size = tables.block_size
+        self.num_sequences = len(slots)
+        self.num_tokens = int(new_tokens.sum())
+        self.num_new: list[int] = new_tokens.tolist()
+        self.lengths: list[int] = (self._stored + new_tokens).tolist()
+        self.starts: list[int] = [0, *np.cumsum(new_tokens).tolist()]
+        self._gather_rows: dict[int, torch.Tensor] = {}
+
+    @property
+    def storage(self) -> KVStorage:
+        """The tensors behind the view. Raises RuntimeError for a pool that has none."""
+        if self._storage is None:
+            raise RuntimeError("this pool is a ledger without tensors")
+        return self._storage
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self._storage.device if self._storage is not None else torch.device("cpu")
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens stored for the longest sequence before this step."""
+        return int(self._stored.max(initial=0))
+
+    @cached_property
+    def _token_places(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Position, block and offset of each new token, on the host."""
+        owner = np.repeat(np.arange(self.num_sequences), self._new)
+        first = self._stored - np.asarray(self.starts[:-1], dtype=np.int64)
+        positions = np.arange(self.num_tokens, dtype=np.int64) + first[owner]
+        blocks = self._tables.entries[self._slots[owner], positions // self.block_size].astype(np.int64)
+        return positions, blocks, positions % self.block_size
+
+    @cached_property
+    def positions(self) -> torch.Tensor:
+        """`[T]` int64: each new token's position in its sequence."""
+        return self._to_device(self._token_places[0])
+
+    @cached_property
+    def slot_mapping(self) -> torch.Tensor:
+        """`[T]` int64: `block_id * block_size + offset` of each new token."""
+        _, blocks, offsets = self._token_places
+        return self._to_device(blocks * self.block_size + offsets)
+
+    @cached_property
+    def query_start(self) -> torch.Tensor:
+        """`[B + 1]` int32: where each sequence's new tokens begin in the flat batch."""
+        return self._to_device(np.asarray(self.starts, dtype=np.int32))
+
+    @cached_property
+    def seq_lens(self) -> torch.Tensor:
+        """`[B]` int32: tokens of each sequence once the step's are stored."""
+        return self._to_device(np.asarray(self.lengths, dtype=np.int32))
+
+    @cached_property
+    def block_tables(self) -> torch.Tensor:
+        """`[B, max_blocks]` int32: each sequence's blocks in logical order, as wide as the longest needs."""
+        width = -(-max(self.lengths, default=0) // self.block_size)
+        return self._to_device(self._tables.entries[self._slots, :width])
+
+    @cached_property
+    def _write_index(self) -> tuple[torch.Tensor, torch.Tensor]:
+        _, blocks, offsets = self._token_places
+        return self._to_device(blocks), self._to_device(offsets)
+
+    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Scatter the step's K and V `[T, kv_heads, head_dim]` of one layer into the blocks."""
+        self.storage.write(layer, *self._write_index, k, v)
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """K of all blocks, `[blocks, kv_heads, block_size, head_dim]`; no copy."""
+        return self.storage.keys[layer]
+
+    def values(self, layer: int) -> torch.Tensor:
+        """V of all blocks, `[blocks, kv_heads, block_size, head_dim]`; no copy."""
+        return self.storage.values[layer]
+
+    def blocks(self, sequence: int) -> list[int]:
+        """Block ids that hold a sequence's tokens, in logical order; `sequence` counts within the view."""
+        count = -(-self.lengths[sequence] // self.block_size)
+        ids: list[int] = self._tables.entries[self._slots[sequence], :count].tolist()
+        return ids
+
+    def gather(self, layer: int, sequence: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of one sequence in order, `[kv_heads, length, head_dim]`, this step's tokens included.
+
+        One block is sliced without a copy; several are copied into buffers that the next call reuses.
+        """
+        length = self.lengths[sequence]
+        if length <= self.block_size:
+            block = int(self._tables.entries[self._slots[sequence], 0])
+            storage = self.storage
+            return storage.keys[layer, block, :, :length], storage.values[layer, block, :, :length]
+        rows = self._gather_rows.get(sequence)
+        if rows is None:
+            ids = np.asarray(self.blocks(sequence), dtype=np.int64)
+            heads = np.arange(self.storage.spec.num_kv_heads, dtype=np.int64)
+            rows = self._to_device((ids[None, :] * len(heads) + heads[:, None]).reshape(-1))
+            self._gather_rows[sequence] = rows
+        k, v = self.storage.gather(layer, rows)
+        return k[:, :length], v[:, :length]
+
+    def advance(self) -> None:
+        """Make the step's tokens part of the sequences. Call once, after the forward pass."""
+        self._close()
+        self._on_advance(self._slots, self._new)
+
+    def rollback(self) -> None:
+        """Forget the step: the sequences are as long as before; what it wrote is beyond their end."""
+        self._close()
+
+    def _close(self) -> None:
+        if not self._open:
+            raise RuntimeError("this view was already advanced or rolled back")
+        self._open = False
+
+    def _to_device(self, array: NDArray[np.int64] | NDArray[np.int32]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)

@@ -1,0 +1,1 @@
+"""The decoder: options that describe a family, layers, weights."""

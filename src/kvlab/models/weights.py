@@ -1,0 +1,141 @@
+"""Where a model's tensors come from: drawn at random, or read from safetensors."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from kvlab.errors import WeightsError
+
+_TILE = 1_048_583  # a prime, so that no two rows of a weight repeat in step
+
+
+class WeightSource(Protocol):
+    """Gives a decoder its tensors, by the names that transformers' checkpoints use."""
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor, of this shape, in the source's dtype and on its device. Raises WeightsError."""
+        ...
+
+    def finish(self) -> None:
+        """Called when the model has all it needs. Raises WeightsError if tensors are left over."""
+        ...
+
+
+class DummyWeights:
+    """Real shapes, random values: one tile of normal numbers copied over and over; seconds for billions."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._tile = (torch.randn(_TILE, generator=generator) * 0.02).to(dtype).to(device)
+        self._offset = 0
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """See WeightSource. Norm weights (one dimension) are ones."""
+        if len(shape) == 1:
+            return self._tile.new_ones(shape)
+        weight = self._tile.new_empty(shape)
+        flat = weight.view(-1)
+        # Each tensor begins elsewhere in the tile, so that no two are alike.
+        start, self._offset = -self._offset, (self._offset + 7919) % _TILE
+        while start < len(flat):
+            end = min(start + _TILE, len(flat))
+            flat[max(start, 0) : end] = self._tile[max(-start, 0) : end - start]
+            start += _TILE
+        return weight
+
+    def finish(self) -> None:
+        """Nothing can be left over."""
+
+
+class SafetensorsWeights:
+    """Tensors of a checkpoint directory: `model.safetensors`, or the shards its index names.
+
+    Files are mapped into memory and read tensor by tensor. Raises WeightsError where the directory holds no
+    such files, or an index that names a file which is not there.
+    """
+
+    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device | str) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        self._directory = directory
+        self._dtype = dtype
+        self._device = device
+        self._owner: dict[str, Any] = {}
+        for file in self._files(directory):
+            try:
+                handle: Any = safe_open(file, framework="pt", device="cpu")
+            except (OSError, SafetensorError) as error:
+                raise WeightsError(f"{file}: not a readable safetensors file ({error})") from error
+            self._owner.update(dict.fromkeys(handle.keys(), handle))
+        self._unused = set(self._owner)
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """See WeightSource. Raises WeightsError naming a tensor that is missing or has another shape."""
+        if name not in self._owner:
+            raise WeightsError(f"{self._directory}: tensor {name} {list(shape)} is missing")
+        found = tuple(self._owner[name].get_slice(name).get_shape())
+        if found != shape:
+            raise WeightsError(
+                f"{self._directory}: tensor {name} has shape {list(found)}, the model needs {list(shape)}"
+            )
+        self._unused.discard(name)
+        tensor: torch.Tensor = self._owner[name].get_tensor(name)
+        # A copy in any case: a mapped tensor would keep the whole file in memory.
+        return tensor.to(device=self._device, dtype=self._dtype, copy=True)
+
+    def finish(self) -> None:
+        """See WeightSource. Tables that the model computes for itself may be left over, and a stored copy of
+        a tied output layer.
+        """
+        extra = sorted(
+            name for name in self._unused if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq")
+        )
+        if extra:
+            shown = ", ".join(extra[:5]) + (f" and {len(extra) - 5} more" if len(extra) > 5 else "")
+            raise WeightsError(f"{self._directory}: the model has no place for tensor(s) {shown}")
+
+    @staticmethod
+    def _files(directory: Path) -> list[Path]:
+        single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+        if single.is_file():
+            return [single]
+        if not index.is_file():
+            raise WeightsError(f"{directory}: neither model.safetensors nor model.safetensors.index.json")
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise WeightsError(f"{index}: not an index of safetensors shards ({error!r})") from error
+        missing = [name for name in names if not (directory / name).is_file()]
+        if missing:
+            raise WeightsError(f"{index} names {missing[0]}, which is not there")
+        return [directory / name for name in names]
+
+
+def open_weights(
+    where: str, dtype: torch.dtype, device: torch.device | str, *, seed: int = 0
+) -> DummyWeights | SafetensorsWeights:
+    """`dummy`, a directory, or a hub id (downloaded once). Raises WeightsError if there is nothing there."""
+    if where == "dummy":
+        return DummyWeights(dtype, device, seed)
+    directory = Path(os.path.expanduser(where))
+    if not directory.is_dir():
+        directory = _download(where)
+    return SafetensorsWeights(directory, dtype, device)
+
+
+def _download(repository: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repository, allow_patterns=["*.safetensors", "*.json"]))
+    except Exception as error:  # the hub's client raises many kinds: offline, no such id, bad name
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise WeightsError(
+            f"model.weights={repository}: no such directory, and the hub gave nothing ({reason}); "
+            "point it at a directory that holds model.safetensors"
+        ) from error

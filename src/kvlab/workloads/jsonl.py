@@ -1,0 +1,79 @@
+"""Requests from a file of JSON lines: `arrival_s`, `prompt_token_ids` or `prompt_tokens`, `max_tokens`."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvlab.config import WorkloadConfig
+from kvlab.core import Request
+from kvlab.errors import WorkloadError
+from kvlab.workloads.prompts import make_request, random_prompt
+
+FIELDS = ("arrival_s", "prompt_token_ids", "prompt_tokens", "max_tokens")
+
+
+def read_jsonl(path: Path, config: WorkloadConfig, *, vocab_size: int, seed: int) -> list[Request]:
+    """One request per line: its `max_tokens`, its prompt as `prompt_token_ids` or as a number of random
+    `prompt_tokens`, and `arrival_s` in seconds (0 if absent). Empty lines are skipped.
+
+    Raises WorkloadError naming the file and line for anything else.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise WorkloadError(f"workload.path={path}: cannot be read: {reason}") from error
+    generator = np.random.default_rng(seed)
+    requests: list[Request] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            prompt, max_tokens, arrival_s = _parse(row, generator, vocab_size)
+        except ValueError as error:  # JSONDecodeError is one
+            raise WorkloadError(f"{path}, line {number}: {error}") from error
+        requests.append(make_request(len(requests), prompt, max_tokens, arrival_s, config, seed))
+    if not requests:
+        raise WorkloadError(f"workload.path={path}: holds no request")
+    return requests
+
+
+def _parse(row: Any, generator: np.random.Generator, vocab_size: int) -> tuple[tuple[int, ...], int, float]:
+    if not isinstance(row, dict):
+        raise ValueError("not a JSON object")
+    unknown = sorted(set(row) - set(FIELDS))
+    if unknown:
+        raise ValueError(f"unknown field {unknown[0]!r}; known: {', '.join(FIELDS)}")
+    if ("prompt_token_ids" in row) == ("prompt_tokens" in row):
+        raise ValueError("needs either prompt_token_ids or prompt_tokens")
+    max_tokens = _whole(row, "max_tokens")
+    arrival_s = row.get("arrival_s", 0.0)
+    if (
+        isinstance(arrival_s, bool)
+        or not isinstance(arrival_s, int | float)
+        or not (math.isfinite(arrival_s) and arrival_s >= 0)
+    ):
+        raise ValueError(f"arrival_s={arrival_s!r}: must be a number of seconds, at least 0")
+    if "prompt_tokens" in row:
+        prompt = random_prompt(generator, _whole(row, "prompt_tokens"), vocab_size)
+        return prompt, max_tokens, float(arrival_s)
+    ids = row["prompt_token_ids"]
+    if not isinstance(ids, list) or not ids or any(type(token) is not int for token in ids):
+        raise ValueError("prompt_token_ids: must be a list of at least one token id")
+    outside = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if outside is not None:
+        raise ValueError(f"prompt_token_ids: {outside} is outside the model's vocabulary of {vocab_size}")
+    return tuple(ids), max_tokens, float(arrival_s)
+
+
+def _whole(row: dict[str, Any], field: str) -> int:
+    value = row.get(field)
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{field}={value!r}: must be a whole number, at least 1")
+    return value
