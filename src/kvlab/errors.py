@@ -13,7 +13,7 @@ class ConfigError(KvlabError, ValueError):
     """A setting is wrong. The message names the key, the value and what would do."""
 
     def __init__(self, key: str, value: object, reason: str) -> None:
-        super().__init__(f"{key}={value}: {reason}")
+        super().__init__(f"{key}={'null' if value is None else value}: {reason}")
         self.key = key
         self.value = value
 

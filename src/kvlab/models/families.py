@@ -35,8 +35,9 @@ def load_transformers_config(model: ModelConfig) -> Any:
 
     if model.path is not None:
         path = os.path.expanduser(model.path)
-        if Path(path).exists() and not (Path(path) / "config.json").is_file():
-            raise ConfigError("model.path", model.path, "has no config.json")
+        looks_local = path.startswith(("/", "./", "../")) or Path(path).exists()
+        if looks_local and not (Path(path) / "config.json").is_file():
+            raise ConfigError("model.path", model.path, "there is no config.json in this directory")
         try:
             return AutoConfig.from_pretrained(path)
         except (OSError, ValueError, KeyError) as error:

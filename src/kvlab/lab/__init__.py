@@ -1,0 +1,1 @@
+"""Build, drive, measure, track, report: what turns an engine into an experiment."""

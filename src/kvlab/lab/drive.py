@@ -1,0 +1,72 @@
+"""Feeds a workload to an engine on the engine's clock, and keeps the log."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvlab.core import FinishReason, Request, Sequence, StepRecord
+from kvlab.engine.engine import Engine
+
+_NAP_S = 0.05  # the longest sleep, so that a request to stop is seen soon
+
+
+@dataclass(slots=True)
+class RunLog:
+    """What happened: each request's sequence and each step, in order."""
+
+    sequences: list[Sequence] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+    duration_s: float = 0.0  # from the first possible arrival to the last event
+    interrupted: bool = False
+
+
+def drive(
+    engine: Engine,
+    requests: list[Request],
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_step: Callable[[RunLog, StepRecord | None], None] = lambda log, record: None,
+) -> RunLog:
+    """Submit each request when it arrives and step the engine until all have ended.
+
+    When `should_stop` says so, sequences that have not ended are aborted and the log is marked. `on_step` is
+    called after each step, and with None while the engine waits for an arrival.
+    """
+    log = RunLog()
+    pending = deque(requests)
+    clock = engine.clock
+    clock.restart()
+    while pending or engine.has_work():
+        if should_stop():
+            log.interrupted = True
+            break
+        while pending and pending[0].arrival_s <= clock.now():
+            log.sequences.append(engine.submit(pending.popleft()))
+        record = engine.step()
+        if record is not None:
+            log.steps.append(record)
+        elif pending or engine.has_work():
+            events = [pending[0].arrival_s] if pending else []
+            wakeup = engine.next_wakeup()
+            if wakeup is not None:
+                events.append(wakeup)
+            if events:
+                clock.wait_until(min(min(events), clock.now() + _NAP_S))
+        on_step(log, record)
+    log.duration_s = clock.now() if log.interrupted else _end(log)
+    for sequence in log.sequences:
+        if sequence.finish_reason is None:
+            engine.abort(sequence.request.request_id)
+    engine.step()  # nothing is left to run: this only gives the memory back
+    return log
+
+
+def completed(log: RunLog) -> list[Sequence]:
+    """The sequences that ended as their requests asked."""
+    return [s for s in log.sequences if s.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)]
+
+
+def _end(log: RunLog) -> float:
+    return max((sequence.finished_s or 0.0 for sequence in log.sequences), default=0.0)

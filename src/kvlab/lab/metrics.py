@@ -1,0 +1,104 @@
+"""The figures of a run, all computed from its request and step log. Formulas: docs/metrics.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from kvlab.core import FinishReason, Sequence, StepRecord
+from kvlab.kv.sizing import PoolSize
+from kvlab.kv.stats import PoolStats
+from kvlab.lab.drive import RunLog, completed
+
+
+def run_metrics(log: RunLog, pool: PoolSize, final: PoolStats, *, leaked_blocks: int) -> dict[str, float]:
+    """Every metric of a run by name. One that has no value (a latency with no request) is absent.
+
+    `final` are the pool's figures once every sequence has given its memory back.
+    """
+    done, duration, steps = completed(log), log.duration_s, log.steps
+    prompt_tokens = sum(min(s.high_water, s.num_prompt_tokens) for s in log.sequences)
+    output_tokens = sum(s.num_output_tokens for s in log.sequences)
+    metrics: dict[str, float] = {
+        "duration_s": duration,
+        "capacity/kv_bytes": pool.num_bytes,
+        "capacity/token_slots": pool.token_slots,
+        "requests/completed": len(done),
+        "requests/failed": sum(s.finish_reason is FinishReason.FAILED for s in log.sequences),
+        "requests/preemptions": sum(s.preemptions for s in log.sequences),
+        "tokens/prompt": prompt_tokens,
+        "tokens/output": output_tokens,
+        "tokens/recomputed": sum(step.recomputed_tokens for step in steps),
+        "kv/blocks_allocated": final.blocks_allocated,
+        "kv/blocks_freed": final.blocks_freed,
+        "kv/leaked_blocks": leaked_blocks,
+        "engine/steps": len(steps),
+    }
+    if duration > 0:
+        metrics["throughput/output_tokens_per_s"] = output_tokens / duration
+        metrics["throughput/total_tokens_per_s"] = (prompt_tokens + output_tokens) / duration
+        metrics["throughput/requests_per_s"] = len(done) / duration
+        metrics["kv/blocks_allocated_per_s"] = final.blocks_allocated / duration
+        metrics["kv/blocks_freed_per_s"] = final.blocks_freed / duration
+    if steps:
+        metrics |= _memory(steps) | _engine(steps)
+    for name, values in latencies_ms(done).items():
+        metrics |= _distribution(f"latency/{name}_ms", values)
+    return metrics
+
+
+def latencies_ms(sequences: Iterable[Sequence]) -> dict[str, list[float]]:
+    """Latencies of completed sequences in milliseconds, counted from the scheduled arrival.
+
+    ttft: to the first token; e2el: to the last; tpot: (e2el - ttft) / (n - 1) for n > 1 tokens; itl: every
+    gap between tokens, pooled; queue: to the first admission.
+    """
+    values: dict[str, list[float]] = {name: [] for name in ("ttft", "tpot", "itl", "e2el", "queue")}
+    for sequence in sequences:
+        arrival, times = sequence.request.arrival_s, sequence.token_times_s
+        values["ttft"].append((times[0] - arrival) * 1000)
+        values["e2el"].append((times[-1] - arrival) * 1000)
+        values["queue"].append(((sequence.scheduled_s or arrival) - arrival) * 1000)
+        gaps = np.diff(times) * 1000
+        if len(gaps):
+            values["tpot"].append(float(gaps.mean()))
+            values["itl"].extend(gaps.tolist())
+    return values
+
+
+def _memory(steps: list[StepRecord]) -> dict[str, float]:
+    """Use of memory; means are weighted by each step's time."""
+    weights = np.array([step.end_s - step.start_s for step in steps])
+    blocks = np.array([step.blocks_in_use for step in steps])
+    tokens = np.array([step.tokens_in_use for step in steps])
+    total, size = steps[0].blocks_total, steps[0].block_token_slots
+    running = np.array([step.running for step in steps])
+    return {
+        "capacity/peak_running": float(running.max()),
+        "capacity/mean_running": float(np.average(running, weights=weights)),
+        "kv/block_utilization_mean": 100 * float(np.average(blocks / total, weights=weights)),
+        "kv/block_utilization_peak": 100 * float((blocks / total).max()),
+        "kv/token_utilization_mean": 100 * float(np.average(tokens / (total * size), weights=weights)),
+        "kv/internal_fragmentation_mean": 100
+        * float(np.average(1 - tokens / np.maximum(blocks * size, 1), weights=weights)),
+    }
+
+
+def _engine(steps: list[StepRecord]) -> dict[str, float]:
+    whole = [(step.end_s - step.start_s) * 1000 for step in steps]
+    schedule = [step.schedule_ms for step in steps]
+    return {
+        "engine/step_ms_p50": float(np.percentile(whole, 50)),
+        "engine/schedule_ms_p50": float(np.percentile(schedule, 50)),
+        "engine/schedule_ms_p99": float(np.percentile(schedule, 99)),
+        "engine/batch_tokens_mean": float(np.mean([s.prefill_tokens + s.decode_tokens for s in steps])),
+        "engine/batch_seqs_mean": float(np.mean([step.batch_seqs for step in steps])),
+    }
+
+
+def _distribution(name: str, values: list[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist()
+    return {f"{name}_mean": float(np.mean(values)), f"{name}_p50": p50, f"{name}_p90": p90, f"{name}_p99": p99}

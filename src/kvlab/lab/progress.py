@@ -1,0 +1,122 @@
+"""The bar of a run in progress: requests, tokens per second, memory in use, time left."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from kvlab.core import Request, StepRecord
+from kvlab.lab.drive import RunLog
+
+_PLAIN_EVERY_S = 10.0  # between lines where there is no terminal to draw a bar on
+_DECODE_WEIGHT = 4.0  # a decode token's cost in prefill tokens, until both were seen
+
+
+class RemainingTime:
+    """Estimates the time left from what prefill and decode tokens have cost so far.
+
+    Steps mix both kinds, so their costs come from a least-squares fit of step time on the two counts, updated
+    step by step; early on it leans on decode costing `_DECODE_WEIGHT` times prefill.
+    """
+
+    def __init__(self, requests: list[Request]) -> None:
+        self._prefill_left = sum(len(request.prompt_token_ids) for request in requests)
+        self._decode_left = sum(request.sampling.max_tokens - 1 for request in requests)
+        self._last_arrival = max((request.arrival_s for request in requests), default=0.0)
+        self._time = self._tokens = 0.0
+        self._pp = self._pd = self._dd = self._tp = self._td = 0.0
+
+    def observe(self, record: StepRecord) -> None:
+        """Learn from a step."""
+        prefill, decode, seconds = record.prefill_tokens, record.decode_tokens, record.end_s - record.start_s
+        self._prefill_left -= prefill - record.recomputed_tokens
+        self._decode_left -= decode
+        self._time += seconds
+        self._tokens += prefill + _DECODE_WEIGHT * decode
+        self._pp += prefill * prefill
+        self._pd += prefill * decode
+        self._dd += decode * decode
+        self._tp += seconds * prefill
+        self._td += seconds * decode
+
+    def seconds(self, now: float) -> float | None:
+        """Seconds left, arrivals still to come included; None before anything was seen."""
+        if not self._tokens:
+            return None
+        prefill, decode = self._costs()
+        work = max(0, self._prefill_left) * prefill + max(0, self._decode_left) * decode
+        return max(work, self._last_arrival - now)
+
+    def _costs(self) -> tuple[float, float]:
+        prior = self._time / self._tokens
+        prior_prefill, prior_decode = prior, _DECODE_WEIGHT * prior
+        determinant = self._pp * self._dd - self._pd**2
+        if determinant <= 1e-3 * self._pp * self._dd or not determinant:
+            return prior_prefill, prior_decode
+        prefill = (self._tp * self._dd - self._td * self._pd) / determinant
+        decode = (self._td * self._pp - self._tp * self._pd) / determinant
+        return (prefill, decode) if prefill > 0 and decode > 0 else (prior_prefill, prior_decode)
+
+
+class RunProgress:
+    """A bar on a terminal, a line every ten seconds elsewhere. Use as a context manager; call after each step."""
+
+    def __init__(self, requests: list[Request], console: Console) -> None:
+        self._console = console
+        self._total = len(requests)
+        self._expected = sum(r.sampling.max_tokens for r in requests)
+        self._left = RemainingTime(requests)
+        self._tokens = 0
+        self._started = self._printed = time.monotonic()
+        self._progress = Progress(
+            TextColumn("{task.fields[requests]}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[status]}"),
+            console=console,
+            transient=True,
+            refresh_per_second=4,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=self._expected, requests="", status="first step ...")
+
+    def __enter__(self) -> RunProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, log: RunLog, record: StepRecord | None) -> None:
+        """Show the state after a step."""
+        if record is None:
+            return
+        self._left.observe(record)
+        now = time.monotonic()
+        # Looking at every sequence costs more than a short step; four times a second is enough.
+        if now - self._printed < (0.25 if self._console.is_terminal else _PLAIN_EVERY_S):
+            return
+        self._printed = now
+        tokens = sum(sequence.num_output_tokens for sequence in log.sequences)
+        done = sum(sequence.finish_reason is not None for sequence in log.sequences)
+        requests = f"{done}/{self._total} requests"
+        left = self._left.seconds(record.end_s)
+        used = 100 * record.blocks_in_use / record.blocks_total
+        status = (
+            f"{tokens / record.end_s:6.1f} tok/s  {record.running} running  {record.waiting} waiting  "
+            f"KV {used:3.0f} %  {'' if left is None else _clock(left) + ' left'}"
+        )
+        if self._console.is_terminal:
+            self._progress.update(self._task, completed=tokens, requests=requests, status=status)
+        else:
+            self._console.print(f"{_clock(record.end_s)}  {requests}  {' '.join(status.split())}", highlight=False)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
