@@ -15,6 +15,7 @@ from kvlab.errors import ConfigError
 DTYPES = ("float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 KV_BACKENDS = ("contiguous", "paged")
+EVICTION_POLICIES = ("lru", "fifo", "lfu")
 POLICIES = ("static", "continuous")
 ORDERS = ("fcfs",)
 WORKLOAD_SOURCES = ("synthetic", "jsonl")
@@ -90,9 +91,12 @@ class KVConfig:
     block_size: int = 16  # token slots of a page; for contiguous only the unit of num_blocks
     num_blocks: int | None = None
     memory: str | None = None  # 512MiB, 4GiB, ...
+    prefix_sharing: bool = True  # paged: store equal prefixes once and keep them after their sequences
+    eviction: str = "lru"  # which cached block is given up first
 
     def __post_init__(self) -> None:
         _one_of("kv.backend", self.backend, KV_BACKENDS)
+        _one_of("kv.eviction", self.eviction, EVICTION_POLICIES)
         _at_least("kv.block_size", self.block_size, 1)
         _at_least("kv.num_blocks", self.num_blocks, 1)
         if self.memory is not None and self.num_blocks is not None:

@@ -72,6 +72,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     error: str | None = None
     preemptions: int = 0
+    cached_tokens: int = 0  # prompt tokens served from the cache when it was first admitted
     recomputed_tokens: int = 0  # tokens computed again because of a preemption
     high_water: int = 0  # the largest num_computed reached so far
     scheduled_s: float | None = None  # first admitted

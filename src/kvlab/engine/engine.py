@@ -103,8 +103,10 @@ class Engine:
         before = self.pool.stats()
         for sequence in self.scheduler.retire():
             self._release(sequence)
-        self._admit(start)
+        self.scheduler.open_admission(start)
         plan, preempted = self._reserve(self.scheduler.plan())
+        if not preempted:  # who enters now would take what running sequences just gave up
+            plan = self._admit(plan, start)
         if not plan.scheduled:
             return None
         running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
@@ -146,18 +148,33 @@ class Engine:
             execute_ms=(end - launched) * 1000,
         )
 
-    def _admit(self, now: float) -> None:
-        admitted = self.scheduler.admit(now, self.pool.free_slot_count(), self.pool.free_token_capacity())
-        for index, sequence in enumerate(admitted):
+    def _admit(self, plan: StepPlan, now: float) -> StepPlan:
+        """Let sequences enter while there are tokens in the step's budget and memory for all they have to compute.
+
+        Each is reserved at once, so that the next may share the blocks that it fills in this very step.
+        """
+        budget = self.scheduler.config.max_batched_tokens - plan.num_tokens
+        entered = []
+        free = self.pool.free_token_capacity()
+        while budget > 0 and (sequence := self.scheduler.candidate()) is not None:
             try:
-                sequence.slot = self.pool.allocate_slot(token_ids=sequence.token_ids)
+                sequence.slot = self.pool.allocate_slot(
+                    token_ids=sequence.token_ids,
+                    keep_free=-(-self.scheduler.headroom(free) // self.pool.block_size),
+                    resumed=sequence.preemptions > 0,
+                )
             except OutOfBlocksError:
-                # The budget was an estimate; the pool has the last word. Back to the queue, in order.
-                for refused in reversed(admitted[index:]):
-                    self.scheduler.preempt(refused)
-                return
+                break
+            self.scheduler.admit(sequence)
+            sequence.num_computed = self.pool.get_seq_len(sequence.slot)
             if sequence.scheduled_s is None:
                 sequence.scheduled_s = now
+                sequence.cached_tokens = sequence.num_computed
+            entry = self.scheduler.chunk(sequence, budget)
+            self.pool.reserve([sequence.slot], [entry.num_tokens])
+            budget -= entry.num_tokens
+            entered.append(entry)
+        return StepPlan((*plan.scheduled, *entered))
 
     def _reserve(self, plan: StepPlan) -> tuple[StepPlan, int]:
         """Make room for the plan, preempting sequences until it fits. Returns what is left of the plan, and how
@@ -191,6 +208,7 @@ class Engine:
         now = self.clock.now()
         recomputed = 0
         sampled = iter(tokens)
+        grown: list[Sequence] = []
         for entry in plan.scheduled:
             sequence = entry.sequence
             samples = entry.samples
@@ -201,6 +219,8 @@ class Engine:
             recomputed += again
             if samples:
                 self._append(sequence, next(sampled), now)
+                grown.append(sequence)
+        self.pool.extend_tokens([_slot(s) for s in grown], [s.token_ids[-1] for s in grown])
         return recomputed
 
     def _append(self, sequence: Sequence, token: int, now: float) -> None:

@@ -3,104 +3,291 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
 from kvlab.errors import BlockError, OutOfBlocksError
+from kvlab.kv.eviction import EvictionPolicy, LruEviction
 
 
 class BlockAllocator:
     """Hands out block ids `0 .. num_blocks - 1` and takes them back.
 
-    What holds between calls: a block has a reference count exactly if it is allocated, and is in the free
-    queue exactly if it is not; free + allocated = total. A call that raises has changed nothing. Each
-    operation costs O(1) per block.
+        allocate --> [ referenced ] --free, count 0--> [ free queue ]
+                         ^                              head: without content (scratch), last in first out
+                         |                              tail: with content, in the eviction policy's order
+                         +------- share ----------------+
+
+    What holds between calls: a block has references exactly if it is not in the free queue; free + allocated =
+    total. A call that raises has changed nothing. A block costs O(1), plus what the eviction policy takes for one
+    with content.
+
+    A block may have content, set and cleared by whoever indexes it (`set_content`, `clear_content`); taking such a
+    block from the queue is its eviction, told to `on_evict` beforehand. References may have owners, so that
+    those of an owner that is gone can be found.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        eviction: EvictionPolicy | None = None,
+        on_evict: Callable[[int], None] = lambda block: None,
+    ) -> None:
         if isinstance(num_blocks, bool) or not isinstance(num_blocks, int) or num_blocks < 0:
             raise ValueError(f"num_blocks={num_blocks!r}: must be a whole number, at least 0")
         self.num_blocks = num_blocks
+        self._references = [0] * num_blocks
         # The queue's head is the list's end, so that taking and returning blocks moves no other.
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._references: dict[int, int] = {}
+        self._scratch = list(range(num_blocks - 1, -1, -1))
+        self._cached = LruEviction() if eviction is None else eviction  # unreferenced, with content
+        self._content: set[int] = set()
+        self._owned: dict[Hashable, Counter[int]] = {}
+        self._on_evict = on_evict
+        self.num_references = 0
         self.total_allocated = 0  # blocks handed out since the start
         self.total_freed = 0  # blocks that came back to the queue since the start
+        self.evictions = 0  # calls that had to evict
+        self.evicted_blocks = 0
 
     def num_free(self) -> int:
-        """Blocks that nobody references."""
-        return len(self._free)
+        """Blocks that nobody references, with or without content."""
+        return len(self._scratch) + len(self._cached)
+
+    def num_evictable(self) -> int:
+        """Part of the free blocks that holds content."""
+        return len(self._cached)
 
     def num_allocated(self) -> int:
         """Blocks with at least one reference."""
-        return len(self._references)
+        return self.num_blocks - self.num_free()
 
     def can_allocate(self, count: int) -> bool:
         """Whether `allocate(count)` would succeed."""
-        return count <= len(self._free)
+        return count <= self.num_free()
 
     def ref_count(self, block: int) -> int:
         """References to a block; 0 for a free one. Raises BlockError for an id outside the pool."""
         self._check_id(block)
-        return self._references.get(block, 0)
+        return self._references[block]
+
+    def has_content(self, block: int) -> bool:
+        """Whether a block holds content that can be shared."""
+        return block in self._content
 
     def allocated_block_ids(self) -> set[int]:
         """The blocks with at least one reference."""
-        return set(self._references)
+        return {block for block, count in enumerate(self._references) if count}
 
-    def allocate(self, count: int) -> list[int]:
+    def free_block_ids(self) -> set[int]:
+        """The blocks in the free queue."""
+        return {*self._scratch, *self._cached.blocks()}
+
+    def allocate(self, count: int, owner: Hashable = None) -> list[int]:
         """Take `count` blocks from the head of the queue, each with one reference. 0 takes none.
 
         Raises OutOfBlocksError if there are fewer, ValueError for a count that is no number of blocks.
         """
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        if type(count) is not int or count < 0:
             raise ValueError(f"count={count!r}: must be a whole number of blocks, at least 0")
-        if count > len(self._free):
-            raise OutOfBlocksError(count, len(self._free), self.num_blocks)
-        if count == 0:
+        scratch, references = self._scratch, self._references
+        if 0 < count <= len(scratch):
+            blocks = scratch[: -count - 1 : -1]
+            del scratch[-count:]
+        elif not count:
             return []
-        blocks = self._free[: -count - 1 : -1]
-        del self._free[-count:]
-        self._references.update(dict.fromkeys(blocks, 1))
+        else:
+            evict = count - len(scratch)
+            if evict > len(self._cached):
+                raise OutOfBlocksError(count, self.num_free(), self.num_blocks, evictable=len(self._cached))
+            blocks = scratch[::-1]
+            scratch.clear()
+            blocks += self._evict(evict)
+        for block in blocks:
+            references[block] = 1
+        self.num_references += count
         self.total_allocated += count
+        if owner is not None:
+            self._owned.setdefault(owner, Counter()).update(blocks)
         return blocks
 
-    def share(self, blocks: Iterable[int]) -> None:
-        """Add one reference to each block. Raises BlockError for one that is not allocated."""
-        blocks = list(blocks)
-        for block in blocks:
-            self._check_allocated(block, "share")
-        for block in blocks:
-            self._references[block] += 1
+    def share(self, blocks: Iterable[int], owner: Hashable = None) -> list[int]:
+        """Add one reference to each block, taking unreferenced ones out of the free queue; returns the latter.
 
-    def free(self, blocks: Sequence[int]) -> None:
-        """Drop one reference of each block; at 0 it returns to the head of the queue, the first block given
-        being the first to be used again.
-
-        Raises BlockError, naming the block, for one that is not allocated or given more often than it is
-        referenced.
+        Raises BlockError for one that is neither allocated nor holds content.
         """
+        blocks = list(blocks)
+        revived = []
+        for block in blocks:
+            self._check_id(block)
+            if not self._references[block] and block not in self._content:
+                raise BlockError(f"share: block {block} is neither allocated nor cached")
+        for block in blocks:
+            if not self._references[block]:
+                self._cached.remove(block)
+                revived.append(block)
+            self._references[block] += 1
+        self.num_references += len(blocks)
+        self.total_allocated += len(revived)
+        if owner is not None:
+            self._owned.setdefault(owner, Counter()).update(blocks)
+        return revived
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """Tell the eviction policy that the content of these blocks was used."""
+        for block in blocks:
+            self._cached.used(block)
+
+    def free(self, blocks: Sequence[int], owner: Hashable = None) -> list[int]:
+        """Drop one reference of each block; returns the blocks that nobody references any more.
+
+        Those return to the queue: without content to its head, the first given to be reused first; with content
+        to its tail, the first given to be evicted first under `lru`.
+
+        Raises BlockError, naming the block, for one that is not allocated, given more often than it is
+        referenced, or not `owner`'s.
+        """
+        if owner is not None:
+            self._check_owner(blocks, owner)
+        released = blocks if self._take_exclusive(blocks) else self._take(blocks)
+        if self._content:
+            self._enqueue(released)
+        else:
+            self._scratch += reversed(released)
+        self.num_references -= len(blocks)
+        self.total_freed += len(released)
+        if owner is not None:
+            self._disown(blocks, owner)
+        return list(released)
+
+    def set_content(self, block: int) -> None:
+        """Say that a referenced block holds content others may share."""
+        self._content.add(block)
+        self._cached.filled(block)
+
+    def clear_content(self, block: int) -> None:
+        """Say that a block's content may not be shared any more; unreferenced, it goes to the queue's head."""
+        if block in self._content:
+            self._content.discard(block)
+            if not self._references[block]:
+                self._cached.remove(block)
+                self._scratch.append(block)
+            self._cached.forget(block)
+
+    def owned_blocks(self, owner: Hashable) -> Counter[int]:
+        """An owner's references by block."""
+        return Counter(self._owned.get(owner, ()))
+
+    def holders(self, block: int) -> list[Hashable]:
+        """The owners of a block's references."""
+        return [owner for owner, blocks in self._owned.items() if block in blocks]
+
+    def find_leaked_blocks(self, active_owners: Collection[Hashable]) -> dict[Hashable, list[int]]:
+        """Blocks that owners outside `active_owners` still reference, by owner, once for each reference."""
+        return {
+            owner: sorted(blocks.elements())
+            for owner, blocks in self._owned.items()
+            if owner not in active_owners and blocks
+        }
+
+    def find_unreferenced_blocks(self, referenced: Collection[int]) -> list[int]:
+        """Allocated blocks that are not among `referenced`, such as the entries of all live tables."""
+        known = set(referenced)
+        return sorted(self.allocated_block_ids() - known)
+
+    def force_free(self, blocks: Iterable[int]) -> int:
+        """Drop every reference of these blocks, whoever holds them; returns how many came back to the queue.
+
+        For recovery alone: a table that still names such a block is broken by it. Raises BlockError for an id
+        outside the pool; a free block is left as it is.
+        """
+        wanted = list(dict.fromkeys(blocks))
+        for block in wanted:
+            self._check_id(block)
+        lost = [block for block in wanted if self._references[block]]
+        for owner in list(self._owned):
+            for block in lost:
+                self._owned[owner].pop(block, None)
+            if not self._owned[owner]:
+                del self._owned[owner]
+        for block in lost:
+            self.num_references -= self._references[block]
+            self._references[block] = 0
+        self._enqueue(lost)
+        self.total_freed += len(lost)
+        return len(lost)
+
+    def _take_exclusive(self, blocks: Sequence[int]) -> bool:
+        """Drop the one reference that each block has; False, changing nothing, if that is not how it is."""
+        references = self._references
+        done = 0
+        try:
+            for block in blocks:
+                # A negative id would count from the list's end, and True pass for 1.
+                if references[block] != 1 or block < 0 or type(block) is not int:
+                    break
+                references[block] = 0
+                done += 1
+        except (IndexError, TypeError):
+            pass
+        if done == len(blocks):
+            return True
+        for block in blocks[:done]:
+            references[block] = 1
+        return False
+
+    def _take(self, blocks: Sequence[int]) -> list[int]:
+        """Drop a reference of each block; returns those that have none left. Raises BlockError, changing nothing."""
         for block, times in Counter(blocks).items():
-            self._check_allocated(block, "free")
-            if times > self._references[block]:
-                raise BlockError(
-                    f"free: block {block} was given {times} times but has {self._references[block]} reference(s)"
-                )
-        for block in reversed(blocks):
-            left = self._references[block] - 1
-            if left:
-                self._references[block] = left
+            self._check_id(block)
+            held = self._references[block]
+            if not held:
+                raise BlockError(f"free: block {block} is not allocated")
+            if times > held:
+                raise BlockError(f"free: block {block} was given {times} times but has {held} reference(s)")
+        released = []
+        for block in blocks:
+            self._references[block] -= 1
+            if not self._references[block]:
+                released.append(block)
+        return released
+
+    def _evict(self, count: int) -> list[int]:
+        blocks = []
+        for _ in range(count):
+            block = self._cached.victim()
+            self._content.discard(block)
+            self._cached.forget(block)
+            self._on_evict(block)
+            blocks.append(block)
+        self.evictions += 1
+        self.evicted_blocks += count
+        return blocks
+
+    def _enqueue(self, released: list[int]) -> None:
+        plain = []
+        for block in released:
+            if block in self._content:
+                self._cached.add(block)
             else:
-                del self._references[block]
-                self._free.append(block)
-                self.total_freed += 1
+                plain.append(block)
+        self._scratch += reversed(plain)
 
     def _check_id(self, block: int) -> None:
-        if isinstance(block, bool) or not isinstance(block, int):
+        if type(block) is not int:
             raise BlockError(f"block {block!r}: a block id is a whole number")
         if not 0 <= block < self.num_blocks:
             raise BlockError(f"block {block}: outside the pool of {self.num_blocks} blocks")
 
-    def _check_allocated(self, block: int, action: str) -> None:
-        self._check_id(block)
-        if block not in self._references:
-            raise BlockError(f"{action}: block {block} is not allocated")
+    def _check_owner(self, blocks: Sequence[int], owner: Hashable) -> None:
+        owned = self._owned.get(owner, Counter())
+        for block, times in Counter(blocks).items():
+            if times > owned[block]:
+                raise BlockError(f"free: {owner!r} holds {owned[block]} reference(s) to block {block}, not {times}")
+
+    def _disown(self, blocks: Sequence[int], owner: Hashable) -> None:
+        owned = self._owned[owner]
+        owned.subtract(blocks)
+        for block in blocks:
+            if not owned[block]:
+                del owned[block]
+        if not owned:
+            del self._owned[owner]

@@ -1,4 +1,4 @@
-"""Checks that a pool's tables and its allocator tell the same story."""
+"""Checks that a pool's tables, its allocator and its index tell the same story."""
 
 from __future__ import annotations
 
@@ -6,45 +6,72 @@ from collections import Counter
 from dataclasses import dataclass
 
 from kvlab.kv.allocator import BlockAllocator
+from kvlab.kv.prefix import PrefixIndex
 from kvlab.kv.table import BlockTables
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A broken rule: which one, on which block or slot, and what was found."""
+    """A broken rule: which one, on which block or slot, who holds it, and what was found.
+
+    Rules: `leaked` (more references than table entries), `dangling` (fewer), `queue` (free with references, or
+    the other way round), `conservation` (free + allocated is not the total), `overrun` (tokens beyond a slot's
+    blocks), `content` (index and allocator disagree on what a block holds).
+    """
 
     rule: str
     subject: str
     detail: str
+    holders: tuple[object, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.rule}: {self.subject}: {self.detail}"
+        held = f", held by {', '.join(map(repr, self.holders))}" if self.holders else ""
+        return f"{self.rule}: {self.subject}: {self.detail}{held}"
 
 
-def audit(allocator: BlockAllocator, tables: BlockTables) -> list[Finding]:
-    """Every way in which tables and allocator disagree; empty for a sound pool.
+def audit(allocator: BlockAllocator, tables: BlockTables, index: PrefixIndex | None = None) -> list[Finding]:
+    """Every way in which tables, allocator and index disagree; empty for a sound pool."""
+    findings = _references(allocator, tables)
+    free = allocator.free_block_ids()
+    for block in range(allocator.num_blocks):
+        if (allocator.ref_count(block) == 0) != (block in free):
+            where = "in the free queue" if block in free else "not in the free queue"
+            findings.append(
+                Finding("queue", f"block {block}", f"{allocator.ref_count(block)} reference(s), {where}")
+            )
+    if len(free) != allocator.num_free():
+        detail = f"{allocator.num_free()} entries for {len(free)} free blocks of {allocator.num_blocks}"
+        findings.append(Finding("conservation", "free queue", detail))
+    for slot in sorted(tables.live):
+        stored, room = int(tables.stored[slot]), int(tables.counts[slot]) * tables.block_size
+        if stored > room or tables.lengths[slot] > stored:
+            detail = f"{int(tables.lengths[slot])} tokens computed, {stored} stored, blocks for {room}"
+            findings.append(Finding("overrun", f"slot {slot}", detail))
+    return findings + (_contents(allocator, tables, index) if index is not None else [])
 
-    Rules: each reference is a table entry and the other way round; free + allocated = total; no token
-    beyond a sequence's blocks.
-    """
+
+def _references(allocator: BlockAllocator, tables: BlockTables) -> list[Finding]:
     findings = []
     entries = Counter(block for slot in tables.live for block in tables.blocks(slot))
-    allocated = allocator.allocated_block_ids()
-    for block in sorted(allocated | set(entries)):
-        held, referenced = allocator.ref_count(block), entries[block]
-        if held > referenced:
-            detail = f"{held} reference(s), {referenced} table entry(ies)"
-            findings.append(Finding("leaked", f"block {block}", detail))
-        elif held < referenced:
-            detail = f"{held} reference(s), {referenced} table entry(ies)"
-            findings.append(Finding("dangling", f"block {block}", detail))
-    if allocator.num_free() + allocator.num_allocated() != allocator.num_blocks:
-        detail = (
-            f"{allocator.num_free()} free + {allocator.num_allocated()} allocated is not {allocator.num_blocks}"
-        )
-        findings.append(Finding("conservation", "pool", detail))
-    for slot in sorted(tables.live):
-        length, room = int(tables.lengths[slot]), int(tables.counts[slot]) * tables.block_size
-        if length > room:
-            findings.append(Finding("overrun", f"slot {slot}", f"{length} tokens in blocks for {room}"))
+    for block in sorted(allocator.allocated_block_ids() | set(entries)):
+        held, named = allocator.ref_count(block), entries[block]
+        if held != named:
+            rule = "leaked" if held > named else "dangling"
+            detail = f"{held} reference(s), {named} table entry(ies)"
+            findings.append(Finding(rule, f"block {block}", detail, tuple(allocator.holders(block))))
+    return findings
+
+
+def _contents(allocator: BlockAllocator, tables: BlockTables, index: PrefixIndex) -> list[Finding]:
+    findings = []
+    indexed = {block for block, _ in index.items()}
+    for block in range(allocator.num_blocks):
+        if allocator.has_content(block) != (block in indexed):
+            detail = "indexed, but plain in the queue" if block in indexed else "kept as content, but not indexed"
+            findings.append(Finding("content", f"block {block}", detail, tuple(allocator.holders(block))))
+    for block, node in index.items():
+        if node.block != block:
+            findings.append(
+                Finding("content", f"block {block}", f"its content is said to be in block {node.block}")
+            )
     return findings

@@ -7,7 +7,7 @@ from kvlab.kv.storage import KVStorage
 
 
 class SlottedKVCachePool(KVCachePool):
-    """Paging with one page per sequence: a block is `max_seq_len` tokens."""
+    """Paging with one page per sequence: a block is `max_seq_len` tokens. Nothing is shared; a fork copies."""
 
     def __init__(self, num_slots: int, max_seq_len: int, storage: KVStorage | None = None) -> None:
         super().__init__(num_slots, max_seq_len, max_seq_len, storage)
@@ -22,3 +22,14 @@ class SlottedKVCachePool(KVCachePool):
 
     def _initial_blocks(self, tokens: int) -> int:
         return 1
+
+    def _fork_blocks(self, slot: int) -> list[int]:
+        return self.allocator.allocate(1)
+
+    def _own_fork(self, slot: int, copy: int, blocks: list[int]) -> None:
+        self.allocator.share(blocks, copy)
+        self.allocator.free(blocks)
+        if self.storage is not None:
+            self.storage.copy_blocks(self.tables.blocks(slot), blocks)
+        self._occupancy.clear(blocks)
+        self._occupancy.fill(blocks[0], int(self.tables.stored[slot]))

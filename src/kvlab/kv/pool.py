@@ -12,10 +12,16 @@ from numpy.typing import NDArray
 from kvlab.errors import CapacityError, OutOfBlocksError, SlotError
 from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.audit import Finding, audit
+from kvlab.kv.eviction import EvictionPolicy
+from kvlab.kv.occupancy import Occupancy
+from kvlab.kv.prefix import PrefixIndex
+from kvlab.kv.sharing import PrefixSharing
 from kvlab.kv.stats import PoolStats
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.table import BlockTables
 from kvlab.kv.view import CacheView
+
+Salt = str | int | None
 
 
 class CachePoolProtocol(Protocol):
@@ -31,31 +37,61 @@ class CachePoolProtocol(Protocol):
         """The longest sequence that fits when it has the pool to itself."""
         ...
 
-    def allocate_slot(self, initial_tokens: int = 0, token_ids: Sequence[int] | None = None) -> int:
+    def allocate_slot(
+        self,
+        initial_tokens: int = 0,
+        token_ids: Sequence[int] | None = None,
+        *,
+        salt: Salt = None,
+        keep_free: int = 0,
+        resumed: bool = False,
+    ) -> int:
         """Open a slot with room for its first tokens at once, all or nothing.
 
-        `token_ids` are those tokens, where they are known; they stand for `initial_tokens`.
+        `token_ids` are those tokens, where they are known; they stand for `initial_tokens`, and blocks that hold
+        the same prefix under the same `salt` are shared. `keep_free` blocks have to be left. `resumed` says that
+        the sequence was here before, so that what it finds again is not counted as a hit.
         Raises OutOfBlocksError if they do not fit now, SlotError if they never will.
         """
         ...
 
-    def reserve(self, slots: Sequence[int], new_tokens: Sequence[int]) -> None:
-        """Make room for each slot's next tokens, for all of them or for none.
+    def fork_slot(self, slot: int) -> int:
+        """Open a second slot with the same tokens; paged shares every block, contiguous copies.
 
-        Raises OutOfBlocksError naming the slots that do not fit, SlotError for a dead or doubled slot.
+        Raises OutOfBlocksError, or SlotError for a slot that is dead or in a step.
+        """
+        ...
+
+    def extend_tokens(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
+        """Tell each slot the token it computes next, where `token_ids` did not; sharing needs to know it."""
+        ...
+
+    def reserve(self, slots: Sequence[int], new_tokens: Sequence[int]) -> None:
+        """Make room for each slot's tokens of the coming step, for all of them or for none.
+
+        Grows tables, copies a shared block that will be written, and lets later slots share what the step fills.
+        Raises OutOfBlocksError naming the slots that do not fit, SlotError for a slot that is dead, doubled or
+        reserved already.
         """
         ...
 
     def view(self, slots: Sequence[int], new_tokens: Sequence[int]) -> CacheView:
-        """What a step over these slots sees; their room was reserved before."""
+        """What a step over these slots sees; slots that are not reserved are reserved now.
+
+        The view's `advance` or `rollback` ends the step.
+        """
         ...
 
     def free_slot(self, slot: int) -> None:
-        """Close a slot and give back its blocks."""
+        """Close a slot and give back its blocks. Raises SlotError for a dead one."""
         ...
 
     def get_seq_len(self, slot: int) -> int:
-        """Tokens of the slot whose K and V are stored."""
+        """Tokens of the slot that are computed: the position of the next one."""
+        ...
+
+    def cached_tokens(self, slot: int) -> int:
+        """Tokens that were served from the cache when the slot was opened."""
         ...
 
     def free_slot_count(self) -> int:
@@ -78,16 +114,27 @@ class CachePoolProtocol(Protocol):
         """Every broken invariant; empty for a sound pool."""
         ...
 
+    def reclaim_leaked_blocks(self) -> int:
+        """Free every block that no live slot's table names; returns how many."""
+        ...
+
 
 class KVCachePool(ABC):
     """What both pools are: an allocator, block tables, and tensors that may be absent.
 
-    A contiguous slot is a block of `max_seq_len` tokens, so the two differ in the size of a block and in
-    what admission may count on.
+    A contiguous slot is a block of `max_seq_len` tokens, so the two differ in the size of a block, in what
+    admission may count on, and in what a fork shares. Slots own their blocks' references.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, max_seq_len: int, storage: KVStorage | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_seq_len: int,
+        storage: KVStorage | None = None,
+        *,
+        prefix_sharing: bool = False,
+        eviction: EvictionPolicy | None = None,
     ) -> None:
         if num_blocks < 1:
             raise CapacityError(
@@ -96,8 +143,18 @@ class KVCachePool(ABC):
             )
         self.max_seq_len = max_seq_len
         self.storage = storage
-        self.allocator = BlockAllocator(num_blocks)
         self.tables = BlockTables(-(-max_seq_len // block_size), block_size)
+        self.index = PrefixIndex(block_size) if prefix_sharing else None
+        self.allocator = BlockAllocator(
+            num_blocks, eviction, on_evict=self.index.unpublish if self.index is not None else lambda block: None
+        )
+        self._sharing = PrefixSharing(self.index, self.allocator, self.tables) if self.index is not None else None
+        self._occupancy = Occupancy(num_blocks, block_size)
+        self._reserved: dict[int, int] = {}  # slots of the step in preparation, and their new tokens
+        self._forked: set[int] = set()  # slots whose blocks may be shared before they are full
+        self._cached: dict[int, int] = {}
+        self._cow_copies = self._merged = 0
+        self._prompt_tokens = self._hit_tokens = self._same_step_tokens = self._recompute_tokens = 0
 
     @property
     def block_size(self) -> int:
@@ -109,42 +166,107 @@ class KVCachePool(ABC):
         """The longest sequence that fits when it has the pool to itself."""
         return min(self.max_seq_len, self.allocator.num_blocks * self.block_size)
 
-    def allocate_slot(self, initial_tokens: int = 0, token_ids: Sequence[int] | None = None) -> int:
+    def allocate_slot(
+        self,
+        initial_tokens: int = 0,
+        token_ids: Sequence[int] | None = None,
+        *,
+        salt: Salt = None,
+        keep_free: int = 0,
+        resumed: bool = False,
+    ) -> int:
         """See CachePoolProtocol."""
         tokens = initial_tokens if token_ids is None else len(token_ids)
-        if tokens < 0:
-            raise SlotError(f"initial_tokens={tokens}: must be at least 0")
+        if tokens < 0 or keep_free < 0:
+            raise SlotError(f"initial_tokens={tokens}, keep_free={keep_free}: must be at least 0")
         if tokens > self.max_seq_len:
             raise SlotError(f"{tokens} tokens are more than max_seq_len={self.max_seq_len}")
-        return self.tables.add(self.allocator.allocate(self._initial_blocks(tokens)))
+        if salt is not None and not isinstance(salt, str | int):
+            raise SlotError(f"salt={salt!r}: must be text or a whole number")
+        hits = self.index.match(token_ids, salt) if self.index is not None and token_ids else []
+        fresh = self._initial_blocks(tokens) - len(hits)
+        # A hit that nobody references takes a block out of the free queue too.
+        demand = fresh + sum(self.allocator.ref_count(block) == 0 for block in hits)
+        free = self.allocator.num_free()
+        if demand > free - keep_free:
+            raise OutOfBlocksError(
+                demand,
+                max(free - keep_free, 0),
+                self.allocator.num_blocks,
+                evictable=self.allocator.num_evictable(),
+            )
+        slot = self.tables.add(hits)
+        self._occupancy.revive(self.allocator.share(hits, slot))
+        self._append_blocks(slot, fresh)
+        self._count_hits(slot, tokens, hits, resumed=resumed)
+        if self._sharing is not None:
+            self._sharing.open(slot, token_ids or (), salt, len(hits))
+        return slot
+
+    def fork_slot(self, slot: int) -> int:
+        """See CachePoolProtocol."""
+        self._check_idle(slot)
+        blocks = self._fork_blocks(slot)
+        copy = self.tables.add(blocks)
+        self.tables.lengths[copy] = self.tables.lengths[slot]
+        self.tables.stored[copy] = self.tables.stored[slot]
+        self._cached[copy] = self._cached[slot]
+        self._own_fork(slot, copy, blocks)
+        if self._sharing is not None:
+            self._sharing.fork(slot, copy)
+        return copy
+
+    def extend_tokens(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
+        """See CachePoolProtocol."""
+        if self._sharing is not None:
+            for slot, token in zip(slots, tokens, strict=True):
+                self.tables.check(slot)
+                self._sharing.extend(slot, token)
 
     def reserve(self, slots: Sequence[int], new_tokens: Sequence[int]) -> None:
         """See CachePoolProtocol."""
         rows, new = self._check_step(slots, new_tokens)
-        lengths = self.tables.lengths[rows] + new
-        wanted = -(-lengths // self.block_size) - self.tables.counts[rows]
-        short = np.flatnonzero(wanted > 0)
-        if not len(short):
-            return
-        demand = np.cumsum(wanted[short])
-        free = self.allocator.num_free()
-        if demand[-1] > free:
-            refused = rows[short[demand > free]].tolist()
-            raise OutOfBlocksError(int(demand[-1]), free, self.allocator.num_blocks, slots=refused)
-        for index in short.tolist():
-            self.tables.append(int(rows[index]), self.allocator.allocate(int(wanted[index])))
+        for slot in slots:
+            if slot in self._reserved:
+                raise SlotError(f"slot {slot} is reserved for this step already")
+        wanted = -(-(self.tables.lengths[rows] + new) // self.block_size) - self.tables.counts[rows]
+        copies = self._copies_before_write(slots, new_tokens)
+        self._check_demand(rows, wanted, copies)
+        for slot, entry in copies:
+            self._copy_on_write(slot, entry)
+        for index in np.flatnonzero(wanted > 0).tolist():
+            self._append_blocks(int(rows[index]), int(wanted[index]))
+        self._reserved.update(zip(slots, new_tokens, strict=True))
+        if self._sharing is not None:
+            after = self.tables.lengths[rows] + new
+            crossing = np.flatnonzero(after // self.block_size > self.tables.lengths[rows] // self.block_size)
+            for index in crossing.tolist():
+                self._sharing.announce(int(rows[index]), int(after[index]))
 
     def view(self, slots: Sequence[int], new_tokens: Sequence[int]) -> CacheView:
-        """See CachePoolProtocol. Raises SlotError where the room was not reserved."""
+        """See CachePoolProtocol. Raises SlotError where another number of tokens was reserved."""
+        missing = []
+        for slot, count in zip(slots, new_tokens, strict=False):
+            reserved = self._reserved.get(slot)
+            if reserved is None:
+                missing.append((slot, count))
+            elif reserved != count:
+                raise SlotError(f"slot {slot}: {reserved} tokens were reserved for this step, not {count}")
         rows, new = self._check_step(slots, new_tokens)
-        room = self.tables.counts[rows] * self.block_size
-        over = np.flatnonzero(self.tables.lengths[rows] + new > room)
-        if len(over):
-            raise SlotError(f"slots {rows[over].tolist()}: no room reserved for the tokens of this step")
-        return CacheView(self.tables, self.storage, rows, new, is_paged=self.is_paged(), on_advance=self._advance)
+        if missing:
+            self.reserve([slot for slot, _ in missing], [count for _, count in missing])
+        return CacheView(
+            self.tables,
+            self.storage,
+            rows,
+            new,
+            is_paged=self.is_paged(),
+            on_advance=self._advance,
+            on_rollback=self._rollback,
+        )
 
     def prefill_view(self, slot: int) -> CacheView:
-        """A view of all the room reserved for one new slot."""
+        """A view of all the room that one new slot has."""
         self.tables.check(slot)
         room = int(self.tables.counts[slot]) * self.block_size
         return self.view([slot], [room - self.get_seq_len(slot)])
@@ -159,7 +281,13 @@ class KVCachePool(ABC):
 
     def free_slot(self, slot: int) -> None:
         """See CachePoolProtocol. Blocks go back last to first, so that a prefix outlives its tail."""
-        self.allocator.free(self.tables.blocks(slot)[::-1])
+        self.tables.check(slot)
+        if self._sharing is not None:
+            self._sharing.close(slot)
+        self._release(self.tables.blocks(slot)[::-1], slot)
+        self._reserved.pop(slot, None)
+        self._forked.discard(slot)
+        del self._cached[slot]
         self.tables.remove(slot)
 
     def get_seq_len(self, slot: int) -> int:
@@ -167,26 +295,53 @@ class KVCachePool(ABC):
         self.tables.check(slot)
         return int(self.tables.lengths[slot])
 
+    def cached_tokens(self, slot: int) -> int:
+        """See CachePoolProtocol."""
+        self.tables.check(slot)
+        return self._cached[slot]
+
     def free_slot_count(self) -> int:
         """See CachePoolProtocol."""
         return self.allocator.num_free()
 
     def stats(self) -> PoolStats:
         """See CachePoolProtocol."""
+        allocator = self.allocator
         return PoolStats(
             block_size=self.block_size,
-            blocks_total=self.allocator.num_blocks,
-            blocks_in_use=self.allocator.num_allocated(),
+            blocks_total=allocator.num_blocks,
+            blocks_in_use=allocator.num_allocated(),
             sequences=len(self.tables),
-            tokens_stored=int(self.tables.lengths.sum()),
+            tokens_stored=self._occupancy.tokens,
             kv_bytes=self.storage.num_bytes if self.storage is not None else 0,
-            blocks_allocated=self.allocator.total_allocated,
-            blocks_freed=self.allocator.total_freed,
+            blocks_allocated=allocator.total_allocated,
+            blocks_freed=allocator.total_freed,
+            blocks_cached=allocator.num_evictable(),
+            shared_blocks=allocator.num_references - allocator.num_allocated(),
+            evictions=allocator.evictions,
+            evicted_blocks=allocator.evicted_blocks,
+            cow_copies=self._cow_copies,
+            merged_blocks=self._merged,
+            prompt_tokens=self._prompt_tokens,
+            hit_tokens=self._hit_tokens,
+            same_step_hit_tokens=self._same_step_tokens,
+            recompute_hit_tokens=self._recompute_tokens,
         )
 
     def audit(self) -> list[Finding]:
         """See CachePoolProtocol."""
-        return audit(self.allocator, self.tables)
+        return audit(self.allocator, self.tables, self.index)
+
+    def reclaim_leaked_blocks(self) -> int:
+        """See CachePoolProtocol."""
+        freed = 0
+        for owner, blocks in self.allocator.find_leaked_blocks(self.tables.live).items():
+            freed += len(self._release(blocks, owner))
+        named = {block for slot in self.tables.live for block in self.tables.blocks(slot)}
+        lost = self.allocator.find_unreferenced_blocks(named)
+        freed += self.allocator.force_free(lost)
+        self._occupancy.release(lost)
+        return freed
 
     @abstractmethod
     def free_token_capacity(self) -> int | None:
@@ -199,6 +354,43 @@ class KVCachePool(ABC):
     @abstractmethod
     def _initial_blocks(self, tokens: int) -> int:
         """Blocks that a new slot takes for its first tokens."""
+
+    @abstractmethod
+    def _fork_blocks(self, slot: int) -> list[int]:
+        """The blocks of a copy of a slot."""
+
+    @abstractmethod
+    def _own_fork(self, slot: int, copy: int, blocks: list[int]) -> None:
+        """Give the copy its references, and its content where it has blocks of its own."""
+
+    def _append_blocks(self, slot: int, count: int) -> None:
+        blocks = self.allocator.allocate(count, slot)
+        self._occupancy.clear(blocks)
+        self.tables.append(slot, blocks)
+
+    def _release(self, blocks: Sequence[int], owner: object) -> list[int]:
+        released = self.allocator.free(blocks, owner)
+        self._occupancy.release(released)
+        return released
+
+    def _count_hits(self, slot: int, tokens: int, hits: list[int], *, resumed: bool) -> None:
+        hit_tokens = len(hits) * self.block_size
+        self.allocator.touch(hits)
+        self.tables.stored[slot] = hit_tokens
+        # The last token of a prompt is run in any case: its logits pick the next one.
+        self.tables.lengths[slot] = self._cached[slot] = min(hit_tokens, max(tokens - 1, 0))
+        if resumed:
+            self._recompute_tokens += hit_tokens
+            return
+        self._prompt_tokens += tokens
+        self._hit_tokens += hit_tokens
+        if self._sharing is not None:
+            self._same_step_tokens += self.block_size * sum(map(self._sharing.is_pending, hits))
+
+    def _check_idle(self, slot: int) -> None:
+        self.tables.check(slot)
+        if slot in self._reserved:
+            raise SlotError(f"slot {slot} is in a step")
 
     def _check_step(
         self, slots: Sequence[int], new_tokens: Sequence[int]
@@ -226,5 +418,84 @@ class KVCachePool(ABC):
             )
         return rows, new
 
+    def _copies_before_write(self, slots: Sequence[int], new_tokens: Sequence[int]) -> list[tuple[int, int]]:
+        """Entries (slot, index) of blocks that the step writes and others reference. Of several slots that
+        write one block, the last needs no copy if nobody else references it.
+        """
+        copies: list[tuple[int, int]] = []
+        if not self._forked:
+            return copies
+        left: dict[int, int] = {}
+        for slot, count in zip(slots, new_tokens, strict=True):
+            if slot not in self._forked:
+                continue
+            first, end = int(self.tables.stored[slot]), int(self.tables.lengths[slot]) + count
+            written = range(
+                first // self.block_size, min(-(-end // self.block_size), int(self.tables.counts[slot]))
+            )
+            for entry in written if end > first else ():
+                block = int(self.tables.entries[slot, entry])
+                references = left.get(block, self.allocator.ref_count(block))
+                if references > 1:
+                    copies.append((slot, entry))
+                    left[block] = references - 1
+        return copies
+
+    def _check_demand(
+        self, rows: NDArray[np.int64], wanted: NDArray[np.int64], copies: list[tuple[int, int]]
+    ) -> None:
+        """Raise OutOfBlocksError, naming the slots behind the last that fits, unless all of the step fits."""
+        demand = np.maximum(wanted, 0)
+        if copies:
+            position = {int(row): index for index, row in enumerate(rows)}
+            for slot, _ in copies:
+                demand[position[slot]] += 1
+        free = self.allocator.num_free()
+        if demand.sum() > free:
+            refused = rows[(np.cumsum(demand) > free) & (demand > 0)].tolist()
+            raise OutOfBlocksError(
+                int(demand.sum()),
+                free,
+                self.allocator.num_blocks,
+                evictable=self.allocator.num_evictable(),
+                slots=refused,
+            )
+
+    def _copy_on_write(self, slot: int, entry: int) -> None:
+        shared = int(self.tables.entries[slot, entry])
+        (own,) = self.allocator.allocate(1, slot)
+        if self.storage is not None:
+            self.storage.copy_blocks([shared], [own])
+        self.tables.replace(slot, entry, own)
+        self._release([shared], slot)
+        self._occupancy.clear([own])
+        self._occupancy.fill(own, min(int(self.tables.stored[slot]) - entry * self.block_size, self.block_size))
+        self._cow_copies += 1
+
     def _advance(self, rows: NDArray[np.int64], new: NDArray[np.int64]) -> None:
-        self.tables.lengths[rows] += new
+        before = self.tables.lengths[rows]
+        after = before + new
+        self._occupancy.write(self.tables, rows, after)
+        self.tables.lengths[rows] = after
+        self.tables.stored[rows] = np.maximum(self.tables.stored[rows], after)
+        for slot in rows.tolist():
+            self._reserved.pop(slot, None)
+        if self._sharing is not None:
+            for index in np.flatnonzero(after // self.block_size > before // self.block_size).tolist():
+                slot = int(rows[index])
+                for entry, block in self._sharing.settle(slot):
+                    self._merge(slot, entry, block)
+
+    def _merge(self, slot: int, entry: int, block: int) -> None:
+        """Map an entry to a block of the same content, and give back the slot's own."""
+        own = int(self.tables.entries[slot, entry])
+        self._occupancy.revive(self.allocator.share([block], slot))
+        self.tables.replace(slot, entry, block)
+        self._release([own], slot)
+        self._merged += 1
+
+    def _rollback(self, rows: NDArray[np.int64]) -> None:
+        for slot in rows.tolist():
+            self._reserved.pop(slot, None)
+            if self._sharing is not None:
+                self._sharing.retract(slot)

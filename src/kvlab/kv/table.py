@@ -16,9 +16,11 @@ class BlockTables:
 
         entries [slots, width] int32    block ids in logical order; beyond `counts` meaningless
         counts  [slots] int64           entries in use
-        lengths [slots] int64           tokens whose K and V are stored
+        lengths [slots] int64           tokens computed: the next one has this position
+        stored  [slots] int64           tokens whose K and V are in the blocks; at least `lengths`
 
-    Token `p` of a slot is in entry `p // block_size`, at offset `p % block_size`.
+    Token `p` of a slot is in entry `p // block_size`, at offset `p % block_size`. `stored` is more than `lengths`
+    only for a prompt that is cached to its last token, which is run once more for its logits, storing nothing.
     """
 
     def __init__(self, width: int, block_size: int) -> None:
@@ -27,6 +29,7 @@ class BlockTables:
         self.entries: NDArray[np.int32] = np.zeros((8, width), dtype=np.int32)
         self.counts: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
         self.lengths: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
+        self.stored: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
         self._unused = list(range(7, -1, -1))
         self._live: set[int] = set()
 
@@ -44,7 +47,7 @@ class BlockTables:
             self._grow()
         slot = self._unused.pop()
         self._live.add(slot)
-        self.counts[slot] = self.lengths[slot] = 0
+        self.counts[slot] = self.lengths[slot] = self.stored[slot] = 0
         self.append(slot, blocks)
         return slot
 
@@ -54,11 +57,15 @@ class BlockTables:
         self.entries[slot, count : count + len(blocks)] = blocks
         self.counts[slot] = count + len(blocks)
 
+    def replace(self, slot: int, entry: int, block: int) -> None:
+        """Map one entry to another block that holds the same content."""
+        self.entries[slot, entry] = block
+
     def remove(self, slot: int) -> list[int]:
         """Close a slot; returns the blocks it held, in logical order."""
         blocks = self.blocks(slot)
         self._live.discard(slot)
-        self.counts[slot] = self.lengths[slot] = 0
+        self.counts[slot] = self.lengths[slot] = self.stored[slot] = 0
         self._unused.append(slot)
         return blocks
 
@@ -89,4 +96,5 @@ class BlockTables:
         self.entries = np.concatenate([self.entries, np.zeros_like(self.entries)])
         self.counts = np.concatenate([self.counts, np.zeros_like(self.counts)])
         self.lengths = np.concatenate([self.lengths, np.zeros_like(self.lengths)])
+        self.stored = np.concatenate([self.stored, np.zeros_like(self.stored)])
         self._unused = list(range(2 * old - 1, old - 1, -1))

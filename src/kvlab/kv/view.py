@@ -42,7 +42,7 @@ class CacheView:
     Tensors are on the storage's device:
 
         positions    [T] int64      each new token's position in its sequence
-        slot_mapping [T] int64      block_id * block_size + offset of each new token
+        slot_mapping [T] int64      block_id * block_size + offset of each new token; -1: stored already
         query_start  [B + 1] int32  where each sequence's new tokens begin in the flat batch
         seq_lens     [B] int32      tokens of each sequence once the step's are stored
         block_tables [B, max_blocks] int32
@@ -59,20 +59,23 @@ class CacheView:
         *,
         is_paged: bool,
         on_advance: Callable[[NDArray[np.int64], NDArray[np.int64]], None],
+        on_rollback: Callable[[NDArray[np.int64]], None],
     ) -> None:
         self._tables = tables
         self._storage = storage
         self._slots = slots
         self._new = new_tokens
-        self._stored = tables.lengths[slots]
+        self._before = tables.lengths[slots]
+        self._stored = tables.stored[slots]
         self._on_advance = on_advance
+        self._on_rollback = on_rollback
         self._open = True
         self.is_paged = is_paged
         self.block_size = tables.block_size
         self.num_sequences = len(slots)
         self.num_tokens = int(new_tokens.sum())
         self.num_new: list[int] = new_tokens.tolist()
-        self.lengths: list[int] = (self._stored + new_tokens).tolist()
+        self.lengths: list[int] = (self._before + new_tokens).tolist()
         self.starts: list[int] = [0, *np.cumsum(new_tokens).tolist()]
         self._gather_rows: dict[int, torch.Tensor] = {}
 
@@ -91,13 +94,13 @@ class CacheView:
     @property
     def seq_len(self) -> int:
         """Tokens stored for the longest sequence before this step."""
-        return int(self._stored.max(initial=0))
+        return int(self._before.max(initial=0))
 
     @cached_property
     def _token_places(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Position, block and offset of each new token, on the host."""
         owner = np.repeat(np.arange(self.num_sequences), self._new)
-        first = self._stored - np.asarray(self.starts[:-1], dtype=np.int64)
+        first = self._before - np.asarray(self.starts[:-1], dtype=np.int64)
         positions = np.arange(self.num_tokens, dtype=np.int64) + first[owner]
         blocks = self._tables.entries[self._slots[owner], positions // self.block_size].astype(np.int64)
         return positions, blocks, positions % self.block_size
@@ -109,9 +112,9 @@ class CacheView:
 
     @cached_property
     def slot_mapping(self) -> torch.Tensor:
-        """`[T]` int64: `block_id * block_size + offset` of each new token."""
+        """`[T]` int64: `block_id * block_size + offset` of each new token; -1 for one that is stored already."""
         _, blocks, offsets = self._token_places
-        return self._to_device(blocks * self.block_size + offsets)
+        return self._to_device(np.where(self._to_write, blocks * self.block_size + offsets, -1))
 
     @cached_property
     def query_start(self) -> torch.Tensor:
@@ -130,13 +133,26 @@ class CacheView:
         return self._to_device(self._tables.entries[self._slots, :width])
 
     @cached_property
-    def _write_index(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _to_write(self) -> NDArray[np.bool_]:
+        """`[T]`: whether a new token's K and V are not in its block yet."""
+        positions = self._token_places[0]
+        return positions >= np.repeat(self._stored, self._new)
+
+    @cached_property
+    def _write_index(self) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
+        """Rows of the batch to write (None: all), and the block and offset of each."""
         _, blocks, offsets = self._token_places
-        return self._to_device(blocks), self._to_device(offsets)
+        if self._to_write.all():
+            return None, self._to_device(blocks), self._to_device(offsets)
+        rows = np.flatnonzero(self._to_write)
+        return self._to_device(rows), self._to_device(blocks[rows]), self._to_device(offsets[rows])
 
     def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Scatter the step's K and V `[T, kv_heads, head_dim]` of one layer into the blocks."""
-        self.storage.write(layer, *self._write_index, k, v)
+        rows, blocks, offsets = self._write_index
+        if rows is not None:
+            k, v = k[rows], v[rows]
+        self.storage.write(layer, blocks, offsets, k, v)
 
     def keys(self, layer: int) -> torch.Tensor:
         """K of all blocks, `[blocks, kv_heads, block_size, head_dim]`; no copy."""
@@ -177,8 +193,11 @@ class CacheView:
         self._on_advance(self._slots, self._new)
 
     def rollback(self) -> None:
-        """Forget the step: the sequences are as long as before; what it wrote is beyond their end."""
+        """Forget the step: the sequences are as long as before, what it wrote is beyond their end, and the blocks
+        it would have filled are not shared.
+        """
         self._close()
+        self._on_rollback(self._slots)
 
     def _close(self) -> None:
         if not self._open:

@@ -17,6 +17,7 @@ from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.errors import CapacityError, WorkloadError
 from kvlab.kv.contiguous import SlottedKVCachePool
+from kvlab.kv.eviction import POLICIES as EVICTION
 from kvlab.kv.paged import PagedKVCachePool
 from kvlab.kv.sizing import PoolSize, check_longest_sequence, size_pool
 from kvlab.kv.storage import KVStorage
@@ -82,12 +83,19 @@ def build_engine(plan: RunPlan) -> Engine:
     max_seq_len = config.model.max_seq_len
     pool: SlottedKVCachePool | PagedKVCachePool
     if config.kv.backend == "paged":
-        pool = PagedKVCachePool(plan.pool.num_blocks, plan.pool.block_size, max_seq_len, storage)
+        pool = PagedKVCachePool(
+            plan.pool.num_blocks,
+            plan.pool.block_size,
+            max_seq_len,
+            storage,
+            prefix_sharing=config.kv.prefix_sharing,
+            eviction=EVICTION[config.kv.eviction](),
+        )
     else:
         pool = SlottedKVCachePool(plan.pool.num_blocks, max_seq_len, storage)
     return Engine(
         pool,
-        build_scheduler(config.scheduler, plan.pool.block_size),
+        build_scheduler(config.scheduler),
         TorchExecutor(model, Sampler(), plan.device),
         WallClock(),
         eos_token_ids=plan.model.eos_token_ids,

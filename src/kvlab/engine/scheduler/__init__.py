@@ -10,6 +10,6 @@ from kvlab.engine.scheduler.static import StaticScheduler
 POLICIES: dict[str, type[Scheduler]] = {"static": StaticScheduler, "continuous": ContinuousScheduler}
 
 
-def build_scheduler(config: SchedulerConfig, block_size: int) -> Scheduler:
-    """The scheduler of the configured policy. `block_size` is what prompts are rounded up to."""
-    return POLICIES[config.policy](config, block_size)
+def build_scheduler(config: SchedulerConfig) -> Scheduler:
+    """The scheduler of the configured policy."""
+    return POLICIES[config.policy](config)

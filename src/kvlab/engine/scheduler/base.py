@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 
@@ -15,15 +16,16 @@ class Scheduler(ABC):
         add -> waiting --admit--> running --retire--> gone
                   ^______preempt______|
 
-    It knows sequences and budgets, never the pool. `running` is in the order of admission; the order of
+    It knows sequences and budgets, never the pool: the engine asks it for a `candidate`, tries to get its memory,
+    and tells it by `admit`. `running` is in the order of admission; the order of
     `waiting` is kept, except that a preempted sequence goes to its front.
     """
 
-    def __init__(self, config: SchedulerConfig, block_size: int) -> None:
+    def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.block_size = block_size
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self._open = False
 
     def has_work(self) -> bool:
         """Whether a sequence waits, runs, or has ended without having been retired."""
@@ -40,45 +42,49 @@ class Scheduler(ABC):
             self.running = [s for s in self.running if s.status is not SequenceStatus.FINISHED]
         return ended
 
-    def admit(self, now: float, free_slots: int, free_kv_tokens: int | None) -> list[Sequence]:
-        """Move sequences from waiting to running, and return them.
+    def open_admission(self, now: float) -> None:
+        """A step begins: decide whether waiting sequences may enter in it."""
+        self._open = bool(self.waiting) and self.may_admit(now)
 
-        Stops at `max_batch_size`, at `free_slots`, and where the known tokens of the next sequence, rounded
-        up to blocks, exceed what is left of `free_kv_tokens` (None: no such limit) less the reserve. The reserve is
-        waived for a sequence that would run alone. The head of the line is never overtaken.
+    def candidate(self) -> Sequence | None:
+        """The sequence that would enter next, where the policy and `max_batch_size` let one. The head of the line
+        is never overtaken.
         """
-        admitted: list[Sequence] = []
-        if not self.waiting or not self.may_admit(now):
-            return admitted
-        spent = 0
-        while self.waiting and len(self.running) < self.config.max_batch_size and len(admitted) < free_slots:
-            if free_kv_tokens is not None:
-                head = len(self.waiting[0].token_ids)
-                need = -(-head // self.block_size) * self.block_size
-                reserve = self.config.admission_reserve if self.running else 0.0
-                if spent + need > free_kv_tokens * (1 - reserve):
-                    break
-                spent += need
-            sequence = self.waiting.popleft()
-            sequence.status = SequenceStatus.RUNNING
-            self.running.append(sequence)
-            admitted.append(sequence)
-        return admitted
+        if not self._open or not self.waiting or len(self.running) >= self.config.max_batch_size:
+            return None
+        return self.waiting[0]
+
+    def headroom(self, free_kv_tokens: int | None) -> int:
+        """Of the tokens free when admission began, how many it leaves alone; none for a sequence that would run
+        alone, or where a token budget has no meaning.
+        """
+        if free_kv_tokens is None or not self.running:
+            return 0
+        return math.ceil(free_kv_tokens * self.config.admission_reserve)
+
+    def admit(self, sequence: Sequence) -> None:
+        """Move the candidate from waiting to running."""
+        if not self.waiting or self.waiting[0] is not sequence:
+            raise RuntimeError(f"request {sequence.request.request_id!r} is not the head of the line")
+        self.waiting.popleft()
+        sequence.status = SequenceStatus.RUNNING
+        self.running.append(sequence)
+
+    def chunk(self, sequence: Sequence, budget: int) -> ScheduledSequence:
+        """How many of a prefilling sequence's tokens a step with this budget left takes."""
+        return ScheduledSequence(sequence, min(sequence.num_uncomputed, budget))
 
     def plan(self) -> StepPlan:
-        """The step's batch: every sequence that decodes, then prefill chunks within `max_batched_tokens`."""
-        budget = self.config.max_batched_tokens
-        decode = [ScheduledSequence(s, 1) for s in self.running if s.is_decoding]
-        budget -= len(decode)
-        prefill = []
+        """The running sequences' part of the step: all that decode, then prefill chunks within
+        `max_batched_tokens`.
+        """
+        scheduled = [ScheduledSequence(s, 1) for s in self.running if s.is_decoding]
+        budget = self.config.max_batched_tokens - len(scheduled)
         for sequence in self.running:
-            if budget <= 0:
-                break
-            if not sequence.is_decoding:
-                count = min(sequence.num_uncomputed, budget)
-                prefill.append(ScheduledSequence(sequence, count))
-                budget -= count
-        return StepPlan((*decode, *prefill))
+            if budget > 0 and not sequence.is_decoding:
+                scheduled.append(self.chunk(sequence, budget))
+                budget -= scheduled[-1].num_tokens
+        return StepPlan(tuple(scheduled))
 
     def victim(self) -> Sequence:
         """Who gives up its blocks when memory runs out: the last admitted."""

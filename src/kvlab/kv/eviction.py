@@ -1,0 +1,164 @@
+"""Which unreferenced block loses its content first."""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterable
+
+
+class EvictionPolicy(ABC):
+    """The unreferenced blocks that hold content, in the order in which they are given up.
+
+    A referenced block is never in it. `filled`, `used` and `forget` tell of any block with content, whether it is
+    in it or not: that it got its content, that it was hit, and that its content is gone.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Blocks that could be evicted."""
+
+    @abstractmethod
+    def add(self, block: int) -> None:
+        """A block with content lost its last reference."""
+
+    @abstractmethod
+    def remove(self, block: int) -> None:
+        """A block in it is referenced again, or has lost its content."""
+
+    @abstractmethod
+    def victim(self) -> int:
+        """Take out the block to evict now; there is at least one."""
+
+    @abstractmethod
+    def blocks(self) -> Iterable[int]:
+        """The blocks that could be evicted, in any order."""
+
+    def filled(self, block: int) -> None:
+        """A referenced block has content from now on."""
+
+    def used(self, block: int) -> None:
+        """A block's content was hit."""
+
+    def forget(self, block: int) -> None:
+        """A block's content is gone."""
+
+
+class LruEviction(EvictionPolicy):
+    """Least recently used: the block that has been unreferenced for longest. O(1)."""
+
+    def __init__(self) -> None:
+        self._order: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def add(self, block: int) -> None:
+        """See EvictionPolicy."""
+        self._order[block] = None
+
+    def remove(self, block: int) -> None:
+        """See EvictionPolicy."""
+        del self._order[block]
+
+    def victim(self) -> int:
+        """See EvictionPolicy."""
+        return self._order.popitem(last=False)[0]
+
+    def blocks(self) -> Iterable[int]:
+        """See EvictionPolicy."""
+        return self._order
+
+
+class _RankedEviction(EvictionPolicy):
+    """Evicts the block of the lowest rank; a heap whose outdated entries are skipped. O(log n)."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, int]] = []  # rank, age, block
+        self._evictable: dict[int, tuple[int, int, int]] = {}
+        self._births: dict[int, int] = {}  # when each block's content was first unreferenced
+        self._clock = 0
+
+    def __len__(self) -> int:
+        return len(self._evictable)
+
+    @abstractmethod
+    def rank(self, block: int) -> int:
+        """A number; the lowest goes first, the oldest content among equals."""
+
+    def add(self, block: int) -> None:
+        """See EvictionPolicy."""
+        self._clock += 1
+        entry = (self.rank(block), self._births.setdefault(block, self._clock), block)
+        self._evictable[block] = entry
+        heapq.heappush(self._heap, entry)
+
+    def remove(self, block: int) -> None:
+        """See EvictionPolicy."""
+        del self._evictable[block]
+        if len(self._heap) > 64 + 4 * len(self._evictable):  # mostly outdated entries: start anew
+            self._heap = list(self._evictable.values())
+            heapq.heapify(self._heap)
+
+    def victim(self) -> int:
+        """See EvictionPolicy."""
+        while True:
+            entry = heapq.heappop(self._heap)
+            if self._evictable.get(entry[2]) == entry:
+                del self._evictable[entry[2]]
+                return entry[2]
+
+    def blocks(self) -> Iterable[int]:
+        """See EvictionPolicy."""
+        return self._evictable
+
+    def forget(self, block: int) -> None:
+        """See EvictionPolicy."""
+        self._births.pop(block, None)
+
+
+class FifoEviction(_RankedEviction):
+    """First in, first out: the oldest content, however often it was used since."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._filled: dict[int, int] = {}
+
+    def rank(self, block: int) -> int:
+        """When it got its content."""
+        return self._filled[block]
+
+    def filled(self, block: int) -> None:
+        """See EvictionPolicy."""
+        self._clock += 1
+        self._filled[block] = self._clock
+
+    def forget(self, block: int) -> None:
+        """See EvictionPolicy."""
+        super().forget(block)
+        self._filled.pop(block, None)
+
+
+class LfuEviction(_RankedEviction):
+    """Least frequently used: the content with the fewest hits while resident, the oldest among equals."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hits: dict[int, int] = {}
+
+    def rank(self, block: int) -> int:
+        """Hits so far."""
+        return self._hits.get(block, 0)
+
+    def used(self, block: int) -> None:
+        """See EvictionPolicy. Hits come with a reference, so the block is not in the heap now."""
+        self._hits[block] = self._hits.get(block, 0) + 1
+
+    def forget(self, block: int) -> None:
+        """See EvictionPolicy."""
+        super().forget(block)
+        self._hits.pop(block, None)
+
+
+POLICIES: dict[str, type[EvictionPolicy]] = {"lru": LruEviction, "fifo": FifoEviction, "lfu": LfuEviction}

@@ -1,0 +1,130 @@
+"""What each slot's blocks hold, and which of them others may use."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from kvlab.kv.allocator import BlockAllocator
+from kvlab.kv.prefix import Prefix, PrefixIndex
+from kvlab.kv.table import BlockTables
+
+
+@dataclass(slots=True)
+class _Contents:
+    """A slot's tokens, and the index's nodes of its leading full blocks.
+
+    Nodes up to `settled` are of blocks that are computed and that the slot references; those behind it are of
+    blocks that the step in preparation fills.
+    """
+
+    tokens: list[int]
+    root: Prefix
+    nodes: list[Prefix] = field(default_factory=list)
+    settled: int = 0
+    indexable: bool = True  # False behind a block whose key another content holds
+
+
+class PrefixSharing:
+    """Publishes full blocks in the index, and finds those of others.
+
+    A block is published when the step that fills it is prepared (`announce`): each layer writes all of the
+    step's K and V before its attention reads, so that a sequence in the same step may share it. If the step
+    fails, `retract` takes it back. If another block holds the content already, the slot keeps its own until the
+    step is done, then `settle` maps its entry to the other and gives its own back.
+    """
+
+    def __init__(self, index: PrefixIndex, allocator: BlockAllocator, tables: BlockTables) -> None:
+        self.index = index
+        self._allocator = allocator
+        self._tables = tables
+        self._slots: dict[int, _Contents] = {}
+        self._pending: set[int] = set()  # published, and computed by the step in preparation
+
+    def open(self, slot: int, token_ids: Sequence[int], salt: Hashable, hits: int) -> None:
+        """A slot with these tokens was opened; its first `hits` blocks come from the index."""
+        contents = _Contents(list(token_ids), self.index.root(salt), settled=hits)
+        for block in self._tables.blocks(slot)[:hits]:
+            node = self.index.content(block)
+            if node is None:
+                raise RuntimeError(f"block {block} was matched but has no content")
+            contents.nodes.append(node)
+        self._slots[slot] = contents
+
+    def fork(self, slot: int, copy: int) -> None:
+        """Slot `copy` was opened with the same content."""
+        source = self._slots[slot]
+        self._slots[copy] = _Contents(
+            list(source.tokens), source.root, list(source.nodes), source.settled, source.indexable
+        )
+
+    def close(self, slot: int) -> None:
+        """A slot is about to be freed; what it announced and never computed is taken back."""
+        self.retract(slot)
+        del self._slots[slot]
+
+    def extend(self, slot: int, token: int) -> None:
+        """The token that a slot's next step computes, where it is not known yet."""
+        self._slots[slot].tokens.append(token)
+
+    def is_pending(self, block: int) -> bool:
+        """Whether a block's content is being computed by the step in preparation."""
+        return block in self._pending
+
+    def announce(self, slot: int, length: int) -> None:
+        """A step is prepared that brings a slot to `length` tokens: publish the blocks it fills."""
+        contents = self._slots[slot]
+        full = min(length, len(contents.tokens)) // self._tables.block_size
+        while contents.indexable and len(contents.nodes) < full:
+            entry = len(contents.nodes)
+            node = self._node(contents, entry)
+            if node is None:
+                contents.indexable = False
+                return
+            contents.nodes.append(node)
+            block = int(self._tables.entries[slot, entry])
+            if self._publish(node, block):
+                self._pending.add(block)
+
+    def settle(self, slot: int) -> list[tuple[int, int]]:
+        """The step is done. Returns (entry, other block) for each block it filled whose content another has."""
+        contents = self._slots[slot]
+        duplicates = []
+        for entry in range(contents.settled, len(contents.nodes)):
+            block = int(self._tables.entries[slot, entry])
+            # What another block held when the step was prepared may have been evicted since.
+            node = self._node(contents, entry)
+            if node is None:
+                del contents.nodes[entry:]
+                contents.indexable = False
+                break
+            contents.nodes[entry] = node
+            self._pending.discard(block)
+            if node.block is None:
+                self._publish(node, block)
+            elif node.block != block:
+                duplicates.append((entry, node.block))
+        contents.settled = len(contents.nodes)
+        return duplicates
+
+    def retract(self, slot: int) -> None:
+        """The step failed, or never ran: what it would have filled has no content."""
+        contents = self._slots[slot]
+        for entry in range(contents.settled, len(contents.nodes)):
+            block = int(self._tables.entries[slot, entry])
+            if block in self._pending:
+                self._pending.discard(block)
+                self._allocator.clear_content(block)
+                self.index.unpublish(block)
+        del contents.nodes[contents.settled :]
+
+    def _node(self, contents: _Contents, entry: int) -> Prefix | None:
+        size = self._tables.block_size
+        parent = contents.nodes[entry - 1] if entry else contents.root
+        return self.index.extend(parent, contents.tokens[entry * size : (entry + 1) * size])
+
+    def _publish(self, node: Prefix, block: int) -> bool:
+        published = self.index.publish(node, block)
+        if published:
+            self._allocator.set_content(block)
+        return published
