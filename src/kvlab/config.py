@@ -173,8 +173,15 @@ class WorkloadConfig:
     num_requests: int = 16
     arrival: str = "burst"  # burst: all at once; uniform: evenly, `rate` per second
     rate: float | None = None
-    prompt_len: LengthConfig = field(default_factory=LengthConfig)
+    prompt_len: LengthConfig = field(default_factory=LengthConfig)  # each request's own tokens
     output_len: LengthConfig = field(default_factory=LengthConfig)
+    system_len: int = 0  # tokens that begin every prompt
+    num_groups: int = 1  # groups of requests that share `group_len` more tokens; popularity is Zipf's
+    group_len: int = 0
+    zipf: float = 1.0  # group k of num_groups is drawn in proportion to 1 / k ** zipf
+    turns: int = 1  # requests of a conversation, each behind what was said before; num_requests conversations
+    think_s: float = 0.0  # between an answer and the conversation's next turn
+    samples: int = 1  # outputs of each prompt
     path: str | None = None  # source=jsonl
     ignore_eos: bool = True
     temperature: float = 0.0
@@ -194,6 +201,10 @@ class WorkloadConfig:
                 raise ConfigError(
                     f"workload.{name}.max", length.max, f"is less than workload.{name}.min={length.min}"
                 )
+        for name in ("system_len", "group_len", "zipf", "think_s"):
+            _at_least(f"workload.{name}", getattr(self, name), 0)
+        for name in ("num_groups", "turns", "samples"):
+            _at_least(f"workload.{name}", getattr(self, name), 1)
         if self.arrival == "uniform" and not (self.rate and self.rate > 0):
             raise ConfigError("workload.rate", self.rate, "workload.arrival=uniform needs requests per second")
 

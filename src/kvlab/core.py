@@ -28,7 +28,8 @@ class SequenceStatus(StrEnum):
 class SamplingParams:
     """How tokens are picked, and when to stop.
 
-    `temperature` 0 is greedy. With `seed`, a sampled request's tokens depend on nothing but the request.
+    `temperature` 0 is greedy. With `seed`, a sampled request's tokens depend on nothing but the request. `n`
+    samples are drawn of one prompt, which is computed once.
     """
 
     max_tokens: int
@@ -36,16 +37,24 @@ class SamplingParams:
     seed: int | None = None
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    n: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a user asks for. `arrival_s` is in seconds on the engine's clock."""
+    """What a user asks for. `arrival_s` is in seconds on the engine's clock. Prompts share memory only under the
+    same `salt`.
+
+    A request that `follows` another is the next turn of a conversation: `prompt_token_ids` come behind the
+    other's prompt and output, and `arrival_s` counts from the other's end. Who drives the engine puts it together.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     arrival_s: float = 0.0
+    salt: str | int | None = None
+    follows: str | None = None
 
     @property
     def max_total_tokens(self) -> int:
@@ -60,12 +69,15 @@ class Sequence:
         token_ids:  [ prompt ............ | output ...... ]
                      num_computed ^  K and V of the tokens before it are in the cache
 
-    A sequence whose `num_computed` is `len(token_ids) - 1` decodes; one with more left to compute is in
-    prefill, which after a preemption covers its earlier output too.
+    A request for n samples has n sequences; the first computes the prompt, the others (`siblings`, told apart by
+    `index`) are forked from it. A sequence whose `num_computed` is `len(token_ids) - 1` decodes; one with more
+    left to compute is in prefill, which after a preemption covers its earlier output too.
     """
 
     request: Request
     token_ids: list[int] = field(default_factory=list)
+    index: int = 0
+    siblings: list[Sequence] = field(default_factory=list)
     num_computed: int = 0
     slot: int | None = None
     status: SequenceStatus = SequenceStatus.WAITING
@@ -151,6 +163,7 @@ class StepOutput:
     token_id: int | None
     finish_reason: FinishReason | None = None
     error: str | None = None
+    index: int = 0  # which of the request's samples
 
 
 @dataclass(frozen=True, slots=True)

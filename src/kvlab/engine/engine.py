@@ -45,7 +45,7 @@ class Engine:
         self.clock = clock
         self._executor = executor
         self._eos = frozenset(eos_token_ids)
-        self._live: dict[str, Sequence] = {}
+        self._live: dict[str, list[Sequence]] = {}  # the sequences of each request that have not ended
         self._sinks: dict[str, Sink] = {}
         self._steps = 0
         self._seeds = random.Random()
@@ -55,7 +55,8 @@ class Engine:
         return self.scheduler.has_work()
 
     def submit(self, request: Request, sink: Sink | None = None) -> Sequence:
-        """Queue a request; `sink` is given each of its tokens and its end.
+        """Queue a request; `sink` is given each of its tokens and its end. Returns its sequence; those of further
+        samples are the sequence's `siblings`.
 
         Raises RequestRefusedError, changing nothing, for one that can never be served or whose id is in use.
         """
@@ -67,6 +68,8 @@ class Engine:
             raise RequestRefusedError(
                 f"request {request.request_id!r}: max_tokens={request.sampling.max_tokens}; at least 1"
             )
+        if request.sampling.n < 1:
+            raise RequestRefusedError(f"request {request.request_id!r}: n={request.sampling.n}; at least 1 sample")
         if request.max_total_tokens > self.pool.max_sequence_tokens:
             raise RequestRefusedError(
                 f"request {request.request_id!r}: {len(request.prompt_token_ids)} prompt tokens + "
@@ -77,7 +80,8 @@ class Engine:
             sampling = replace(request.sampling, seed=self._seeds.getrandbits(40))
             request = replace(request, sampling=sampling)
         sequence = Sequence(request)
-        self._live[request.request_id] = sequence
+        sequence.siblings = [Sequence(request, index=index) for index in range(1, request.sampling.n)]
+        self._live[request.request_id] = [sequence, *sequence.siblings]
         if sink is not None:
             self._sinks[request.request_id] = sink
         self.scheduler.add(sequence)
@@ -85,12 +89,11 @@ class Engine:
 
     def abort(self, request_id: str) -> bool:
         """End a request wherever it is; its blocks are free in the next step. False if it is not here."""
-        sequence = self._live.get(request_id)
-        if sequence is None:
+        if request_id not in self._live:
             return False
-        if sequence.status is SequenceStatus.WAITING:
+        for sequence in list(self._live[request_id]):
             self.scheduler.drop(sequence)
-        self._finish(sequence, FinishReason.ABORTED)
+            self._finish(sequence, FinishReason.ABORTED)
         return True
 
     def next_wakeup(self) -> float | None:
@@ -160,6 +163,7 @@ class Engine:
             try:
                 sequence.slot = self.pool.allocate_slot(
                     token_ids=sequence.token_ids,
+                    salt=sequence.request.salt,
                     keep_free=-(-self.scheduler.headroom(free) // self.pool.block_size),
                     resumed=sequence.preemptions > 0,
                 )
@@ -218,10 +222,32 @@ class Engine:
             sequence.recomputed_tokens += again
             recomputed += again
             if samples:
+                if sequence.siblings and not sequence.num_output_tokens:
+                    self._fork(sequence)
                 self._append(sequence, next(sampled), now)
                 grown.append(sequence)
         self.pool.extend_tokens([_slot(s) for s in grown], [s.token_ids[-1] for s in grown])
         return recomputed
+
+    def _fork(self, first: Sequence) -> None:
+        """The prompt is computed: let the request's other samples start from it. Those that find no room wait at
+        the front of the queue.
+        """
+        waiting = []
+        for sequence in first.siblings:
+            try:
+                if self.scheduler.has_room():
+                    sequence.slot = self.pool.fork_slot(_slot(first), rerun_last=True)
+            except OutOfBlocksError:
+                pass
+            if sequence.slot is None:
+                waiting.append(sequence)
+                continue
+            sequence.num_computed = self.pool.get_seq_len(sequence.slot)
+            sequence.high_water = sequence.num_computed
+            sequence.scheduled_s = first.scheduled_s
+            self.scheduler.join(sequence)
+        self.scheduler.put_first(waiting)
 
     def _append(self, sequence: Sequence, token: int, now: float) -> None:
         sequence.token_ids.append(token)
@@ -232,7 +258,7 @@ class Engine:
         elif sequence.num_output_tokens >= sampling.max_tokens:
             self._finish(sequence, FinishReason.LENGTH, token=token)
         else:
-            self._emit(sequence, StepOutput(sequence.request.request_id, token))
+            self._emit(sequence, StepOutput(sequence.request.request_id, token, index=sequence.index))
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, error: str | None = None, token: int | None = None
@@ -241,9 +267,18 @@ class Engine:
         sequence.finish_reason = reason
         sequence.error = error
         sequence.finished_s = self.clock.now() if token is None else sequence.token_times_s[-1]
-        self._emit(sequence, StepOutput(sequence.request.request_id, token, reason, error))
-        del self._live[sequence.request.request_id]
-        self._sinks.pop(sequence.request.request_id, None)
+        request_id = sequence.request.request_id
+        self._emit(sequence, StepOutput(request_id, token, reason, error, sequence.index))
+        self._live[request_id].remove(sequence)
+        if reason is FinishReason.FAILED and not sequence.num_output_tokens:
+            # Samples that were to start from this one have nothing to start from.
+            for sibling in sequence.siblings:
+                if sibling.finish_reason is None and sibling.slot is None:
+                    self.scheduler.drop(sibling)
+                    self._finish(sibling, reason, error)
+        if not self._live[request_id]:
+            del self._live[request_id]
+            self._sinks.pop(request_id, None)
 
     def _emit(self, sequence: Sequence, output: StepOutput) -> None:
         sink = self._sinks.get(sequence.request.request_id)

@@ -10,8 +10,8 @@ from kvlab.core import Sequence
 class Sampler:
     """Greedy for the whole batch at once, temperature sampling with a generator of each request's own.
 
-    A sampled token depends on the request's seed, the token's index and the logits, and on nothing else: not on
-    the other sequences, nor on whether the step was run before.
+    A sampled token depends on the request's seed, the sample's and the token's index and the logits, and on nothing
+    else: not on the other sequences, nor on whether the step was run before.
     """
 
     def __call__(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
@@ -30,7 +30,8 @@ class Sampler:
         """Draw from softmax(logits / temperature) by exponential races: argmax of p_i / e_i."""
         sampling = sequence.request.sampling
         generator = torch.Generator()
-        generator.manual_seed(((sampling.seed or 0) * 1_000_003 + sequence.num_output_tokens) % 2**63)
+        stream = (sampling.seed or 0) * 1_000_003 + sequence.index
+        generator.manual_seed((stream * 1_000_003 + sequence.num_output_tokens) % 2**63)
         noise = torch.empty(len(logits), dtype=torch.float32).exponential_(generator=generator)
         scores = torch.softmax(logits.float() / sampling.temperature, dim=-1)
         return int((scores / noise.to(scores.device)).argmax())

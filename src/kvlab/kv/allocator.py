@@ -235,7 +235,7 @@ class BlockAllocator:
         return False
 
     def _take(self, blocks: Sequence[int]) -> list[int]:
-        """Drop a reference of each block; returns those that have none left. Raises BlockError, changing nothing."""
+        """Drop a reference of each block; returns those with none left. Raises BlockError, changing nothing."""
         for block, times in Counter(blocks).items():
             self._check_id(block)
             held = self._references[block]
@@ -262,7 +262,7 @@ class BlockAllocator:
         self.evicted_blocks += count
         return blocks
 
-    def _enqueue(self, released: list[int]) -> None:
+    def _enqueue(self, released: Sequence[int]) -> None:
         plain = []
         for block in released:
             if block in self._content:

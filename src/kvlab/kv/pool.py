@@ -55,8 +55,10 @@ class CachePoolProtocol(Protocol):
         """
         ...
 
-    def fork_slot(self, slot: int) -> int:
+    def fork_slot(self, slot: int, *, rerun_last: bool = False) -> int:
         """Open a second slot with the same tokens; paged shares every block, contiguous copies.
+
+        With `rerun_last` the copy's last token is run once more for its logits, storing nothing.
 
         Raises OutOfBlocksError, or SlotError for a slot that is dead or in a step.
         """
@@ -203,12 +205,13 @@ class KVCachePool(ABC):
             self._sharing.open(slot, token_ids or (), salt, len(hits))
         return slot
 
-    def fork_slot(self, slot: int) -> int:
+    def fork_slot(self, slot: int, *, rerun_last: bool = False) -> int:
         """See CachePoolProtocol."""
         self._check_idle(slot)
+        rewind = min(int(rerun_last), int(self.tables.lengths[slot]))
         blocks = self._fork_blocks(slot)
         copy = self.tables.add(blocks)
-        self.tables.lengths[copy] = self.tables.lengths[slot]
+        self.tables.lengths[copy] = self.tables.lengths[slot] - rewind
         self.tables.stored[copy] = self.tables.stored[slot]
         self._cached[copy] = self._cached[slot]
         self._own_fork(slot, copy, blocks)

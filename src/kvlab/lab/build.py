@@ -27,6 +27,7 @@ from kvlab.models.decoder import Decoder, attention_spec
 from kvlab.models.families import decoder_config
 from kvlab.models.weights import open_weights
 from kvlab.workloads import build_requests
+from kvlab.workloads.prompts import grown_lengths
 
 _WORKING_MEMORY = 512 * 2**20  # activations, logits, gather buffers, the weights' random tile
 
@@ -54,14 +55,14 @@ def plan_run(config: RunConfig) -> RunPlan:
     device = resolve_device(config.executor.device)
     model = decoder_config(config.model)
     requests = build_requests(config.workload, vocab_size=model.vocab_size, seed=config.seed)
-    _check_lengths(requests, config)
+    longest = _check_lengths(requests, config)
     pool = size_pool(
         config.kv,
         model.kv_spec(config.executor.dtype),
         max_batch_size=config.scheduler.max_batch_size,
         max_seq_len=config.model.max_seq_len,
     )
-    check_longest_sequence(pool, max(request.max_total_tokens for request in requests))
+    check_longest_sequence(pool, longest)
     spec = attention_spec(model, config.executor.dtype, device)
     attention = default_registry().select(spec, config.attention.backend)
     weight_bytes = model.weight_bytes(config.executor.dtype)
@@ -102,15 +103,21 @@ def build_engine(plan: RunPlan) -> Engine:
     )
 
 
-def _check_lengths(requests: list[Request], config: RunConfig) -> None:
+def _check_lengths(requests: list[Request], config: RunConfig) -> int:
+    """The longest sequence the requests can make. Raises WorkloadError if it is longer than is served."""
     limit = config.model.max_seq_len
-    longest = max(requests, key=lambda request: request.max_total_tokens)
-    if longest.max_total_tokens > limit:
+    lengths = grown_lengths(requests)
+    longest = max(requests, key=lambda request: lengths[request.request_id])
+    length = lengths[longest.request_id]
+    if length > limit:
+        earlier = length - longest.max_total_tokens
+        behind = f"behind {earlier} tokens of earlier turns " if earlier else ""
         raise WorkloadError(
-            f"workload.name={config.workload.name}: request {longest.request_id} has a prompt of "
+            f"workload.name={config.workload.name}: request {longest.request_id} {behind}has a prompt of "
             f"{len(longest.prompt_token_ids)} tokens and up to {longest.sampling.max_tokens} output tokens, "
-            f"more than model.max_seq_len={limit}; model.max_seq_len={longest.max_total_tokens} would take it"
+            f"more than model.max_seq_len={limit}; model.max_seq_len={length} would take it"
         )
+    return length
 
 
 def _check_memory(config: RunConfig, weight_bytes: int, pool: PoolSize, device: str) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvlab.core import FinishReason, Request, Sequence, StepRecord
 from kvlab.engine.engine import Engine
@@ -29,13 +30,16 @@ def drive(
     should_stop: Callable[[], bool] = lambda: False,
     on_step: Callable[[RunLog, StepRecord | None], None] = lambda log, record: None,
 ) -> RunLog:
-    """Submit each request when it arrives and step the engine until all have ended.
+    """Submit each request when it arrives, a conversation's next turn when the last has ended, and step the engine
+    until all have ended.
 
     When `should_stop` says so, sequences that have not ended are aborted and the log is marked. `on_step` is
     called after each step, and with None while the engine waits for an arrival.
     """
     log = RunLog()
-    pending = deque(requests)
+    pending = deque(request for request in requests if request.follows is None)
+    turns = {request.follows: request for request in requests if request.follows is not None}
+    talking: list[Sequence] = []  # sequences that another turn follows
     clock = engine.clock
     clock.restart()
     while pending or engine.has_work():
@@ -43,8 +47,14 @@ def drive(
             log.interrupted = True
             break
         while pending and pending[0].arrival_s <= clock.now():
-            log.sequences.append(engine.submit(pending.popleft()))
+            sequence = engine.submit(pending.popleft())
+            log.sequences += [sequence, *sequence.siblings]
+            if sequence.request.request_id in turns:
+                talking.append(sequence)
         record = engine.step()
+        for sequence in [s for s in talking if s.finish_reason is not None]:
+            talking.remove(sequence)
+            _insert(pending, _next_turn(turns[sequence.request.request_id], sequence))
         if record is not None:
             log.steps.append(record)
         elif pending or engine.has_work():
@@ -66,6 +76,18 @@ def drive(
 def completed(log: RunLog) -> list[Sequence]:
     """The sequences that ended as their requests asked."""
     return [s for s in log.sequences if s.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)]
+
+
+def _next_turn(turn: Request, last: Sequence) -> Request:
+    """The turn behind what its conversation has said so far."""
+    said = (*last.token_ids, *turn.prompt_token_ids)
+    return replace(turn, prompt_token_ids=said, arrival_s=(last.finished_s or 0.0) + turn.arrival_s)
+
+
+def _insert(pending: deque[Request], request: Request) -> None:
+    """Put a request among those still to arrive, in order."""
+    place = bisect([other.arrival_s for other in pending], request.arrival_s)
+    pending.insert(place, request)
 
 
 def _end(log: RunLog) -> float:

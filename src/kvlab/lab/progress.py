@@ -24,7 +24,7 @@ class RemainingTime:
 
     def __init__(self, requests: list[Request]) -> None:
         self._prefill_left = sum(len(request.prompt_token_ids) for request in requests)
-        self._decode_left = sum(request.sampling.max_tokens - 1 for request in requests)
+        self._decode_left = sum(request.sampling.n * (request.sampling.max_tokens - 1) for request in requests)
         self._last_arrival = max((request.arrival_s for request in requests), default=0.0)
         self._time = self._tokens = 0.0
         self._pp = self._pd = self._dd = self._tp = self._td = 0.0
@@ -66,8 +66,8 @@ class RunProgress:
 
     def __init__(self, requests: list[Request], console: Console) -> None:
         self._console = console
-        self._total = len(requests)
-        self._expected = sum(r.sampling.max_tokens for r in requests)
+        self._total = sum(request.sampling.n for request in requests)
+        self._expected = sum(request.sampling.n * request.sampling.max_tokens for request in requests)
         self._left = RemainingTime(requests)
         self._tokens = 0
         self._started = self._printed = time.monotonic()

@@ -11,7 +11,8 @@ from kvlab.workloads.synthetic import synthesize
 
 
 def build_requests(config: WorkloadConfig, *, vocab_size: int, seed: int) -> list[Request]:
-    """The workload's requests by arrival. The same seed gives the same requests.
+    """The workload's requests: those that follow no other by arrival, then those that do, each behind the one it
+    follows. The same seed gives the same requests.
 
     Raises WorkloadError for a file that cannot be read, naming the line.
     """
@@ -19,4 +20,6 @@ def build_requests(config: WorkloadConfig, *, vocab_size: int, seed: int) -> lis
         requests = read_jsonl(Path(config.path or "").expanduser(), config, vocab_size=vocab_size, seed=seed)
     else:
         requests = synthesize(config, vocab_size=vocab_size, seed=seed)
-    return sorted(requests, key=lambda request: request.arrival_s)
+    first = [request for request in requests if request.follows is None]
+    later = [request for request in requests if request.follows is not None]
+    return sorted(first, key=lambda request: request.arrival_s) + later

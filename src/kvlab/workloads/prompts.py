@@ -20,6 +20,8 @@ def make_request(
     arrival_s: float,
     config: WorkloadConfig,
     seed: int,
+    *,
+    follows: str | None = None,
 ) -> Request:
     """The workload's request number `index`, with a sampling seed of its own."""
     sampling = SamplingParams(
@@ -27,5 +29,15 @@ def make_request(
         temperature=config.temperature,
         seed=seed * 1_000_000 + index,
         ignore_eos=config.ignore_eos,
+        n=config.samples,
     )
-    return Request(f"r{index}", prompt, sampling, arrival_s)
+    return Request(f"r{index}", prompt, sampling, arrival_s, follows=follows)
+
+
+def grown_lengths(requests: list[Request]) -> dict[str, int]:
+    """The most tokens each request's sequence can grow to, all earlier turns of its conversation included."""
+    lengths: dict[str, int] = {}
+    for request in requests:
+        earlier = lengths[request.follows] if request.follows is not None else 0
+        lengths[request.request_id] = earlier + request.max_total_tokens
+    return lengths

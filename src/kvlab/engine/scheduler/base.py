@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
+from contextlib import suppress
 
 from kvlab.config import SchedulerConfig
 from kvlab.core import ScheduledSequence, Sequence, SequenceStatus, StepPlan
@@ -50,9 +51,11 @@ class Scheduler(ABC):
         """The sequence that would enter next, where the policy and `max_batch_size` let one. The head of the line
         is never overtaken.
         """
-        if not self._open or not self.waiting or len(self.running) >= self.config.max_batch_size:
-            return None
-        return self.waiting[0]
+        return self.waiting[0] if self._open and self.waiting and self.has_room() else None
+
+    def has_room(self) -> bool:
+        """Whether fewer than `max_batch_size` sequences run."""
+        return len(self.running) < self.config.max_batch_size
 
     def headroom(self, free_kv_tokens: int | None) -> int:
         """Of the tokens free when admission began, how many it leaves alone; none for a sequence that would run
@@ -66,9 +69,16 @@ class Scheduler(ABC):
         """Move the candidate from waiting to running."""
         if not self.waiting or self.waiting[0] is not sequence:
             raise RuntimeError(f"request {sequence.request.request_id!r} is not the head of the line")
-        self.waiting.popleft()
+        self.join(self.waiting.popleft())
+
+    def join(self, sequence: Sequence) -> None:
+        """Make a sequence that has memory already one of those that run."""
         sequence.status = SequenceStatus.RUNNING
         self.running.append(sequence)
+
+    def put_first(self, sequences: list[Sequence]) -> None:
+        """Queue sequences at the front of the line, in this order."""
+        self.waiting.extendleft(reversed(sequences))
 
     def chunk(self, sequence: Sequence, budget: int) -> ScheduledSequence:
         """How many of a prefilling sequence's tokens a step with this budget left takes."""
@@ -98,8 +108,9 @@ class Scheduler(ABC):
         self.waiting.appendleft(sequence)
 
     def drop(self, sequence: Sequence) -> None:
-        """Take a waiting sequence out of the queue for good."""
-        self.waiting.remove(sequence)
+        """Take a sequence out of the queue for good, if it is there."""
+        with suppress(ValueError):
+            self.waiting.remove(sequence)
 
     @abstractmethod
     def may_admit(self, now: float) -> bool:
