@@ -169,7 +169,8 @@ class StepOutput:
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """One row of the step log. Times are seconds on the engine's clock; blocks and tokens are those in use
-    while the step ran, the counters what this step added to them.
+    while the step ran, the counters what this step added to them. A step that only gave memory back has
+    `batch_seqs` 0.
     """
 
     index: int
@@ -186,7 +187,16 @@ class StepRecord:
     blocks_in_use: int
     block_token_slots: int
     tokens_in_use: int
+    blocks_cached: int  # free, with content that can be shared
+    shared_blocks: int  # references beyond the first: blocks that sharing saves
     blocks_allocated: int
     blocks_freed: int
+    evictions: int
+    evicted_blocks: int
+    cow_copies: int
+    prompt_tokens: int  # of sequences admitted for the first time
+    hit_tokens: int  # of those, served from blocks computed before
+    same_step_hit_tokens: int  # of those hits, in blocks that another sequence computes in this step
+    recompute_hit_tokens: int  # tokens that preempted sequences found again
     schedule_ms: float
     execute_ms: float

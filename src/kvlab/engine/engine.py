@@ -101,32 +101,22 @@ class Engine:
         return self.scheduler.next_wakeup()
 
     def step(self) -> StepRecord | None:
-        """Run one step. None if there was nothing to run; ended sequences gave their memory back all the same."""
+        """Run one step: give back the memory of ended sequences, admit, compute. None if nothing was to do."""
         start = self.clock.now()
         before = self.pool.stats()
-        for sequence in self.scheduler.retire():
+        retired = self.scheduler.retire()
+        for sequence in retired:
             self._release(sequence)
         self.scheduler.open_admission(start)
         plan, preempted = self._reserve(self.scheduler.plan())
         if not preempted:  # who enters now would take what running sequences just gave up
             plan = self._admit(plan, start)
-        if not plan.scheduled:
+        if not plan.scheduled and not retired:
             return None
         running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
         decode_tokens = plan.num_decode_tokens
-        slots = [_slot(entry.sequence) for entry in plan.scheduled]
-        view = self.pool.view(slots, [entry.num_tokens for entry in plan.scheduled])
         launched = self.clock.now()
-        try:
-            tokens = self._executor.execute(plan, view)
-        except Exception as error:  # whatever the model raised ends this step's sequences, not the engine
-            view.rollback()
-            for entry in plan.scheduled:
-                self._finish(entry.sequence, FinishReason.FAILED, f"{type(error).__name__}: {error}")
-            recomputed = 0
-        else:
-            view.advance()
-            recomputed = self._account(plan, tokens)
+        recomputed = self._run(plan) if plan.scheduled else 0
         end = self.clock.now()
         after = self.pool.stats()
         self._steps += 1
@@ -145,11 +135,37 @@ class Engine:
             blocks_in_use=after.blocks_in_use,
             block_token_slots=after.block_size,
             tokens_in_use=after.tokens_stored,
+            blocks_cached=after.blocks_cached,
+            shared_blocks=after.shared_blocks,
             blocks_allocated=after.blocks_allocated - before.blocks_allocated,
             blocks_freed=after.blocks_freed - before.blocks_freed,
+            evictions=after.evictions - before.evictions,
+            evicted_blocks=after.evicted_blocks - before.evicted_blocks,
+            cow_copies=after.cow_copies - before.cow_copies,
+            prompt_tokens=after.prompt_tokens - before.prompt_tokens,
+            hit_tokens=after.hit_tokens - before.hit_tokens,
+            same_step_hit_tokens=after.same_step_hit_tokens - before.same_step_hit_tokens,
+            recompute_hit_tokens=after.recompute_hit_tokens - before.recompute_hit_tokens,
             schedule_ms=(launched - start) * 1000,
             execute_ms=(end - launched) * 1000,
         )
+
+    def _run(self, plan: StepPlan) -> int:
+        """Compute the plan's batch; returns how many of its tokens had been computed before."""
+        slots = [_slot(entry.sequence) for entry in plan.scheduled]
+        view = self.pool.view(slots, [entry.num_tokens for entry in plan.scheduled])
+        try:
+            tokens = self._executor.execute(plan, view)
+        except Exception as error:  # whatever the model raised ends this step's sequences, not the engine
+            view.rollback()
+            for entry in plan.scheduled:
+                self._finish(entry.sequence, FinishReason.FAILED, f"{type(error).__name__}: {error}")
+            return 0
+        except BaseException:
+            view.rollback()
+            raise
+        view.advance()
+        return self._account(plan, tokens)
 
     def _admit(self, plan: StepPlan, now: float) -> StepPlan:
         """Let sequences enter while there are tokens in the step's budget and memory for all they have to compute.

@@ -15,8 +15,10 @@ from kvlab.lab.drive import RunLog
 
 _REQUEST_TYPES: dict[str, pa.DataType] = {
     "request_id": pa.string(),
+    "sample": pa.int64(),
     "arrival_s": pa.float64(),
     "prompt_tokens": pa.int64(),
+    "cached_tokens": pa.int64(),
     "output_token_ids": pa.list_(pa.int64()),
     "finish_reason": pa.string(),
     "error": pa.string(),
@@ -62,8 +64,10 @@ def _request_row(sequence: Sequence) -> dict[str, Any]:
     several = len(times) > 1
     return {
         "request_id": sequence.request.request_id,
+        "sample": sequence.index,
         "arrival_s": arrival,
         "prompt_tokens": sequence.num_prompt_tokens,
+        "cached_tokens": sequence.cached_tokens,
         "output_token_ids": sequence.output_token_ids,
         "finish_reason": sequence.finish_reason,
         "error": sequence.error,

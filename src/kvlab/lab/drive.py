@@ -69,7 +69,9 @@ def drive(
     for sequence in log.sequences:
         if sequence.finish_reason is None:
             engine.abort(sequence.request.request_id)
-    engine.step()  # nothing is left to run: this only gives the memory back
+    record = engine.step()  # nothing is left to run: this only gives the memory back
+    if record is not None:
+        log.steps.append(record)
     return log
 
 

@@ -74,7 +74,7 @@ def execute(config: RunConfig, context: RunContext) -> RunResult:
         for finding in findings:
             context.console.print(f"[red]audit: {finding}[/]")
         leaked = sum(finding.rule == "leaked" for finding in findings)
-        metrics = run_metrics(log, plan.pool, engine.pool.stats(), leaked_blocks=leaked)
+        metrics = run_metrics(log, plan.pool, leaked_blocks=leaked)
         if log.interrupted:
             status = RunStatus.INTERRUPTED
         elif not completed(log):
@@ -172,7 +172,16 @@ def _failure(error: KvlabError) -> RunStatus:
 
 
 def _series(log: RunLog) -> dict[str, list[tuple[int, float, float]]]:
-    names = ("running", "waiting", "blocks_in_use", "tokens_in_use", "prefill_tokens", "decode_tokens")
+    names = (
+        "running",
+        "waiting",
+        "blocks_in_use",
+        "blocks_cached",
+        "shared_blocks",
+        "tokens_in_use",
+        "prefill_tokens",
+        "decode_tokens",
+    )
     return {name: [(step.index, step.end_s, float(getattr(step, name))) for step in log.steps] for name in names}
 
 

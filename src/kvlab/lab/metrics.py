@@ -8,16 +8,26 @@ import numpy as np
 
 from kvlab.core import FinishReason, Sequence, StepRecord
 from kvlab.kv.sizing import PoolSize
-from kvlab.kv.stats import PoolStats
 from kvlab.lab.drive import RunLog, completed
 
+_KV_COUNTERS = (
+    "blocks_allocated",
+    "blocks_freed",
+    "evictions",
+    "evicted_blocks",
+    "cow_copies",
+    "same_step_hit_tokens",
+    "recompute_hit_tokens",
+)
 
-def run_metrics(log: RunLog, pool: PoolSize, final: PoolStats, *, leaked_blocks: int) -> dict[str, float]:
-    """Every metric of a run by name. One that has no value (a latency with no request) is absent.
 
-    `final` are the pool's figures once every sequence has given its memory back.
-    """
+def run_metrics(log: RunLog, pool: PoolSize, *, leaked_blocks: int) -> dict[str, float]:
+    """Every metric of a run by name. One that has no value (a latency with no request) is absent."""
     done, duration, steps = completed(log), log.duration_s, log.steps
+
+    def total(name: str) -> int:
+        return sum(getattr(step, name) for step in steps)
+
     prompt_tokens = sum(min(s.high_water, s.num_prompt_tokens) for s in log.sequences)
     output_tokens = sum(s.num_output_tokens for s in log.sequences)
     metrics: dict[str, float] = {
@@ -30,19 +40,21 @@ def run_metrics(log: RunLog, pool: PoolSize, final: PoolStats, *, leaked_blocks:
         "tokens/prompt": prompt_tokens,
         "tokens/output": output_tokens,
         "tokens/recomputed": sum(step.recomputed_tokens for step in steps),
-        "kv/blocks_allocated": final.blocks_allocated,
-        "kv/blocks_freed": final.blocks_freed,
+        **{f"kv/{name}": total(name) for name in _KV_COUNTERS},
+        "kv/prefix_hit_tokens": total("hit_tokens"),
         "kv/leaked_blocks": leaked_blocks,
-        "engine/steps": len(steps),
+        "engine/steps": sum(step.batch_seqs > 0 for step in steps),
     }
     if duration > 0:
         metrics["throughput/output_tokens_per_s"] = output_tokens / duration
         metrics["throughput/total_tokens_per_s"] = (prompt_tokens + output_tokens) / duration
         metrics["throughput/requests_per_s"] = len(done) / duration
-        metrics["kv/blocks_allocated_per_s"] = final.blocks_allocated / duration
-        metrics["kv/blocks_freed_per_s"] = final.blocks_freed / duration
-    if steps:
-        metrics |= _memory(steps) | _engine(steps)
+        metrics["kv/blocks_allocated_per_s"] = total("blocks_allocated") / duration
+        metrics["kv/blocks_freed_per_s"] = total("blocks_freed") / duration
+    if total("prompt_tokens"):
+        metrics["kv/prefix_hit_rate"] = total("hit_tokens") / total("prompt_tokens")
+    if any(step.batch_seqs for step in steps):
+        metrics |= _memory(steps) | _engine([step for step in steps if step.batch_seqs])
     for name, values in latencies_ms(done).items():
         metrics |= _distribution(f"latency/{name}_ms", values)
     return metrics
@@ -74,7 +86,9 @@ def _memory(steps: list[StepRecord]) -> dict[str, float]:
     tokens = np.array([step.tokens_in_use for step in steps])
     total, size = steps[0].blocks_total, steps[0].block_token_slots
     running = np.array([step.running for step in steps])
+    shared = max(step.shared_blocks for step in steps)
     return {
+        "kv/shared_blocks_peak": shared,
         "capacity/peak_running": float(running.max()),
         "capacity/mean_running": float(np.average(running, weights=weights)),
         "kv/block_utilization_mean": 100 * float(np.average(blocks / total, weights=weights)),
