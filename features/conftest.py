@@ -22,7 +22,6 @@ from features.steps.engine_steps import *
 from features.steps.model_steps import *
 from features.steps.pool_steps import *
 from features.steps.run_steps import *
-from features.steps.run_steps import *
 from features.steps.sizing_steps import *
 from features.steps.table_steps import *
 from features.steps.weights_steps import *
