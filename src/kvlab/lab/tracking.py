@@ -34,7 +34,6 @@ from kvlab.lab.provenance import provenance
 SERIES_POINTS = 320  # what MLflow's page shows of a metric with steps
 
 _PARAM_CHARS, _TAG_CHARS = 6000, 8000
-_PARAMS_PER_BATCH, _METRICS_PER_BATCH = 100, 1000
 _LOCK_S = 120.0  # many processes may queue for a fresh store; each after the first is there in a moment
 _SQLITE_BUSY_S = 20.0
 
@@ -111,9 +110,7 @@ class MlflowTracker(Tracker):
         """Record flat keys; values are written as text, cut to what MLflow takes."""
         from mlflow.entities import Param
 
-        entries = [Param(key, str(value)[:_PARAM_CHARS]) for key, value in params.items()]
-        for start in range(0, len(entries), _PARAMS_PER_BATCH):
-            self._log_batch(params=entries[start : start + _PARAMS_PER_BATCH])
+        self._log_batch(params=[Param(key, str(value)[:_PARAM_CHARS]) for key, value in params.items()])
 
     def log_metrics(self, metrics: Mapping[str, float]) -> None:
         """Record final figures."""
@@ -155,11 +152,10 @@ class MlflowTracker(Tracker):
     def _log_points(self, points: Iterator[tuple[str, float, int, int]]) -> None:
         from mlflow.entities import Metric
 
-        metrics = [Metric(name, float(value), at_ms, step) for name, value, at_ms, step in points]
-        for start in range(0, len(metrics), _METRICS_PER_BATCH):
-            self._log_batch(metrics=metrics[start : start + _METRICS_PER_BATCH])
+        self._log_batch(metrics=[Metric(name, float(value), at_ms, step) for name, value, at_ms, step in points])
 
     def _log_batch(self, **entities: Any) -> None:
+        # The client splits it into what one request may hold.
         self._store.call("log_batch", self.run_id, synchronous=True, **entities)
 
 
@@ -221,7 +217,7 @@ class _Store:
         """Connect, creating what is missing; return the experiment's id."""
         started = time.monotonic()
         with self._errors(opening=True):
-            if self.uri.startswith("sqlite"):
+            if self.uri.startswith(("sqlite:", "sqlite+")):
                 self.path = _sqlite_path(self.uri)
             if self.is_server:
                 _within(self.timeout_s, lambda: _probe(self.uri, self.timeout_s))
@@ -271,12 +267,11 @@ class _Store:
             return
         if not self.path.parent.is_dir():
             raise FileNotFoundError(f"there is no directory {self.path.parent}")
-        lock = Path(f"{self.path}.lock")
-        lock.touch()  # a lock waits where one cannot be made, too
-        with filelock.FileLock(lock, timeout=_LOCK_S):
-            # MLflow tries to open a hopeless file ten times, for a minute and a half; one look will do.
+        with filelock.FileLock(f"{self.path}.lock", timeout=_LOCK_S):
+            # MLflow tries to open a hopeless file ten times, for a minute and a half; one try will do.
             with closing(sqlite3.connect(self.path, timeout=_SQLITE_BUSY_S)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
+                connection.execute("CREATE TABLE kvlab_may_write (x)")  # and never commit it
             yield
 
     @contextmanager

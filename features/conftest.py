@@ -1,0 +1,72 @@
+"""Set-up of the executable requirements: steps, fixtures, and how a tag becomes a marker.
+
+A scenario tagged `@R1.2` carries the markers `R1.2` and `R1`: `pytest features -m R1.2`, `pytest features -m R1`.
+One tagged `@every_backend` runs once for each attention backend of the registry.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from features.steps.allocation_steps import *
+from features.steps.attention_steps import *
+from features.steps.canary_steps import *
+from features.steps.checkpoints import Checkpoints
+from features.steps.engine_steps import *
+from features.steps.model_steps import *
+from features.steps.pool_steps import *
+from features.steps.run_steps import *
+from features.steps.sizing_steps import *
+from features.steps.table_steps import *
+from features.steps.weights_steps import *
+from kvlab.attention.registry import default_registry
+
+_REQUIREMENT = re.compile(r"(R\d+)\.\d+")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the requirement tags of all feature files as markers."""
+    text = "\n".join(file.read_text() for file in Path(__file__).parent.glob("*.feature"))
+    for tag, chapter in sorted(set(re.findall(rf"@({_REQUIREMENT.pattern})", text))):
+        config.addinivalue_line("markers", f"{tag}: a scenario of this requirement")
+        config.addinivalue_line("markers", f"{chapter}: a scenario of this chapter")
+
+
+def pytest_bdd_apply_tag(tag: str, function: Callable[..., Any]) -> bool | None:
+    """Turn a requirement's tag into its markers, and `every_backend` into a parameter."""
+    if match := _REQUIREMENT.fullmatch(tag):
+        for name in match.group(0, 1):
+            getattr(pytest.mark, name)(function)
+        return True
+    if tag == "every_backend":
+        pytest.mark.usefixtures("backend_name")(function)
+        return True
+    return None
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_thread() -> Iterator[None]:
+    """These models are too small to share among threads, which cost more than they give on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=default_registry().names())
+def backend_name(request: pytest.FixtureRequest) -> str:
+    """The attention backend that a scenario tagged `every_backend` runs with."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    """Small models that transformers wrote, each made once."""
+    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))

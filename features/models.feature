@@ -1,0 +1,229 @@
+Feature: The model computes what transformers computes
+  Each model is small, its weights are random, and transformers wrote its files. Logits are compared in float32
+  for every token, to 0.0001.
+
+  Rule: Logits are equal for prefill, for chunks, and for decode at mixed positions
+
+    @R11.1
+    Scenario Outline: <model> prefills prompts of 1 to 90 tokens in one batch, in <memory>
+      Given the model "<model>"
+      And its K and V in <memory>
+      And texts of 1, 16, 17, 50, 90 tokens
+      When all tokens of each run in one step
+      Then the logits of every token are those of transformers
+      And K and V of every token are those of transformers
+
+      Examples:
+        | model       | memory                           |
+        | qwen3       | 30 blocks of 16 tokens           |
+        | qwen3       | 200 blocks of 1 token            |
+        | qwen3       | 5 contiguous slots of 128 tokens |
+        | llama       | 30 blocks of 16 tokens           |
+        | llama       | 5 contiguous slots of 128 tokens |
+        | llama3 rope | 30 blocks of 16 tokens           |
+
+    @R11.1
+    Scenario Outline: <model> prefills in chunks of <chunk> tokens
+      Given the model "<model>"
+      And its K and V in 30 blocks of 16 tokens
+      And texts of 50, 90, 33 tokens
+      When <chunk> tokens of each run in each step, until the end
+      Then the logits of every token are those of transformers
+      And K and V of every token are those of transformers
+
+      Examples:
+        | model       | chunk |
+        | qwen3       | 7     |
+        | qwen3       | 16    |
+        | llama       | 7     |
+        | llama       | 17    |
+        | llama3 rope | 7     |
+
+    @R11.1
+    Scenario Outline: <model> decodes five texts at positions 3 to 100 in one batch, in <memory>
+      Given the model "<model>"
+      And its K and V in <memory>
+      And texts of 23, 36, 53, 120, 52 tokens
+      When their first 3, 16, 33, 100, 32 tokens run in one step
+      And 1 token of each runs in each step, until the end
+      Then the logits of every token are those of transformers
+      And K and V of every token are those of transformers
+
+      Examples:
+        | model       | memory                           |
+        | qwen3       | 30 blocks of 16 tokens           |
+        | qwen3       | 5 contiguous slots of 128 tokens |
+        | llama       | 30 blocks of 16 tokens           |
+        | llama       | 5 contiguous slots of 128 tokens |
+        | llama3 rope | 30 blocks of 16 tokens           |
+
+    @R11.1
+    Scenario Outline: <model> runs a prompt, a chunk and a decode in the same step
+      Given the model "<model>"
+      And its K and V in 30 blocks of 16 tokens
+      And texts of 41, 60, 20 tokens
+      When their first 40, 17, 0 tokens run in one step
+      And their next 1, 30, 20 tokens run in one step
+      And their next 0, 13, 0 tokens run in one step
+      Then the logits of every token are those of transformers
+
+      Examples:
+        | model       |
+        | qwen3       |
+        | llama       |
+        | llama3 rope |
+
+    @R11.1
+    Scenario Outline: Positions past the original context of 64, which RoPE scaling reaches: <way>
+      Given the model "llama3 rope"
+      And its K and V in 60 blocks of 16 tokens
+      And texts of 300, 65, 512 tokens
+      When <way>
+      Then the logits of every token are those of transformers
+      And K and V of every token are those of transformers
+      And without its RoPE scaling the model would say something else
+
+      Examples:
+        | way                                                |
+        | all tokens of each run in one step                 |
+        | 50 tokens of each run in each step, until the end  |
+
+    @R11.1
+    Scenario Outline: Only the tokens that are sampled get logits: <model>
+      Given the model "<model>"
+      And its K and V in 30 blocks of 16 tokens
+      And texts of 5, 40, 17 tokens
+      When all tokens of each run in one step, asking for the logits of their last tokens
+      Then there are 3 rows of logits
+      And the logits of every token asked for are those of transformers
+
+      Examples:
+        | model |
+        | qwen3 |
+        | llama |
+
+  Rule: Each sequence of a batch gets the rotary angles of its own positions
+
+    @R11.2
+    Scenario Outline: The same token at positions 0, 5, 37 and 120 of four texts: <model>
+      Given the model "<model>"
+      And its K and V in 40 blocks of 16 tokens
+      And texts of 1, 6, 38, 121 tokens that end in the same token
+      When their first 0, 5, 37, 120 tokens run in one step
+      And 1 token of each runs in each step, until the end
+      Then K of that token in the first layer is what transformers stores at positions 0, 5, 37, 120
+      And no two of them are equal
+
+      Examples:
+        | model       |
+        | qwen3       |
+        | llama       |
+        | llama3 rope |
+
+    @R11.2
+    Scenario Outline: The order of a batch does not matter: <model>
+      Given the model "<model>"
+      And its K and V in 40 blocks of 16 tokens
+      And texts of 121, 2, 38 tokens
+      When their first 120, 1, 37 tokens run in one step
+      And 1 token of each runs in each step, until the end
+      Then K and V of every token are those of transformers
+
+      Examples:
+        | model |
+        | qwen3 |
+        | llama |
+
+  Rule: Weights are read from one file or from shards, tied or untied
+
+    @R11.4
+    Scenario Outline: <model> from <files>
+      Given the model "<model>"
+      And its checkpoint written as <files>
+      Then the checkpoint has <output> output layer of its own
+      And its logits are those of transformers
+
+      Examples:
+        | model        | files               | output |
+        | qwen3        | one file            | no     |
+        | qwen3        | shards of 100 kB    | no     |
+        | qwen3 untied | one file            | an     |
+        | qwen3 untied | shards of 100 kB    | an     |
+        | llama        | one file            | an     |
+        | llama        | shards of 60 kB     | an     |
+        | llama tied   | one file            | no     |
+        | llama tied   | shards of 100 kB    | no     |
+
+    @R11.4
+    Scenario: A tied model may store its output layer all the same
+      Given the model "qwen3"
+      And its checkpoint written as one file
+      And a copy of "model.embed_tokens.weight" is stored as "lm_head.weight"
+      Then its logits are those of transformers
+
+  Rule: A checkpoint that does not fit the model is refused by the name of the tensor
+
+    @R11.4
+    Scenario Outline: Without <tensor>, in <files>
+      Given the model "<model>"
+      And its checkpoint written as <files>
+      And "<tensor>" is taken out
+      When the checkpoint is read
+      Then it is refused, naming "<tensor>" as missing
+
+      Examples:
+        | model | files            | tensor                                     |
+        | qwen3 | one file         | model.embed_tokens.weight                  |
+        | qwen3 | one file         | model.norm.weight                          |
+        | qwen3 | one file         | model.layers.1.self_attn.k_norm.weight     |
+        | qwen3 | shards of 100 kB | model.layers.1.mlp.up_proj.weight          |
+        | qwen3 | shards of 100 kB | model.layers.0.self_attn.v_proj.weight     |
+        | llama | one file         | lm_head.weight                             |
+        | llama | shards of 100 kB | lm_head.weight                             |
+        | llama | one file         | model.layers.0.post_attention_layernorm.weight |
+
+    @R11.4
+    Scenario Outline: With <tensor> too many, in <files>
+      Given the model "<model>"
+      And its checkpoint written as <files>
+      And a copy of "<like>" is stored as "<tensor>"
+      When the checkpoint is read
+      Then it is refused, naming "<tensor>" as having no place
+
+      Examples:
+        | model | files            | like                                   | tensor                                 |
+        | qwen3 | one file         | model.layers.1.mlp.up_proj.weight      | model.layers.2.mlp.up_proj.weight      |
+        | qwen3 | shards of 100 kB | model.norm.weight                      | model.layers.0.self_attn.q_proj.bias   |
+        | llama | one file         | model.norm.weight                      | model.layers.0.self_attn.q_norm.weight |
+
+    @R11.4
+    Scenario Outline: With <tensor> of shape <found>, in <files>
+      Given the model "<model>"
+      And its checkpoint written as <files>
+      And "<tensor>" has the shape <found>
+      When the checkpoint is read
+      Then it is refused, naming "<tensor>" with shape <found> where <needed> is needed
+
+      Examples:
+        | model | files            | tensor                                 | found     | needed    |
+        | qwen3 | one file         | model.layers.0.self_attn.q_proj.weight | [64, 128] | [128, 64] |
+        | qwen3 | one file         | model.norm.weight                      | [63]      | [64]      |
+        | qwen3 | shards of 100 kB | model.layers.1.mlp.down_proj.weight    | [96, 64]  | [64, 96]  |
+        | llama | one file         | lm_head.weight                         | [200, 64] | [211, 64] |
+        | llama | shards of 100 kB | model.layers.1.self_attn.k_proj.weight | [16, 64]  | [32, 64]  |
+
+    @R11.4
+    Scenario: A shard that is not there
+      Given the model "qwen3"
+      And its checkpoint written as shards of 100 kB
+      And the file "model-00002-of" is lost
+      When the checkpoint is read
+      Then it is refused, naming "model-00002-of" as not there
+
+    @R11.4
+    Scenario: A directory without weights
+      Given the model "qwen3"
+      And its checkpoint written as one file
+      And the file "model.safetensors" is lost
+      When the checkpoint is read
+      Then it is refused, naming "model.safetensors" as neither

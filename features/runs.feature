@@ -1,0 +1,114 @@
+Feature: Runs
+  A run is composed on the command line, executed, and kept with all that is needed to compare it.
+
+  Rule: A run is composed from choices, and a mistake is told in a sentence
+
+    @R13.1
+    Scenario Outline: Every part is chosen on the command line
+      When I run "kv=<kv> scheduler=<scheduler> attention=<attention>" on a tiny model
+      Then the command succeeds
+      And the run used the choice "<kv>" for "kv", "<scheduler>" for "scheduler" and "<attention>" for "attention"
+      And all 4 requests were completed
+
+      Examples:
+        | kv         | scheduler  | attention |
+        | paged      | continuous | sdpa      |
+        | contiguous | static     | concat    |
+
+    @R13.1
+    Scenario Outline: A choice that does not exist lists those that do
+      When I run "<choice>" on a tiny model
+      Then the command fails without a traceback
+      And the message names "<known>"
+
+      Examples:
+        | choice            | known            |
+        | kv=segmented      | contiguous paged |
+        | scheduler=eager   | continuous static |
+        | attention.backend=flash | sdpa concat |
+
+    @R13.1
+    Scenario Outline: A wrong value names its key
+      When I run "<override>" on a tiny model
+      Then the command fails without a traceback
+      And the message names "<key>"
+
+      Examples:
+        | override                       | key                         |
+        | kv.num_blocks=many             | kv.num_blocks many          |
+        | kv.num_blokcs=8                | kv.num_blokcs               |
+        | scheduler.max_batch_size=0     | scheduler.max_batch_size    |
+        | kv.memory=12parsecs            | kv.memory 12parsecs 512MiB  |
+        | kv.num_blocks=1                | kv.num_blocks=3 too small   |
+        | model.max_seq_len=20           | model.max_seq_len prompt    |
+        | executor=cuda                  | executor.device=cpu         |
+
+  Rule: What a run measured is kept with what it was
+
+    @R13.2
+    Scenario: Capacity, throughput and the whole configuration are in the tracking store
+      When I run "kv=paged scheduler=continuous attention=sdpa" on a tiny model
+      Then the tracked run is "FINISHED"
+      And it has the metrics
+        | metric                           |
+        | capacity/peak_running            |
+        | capacity/kv_bytes                |
+        | throughput/output_tokens_per_s   |
+        | latency/ttft_ms_p99              |
+        | kv/internal_fragmentation_mean   |
+      And they equal those of summary.json
+      And its parameters hold every setting of config.yaml
+      And its artifacts are "config.yaml requests.parquet steps.parquet summary.json"
+
+    @R13.2
+    Scenario: The logs agree with the figures
+      When I run "kv=paged scheduler=continuous attention=sdpa" on a tiny model
+      Then requests.parquet holds a row for each of 4 requests with its tokens and times
+      And the peak of "running" in steps.parquet is the metric "capacity/peak_running"
+      And the sum of the tokens in requests.parquet is the metric "tokens/output"
+
+    @R13.2
+    Scenario: A tracking server that does not answer costs no result
+      Given a tracking server that accepts connections and never answers
+      When I run "tracking.timeout_s=2" on a tiny model against that server
+      Then the command fails without a traceback
+      And the message names "tracking results"
+      And the results on disk are complete
+
+  Rule: A sweep is one experiment
+
+    @R13.3
+    Scenario: A multirun over batch and blocks tracks a child for each point under one parent
+      When I sweep "kv.num_blocks=2,8,16 scheduler.max_batch_size=1,4" on a tiny model
+      Then the tracking store holds one parent with 6 children
+      And each child has its own "kv.num_blocks" and "scheduler.max_batch_size" among its parameters
+      And the points with 2 blocks, too few for a request, are recorded as "out_of_memory"
+      And the other points are recorded as "finished"
+      And the command succeeds
+
+  Rule: Runs can be repeated
+
+    @R13.4
+    Scenario: The same seed gives the same requests and the same tokens
+      When I run "seed=1" on a tiny model twice
+      Then both runs had the same prompts and produced the same tokens
+
+    @R13.4
+    Scenario: Another seed gives other requests
+      When a tiny model is run with "seed=1" and with "seed=2"
+      Then the runs had different prompts
+
+  Rule: An interrupted run keeps what it measured
+
+    @R13.5
+    Scenario Outline: A run that is told to stop is marked and keeps its figures
+      When I start a run that would take minutes on a tiny model and send it "<signal>" once it produces tokens
+      Then the command ends with status 130
+      And the tracked run is "KILLED" with the tag "interrupted"
+      And it has figures of the part that ran
+      And the results on disk are complete
+
+      Examples:
+        | signal  |
+        | SIGINT  |
+        | SIGTERM |

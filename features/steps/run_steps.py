@@ -1,0 +1,344 @@
+"""Steps about runs: the real command in a process of its own, a real tracking store."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from mlflow.entities import Run
+from mlflow.tracking import MlflowClient
+from pytest_bdd import given, parsers, then, when
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = [
+    "model.architecture.vocab_size=97",
+    "model.architecture.hidden_size=32",
+    "model.architecture.intermediate_size=64",
+    "model.architecture.num_hidden_layers=2",
+    "model.architecture.num_attention_heads=4",
+    "model.architecture.num_key_value_heads=2",
+    "model.architecture.head_dim=8",
+    "model.max_seq_len=64",
+    "executor.dtype=float32",
+    "executor.threads=1",
+    "workload.num_requests=4",
+    "workload.prompt_len={min: 17, max: 24}",
+    "workload.output_len={min: 16, max: 20}",
+]
+
+
+@dataclass
+class Command:
+    """A finished command: how it ended, what it said, what it left."""
+
+    code: int
+    output: str
+    directory: Path
+    uri: str
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        summary: dict[str, Any] = json.loads((self.directory / "summary.json").read_text())
+        return summary
+
+    @property
+    def tracked(self) -> Run:
+        return MlflowClient(self.uri).get_run(self.summary["run_id"])
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = pq.read_table(self.directory / name).to_pylist()
+        return rows
+
+
+@dataclass
+class Lab:
+    """Runs commands against one tracking store; the same command line is run once."""
+
+    base: Path
+    uri: str
+    done: dict[str, Command] = field(default_factory=dict)
+
+    def arguments(self, text: str, *, sweep: bool = False) -> tuple[list[str], Path]:
+        directory = self.base / f"out{len(list(self.base.glob('out*')))}"
+        directory.mkdir()
+        key = "hydra.sweep.dir" if sweep else "hydra.run.dir"
+        # What a scenario asks for comes last, so that it prevails over the tiny model's settings.
+        arguments = [sys.executable, "-m", "src.run", *(["-m"] if sweep else []), *TINY, *text.split()]
+        return [*arguments, f"{key}={directory}"], directory
+
+    def environment(self, uri: str | None = None) -> dict[str, str]:
+        return {**os.environ, "MLFLOW_TRACKING_URI": uri or self.uri, "COLUMNS": "200"}
+
+    def run(self, text: str, *, uri: str | None = None, sweep: bool = False, again: bool = False) -> Command:
+        if text in self.done and not again:
+            return self.done[text]
+        arguments, directory = self.arguments(text, sweep=sweep)
+        ended = subprocess.run(
+            arguments, cwd=ROOT, env=self.environment(uri), capture_output=True, text=True, timeout=120, check=False
+        )
+        command = Command(ended.returncode, ended.stdout + ended.stderr, directory, self.uri)
+        self.done[text] = command
+        return command
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    base = tmp_path_factory.mktemp("lab")
+    return Lab(base, f"sqlite:///{base / 'store.db'}")
+
+
+@pytest.fixture
+def commands() -> list[Command]:
+    """The commands of a scenario, the latest last."""
+    return []
+
+
+@when(parsers.parse('I run "{text}" on a tiny model'))
+def run(lab: Lab, commands: list[Command], text: str) -> None:
+    commands.append(lab.run(text))
+
+
+@when(parsers.parse('I run "{text}" on a tiny model twice'))
+def run_twice(lab: Lab, commands: list[Command], text: str) -> None:
+    commands += [lab.run(text), lab.run(text, again=True)]
+
+
+@when(parsers.parse('a tiny model is run with "{first}" and with "{second}"'))
+def run_two(lab: Lab, commands: list[Command], first: str, second: str) -> None:
+    commands += [lab.run(first), lab.run(second)]
+
+
+@when(parsers.parse('I sweep "{text}" on a tiny model'))
+def run_sweep(lab: Lab, commands: list[Command], text: str) -> None:
+    commands.append(lab.run(text, sweep=True))
+
+
+@given("a tracking server that accepts connections and never answers", target_fixture="silent_server")
+def silent_server() -> Iterator[str]:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@when(parsers.parse('I run "{text}" on a tiny model against that server'))
+def run_against(lab: Lab, commands: list[Command], silent_server: str, text: str) -> None:
+    commands.append(lab.run(text, uri=silent_server))
+
+
+@when(
+    parsers.parse(
+        'I start a run that would take minutes on a tiny model and send it "{name}" once it produces tokens'
+    )
+)
+def interrupt(lab: Lab, commands: list[Command], name: str) -> None:
+    # Requests that arrive for minutes; tokens of the first are there as soon as the steps begin.
+    long = "workload=mixed32 workload.rate=2 workload.num_requests=500 model.max_seq_len=1024"
+    arguments, directory = lab.arguments(f"{long} workload.prompt_len.max=64 workload.output_len.max=400")
+    process = subprocess.Popen(
+        arguments, cwd=ROOT, env=lab.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    said = ""
+    while "requests on" not in said:  # the last line before the engine is built and driven
+        line = process.stdout.readline()
+        assert line, said
+        said += line
+    time.sleep(3)
+    process.send_signal(getattr(signal, name))
+    rest, _ = process.communicate(timeout=60)
+    commands.append(Command(process.returncode, said + rest, directory, lab.uri))
+
+
+@then("the command succeeds")
+def succeeds(commands: list[Command]) -> None:
+    assert commands[-1].code == 0, commands[-1].output
+
+
+@then("the command fails without a traceback")
+def fails(commands: list[Command]) -> None:
+    assert commands[-1].code not in (0, None)
+    assert "Traceback" not in commands[-1].output, commands[-1].output
+
+
+@then(parsers.parse("the command ends with status {code:d}"))
+def ends_with(commands: list[Command], code: int) -> None:
+    assert commands[-1].code == code, commands[-1].output
+    assert "Traceback" not in commands[-1].output
+
+
+@then(parsers.parse('the message names "{words}"'))
+def message_names(commands: list[Command], words: str) -> None:
+    for word in words.split():
+        assert word in commands[-1].output, commands[-1].output
+
+
+@then(
+    parsers.parse(
+        'the run used the choice "{kv}" for "kv", "{scheduler}" for "scheduler" and "{attention}" for "attention"'
+    )
+)
+def used(commands: list[Command], kv: str, scheduler: str, attention: str) -> None:
+    command = commands[-1]
+    config = yaml.safe_load((command.directory / "config.yaml").read_text())
+    assert (config["kv"]["backend"], config["scheduler"]["policy"]) == (kv, scheduler)
+    assert command.summary["attention"] == attention
+    tags = command.tracked.data.tags
+    assert (tags["choice.kv"], tags["choice.scheduler"], tags["choice.attention"]) == (kv, scheduler, attention)
+
+
+@then(parsers.parse("all {count:d} requests were completed"))
+def all_completed(commands: list[Command], count: int) -> None:
+    assert commands[-1].summary["metrics"]["requests/completed"] == count
+
+
+@then(parsers.parse('the tracked run is "{status}"'))
+def tracked_status(commands: list[Command], status: str) -> None:
+    assert commands[-1].tracked.info.status == status
+
+
+@then(parsers.parse('the tracked run is "{status}" with the tag "{tag}"'))
+def tracked_status_and_tag(commands: list[Command], status: str, tag: str) -> None:
+    run = commands[-1].tracked
+    assert (run.info.status, run.data.tags["kvlab.status"]) == (status, tag)
+
+
+@then("it has the metrics")
+def has_metrics(commands: list[Command], datatable: list[list[str]]) -> None:
+    metrics = commands[-1].tracked.data.metrics
+    for (name,) in datatable[1:]:
+        assert metrics[name] > 0, name
+
+
+@then("they equal those of summary.json")
+def metrics_equal(commands: list[Command]) -> None:
+    tracked = commands[-1].tracked.data.metrics
+    for name, value in commands[-1].summary["metrics"].items():
+        assert tracked[name] == pytest.approx(value), name
+
+
+@then("its parameters hold every setting of config.yaml")
+def parameters_complete(commands: list[Command]) -> None:
+    params = commands[-1].tracked.data.params
+
+    def check(prefix: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                check(f"{prefix}.{key}" if prefix else key, item)
+        else:
+            assert params[prefix] == str(value), prefix
+
+    check("", yaml.safe_load((commands[-1].directory / "config.yaml").read_text()))
+
+
+@then(parsers.parse('its artifacts are "{names}"'))
+def artifacts(commands: list[Command], names: str) -> None:
+    command = commands[-1]
+    found = MlflowClient(command.uri).list_artifacts(command.summary["run_id"])
+    assert {file.path for file in found} >= set(names.split())
+
+
+@then(parsers.parse("requests.parquet holds a row for each of {count:d} requests with its tokens and times"))
+def request_rows(commands: list[Command], count: int) -> None:
+    rows = commands[-1].rows("requests.parquet")
+    assert len({row["request_id"] for row in rows}) == count
+    for row in rows:
+        assert row["finish_reason"] == "length"
+        assert 16 <= len(row["output_token_ids"]) <= 20
+        assert row["arrival_s"] <= row["scheduled_s"] <= row["first_token_s"] <= row["end_s"]
+        assert row["ttft_ms"] == pytest.approx(1000 * (row["first_token_s"] - row["arrival_s"]))
+
+
+@then(parsers.parse('the peak of "{column}" in steps.parquet is the metric "{metric}"'))
+def step_peak(commands: list[Command], column: str, metric: str) -> None:
+    peak = max(row[column] for row in commands[-1].rows("steps.parquet"))
+    assert peak == commands[-1].summary["metrics"][metric] > 0
+
+
+@then(parsers.parse('the sum of the tokens in requests.parquet is the metric "{metric}"'))
+def token_sum(commands: list[Command], metric: str) -> None:
+    tokens = sum(len(row["output_token_ids"]) for row in commands[-1].rows("requests.parquet"))
+    assert tokens == commands[-1].summary["metrics"][metric]
+
+
+@then("the results on disk are complete")
+def results_complete(commands: list[Command]) -> None:
+    command = commands[-1]
+    names = {"config.yaml", "requests.parquet", "steps.parquet", "summary.json"}
+    assert names <= {file.name for file in command.directory.iterdir()}
+    assert command.summary["metrics"]["throughput/output_tokens_per_s"] > 0
+    assert command.rows("requests.parquet")
+    assert command.rows("steps.parquet")
+
+
+@then("it has figures of the part that ran")
+def partial_figures(commands: list[Command]) -> None:
+    metrics = commands[-1].tracked.data.metrics
+    assert metrics["tokens/output"] > 0
+    assert metrics["requests/completed"] < 500
+    assert metrics["kv/leaked_blocks"] == 0
+
+
+@pytest.fixture
+def children(commands: list[Command]) -> list[Run]:
+    """The runs that are points of the latest sweep."""
+    client = MlflowClient(commands[-1].uri)
+    summaries = [json.loads(file.read_text()) for file in commands[-1].directory.glob("*/summary.json")]
+    return [client.get_run(summary["run_id"]) for summary in summaries]
+
+
+@then(parsers.parse("the tracking store holds one parent with {count:d} children"))
+def one_parent(commands: list[Command], children: list[Run], count: int) -> None:
+    assert len(children) == count, commands[-1].output
+    parents = {child.data.tags["mlflow.parentRunId"] for child in children}
+    assert len(parents) == 1
+    parent = MlflowClient(commands[-1].uri).get_run(parents.pop())
+    assert "mlflow.parentRunId" not in parent.data.tags
+    assert parent.info.status == "FINISHED"
+
+
+@then(parsers.parse('each child has its own "{first}" and "{second}" among its parameters'))
+def own_parameters(children: list[Run], first: str, second: str) -> None:
+    points = {(child.data.params[first], child.data.params[second]) for child in children}
+    assert len(points) == len(children)
+    assert all(child.data.params["model.name"] == "qwen3_mini" for child in children)
+
+
+@then(parsers.parse('the points with {blocks:d} blocks, too few for a request, are recorded as "{status}"'))
+def small_points(children: list[Run], blocks: int, status: str) -> None:
+    small = [child for child in children if child.data.params["kv.num_blocks"] == str(blocks)]
+    assert small
+    assert {child.data.tags["kvlab.status"] for child in small} == {status}
+    assert all("kv.num_blocks=3" in child.data.tags["kvlab.error"] for child in small)
+
+
+@then(parsers.parse('the other points are recorded as "{status}"'))
+def other_points(children: list[Run], status: str) -> None:
+    others = [child for child in children if child.data.tags["kvlab.status"] != "out_of_memory"]
+    assert len(others) == 4
+    assert {child.data.tags["kvlab.status"] for child in others} == {status}
+
+
+@then("both runs had the same prompts and produced the same tokens")
+def same_tokens(commands: list[Command]) -> None:
+    first, second = (command.rows("requests.parquet") for command in commands)
+    assert commands[0].directory != commands[1].directory
+    assert [row["output_token_ids"] for row in first] == [row["output_token_ids"] for row in second]
+    assert commands[0].summary["workload_digest"] == commands[1].summary["workload_digest"]
+
+
+@then("the runs had different prompts")
+def different_prompts(commands: list[Command]) -> None:
+    assert commands[0].summary["workload_digest"] != commands[1].summary["workload_digest"]

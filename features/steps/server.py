@@ -1,0 +1,82 @@
+"""A running server as the steps see it: a real engine, the blocks its requests hold, the log of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from features.steps.checkpoints import Checkpoint
+from features.steps.support import Memory, MemorySize
+from kvlab.config import SchedulerConfig
+from kvlab.core import Request, SamplingParams, Sequence, StepOutput, StepRecord
+from kvlab.engine.clock import WallClock
+from kvlab.engine.engine import Engine
+from kvlab.engine.executor import TorchExecutor
+from kvlab.engine.sampler import Sampler
+from kvlab.engine.scheduler import build_scheduler
+
+_MANY = 2000  # steps; no scenario takes as many
+
+
+@dataclass
+class Server:
+    """An engine and what it did. The pool is audited after each step."""
+
+    engine: Engine
+    memory: Memory
+    sequences: dict[str, Sequence] = field(default_factory=dict)
+    records: list[StepRecord] = field(default_factory=list)
+    outputs: dict[str, list[StepOutput]] = field(default_factory=dict)  # what each request's reader was given
+    held: dict[str, list[int]] = field(default_factory=dict)  # blocks of each request ahead of the latest step
+
+    @classmethod
+    def start(cls, model: Checkpoint, size: MemorySize, scheduling: SchedulerConfig) -> Server:
+        """A server of this model with this much memory for K and V."""
+        longest = size.count * size.tokens if size.paged else size.tokens
+        pool = size.build(model.config.kv_spec("float32"), longest)
+        scheduler = build_scheduler(scheduling, pool.block_size)
+        engine = Engine(pool, scheduler, TorchExecutor(model.decoder, Sampler()), WallClock())
+        return cls(engine, Memory(pool))
+
+    def submit(
+        self,
+        name: str,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        reader: Callable[[StepOutput], None] | None = None,
+    ) -> None:
+        """Queue a greedy request; `reader` is called with each output, at the moment it is handed out."""
+        outputs = self.outputs[name] = []
+
+        def sink(output: StepOutput) -> None:
+            outputs.append(output)
+            if reader is not None:
+                reader(output)
+
+        self.sequences[name] = self.engine.submit(Request(name, prompt, SamplingParams(max_tokens)), sink)
+
+    def blocks(self, name: str) -> list[int]:
+        """The blocks a request holds, none if it has no slot."""
+        slot = self.sequences[name].slot
+        return [] if slot is None else self.memory.pool.tables.blocks(slot)
+
+    def step(self) -> StepRecord | None:
+        """One step of the engine."""
+        self.held = {name: self.blocks(name) for name in self.sequences}
+        record = self.engine.step()
+        if record is not None:
+            self.records.append(record)
+        self.memory.audit()
+        return record
+
+    def step_until(self, reached: Callable[[], bool]) -> None:
+        """Step until `reached`; fails where that never comes."""
+        for _ in range(_MANY):
+            if reached():
+                return
+            self.step()
+        raise AssertionError(f"not reached in {_MANY} steps")
+
+    def run(self) -> None:
+        """Step until there is no work."""
+        self.step_until(lambda: not self.engine.has_work())

@@ -1,0 +1,189 @@
+"""Who enters, when, and who does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvlab.core import SequenceStatus
+from kvlab.kv.paged import PagedKVCachePool
+from tests.engine.support import (
+    RecordingExecutor,
+    drain,
+    expected_tokens,
+    make_engine,
+    paged_pool,
+    request,
+    slotted_pool,
+)
+
+
+class TestFirstComeFirstServed:
+    def test_sequences_enter_in_the_order_they_were_submitted(self) -> None:
+        executor = RecordingExecutor()
+        engine = make_engine(executor=executor, max_batch_size=2)
+        for name in "dbca":
+            engine.submit(request(name, 6, 3))
+        drain(engine)
+        assert [list(step) for step in executor.steps] == [["d", "b"]] * 3 + [["c", "a"]] * 3
+
+    def test_the_head_of_the_line_is_never_overtaken(self) -> None:
+        """A small request behind one that does not fit waits, though it would fit itself."""
+        executor = RecordingExecutor()
+        engine = make_engine(executor=executor)
+        for each in (request("running", 60, 8), request("large", 60, 2), request("small", 4, 2)):
+            engine.submit(each)
+        drain(engine)
+        assert executor.first_step_of("small") == executor.first_step_of("large") > 7
+
+
+class TestBatchLimit:
+    @pytest.mark.parametrize("limit", [1, 3, 8])
+    def test_no_more_run_at_once(self, limit: int) -> None:
+        engine = make_engine(max_batch_size=limit)
+        for index in range(10):
+            engine.submit(request(f"r{index}", 4, 4))
+        records = drain(engine)
+        assert max(record.running for record in records) == limit
+        assert records[0].running == limit
+        assert records[0].waiting == 10 - limit
+
+    def test_a_place_is_taken_in_the_step_after_it_was_left(self) -> None:
+        executor = RecordingExecutor()
+        engine = make_engine(executor=executor, max_batch_size=2)
+        for each in (request("short", 4, 2), request("long", 4, 9), request("next", 4, 1)):
+            engine.submit(each)
+        drain(engine)
+        assert [list(step) for step in executor.steps[:3]] == [
+            ["short", "long"],
+            ["short", "long"],
+            ["long", "next"],
+        ]
+
+
+class TestMemoryBudget:
+    """24 blocks of 4 tokens."""
+
+    @pytest.mark.parametrize(
+        ("reserve", "prompt_len", "entered"),
+        [
+            (0.2, 16, 4),  # 64 of 96 tokens; 80 would be more than 76.8
+            (0.2, 13, 4),  # a prompt counts in whole blocks
+            (0.2, 12, 6),  # 72
+            (0.0, 16, 6),  # 96
+            (0.5, 16, 3),  # 48
+        ],
+    )
+    def test_admission_leaves_the_reserve_alone(self, reserve: float, prompt_len: int, entered: int) -> None:
+        engine = make_engine(admission_reserve=reserve, max_batched_tokens=512)
+        for index in range(8):
+            engine.submit(request(f"r{index}", prompt_len, 1))
+        record = engine.step()
+        assert record is not None
+        assert (record.running, record.waiting) == (entered, 8 - entered)
+        drain(engine)
+
+    def test_the_reserve_is_a_share_of_what_is_free(self) -> None:
+        engine = make_engine(max_batched_tokens=512)
+        for index in range(8):
+            engine.submit(request(f"r{index}", 16, 8))
+        running = [record.running for record in (engine.step() for _ in range(2)) if record is not None]
+        assert running == [4, 5]  # 32 of 96 tokens are free after the first step, 25.6 less the reserve
+        drain(engine)
+
+    @pytest.mark.parametrize(("prompt_len", "reserve"), [(90, 0.2), (95, 0.99)])
+    def test_the_reserve_is_waived_for_a_sequence_that_would_run_alone(
+        self, prompt_len: int, reserve: float
+    ) -> None:
+        engine = make_engine(admission_reserve=reserve, max_batched_tokens=512)
+        alone = request("alone", prompt_len, 96 - prompt_len)
+        sequence = engine.submit(alone)
+        record = engine.step()
+        assert record is not None
+        assert (record.running, record.waiting) == (1, 0)
+        drain(engine)
+        assert sequence.output_token_ids == expected_tokens(alone)
+
+    def test_the_reserve_is_not_waived_while_another_runs(self) -> None:
+        engine = make_engine(max_batched_tokens=512)
+        engine.submit(request("small", 4, 20))
+        large = engine.submit(request("large", 76, 2))  # 92 tokens are free, 73.6 less the reserve
+        engine.step()
+        assert large.status is SequenceStatus.WAITING
+        drain(engine)
+
+    def test_contiguous_slots_are_the_budget_where_there_are_no_pages(self) -> None:
+        engine = make_engine(slotted_pool(3))
+        for index in range(5):
+            engine.submit(request(f"r{index}", 4, 3))
+        records = drain(engine)
+        assert (records[0].running, records[0].waiting) == (3, 2)
+
+    def test_paged_runs_more_at_once_in_the_same_bytes(self) -> None:
+        pools = slotted_pool(1), paged_pool(24)
+        assert pools[0].stats().kv_bytes == pools[1].stats().kv_bytes
+        peaks = []
+        for pool in pools:
+            engine = make_engine(pool)
+            for index in range(6):
+                engine.submit(request(f"r{index}", 6, 4))
+            peaks.append(max(record.running for record in drain(engine)))
+        assert peaks == [1, 6]
+
+
+class TestBlocksFreedInAStep:
+    def test_serve_an_admission_in_that_same_step(self) -> None:
+        executor = RecordingExecutor()
+        engine = make_engine(executor=executor)
+        for each in (request("first", 60, 3), request("second", 62, 2)):
+            engine.submit(each)
+        records = drain(engine)
+        entered = executor.first_step_of("second")
+        assert entered == executor.first_step_of("first") + 3
+        assert records[entered].blocks_freed == 16
+        assert records[entered].blocks_allocated == 16
+        assert records[entered].prefill_tokens == 62
+
+    def test_of_an_aborted_sequence_too(self) -> None:
+        engine = make_engine()
+        engine.submit(request("first", 60, 30))
+        engine.step()
+        second = engine.submit(request("second", 60, 2))
+        engine.step()
+        assert second.status is SequenceStatus.WAITING
+        engine.abort("first")
+        record = engine.step()
+        assert record is not None
+        assert (record.running, record.blocks_freed, record.prefill_tokens) == (1, 16, 60)
+        drain(engine)
+
+
+class Optimist(PagedKVCachePool):
+    """Promises more than it has."""
+
+    def free_token_capacity(self) -> int | None:
+        return 10_000
+
+    def free_slot_count(self) -> int:
+        return 10_000
+
+
+def test_the_pool_has_the_last_word_and_nobody_loses_the_place_in_the_queue() -> None:
+    pool = paged_pool()
+    optimist = Optimist(24, 4, 96, pool.storage)
+    executor = RecordingExecutor()
+    engine = make_engine(optimist, executor, max_batched_tokens=512)
+    asked = [request(f"r{index}", 30, 3) for index in range(7)]  # 8 blocks each: three fit
+    sequences = [engine.submit(each) for each in asked]
+    records = drain(engine)
+    assert records[0].running == 3
+    assert [executor.first_step_of(each.request_id) for each in asked] == [0, 0, 0, 3, 3, 3, 6]
+    assert [sequence.output_token_ids for sequence in sequences] == [expected_tokens(each) for each in asked]
+    assert [sequence.preemptions for sequence in sequences] == [0] * 7
+
+
+def test_three_times_the_capacity_submitted_at_once_all_completes() -> None:
+    engine = make_engine(max_batched_tokens=24)
+    asked = [request(f"r{index}", 5 + index % 7, 12) for index in range(18)]  # 18 to 24 tokens each
+    sequences = [engine.submit(each) for each in asked]
+    drain(engine)
+    assert [sequence.output_token_ids for sequence in sequences] == [expected_tokens(each) for each in asked]

@@ -1,0 +1,365 @@
+"""Refused, aborted, failed, stopped: however a request ends, it ends once and leaves nothing behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvlab.core import FinishReason, Request, SamplingParams, SequenceStatus, StepOutput
+from kvlab.engine.engine import Engine, Sink
+from kvlab.errors import RequestRefusedError
+from tests.engine.support import (
+    FailingExecutor,
+    RecordingExecutor,
+    Stream,
+    assert_empty,
+    drain,
+    expected_tokens,
+    make_engine,
+    request,
+    run,
+    slotted_pool,
+)
+
+LENGTH, STOP, ABORTED, FAILED = FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORTED, FinishReason.FAILED
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("asked", "reason"),
+        [
+            (Request("x", (), SamplingParams(4)), "'x': an empty prompt"),
+            (Request("x", (1, 2), SamplingParams(0)), "'x': max_tokens=0; at least 1"),
+            (Request("x", (1, 2), SamplingParams(-3)), "'x': max_tokens=-3; at least 1"),
+            (request("x", 90, 7), r"'x': 90 prompt tokens \+ 7 output tokens can never fit.* up to 96 tokens"),
+        ],
+        ids=["empty", "no output", "less than none", "too long"],
+    )
+    def test_what_can_never_be_served_is_refused_with_its_reason(self, asked: Request, reason: str) -> None:
+        engine, stream = make_engine(), Stream()
+        with pytest.raises(RequestRefusedError, match=reason):
+            engine.submit(asked, stream)
+        assert not engine.has_work()
+        assert stream.outputs == []
+
+    def test_the_others_are_served(self) -> None:
+        engine = make_engine()
+        before = engine.submit(request("before", 10, 4))
+        with pytest.raises(RequestRefusedError):
+            engine.submit(request("too long", 200, 4))
+        after = engine.submit(request("after", 10, 4))
+        drain(engine)
+        for sequence in (before, after):
+            assert sequence.output_token_ids == expected_tokens(sequence.request)
+
+    @pytest.mark.parametrize(("prompt_len", "max_tokens"), [(95, 1), (1, 95), (50, 46)])
+    def test_one_as_long_as_the_pool_is_served(self, prompt_len: int, max_tokens: int) -> None:
+        asked = request("x", prompt_len, max_tokens)
+        (sequence,) = run(make_engine(), asked)
+        assert sequence.output_token_ids == expected_tokens(asked)
+
+    def test_an_id_in_use_is_refused_and_the_first_keeps_its_stream(self) -> None:
+        engine, first, second = make_engine(), Stream(), Stream()
+        asked = request("x", 10, 4)
+        engine.submit(asked, first)
+        for _ in range(2):  # while it waits, and while it runs
+            with pytest.raises(RequestRefusedError, match="'x' is in the engine already"):
+                engine.submit(request("x", 5, 2), second)
+            engine.step()
+        drain(engine)
+        assert (first.tokens, second.outputs) == (expected_tokens(asked), [])
+
+    @pytest.mark.parametrize("end", ["finished", "aborted"])
+    def test_an_id_may_be_used_again_after_its_end(self, end: str) -> None:
+        engine = make_engine()
+        engine.submit(request("x", 10, 4))
+        if end == "aborted":
+            engine.abort("x")
+        else:
+            drain(engine)
+        (again,) = run(engine, request("x", 5, 2))
+        assert again.output_token_ids == expected_tokens(request("x", 5, 2))
+
+
+class TestAbort:
+    def test_while_it_waits(self) -> None:
+        engine, stream = make_engine(max_batch_size=1), Stream()
+        running = engine.submit(request("running", 10, 6))
+        engine.step()
+        waiting = engine.submit(request("waiting", 10, 6), stream)
+        engine.step()
+        assert engine.abort("waiting")
+        assert (waiting.status, waiting.finish_reason) == (SequenceStatus.FINISHED, ABORTED)
+        drain(engine)
+        assert (stream.tokens, stream.ends) == ([], [ABORTED])
+        assert running.output_token_ids == expected_tokens(running.request)
+
+    def test_before_the_first_step(self) -> None:
+        engine = make_engine()
+        engine.submit(request("x", 10, 6))
+        assert engine.abort("x")
+        assert not engine.has_work()
+        assert_empty(engine)
+
+    @pytest.mark.parametrize(("steps_before", "tokens"), [(1, 0), (2, 0), (3, 1), (5, 3)], ids=str)
+    def test_in_prefill_and_in_decode_gives_every_block_back(self, steps_before: int, tokens: int) -> None:
+        engine, stream = make_engine(max_batched_tokens=10), Stream()
+        sequence = engine.submit(request("x", 25, 9), stream)
+        for _ in range(steps_before):
+            engine.step()
+        assert engine.pool.stats().blocks_in_use > 0
+        assert engine.abort("x")
+        assert engine.step() is None
+        assert_empty(engine)
+        assert not engine.has_work()
+        assert stream.tokens == expected_tokens(request("x", 25, 9))[:tokens]
+        assert stream.ends == [ABORTED]
+        assert sequence.slot is None
+
+    def test_while_it_waits_after_a_preemption(self) -> None:
+        engine, stream = make_engine(admission_reserve=0), Stream()
+        kept = [engine.submit(request(name, 20, 30)) for name in "ab"]
+        victim = engine.submit(request("c", 20, 30), stream)
+        while not victim.preemptions:
+            engine.step()
+        assert victim.status is SequenceStatus.WAITING
+        assert engine.abort("c")
+        drain(engine)
+        assert stream.ends == [ABORTED]
+        assert [s.output_token_ids for s in kept] == [expected_tokens(s.request) for s in kept]
+
+    def test_leaves_the_others_their_tokens(self) -> None:
+        engine = make_engine(max_batched_tokens=12)
+        sequences = [engine.submit(request(name, 14, 8)) for name in "abcd"]
+        for step, name in ((3, "b"), (2, "d")):
+            for _ in range(step):
+                engine.step()
+            engine.abort(name)
+        drain(engine)
+        for sequence in (sequences[0], sequences[2]):
+            assert sequence.output_token_ids == expected_tokens(sequence.request)
+
+    def test_of_what_is_not_there_is_false(self) -> None:
+        engine = make_engine()
+        assert not engine.abort("nobody")
+        engine.submit(request("x", 10, 2))
+        assert engine.abort("x")
+        assert not engine.abort("x")
+        run(engine, request("y", 4, 1))
+        assert not engine.abort("y")
+
+
+@pytest.mark.parametrize("make_pool", [None, slotted_pool], ids=["paged", "contiguous"])
+class TestFailedStep:
+    def test_fails_its_own_sequences_alone_and_the_engine_serves_the_next(self, make_pool: object) -> None:
+        """`late` waits while the step of `bad` and `neighbour` fails."""
+        pool = make_pool() if callable(make_pool) else None
+        executor = FailingExecutor("bad")
+        engine = make_engine(pool, executor, max_batch_size=2)
+        streams = {name: Stream() for name in ("bad", "neighbour", "late")}
+        sequences = {name: engine.submit(request(name, 10, 4), stream) for name, stream in streams.items()}
+        drain(engine)
+        for name in ("bad", "neighbour"):
+            assert (sequences[name].finish_reason, streams[name].ends) == (FAILED, [FAILED])
+            assert sequences[name].error == "ArithmeticError: the device fell over"
+            assert streams[name].outputs[-1].error == "ArithmeticError: the device fell over"
+            assert streams[name].tokens == []
+        assert streams["late"].tokens == expected_tokens(sequences["late"].request)
+        assert (sequences["late"].finish_reason, sequences["late"].error) == (LENGTH, None)
+        (after,) = run(engine, request("after", 12, 5))
+        assert after.output_token_ids == expected_tokens(after.request)
+
+    def test_spares_those_that_run_but_had_no_place_in_it(self, make_pool: object) -> None:
+        pool = make_pool() if callable(make_pool) else None
+        executor = FailingExecutor("bad")
+        engine = make_engine(pool, executor, max_batched_tokens=8)
+        bad, spared = (engine.submit(request(name, 10, 4)) for name in ("bad", "spared"))
+        record = engine.step()
+        assert record is not None
+        assert (record.running, record.batch_seqs) == (2, 1)
+        drain(engine)
+        assert (bad.finish_reason, spared.finish_reason) == (FAILED, LENGTH)
+        assert spared.output_token_ids == expected_tokens(spared.request)
+
+    def test_in_the_middle_of_decoding_keeps_the_tokens_that_were_sent(self, make_pool: object) -> None:
+        pool = make_pool() if callable(make_pool) else None
+        executor = FailingExecutor("bad")
+        executor.victim = None
+        engine, stream = make_engine(pool, executor), Stream()
+        bad = engine.submit(request("bad", 10, 8), stream)
+        for _ in range(3):
+            engine.step()
+        executor.victim = "bad"
+        record = engine.step()
+        assert record is not None
+        assert (record.decode_tokens, record.recomputed_tokens) == (1, 0)
+        drain(engine)
+        assert stream.tokens == bad.output_token_ids == expected_tokens(bad.request)[:3]
+        assert stream.ends == [FAILED]
+
+
+class TestStop:
+    """A greedy run of 12 tokens, and what ends it early."""
+
+    ASKED = request("x", 10, 12)
+
+    def tokens(self) -> list[int]:
+        return expected_tokens(self.ASKED)
+
+    def first_of_a_kind(self) -> tuple[int, int]:
+        """A token that first occurs at an index other than 0, and that index."""
+        tokens = self.tokens()
+        index = next(i for i in range(3, 12) if tokens[i] not in tokens[:i])
+        return tokens[index], index
+
+    def test_at_its_length_without_a_stop(self) -> None:
+        (sequence,) = run(make_engine(), self.ASKED)
+        assert (sequence.output_token_ids, sequence.finish_reason) == (self.tokens(), LENGTH)
+
+    def test_at_the_end_of_sequence_token(self) -> None:
+        token, index = self.first_of_a_kind()
+        (sequence,) = run(make_engine(eos=(199, token)), self.ASKED)
+        assert (sequence.output_token_ids, sequence.finish_reason) == (self.tokens()[: index + 1], STOP)
+
+    def test_not_at_that_token_if_it_is_ignored(self) -> None:
+        token, _ = self.first_of_a_kind()
+        (sequence,) = run(make_engine(eos=(token,)), request("x", 10, 12, ignore_eos=True))
+        assert (sequence.output_token_ids, sequence.finish_reason) == (self.tokens(), LENGTH)
+
+    @pytest.mark.parametrize("ignore_eos", [False, True])
+    def test_at_a_stop_token_of_its_own(self, ignore_eos: bool) -> None:
+        token, index = self.first_of_a_kind()
+        stops = request("x", 10, 12, stop_token_ids=(198, token), ignore_eos=ignore_eos)
+        other = request("y", 10, 12, prompt_of="x")
+        sequence, neighbour = run(make_engine(), stops, other)
+        assert (sequence.output_token_ids, sequence.finish_reason) == (self.tokens()[: index + 1], STOP)
+        assert neighbour.output_token_ids == self.tokens()
+
+    def test_at_a_stop_token_that_is_its_last(self) -> None:
+        token, index = self.first_of_a_kind()
+        (sequence,) = run(make_engine(eos=(token,)), request("x", 10, index + 1))
+        assert sequence.finish_reason is STOP
+
+    def test_not_at_a_stop_token_in_its_prompt(self) -> None:
+        in_prompt = next(token for token in self.ASKED.prompt_token_ids if token not in self.tokens())
+        (sequence,) = run(make_engine(eos=(in_prompt,)), request("x", 10, 12, stop_token_ids=(in_prompt,)))
+        assert (sequence.output_token_ids, sequence.finish_reason) == (self.tokens(), LENGTH)
+
+
+class TestStreams:
+    def test_each_sees_its_tokens_in_order_and_one_end(self) -> None:
+        """Under preemption too: what was sent is not sent again."""
+        engine = make_engine(admission_reserve=0, max_batched_tokens=16)
+        asked = [request(f"r{index}", 20, 25) for index in range(4)]
+        streams = [Stream() for _ in asked]
+        sequences = [engine.submit(each, stream) for each, stream in zip(asked, streams, strict=True)]
+        drain(engine)
+        assert any(sequence.preemptions for sequence in sequences)
+        for each, stream in zip(asked, streams, strict=True):
+            assert stream.tokens == expected_tokens(each)
+            assert stream.ends == [LENGTH]
+            assert stream.outputs[-1].finish_reason is LENGTH
+            assert {output.request_id for output in stream.outputs} == {each.request_id}
+            assert all(output.error is None for output in stream.outputs)
+
+    def test_a_token_is_sent_in_the_step_that_made_it(self) -> None:
+        engine, stream = make_engine(max_batched_tokens=8), Stream()
+        engine.submit(request("x", 20, 4), stream)
+        seen = []
+        while engine.has_work():
+            engine.step()
+            seen.append(len(stream.tokens))
+        assert seen == [0, 0, 1, 2, 3, 4, 4]
+
+    def test_a_request_without_one_is_served(self) -> None:
+        (sequence,) = run(make_engine(), request("x", 10, 3))
+        assert sequence.output_token_ids == expected_tokens(sequence.request)
+
+
+def aborting(engine: Engine, request_id: str) -> Sink:
+    """A sink that takes a request back at whatever it is given."""
+
+    def sink(output: StepOutput) -> None:
+        engine.abort(request_id)
+
+    return sink
+
+
+class TestSinksThatAbort:
+    """A server finds a stop string in what it streams, and takes the request back from inside its sink."""
+
+    KNOWN = "Engine._finish calls the sink before it forgets the request"
+
+    @pytest.mark.xfail(strict=True, raises=RecursionError, reason=KNOWN)
+    @pytest.mark.parametrize("max_tokens", [1, 5])
+    def test_their_own_request(self, max_tokens: int) -> None:
+        engine, stream = make_engine(), Stream()
+        asked = request("x", 5, max_tokens)
+
+        def sink(output: StepOutput) -> None:
+            stream(output)
+            engine.abort("x")
+
+        engine.submit(asked, sink)
+        drain(engine)
+        assert stream.tokens == expected_tokens(asked)[:1]
+        assert stream.ends == [LENGTH if max_tokens == 1 else ABORTED]
+
+    @pytest.mark.xfail(strict=True, raises=KeyError, reason="Engine._account ends a sequence that has ended")
+    def test_another_request_of_the_same_step(self) -> None:
+        engine, stream = make_engine(), Stream()
+        engine.submit(request("x", 5, 4), aborting(engine, "y"))
+        engine.submit(request("y", 5, 1), stream)
+        drain(engine)
+        assert stream.ends == [ABORTED]
+
+    @pytest.mark.xfail(strict=True, raises=KeyError, reason="Engine.step fails a sequence that has ended")
+    def test_another_request_of_a_step_that_fails(self) -> None:
+        engine, stream = make_engine(executor=FailingExecutor("x")), Stream()
+        engine.submit(request("x", 5, 4), aborting(engine, "y"))
+        engine.submit(request("y", 5, 4), stream)
+        drain(engine)
+        assert stream.ends == [ABORTED]
+
+
+def test_a_sequence_that_outgrows_what_is_left_of_the_pool_fails_alone() -> None:
+    """12 of 24 blocks belong to a slot that is not the engine's."""
+    engine, stream = make_engine(), Stream()
+    held = engine.pool.allocate_slot(48)
+    engine.submit(request("grows", 40, 30), stream)
+    while engine.has_work():
+        engine.step()
+    assert stream.tokens == expected_tokens(request("grows", 40, 30))[:9]
+    assert stream.ends == [FAILED]
+    assert "out of KV blocks: 1 wanted" in (stream.outputs[-1].error or "")
+    engine.pool.free_slot(held)
+    (after,) = run(engine, request("after", 40, 30))
+    assert after.output_token_ids == expected_tokens(after.request)
+
+
+def test_two_engines_in_one_process_share_nothing() -> None:
+    """Stepped in turn, with the same request ids; one of them fails a step."""
+    failing = FailingExecutor("b")
+    engines = [make_engine(), make_engine(executor=failing, max_batched_tokens=9), make_engine(slotted_pool())]
+    asked = [[request(name, 8 + 5 * index, 6) for name in "abc"] for index in range(3)]
+    sequences = [
+        [engine.submit(each) for each in requests] for engine, requests in zip(engines, asked, strict=True)
+    ]
+    while any(engine.has_work() for engine in engines):
+        for engine in engines:
+            engine.step()
+            assert engine.pool.audit() == []
+    for engine in engines:
+        assert_empty(engine)
+    for index in (0, 2):
+        assert [s.output_token_ids for s in sequences[index]] == [expected_tokens(each) for each in asked[index]]
+    assert sequences[1][1].finish_reason is FAILED
+    assert all(s.finish_reason is LENGTH for s in sequences[0] + sequences[2])
+
+
+def test_an_idle_engine_has_nothing_to_do() -> None:
+    executor = RecordingExecutor()
+    engine = make_engine(executor=executor)
+    assert engine.step() is None
+    assert not engine.has_work()
+    assert engine.next_wakeup() is None
+    assert executor.steps == []

@@ -1,0 +1,79 @@
+"""What a step says about itself is what happened."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvlab.core import StepPlan, StepRecord
+from kvlab.engine.clock import WallClock
+from kvlab.kv.view import CacheView
+from tests.engine.support import LogicalClock, RecordingExecutor, drain, make_engine, request, slotted_pool, steps
+
+
+class SlowExecutor(RecordingExecutor):
+    """Each step takes a second of the test's clock."""
+
+    def __init__(self, clock: LogicalClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
+        self._clock.time += 1.0
+        return super().execute(plan, view)
+
+
+def test_times_are_those_of_the_engines_clock() -> None:
+    clock = LogicalClock()
+    engine = make_engine(executor=SlowExecutor(clock), clock=clock, max_batch_size=1)
+    first, second = (engine.submit(request(name, 4, 3)) for name in "ab")
+    clock.time = 10.0
+    records = drain(engine)
+    assert (first.scheduled_s, first.token_times_s, first.finished_s) == (10.0, [11.0, 12.0, 13.0], 13.0)
+    assert (second.scheduled_s, second.token_times_s, second.finished_s) == (13.0, [14.0, 15.0, 16.0], 16.0)
+    assert [(record.start_s, record.end_s) for record in records] == [(at, at + 1) for at in range(10, 16)]
+    assert {record.execute_ms for record in records} == {1000.0}
+    assert {record.schedule_ms for record in records} == {0.0}
+
+
+def test_the_first_admission_is_when_a_preempted_sequence_was_scheduled() -> None:
+    clock = LogicalClock()
+    engine = make_engine(executor=SlowExecutor(clock), clock=clock, admission_reserve=0)
+    sequences = [engine.submit(request(name, 20, 30)) for name in "abc"]
+    drain(engine)
+    assert sequences[2].preemptions
+    assert sequences[2].scheduled_s == 0.0
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_counts_add_up(contiguous: bool) -> None:
+    engine = make_engine(slotted_pool(2) if contiguous else None, max_batched_tokens=16, admission_reserve=0)
+    sequences = [engine.submit(request(f"r{index}", 11 + index, 20)) for index in range(5)]
+    records: list[StepRecord] = []
+    for record in steps(engine):
+        if record is None:
+            continue
+        records.append(record)
+        stats = engine.pool.stats()
+        assert (record.blocks_in_use, record.tokens_in_use) == (stats.blocks_in_use, stats.tokens_stored)
+        assert (record.blocks_total, record.block_token_slots) == (stats.blocks_total, stats.block_size)
+        assert 0 < record.batch_seqs <= record.running
+    assert [record.index for record in records] == list(range(len(records)))
+    total = engine.pool.stats()
+    assert sum(record.blocks_allocated for record in records) == total.blocks_allocated
+    last_release = total.blocks_freed - sum(record.blocks_freed for record in records)
+    assert last_release == records[-1].blocks_in_use  # given back by a step that had nothing to run
+    decode = sum(record.decode_tokens for record in records)
+    prefill = sum(record.prefill_tokens for record in records)
+    computed = sum(len(sequence.token_ids) - 1 + sequence.recomputed_tokens for sequence in sequences)
+    assert decode + prefill == computed
+    assert sum(record.recomputed_tokens for record in records) == sum(s.recomputed_tokens for s in sequences)
+
+
+def test_wall_clock_counts_seconds_from_its_restart() -> None:
+    clock = WallClock()
+    clock.wait_until(0.1)
+    before = clock.now()
+    assert before >= 0.1
+    clock.restart()
+    assert clock.now() < before
+    clock.wait_until(-1.0)  # has passed

@@ -1,0 +1,57 @@
+"""Every choice of every group composes into a checked configuration, and every named combination too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+import src.run
+from kvlab.config import RunConfig
+from kvlab.models.families import decoder_config
+
+CONF = Path(src.run.ROOT) / "conf"
+NEEDS = {"model=checkpoint": ["model.path=somewhere"], "workload=jsonl": ["workload.path=somewhere"]}
+CHOICES = sorted(f"{file.parent.name}={file.stem}" for file in CONF.glob("*/*.yaml"))
+MODELS = sorted(file.stem for file in CONF.glob("model/*.yaml") if file.stem != "checkpoint")
+
+
+def compose_run(*overrides: str) -> RunConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = OmegaConf.to_object(compose("run", list(overrides)))
+    assert isinstance(config, RunConfig)
+    return config
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_choice_composes(choice: str) -> None:
+    compose_run(choice, *NEEDS.get(choice, []))
+
+
+@pytest.mark.parametrize("file", sorted(CONF.glob("**/*.yaml")), ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_first_line_says_what_it_is_for(file: Path) -> None:
+    lines = file.read_text().splitlines()
+    assert lines[1 if "@package" in lines[0] else 0].startswith("# ")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "bytes_per_token"),
+    [
+        # published parameter counts; 2 x layers x kv_heads x head_dim x 2 bytes
+        ("qwen3_4b", 4.02e9, 147_456),
+        ("qwen3_0_6b", 0.596e9, 114_688),
+        ("llama3_2_1b", 1.236e9, 32_768),
+        ("llama3_2_3b", 3.213e9, 114_688),
+        ("qwen3_mini", 41.56e6, 8_192),
+    ],
+)
+def test_model_has_its_published_size(name: str, parameters: float, bytes_per_token: int) -> None:
+    config = decoder_config(compose_run(f"model={name}").model)
+    assert config.num_parameters == pytest.approx(parameters, rel=0.005)
+    assert config.kv_spec("bfloat16").bytes_per_token == bytes_per_token
+
+
+def test_every_model_is_checked_above() -> None:
+    assert MODELS == ["llama3_2_1b", "llama3_2_3b", "qwen3_0_6b", "qwen3_4b", "qwen3_mini"]

@@ -1,0 +1,108 @@
+"""The figures of a run, on logs small enough to compute by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvlab.core import FinishReason, Request, SamplingParams, Sequence, StepRecord
+from kvlab.kv.sizing import PoolSize
+from kvlab.kv.stats import PoolStats
+from kvlab.lab.drive import RunLog
+from kvlab.lab.metrics import latencies_ms, run_metrics
+from kvlab.lab.progress import RemainingTime
+
+POOL = PoolSize(num_blocks=10, block_size=4, bytes_per_token=8)
+FINAL = PoolStats(4, 10, 0, 0, 0, 320, blocks_allocated=7, blocks_freed=7)
+
+
+def sequence(arrival: float, prompt: int, times: list[float], **fields: object) -> Sequence:
+    request = Request("r", tuple(range(prompt)), SamplingParams(max_tokens=len(times)), arrival)
+    result = Sequence(request, token_ids=list(range(prompt + len(times))), token_times_s=times, **fields)  # type: ignore[arg-type]
+    result.finish_reason = result.finish_reason or FinishReason.LENGTH
+    return result
+
+
+def step(
+    start: float, end: float, *, running: int = 1, blocks: int = 1, tokens: int = 1, **fields: int
+) -> StepRecord:
+    counts = dict.fromkeys(
+        ("index", "waiting", "batch_seqs", "prefill_tokens", "decode_tokens", "recomputed_tokens", "preempted"), 0
+    )
+    return StepRecord(
+        start_s=start,
+        end_s=end,
+        running=running,
+        blocks_total=10,
+        blocks_in_use=blocks,
+        block_token_slots=4,
+        tokens_in_use=tokens,
+        blocks_allocated=0,
+        blocks_freed=0,
+        schedule_ms=1.0,
+        execute_ms=2.0,
+        **{**counts, **fields},
+    )
+
+
+def test_latencies_count_from_the_arrival() -> None:
+    found = latencies_ms([sequence(1.0, 3, [1.5, 1.75, 2.5], scheduled_s=1.25)])
+    assert found == {"ttft": [500], "e2el": [1500], "queue": [250], "tpot": [500], "itl": [250, 750]}
+
+
+def test_one_token_has_no_time_per_output_token() -> None:
+    found = latencies_ms([sequence(0.0, 3, [0.5], scheduled_s=0.0)])
+    assert found["tpot"] == found["itl"] == []
+
+
+def test_throughput_counts_tokens_of_every_request() -> None:
+    log = RunLog(
+        sequences=[
+            sequence(0.0, 6, [1.0, 2.0], scheduled_s=0.0, high_water=7),
+            sequence(0.0, 8, [4.0], scheduled_s=0.0, high_water=5, finish_reason=FinishReason.ABORTED),
+        ],
+        duration_s=4.0,
+    )
+    metrics = run_metrics(log, POOL, FINAL, leaked_blocks=0)
+    assert metrics["tokens/prompt"] == 6 + 5  # of the second only five were computed
+    assert metrics["tokens/output"] == 3
+    assert metrics["throughput/output_tokens_per_s"] == 0.75
+    assert metrics["throughput/total_tokens_per_s"] == 3.5
+    assert metrics["requests/completed"] == 1
+    assert metrics["throughput/requests_per_s"] == 0.25
+    assert metrics["latency/ttft_ms_p50"] == 1000  # completed requests alone
+    assert metrics["kv/blocks_allocated_per_s"] == 1.75
+
+
+def test_memory_means_are_weighted_by_time() -> None:
+    steps = [step(0, 3, running=2, blocks=4, tokens=12), step(3, 4, running=4, blocks=8, tokens=16)]
+    metrics = run_metrics(RunLog(steps=steps, duration_s=4.0), POOL, FINAL, leaked_blocks=0)
+    assert metrics["capacity/peak_running"] == 4
+    assert metrics["capacity/mean_running"] == 2.5
+    assert metrics["kv/block_utilization_mean"] == pytest.approx(50)
+    assert metrics["kv/block_utilization_peak"] == pytest.approx(80)
+    assert metrics["kv/token_utilization_mean"] == pytest.approx(100 * (0.75 * 12 + 0.25 * 16) / 40)
+    assert metrics["kv/internal_fragmentation_mean"] == pytest.approx(100 * (0.75 * 0.25 + 0.25 * 0.5))
+
+
+def test_a_run_without_steps_has_no_made_up_figures() -> None:
+    metrics = run_metrics(RunLog(), POOL, FINAL, leaked_blocks=0)
+    assert not [name for name in metrics if name.startswith(("latency/", "throughput/"))]
+    assert metrics["capacity/kv_bytes"] == 320
+
+
+def test_time_left_learns_what_prefill_and_decode_cost() -> None:
+    requests = [Request(f"r{i}", tuple(range(100)), SamplingParams(max_tokens=51)) for i in range(10)]
+    left = RemainingTime(requests)
+    assert left.seconds(0.0) is None
+    clock = 0.0
+    for prefill, decode in [(100, 0), (100, 1), (100, 2), (100, 3)]:
+        cost = prefill * 0.001 + decode * 0.02
+        left.observe(step(clock, clock + cost, prefill_tokens=prefill, decode_tokens=decode))
+        clock += cost
+    assert left.seconds(clock) == pytest.approx(600 * 0.001 + (500 - 6) * 0.02)
+
+
+def test_time_left_waits_for_the_last_arrival() -> None:
+    left = RemainingTime([Request("r", (1, 2), SamplingParams(max_tokens=2), arrival_s=30.0)])
+    left.observe(step(0, 1, prefill_tokens=2))
+    assert left.seconds(10.0) == pytest.approx(20.0)

@@ -1,0 +1,20 @@
+"""Small pools for tests."""
+
+from __future__ import annotations
+
+from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.pool import KVCachePool
+from kvlab.kv.spec import KVSpec
+from kvlab.kv.storage import KVStorage
+
+SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=4, dtype="float32")
+
+
+def paged(num_blocks: int = 16, block_size: int = 4, max_seq_len: int = 40) -> PagedKVCachePool:
+    return PagedKVCachePool(num_blocks, block_size, max_seq_len, KVStorage(SPEC, num_blocks, block_size))
+
+
+def store(pool: KVCachePool, slots: list[int], new: list[int]) -> None:
+    """Make tokens part of the sequences, without writing any."""
+    pool.reserve(slots, new)
+    pool.view(slots, new).advance()

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from kvlab.config import KVConfig
+from kvlab.errors import CapacityError, ConfigError, KvlabError
+from kvlab.kv.contiguous import SlottedKVCachePool
+from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.sizing import PoolSize, check_longest_sequence, size_pool
+from kvlab.kv.spec import KVSpec
+from kvlab.kv.storage import KVStorage
+
+SPEC = KVSpec(num_layers=28, num_kv_heads=8, head_dim=128, dtype="bfloat16")  # Qwen3-0.6B: 112 KiB per token
+TINY = KVSpec(num_layers=2, num_kv_heads=2, head_dim=4, dtype="float32")  # 128 bytes per token
+
+backends = pytest.mark.parametrize("backend", ["paged", "contiguous"])
+
+
+def test_bytes_per_token_count_k_and_v_of_kv_heads_on_every_layer() -> None:
+    assert SPEC.bytes_per_token == 2 * 28 * 8 * 128 * 2 == 112 * 1024
+    assert KVSpec(1, 1, 1, "float32").bytes_per_token == 8
+    assert KVSpec(1, 1, 1, "float16").bytes_per_token == 4
+
+
+def test_pool_size_is_what_the_tensors_take() -> None:
+    size = PoolSize(num_blocks=5, block_size=4, bytes_per_token=TINY.bytes_per_token)
+    storage = KVStorage(TINY, 5, 4)
+    assert size.token_slots == 20
+    assert size.num_bytes == storage.num_bytes == storage.keys.nbytes + storage.values.nbytes
+
+
+def test_num_blocks_of_pages_are_taken_as_they_are() -> None:
+    kv = KVConfig(backend="paged", block_size=16, num_blocks=100)
+    assert size_pool(kv, SPEC, max_batch_size=8, max_seq_len=1024) == PoolSize(100, 16, SPEC.bytes_per_token)
+
+
+def test_num_blocks_of_contiguous_slots_are_as_many_as_the_tokens_of_those_pages_hold() -> None:
+    kv = KVConfig(backend="contiguous", block_size=16, num_blocks=200)
+    assert size_pool(kv, SPEC, max_batch_size=8, max_seq_len=1024) == PoolSize(3, 1024, SPEC.bytes_per_token)
+
+
+@pytest.mark.parametrize(
+    ("backend", "memory", "blocks"),
+    [("paged", "1GiB", 585), ("contiguous", "1GiB", 9), ("paged", "1792KiB", 1), ("contiguous", "112MiB", 1)],
+)
+def test_memory_is_rounded_down_to_whole_blocks(backend: str, memory: str, blocks: int) -> None:
+    kv = KVConfig(backend=backend, memory=memory)
+    size = size_pool(kv, SPEC, max_batch_size=8, max_seq_len=1024)
+    assert size.num_blocks == blocks
+    assert size.block_size == (16 if backend == "paged" else 1024)
+
+
+@backends
+def test_with_neither_the_pool_has_the_bytes_of_contiguous_slots(backend: str) -> None:
+    size = size_pool(KVConfig(backend=backend), SPEC, max_batch_size=8, max_seq_len=1024)
+    assert size.num_bytes == 8 * 1024 * SPEC.bytes_per_token
+    assert size.num_blocks == (8 * 64 if backend == "paged" else 8)
+
+
+def test_giving_both_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"kv\.memory=1GiB: kv\.num_blocks=4 is given too"):
+        KVConfig(num_blocks=4, memory="1GiB")
+
+
+kv_settings = st.one_of(
+    st.builds(lambda blocks: {"num_blocks": blocks}, st.integers(1, 500)),
+    st.builds(
+        lambda count, unit: {"memory": f"{count}{unit}"}, st.integers(1, 900), st.sampled_from(["B", "KB", "KiB"])
+    ),
+    st.just({}),
+)
+
+
+@given(
+    setting=kv_settings,
+    block_size=st.integers(1, 40),
+    max_batch_size=st.integers(1, 9),
+    max_seq_len=st.integers(1, 100),
+)
+def test_never_more_bytes_than_asked_and_at_most_one_block_less(
+    setting: dict[str, int | str], block_size: int, max_batch_size: int, max_seq_len: int
+) -> None:
+    if "num_blocks" in setting:
+        asked = int(setting["num_blocks"]) * block_size * TINY.bytes_per_token
+    elif "memory" in setting:
+        count, unit = re.fullmatch(r"(\d+)(\w+)", str(setting["memory"])).groups()  # type: ignore[union-attr]
+        asked = int(count) * {"B": 1, "KB": 1000, "KiB": 1024}[unit]
+    else:
+        asked = max_batch_size * max_seq_len * TINY.bytes_per_token
+    for backend, tokens in (("paged", block_size), ("contiguous", max_seq_len)):
+        kv = KVConfig(backend=backend, block_size=block_size, **setting)  # type: ignore[arg-type]
+        block_bytes = tokens * TINY.bytes_per_token
+        if asked < block_bytes:
+            with pytest.raises(CapacityError):
+                size_pool(kv, TINY, max_batch_size=max_batch_size, max_seq_len=max_seq_len)
+            continue
+        size = size_pool(kv, TINY, max_batch_size=max_batch_size, max_seq_len=max_seq_len)
+        assert size.block_size == tokens
+        assert asked - block_bytes < size.num_bytes <= asked
+
+
+class TestTooSmall:
+    @pytest.mark.parametrize(
+        ("kv", "setting", "what"),
+        [
+            (KVConfig(memory="1MiB"), "kv.memory=1MiB holds 9 tokens at 112.0 KiB each", "a block of 16"),
+            (KVConfig(backend="contiguous", num_blocks=3), "kv.num_blocks=3 holds 48 tokens", "one slot of 1024"),
+            (KVConfig(block_size=9000), "scheduler.max_batch_size=8 holds 8192 tokens", "a block of 9000"),
+        ],
+        ids=["memory", "num_blocks", "neither"],
+    )
+    def test_names_the_setting_and_what_it_holds(self, kv: KVConfig, setting: str, what: str) -> None:
+        with pytest.raises(CapacityError) as caught:
+            size_pool(kv, SPEC, max_batch_size=8, max_seq_len=1024)
+        assert setting in str(caught.value)
+        assert f"less than {what}" in str(caught.value)
+
+    @given(
+        backend=st.sampled_from(["paged", "contiguous"]),
+        block_size=st.integers(1, 300),
+        max_seq_len=st.integers(1, 999),
+    )
+    def test_what_the_message_advises_fits_one(self, backend: str, block_size: int, max_seq_len: int) -> None:
+        kv = KVConfig(backend=backend, block_size=block_size, memory="100B")
+        with pytest.raises(CapacityError) as caught:
+            size_pool(kv, TINY, max_batch_size=1, max_seq_len=max_seq_len)
+        advice = KVConfig(backend=backend, block_size=block_size, memory=_advised_memory(caught.value))
+        size = size_pool(advice, TINY, max_batch_size=1, max_seq_len=max_seq_len)
+        assert size.num_blocks >= 1
+        assert size.num_bytes < size.block_size * TINY.bytes_per_token + 1024
+
+
+class TestLongestSequence:
+    def test_one_that_fits_exactly_is_fine(self) -> None:
+        check_longest_sequence(PoolSize(4, 16, 128), 64)
+
+    def test_one_token_more_is_refused_with_what_would_fit(self) -> None:
+        with pytest.raises(CapacityError) as caught:
+            check_longest_sequence(PoolSize(4, 16, 128), 65)
+        message = str(caught.value)
+        assert "4 blocks of 16 tokens (64 tokens, 8.0 KiB)" in message
+        assert "65 tokens, which needs 5 blocks" in message
+        assert "kv.num_blocks=5" in message
+
+    @given(num_blocks=st.integers(1, 20), block_size=st.integers(1, 33), longest=st.integers(1, 900))
+    def test_both_pieces_of_advice_fit(self, num_blocks: int, block_size: int, longest: int) -> None:
+        size = PoolSize(num_blocks, block_size, TINY.bytes_per_token)
+        assume(longest > size.token_slots)
+        with pytest.raises(CapacityError) as caught:
+            check_longest_sequence(size, longest)
+        blocks = int(re.search(r"kv\.num_blocks=(\d+)", str(caught.value))[1])  # type: ignore[index]
+        for kv in (
+            KVConfig(block_size=block_size, num_blocks=blocks),
+            KVConfig(block_size=block_size, memory=_advised_memory(caught.value)),
+        ):
+            check_longest_sequence(size_pool(kv, TINY, max_batch_size=1, max_seq_len=longest), longest)
+
+
+class TestPoolsOfNoBlock:
+    def test_paged_says_what_one_sequence_needs(self) -> None:
+        with pytest.raises(
+            CapacityError, match=r"0 blocks holds no sequence; one of 100 tokens needs 7 blocks of 16"
+        ):
+            PagedKVCachePool(0, 16, 100)
+
+    def test_contiguous_too(self) -> None:
+        with pytest.raises(CapacityError, match=r"one of 100 tokens needs 1 blocks of 100 tokens"):
+            SlottedKVCachePool(0, 100)
+
+
+def test_a_cache_larger_than_memory_is_a_capacity_error_with_its_size() -> None:
+    with pytest.raises(
+        CapacityError, match=r"KV cache of 1000000000000 blocks of 4096 tokens .* does not fit on cpu"
+    ):
+        KVStorage(SPEC, 10**12, 4096)
+
+
+def _advised_memory(error: KvlabError) -> str:
+    found = re.search(r"kv\.memory=(\d+KiB)", str(error))
+    assert found is not None
+    return found[1]
