@@ -34,7 +34,7 @@ class Server:
         """A server of this model with this much memory for K and V."""
         longest = size.count * size.tokens if size.paged else size.tokens
         pool = size.build(model.config.kv_spec("float32"), longest)
-        scheduler = build_scheduler(scheduling, pool.block_size)
+        scheduler = build_scheduler(scheduling)
         engine = Engine(pool, scheduler, TorchExecutor(model.decoder, Sampler()), WallClock())
         return cls(engine, Memory(pool))
 

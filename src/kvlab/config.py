@@ -225,6 +225,13 @@ class TrackingConfig:
 
 
 @dataclass
+class DebugConfig:
+    """Checks that cost time: `audit` looks for a broken invariant of the pool after every step."""
+
+    audit: bool = False
+
+
+@dataclass
 class RunConfig:
     """One run. `tags` go to the tracking store as they are; `optimize` names the metric a sweeper is given."""
 
@@ -235,6 +242,7 @@ class RunConfig:
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    debug: DebugConfig = field(default_factory=DebugConfig)
     seed: int = 0
     run_name: str | None = None
     tags: dict[str, str] = field(default_factory=dict)

@@ -55,6 +55,10 @@ class SlotError(KvlabError, ValueError):
     """A slot that is not live, or a length the slot cannot take; nothing was changed."""
 
 
+class AuditError(KvlabError, RuntimeError):
+    """An invariant of the pool is broken: a defect of kvlab, found by an audit."""
+
+
 class BackendError(KvlabError, ValueError):
     """An attention backend that does not exist or cannot compute what was asked of it."""
 

@@ -154,7 +154,7 @@ def make_engine(
     config = SchedulerConfig(**({"max_batch_size": 8, "max_batched_tokens": 64} | scheduler))
     return Engine(
         pool,
-        build_scheduler(config, pool.block_size),
+        build_scheduler(config),
         executor or TorchExecutor(tiny_decoder(), Sampler()),
         clock or LogicalClock(),
         eos_token_ids=eos,

@@ -147,11 +147,25 @@ class BlockAllocator:
         """
         if owner is not None:
             self._check_owner(blocks, owner)
-        released = blocks if self._take_exclusive(blocks) else self._take(blocks)
+        references, done = self._references, 0
+        released: Sequence[int] = blocks
+        try:
+            for block in blocks:
+                # A negative id would count from the list's end, and True pass for 1.
+                if references[block] != 1 or block < 0 or type(block) is not int:
+                    break
+                references[block] = 0
+                done += 1
+        except (IndexError, TypeError):
+            pass
+        if done != len(blocks):  # a shared block, or a mistake: take back, and look at each
+            for block in blocks[:done]:
+                references[block] = 1
+            released = self._drop_references(blocks)
         if self._content:
             self._enqueue(released)
         else:
-            self._scratch += reversed(released)
+            self._scratch += released[::-1]
         self.num_references -= len(blocks)
         self.total_freed += len(released)
         if owner is not None:
@@ -215,26 +229,7 @@ class BlockAllocator:
         self.total_freed += len(lost)
         return len(lost)
 
-    def _take_exclusive(self, blocks: Sequence[int]) -> bool:
-        """Drop the one reference that each block has; False, changing nothing, if that is not how it is."""
-        references = self._references
-        done = 0
-        try:
-            for block in blocks:
-                # A negative id would count from the list's end, and True pass for 1.
-                if references[block] != 1 or block < 0 or type(block) is not int:
-                    break
-                references[block] = 0
-                done += 1
-        except (IndexError, TypeError):
-            pass
-        if done == len(blocks):
-            return True
-        for block in blocks[:done]:
-            references[block] = 1
-        return False
-
-    def _take(self, blocks: Sequence[int]) -> list[int]:
+    def _drop_references(self, blocks: Sequence[int]) -> list[int]:
         """Drop a reference of each block; returns those with none left. Raises BlockError, changing nothing."""
         for block, times in Counter(blocks).items():
             self._check_id(block)

@@ -11,7 +11,9 @@ from typing import Any
 from rich.console import Console
 
 from kvlab.config import RunConfig, format_bytes
-from kvlab.errors import CapacityError, KvlabError, TrackingError
+from kvlab.core import StepRecord
+from kvlab.engine.engine import Engine
+from kvlab.errors import AuditError, CapacityError, KvlabError, TrackingError
 from kvlab.lab.artifacts import write_artifacts
 from kvlab.lab.build import RunPlan, build_engine, plan_run
 from kvlab.lab.drive import RunLog, completed, drive
@@ -69,7 +71,13 @@ def execute(config: RunConfig, context: RunContext) -> RunResult:
     try:
         engine = build_engine(plan)
         with stop_on_signal(context.console) as stop, RunProgress(plan.requests, context.console) as progress:
-            log = drive(engine, plan.requests, should_stop=lambda: stop.is_set, on_step=progress)
+
+            def after_step(log: RunLog, record: StepRecord | None) -> None:
+                if config.debug.audit:
+                    _check(engine, log)
+                progress(log, record)
+
+            log = drive(engine, plan.requests, should_stop=lambda: stop.is_set, on_step=after_step)
         findings = engine.pool.audit()
         for finding in findings:
             context.console.print(f"[red]audit: {finding}[/]")
@@ -165,6 +173,14 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
         elif value != {}:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def _check(engine: Engine, log: RunLog) -> None:
+    """Raise AuditError if the pool is not sound."""
+    findings = engine.pool.audit()
+    if findings:
+        shown = "; ".join(str(finding) for finding in findings[:5])
+        raise AuditError(f"after step {len(log.steps)}: {len(findings)} broken invariant(s): {shown}")
 
 
 def _failure(error: KvlabError) -> RunStatus:
