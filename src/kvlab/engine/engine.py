@@ -20,6 +20,7 @@ from kvlab.engine.executor import Executor
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.errors import OutOfBlocksError, RequestRefusedError
 from kvlab.kv.pool import CachePoolProtocol
+from kvlab.kv.view import CacheView
 
 Sink = Callable[[StepOutput], None]
 
@@ -92,8 +93,9 @@ class Engine:
         if request_id not in self._live:
             return False
         for sequence in list(self._live[request_id]):
-            self.scheduler.drop(sequence)
-            self._finish(sequence, FinishReason.ABORTED)
+            if sequence.finish_reason is None:  # a reader of the one before may have been faster
+                self.scheduler.drop(sequence)
+                self._finish(sequence, FinishReason.ABORTED)
         return True
 
     def next_wakeup(self) -> float | None:
@@ -115,8 +117,9 @@ class Engine:
             return None
         running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
         decode_tokens = plan.num_decode_tokens
+        view = self._view(plan)
         launched = self.clock.now()
-        recomputed = self._run(plan) if plan.scheduled else 0
+        recomputed = self._run(plan, view) if plan.scheduled else 0
         end = self.clock.now()
         after = self.pool.stats()
         self._steps += 1
@@ -150,16 +153,19 @@ class Engine:
             execute_ms=(end - launched) * 1000,
         )
 
-    def _run(self, plan: StepPlan) -> int:
-        """Compute the plan's batch; returns how many of its tokens had been computed before."""
+    def _view(self, plan: StepPlan) -> CacheView:
         slots = [_slot(entry.sequence) for entry in plan.scheduled]
-        view = self.pool.view(slots, [entry.num_tokens for entry in plan.scheduled])
+        return self.pool.view(slots, [entry.num_tokens for entry in plan.scheduled])
+
+    def _run(self, plan: StepPlan, view: CacheView) -> int:
+        """Compute the plan's batch; returns how many of its tokens had been computed before."""
         try:
             tokens = self._executor.execute(plan, view)
         except Exception as error:  # whatever the model raised ends this step's sequences, not the engine
             view.rollback()
             for entry in plan.scheduled:
-                self._finish(entry.sequence, FinishReason.FAILED, f"{type(error).__name__}: {error}")
+                if entry.sequence.finish_reason is None:
+                    self._finish(entry.sequence, FinishReason.FAILED, f"{type(error).__name__}: {error}")
             return 0
         except BaseException:
             view.rollback()
@@ -237,11 +243,15 @@ class Engine:
             sequence.high_water = max(sequence.high_water, sequence.num_computed)
             sequence.recomputed_tokens += again
             recomputed += again
-            if samples:
-                if sequence.siblings and not sequence.num_output_tokens:
-                    self._fork(sequence)
-                self._append(sequence, next(sampled), now)
-                grown.append(sequence)
+            if not samples:
+                continue
+            token = next(sampled)
+            if sequence.finish_reason is not None:  # aborted by whoever read another's token of this step
+                continue
+            if sequence.siblings and not sequence.num_output_tokens:
+                self._fork(sequence)
+            self._append(sequence, token, now)
+            grown.append(sequence)
         self.pool.extend_tokens([_slot(s) for s in grown], [s.token_ids[-1] for s in grown])
         return recomputed
 
@@ -274,7 +284,9 @@ class Engine:
         elif sequence.num_output_tokens >= sampling.max_tokens:
             self._finish(sequence, FinishReason.LENGTH, token=token)
         else:
-            self._emit(sequence, StepOutput(sequence.request.request_id, token, index=sequence.index))
+            sink = self._sinks.get(sequence.request.request_id)
+            if sink is not None:
+                sink(StepOutput(sequence.request.request_id, token, index=sequence.index))
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, error: str | None = None, token: int | None = None
@@ -284,22 +296,20 @@ class Engine:
         sequence.error = error
         sequence.finished_s = self.clock.now() if token is None else sequence.token_times_s[-1]
         request_id = sequence.request.request_id
-        self._emit(sequence, StepOutput(request_id, token, reason, error, sequence.index))
-        self._live[request_id].remove(sequence)
+        sink = self._sinks.get(request_id)
+        live = self._live[request_id]
+        live.remove(sequence)
+        if not live:
+            del self._live[request_id]
+            self._sinks.pop(request_id, None)
+        if sink is not None:  # last, since it may abort this request or another
+            sink(StepOutput(request_id, token, reason, error, sequence.index))
         if reason is FinishReason.FAILED and not sequence.num_output_tokens:
             # Samples that were to start from this one have nothing to start from.
             for sibling in sequence.siblings:
                 if sibling.finish_reason is None and sibling.slot is None:
                     self.scheduler.drop(sibling)
                     self._finish(sibling, reason, error)
-        if not self._live[request_id]:
-            del self._live[request_id]
-            self._sinks.pop(request_id, None)
-
-    def _emit(self, sequence: Sequence, output: StepOutput) -> None:
-        sink = self._sinks.get(sequence.request.request_id)
-        if sink is not None:
-            sink(output)
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.free_slot(_slot(sequence))

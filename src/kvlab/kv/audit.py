@@ -47,7 +47,7 @@ def audit(allocator: BlockAllocator, tables: BlockTables, index: PrefixIndex | N
         if stored > room or tables.lengths[slot] > stored:
             detail = f"{int(tables.lengths[slot])} tokens computed, {stored} stored, blocks for {room}"
             findings.append(Finding("overrun", f"slot {slot}", detail))
-    return findings + (_contents(allocator, tables, index) if index is not None else [])
+    return findings + (_contents(allocator, index) if index is not None else [])
 
 
 def _references(allocator: BlockAllocator, tables: BlockTables) -> list[Finding]:
@@ -62,7 +62,7 @@ def _references(allocator: BlockAllocator, tables: BlockTables) -> list[Finding]
     return findings
 
 
-def _contents(allocator: BlockAllocator, tables: BlockTables, index: PrefixIndex) -> list[Finding]:
+def _contents(allocator: BlockAllocator, index: PrefixIndex) -> list[Finding]:
     findings = []
     indexed = {block for block, _ in index.items()}
     for block in range(allocator.num_blocks):

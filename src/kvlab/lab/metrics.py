@@ -28,7 +28,7 @@ def run_metrics(log: RunLog, pool: PoolSize, *, leaked_blocks: int) -> dict[str,
     def total(name: str) -> int:
         return sum(getattr(step, name) for step in steps)
 
-    prompt_tokens = sum(min(s.high_water, s.num_prompt_tokens) for s in log.sequences)
+    prompt_tokens = sum(min(s.high_water, s.num_prompt_tokens) for s in log.sequences if s.index == 0)
     output_tokens = sum(s.num_output_tokens for s in log.sequences)
     metrics: dict[str, float] = {
         "duration_s": duration,
@@ -39,6 +39,7 @@ def run_metrics(log: RunLog, pool: PoolSize, *, leaked_blocks: int) -> dict[str,
         "requests/preemptions": sum(s.preemptions for s in log.sequences),
         "tokens/prompt": prompt_tokens,
         "tokens/output": output_tokens,
+        "tokens/prefill": total("prefill_tokens"),
         "tokens/recomputed": sum(step.recomputed_tokens for step in steps),
         **{f"kv/{name}": total(name) for name in _KV_COUNTERS},
         "kv/prefix_hit_tokens": total("hit_tokens"),

@@ -55,6 +55,7 @@ SECTIONS: dict[str, list[Row]] = {
         Row("blocks in use, mean", "kv/block_utilization_mean", "%"),
         Row("token slots in use, mean", "kv/token_utilization_mean", "%", more_is_better=True),
         Row("unused part of blocks in use", "kv/internal_fragmentation_mean", "%", more_is_better=False),
+        Row("tokens computed in prefill", "tokens/prefill", digits=0, more_is_better=False),
         Row("prompt tokens found in the cache", "kv/prefix_hit_tokens", digits=0, more_is_better=True),
         Row("blocks saved by sharing, peak", "kv/shared_blocks_peak", digits=0, more_is_better=True),
         Row("cached blocks evicted", "kv/evicted_blocks", digits=0),
