@@ -37,7 +37,7 @@ Feature: A block table says where each token is
       Given a pool of 8 blocks of 16 tokens
       And a sequence "alice" of 40 tokens
       When "alice" ends
-      Then no position of "alice" can be looked up
+      Then no position of "alice" can be looked up, and its slot cannot be given back again
 
   Rule: A token's position resolves to the block and offset that hold its K and V
 

@@ -81,11 +81,16 @@ def mapped_nowhere(memory: Memory, position: int, name: str) -> None:
         memory.pool.tables.locate(memory.slots[name], position)
 
 
-@then(parsers.parse('no position of "{name}" can be looked up'))
+@then(parsers.parse('no position of "{name}" can be looked up, and its slot cannot be given back again'))
 def unmapped(memory: Memory, name: str) -> None:
+    assert name not in memory.slots
+    assert memory.pool.stats().sequences == 0
     for slot in range(8):
         with pytest.raises(SlotError):
             memory.pool.tables.locate(slot, 0)
+        with pytest.raises(SlotError):
+            memory.pool.free_slot(slot)
+    memory.audit()
 
 
 @then(parsers.parse('positions {first:d} to {last:d} of "{name}" are mapped to the block it got'))

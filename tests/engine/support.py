@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -101,10 +101,13 @@ class RecordingExecutor(TorchExecutor):
     def __init__(self) -> None:
         super().__init__(tiny_decoder(), Sampler())
         self.steps: list[dict[str, int]] = []
+        self.sampled: list[int] = []  # tokens that each step returned
 
     def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
         self.steps.append({entry.sequence.request.request_id: entry.num_tokens for entry in plan.scheduled})
-        return super().execute(plan, view)
+        tokens = super().execute(plan, view)
+        self.sampled.append(len(tokens))
+        return tokens
 
     def first_step_of(self, request_id: str) -> int:
         return next(index for index, step in enumerate(self.steps) if request_id in step)
@@ -116,8 +119,10 @@ class FailingExecutor(RecordingExecutor):
     def __init__(self, victim: str) -> None:
         super().__init__()
         self.victim: str | None = victim
+        self.view: CacheView | None = None  # that of the last step
 
     def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
+        self.view = view
         tokens = super().execute(plan, view)
         if self.victim in self.steps[-1]:
             raise ArithmeticError("the device fell over")
@@ -188,6 +193,13 @@ def steps(engine: Engine, limit: int = 2000) -> Iterator[StepRecord | None]:
         assert engine.pool.audit() == []
         yield record
     raise AssertionError(f"the engine still has work after {limit} steps")
+
+
+def step_until(engine: Engine, condition: Callable[[], bool]) -> None:
+    for _ in steps(engine):
+        if condition():
+            return
+    raise AssertionError("the engine came to its end before that")
 
 
 def drain(engine: Engine) -> list[StepRecord]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvlab.core import SequenceStatus
+from kvlab.config import SchedulerConfig
+from kvlab.core import Sequence, SequenceStatus
+from kvlab.engine.scheduler import build_scheduler
 from kvlab.kv.paged import PagedKVCachePool
 from tests.engine.support import (
     RecordingExecutor,
@@ -128,6 +130,22 @@ class TestMemoryBudget:
                 engine.submit(request(f"r{index}", 6, 4))
             peaks.append(max(record.running for record in drain(engine)))
         assert peaks == [1, 6]
+
+
+class TestSlotsOfThePool:
+    """What a scheduler is told, without the pool that has the last word."""
+
+    @pytest.mark.parametrize(("free_slots", "entered"), [(0, 0), (2, 2), (9, 5)])
+    def test_no_more_enter_than_there_are(self, free_slots: int, entered: int) -> None:
+        scheduler = build_scheduler(SchedulerConfig(max_batch_size=8), block_size=4)
+        waiting = [Sequence(request(f"r{index}", 4, 1)) for index in range(5)]
+        for sequence in waiting:
+            scheduler.add(sequence)
+        assert scheduler.admit(0.0, free_slots, None) == scheduler.running == waiting[:entered]
+        assert list(scheduler.waiting) == waiting[entered:]
+        assert [s.status for s in waiting] == [SequenceStatus.RUNNING] * entered + [SequenceStatus.WAITING] * (
+            5 - entered
+        )
 
 
 class TestBlocksFreedInAStep:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import pytest
 
 from kvlab.core import FinishReason, Request, SamplingParams, SequenceStatus, StepOutput
@@ -18,6 +20,8 @@ from tests.engine.support import (
     request,
     run,
     slotted_pool,
+    step_until,
+    steps,
 )
 
 LENGTH, STOP, ABORTED, FAILED = FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORTED, FinishReason.FAILED
@@ -119,8 +123,7 @@ class TestAbort:
         engine, stream = make_engine(admission_reserve=0), Stream()
         kept = [engine.submit(request(name, 20, 30)) for name in "ab"]
         victim = engine.submit(request("c", 20, 30), stream)
-        while not victim.preemptions:
-            engine.step()
+        step_until(engine, lambda: victim.preemptions > 0)
         assert victim.status is SequenceStatus.WAITING
         assert engine.abort("c")
         drain(engine)
@@ -167,6 +170,20 @@ class TestFailedStep:
         assert (sequences["late"].finish_reason, sequences["late"].error) == (LENGTH, None)
         (after,) = run(engine, request("after", 12, 5))
         assert after.output_token_ids == expected_tokens(after.request)
+
+    def test_is_rolled_back(self, make_pool: object) -> None:
+        """What it wrote is part of no sequence, and its view is closed."""
+        pool = make_pool() if callable(make_pool) else None
+        executor = FailingExecutor("bad")
+        engine = make_engine(pool, executor, max_batched_tokens=8)
+        engine.submit(request("bad", 10, 4))
+        record = engine.step()
+        assert record is not None
+        assert (record.prefill_tokens, record.tokens_in_use, record.recomputed_tokens) == (8, 0, 0)
+        assert executor.view is not None
+        with pytest.raises(RuntimeError, match="already advanced or rolled back"):
+            executor.view.advance()
+        drain(engine)
 
     def test_spares_those_that_run_but_had_no_place_in_it(self, make_pool: object) -> None:
         pool = make_pool() if callable(make_pool) else None
@@ -265,8 +282,7 @@ class TestStreams:
         engine, stream = make_engine(max_batched_tokens=8), Stream()
         engine.submit(request("x", 20, 4), stream)
         seen = []
-        while engine.has_work():
-            engine.step()
+        for _ in steps(engine):
             seen.append(len(stream.tokens))
         assert seen == [0, 0, 1, 2, 3, 4, 4]
 
@@ -326,8 +342,9 @@ def test_a_sequence_that_outgrows_what_is_left_of_the_pool_fails_alone() -> None
     engine, stream = make_engine(), Stream()
     held = engine.pool.allocate_slot(48)
     engine.submit(request("grows", 40, 30), stream)
-    while engine.has_work():
+    for _ in range(20):
         engine.step()
+    assert not engine.has_work()
     assert stream.tokens == expected_tokens(request("grows", 40, 30))[:9]
     assert stream.ends == [FAILED]
     assert "out of KV blocks: 1 wanted" in (stream.outputs[-1].error or "")
@@ -344,10 +361,8 @@ def test_two_engines_in_one_process_share_nothing() -> None:
     sequences = [
         [engine.submit(each) for each in requests] for engine, requests in zip(engines, asked, strict=True)
     ]
-    while any(engine.has_work() for engine in engines):
-        for engine in engines:
-            engine.step()
-            assert engine.pool.audit() == []
+    for _ in zip_longest(*(steps(engine) for engine in engines)):
+        pass
     for engine in engines:
         assert_empty(engine)
     for index in (0, 2):

@@ -20,6 +20,7 @@ from tests.engine.support import (
     request,
     run,
     slotted_pool,
+    step_until,
 )
 
 ASKED = [request("a", 21, 9), request("b", 3, 14), request("c", 16, 4), request("d", 17, 7), request("e", 1, 12)]
@@ -67,6 +68,7 @@ class TestTokenBudget:
         executor = RecordingExecutor()
         run(make_engine(executor=executor, max_batched_tokens=8), request("a", 21, 2))
         assert [step["a"] for step in executor.steps] == [8, 8, 5, 1]
+        assert executor.sampled == [0, 0, 1, 1]
 
     def test_decode_goes_before_prefill(self) -> None:
         executor = RecordingExecutor()
@@ -100,8 +102,7 @@ class TestPreemption:
     def test_takes_the_last_admitted_and_never_the_first(self) -> None:
         engine = make_engine(admission_reserve=0)
         sequences = [engine.submit(each) for each in self.ASKED]
-        while not any(sequence.preemptions for sequence in sequences):
-            assert engine.step() is not None
+        step_until(engine, lambda: any(sequence.preemptions for sequence in sequences))
         assert [sequence.preemptions for sequence in sequences] == [0, 0, 1]
         drain(engine)
         assert sequences[0].preemptions == 0

@@ -44,6 +44,15 @@ def test_the_first_admission_is_when_a_preempted_sequence_was_scheduled() -> Non
     assert sequences[2].scheduled_s == 0.0
 
 
+def test_the_last_token_of_a_prompt_is_prefill() -> None:
+    """A prompt of one token, and a chunk that leaves one."""
+    engine = make_engine(max_batched_tokens=8)
+    for each in (request("one", 1, 2), request("nine", 8, 2)):
+        engine.submit(each)
+    records = drain(engine)
+    assert [(record.prefill_tokens, record.decode_tokens) for record in records] == [(8, 0), (1, 1), (0, 1)]
+
+
 @pytest.mark.parametrize("contiguous", [False, True])
 def test_counts_add_up(contiguous: bool) -> None:
     engine = make_engine(slotted_pool(2) if contiguous else None, max_batched_tokens=16, admission_reserve=0)

@@ -39,8 +39,11 @@ class TestSynthetic:
         assert not {a.sampling.seed for a in first} & {b.sampling.seed for b in second}
 
     def test_the_vocabulary_does_not_change_the_lengths(self) -> None:
-        small, large = (build_requests(synthetic(), vocab_size=size, seed=7) for size in (10, 150_000))
-        assert shapes(small) == shapes(large)
+        """Nor those whose tokens take no random number to draw, or more than one."""
+        one, small, large, huge = (
+            build_requests(synthetic(), vocab_size=size, seed=7) for size in (1, 10, 150_000, 3_000_000_000)
+        )
+        assert shapes(one) == shapes(small) == shapes(large) == shapes(huge)
 
     def test_one_request_more_leaves_the_others_as_they_are(self) -> None:
         fewer, more = (build_requests(synthetic(num_requests=n), vocab_size=1000, seed=7) for n in (12, 13))
