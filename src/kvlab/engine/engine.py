@@ -19,7 +19,7 @@ from kvlab.engine.clock import Clock
 from kvlab.engine.executor import Executor
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.errors import OutOfBlocksError, RequestRefusedError
-from kvlab.kv.pool import CachePoolProtocol
+from kvlab.kv.protocol import CachePoolProtocol
 from kvlab.kv.view import CacheView
 
 Sink = Callable[[StepOutput], None]

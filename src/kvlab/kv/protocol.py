@@ -1,0 +1,109 @@
+"""The contract of a KV-cache pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvlab.kv.audit import Finding
+from kvlab.kv.stats import PoolStats
+from kvlab.kv.view import CacheView
+
+Salt = str | int | None
+
+
+class CachePoolProtocol(Protocol):
+    """Memory for the K and V of many sequences. A call that raises has changed nothing."""
+
+    @property
+    def block_size(self) -> int:
+        """Token slots of a block."""
+        ...
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """The longest sequence that fits when it has the pool to itself."""
+        ...
+
+    def allocate_slot(
+        self,
+        initial_tokens: int = 0,
+        token_ids: Sequence[int] | None = None,
+        *,
+        salt: Salt = None,
+        keep_free: int = 0,
+        resumed: bool = False,
+    ) -> int:
+        """Open a slot with room for its first tokens at once, all or nothing.
+
+        `token_ids` are those tokens, where they are known; they stand for `initial_tokens`, and blocks that hold
+        the same prefix under the same `salt` are shared. `keep_free` blocks have to be left. `resumed` says that
+        the sequence was here before, so that what it finds again is not counted as a hit.
+        Raises OutOfBlocksError if they do not fit now, SlotError if they never will.
+        """
+        ...
+
+    def fork_slot(self, slot: int, *, rerun_last: bool = False) -> int:
+        """Open a second slot with the same tokens; paged shares every block, contiguous copies.
+
+        With `rerun_last` the copy's last token is run once more for its logits, storing nothing.
+
+        Raises OutOfBlocksError, or SlotError for a slot that is dead or in a step.
+        """
+        ...
+
+    def extend_tokens(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
+        """Tell each slot the token it computes next, where `token_ids` did not; sharing needs to know it."""
+        ...
+
+    def reserve(self, slots: Sequence[int], new_tokens: Sequence[int]) -> None:
+        """Make room for each slot's tokens of the coming step, for all of them or for none.
+
+        Grows tables, copies a shared block that will be written, and lets later slots share what the step fills.
+        Raises OutOfBlocksError naming the slots that do not fit, SlotError for a slot that is dead, doubled or
+        reserved already.
+        """
+        ...
+
+    def view(self, slots: Sequence[int], new_tokens: Sequence[int]) -> CacheView:
+        """What a step over these slots sees; slots that are not reserved are reserved now.
+
+        The view's `advance` or `rollback` ends the step.
+        """
+        ...
+
+    def free_slot(self, slot: int) -> None:
+        """Close a slot and give back its blocks. Raises SlotError for a dead one."""
+        ...
+
+    def get_seq_len(self, slot: int) -> int:
+        """Tokens of the slot that are computed: the position of the next one."""
+        ...
+
+    def cached_tokens(self, slot: int) -> int:
+        """Tokens that were served from the cache when the slot was opened."""
+        ...
+
+    def free_slot_count(self) -> int:
+        """Sequences that could be opened now, if each needed one block."""
+        ...
+
+    def free_token_capacity(self) -> int | None:
+        """Token slots of free blocks; None where a token budget has no meaning (contiguous)."""
+        ...
+
+    def is_paged(self) -> bool:
+        """Whether a sequence may span several blocks."""
+        ...
+
+    def stats(self) -> PoolStats:
+        """Memory in use now, and counts since the start."""
+        ...
+
+    def audit(self) -> list[Finding]:
+        """Every broken invariant; empty for a sound pool."""
+        ...
+
+    def reclaim_leaked_blocks(self) -> int:
+        """Free every block that no live slot's table names; returns how many."""
+        ...
