@@ -6,6 +6,7 @@ them to Hydra; nothing here imports either.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,8 +55,8 @@ def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def _at_least(key: str, value: float | None, least: float) -> None:
-    if value is not None and value < least:
-        raise ConfigError(key, value, f"must be at least {least}")
+    if value is not None and not (value >= least and math.isfinite(value)):
+        raise ConfigError(key, value, f"must be a number, at least {least}")
 
 
 @dataclass

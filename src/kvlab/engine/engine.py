@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from kvlab.core import (
@@ -28,7 +29,8 @@ Sink = Callable[[StepOutput], None]
 class Engine:
     """Serves requests from one pool with one scheduler and one executor.
 
-    `eos_token_ids` end a sequence whose request does not ignore them. Engines share nothing: several can live
+    `eos_token_ids` end a sequence whose request does not ignore them; prompts with ids outside `vocab_size` are
+    refused. Engines share nothing: several can live
     in one process.
     """
 
@@ -40,12 +42,14 @@ class Engine:
         clock: Clock,
         *,
         eos_token_ids: tuple[int, ...] = (),
+        vocab_size: int | None = None,
     ) -> None:
         self.pool = pool
         self.scheduler = scheduler
         self.clock = clock
         self._executor = executor
         self._eos = frozenset(eos_token_ids)
+        self._vocab_size = vocab_size
         self._live: dict[str, list[Sequence]] = {}  # the sequences of each request that have not ended
         self._sinks: dict[str, Sink] = {}
         self._steps = 0
@@ -65,6 +69,13 @@ class Engine:
             raise RequestRefusedError(f"request {request.request_id!r} is in the engine already")
         if not request.prompt_token_ids:
             raise RequestRefusedError(f"request {request.request_id!r}: an empty prompt")
+        if self._vocab_size is not None:
+            low, high = min(request.prompt_token_ids), max(request.prompt_token_ids)
+            if low < 0 or high >= self._vocab_size:
+                raise RequestRefusedError(
+                    f"request {request.request_id!r}: token id {low if low < 0 else high} is outside the "
+                    f"vocabulary of {self._vocab_size}"
+                )
         if request.sampling.max_tokens < 1:
             raise RequestRefusedError(
                 f"request {request.request_id!r}: max_tokens={request.sampling.max_tokens}; at least 1"
@@ -284,9 +295,20 @@ class Engine:
         elif sequence.num_output_tokens >= sampling.max_tokens:
             self._finish(sequence, FinishReason.LENGTH, token=token)
         else:
-            sink = self._sinks.get(sequence.request.request_id)
-            if sink is not None:
-                sink(StepOutput(sequence.request.request_id, token, index=sequence.index))
+            self._emit(sequence, token)
+
+    def _emit(self, sequence: Sequence, token: int) -> None:
+        """Hand a token to the request's reader; one that raises ends its own sequence alone."""
+        request_id = sequence.request.request_id
+        sink = self._sinks.get(request_id)
+        if sink is None:
+            return
+        try:
+            sink(StepOutput(request_id, token, index=sequence.index))
+        except Exception as error:
+            if sequence.finish_reason is None:
+                reader = f"its reader raised {type(error).__name__}: {error}"
+                self._finish(sequence, FinishReason.FAILED, reader)
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, error: str | None = None, token: int | None = None
@@ -302,8 +324,9 @@ class Engine:
         if not live:
             del self._live[request_id]
             self._sinks.pop(request_id, None)
-        if sink is not None:  # last, since it may abort this request or another
-            sink(StepOutput(request_id, token, reason, error, sequence.index))
+        if sink is not None:  # late, since it may abort another request or submit one
+            with suppress(Exception):  # the sequence has ended; its reader can do it no more harm
+                sink(StepOutput(request_id, token, reason, error, sequence.index))
         if reason is FinishReason.FAILED and not sequence.num_output_tokens:
             # Samples that were to start from this one have nothing to start from.
             for sibling in sequence.siblings:

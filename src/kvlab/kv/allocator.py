@@ -62,7 +62,7 @@ class BlockAllocator:
 
     def can_allocate(self, count: int) -> bool:
         """Whether `allocate(count)` would succeed."""
-        return count <= self.num_free()
+        return 0 <= count <= self.num_free()
 
     def ref_count(self, block: int) -> int:
         """References to a block; 0 for a free one. Raises BlockError for an id outside the pool."""
@@ -231,8 +231,9 @@ class BlockAllocator:
 
     def _drop_references(self, blocks: Sequence[int]) -> list[int]:
         """Drop a reference of each block; returns those with none left. Raises BlockError, changing nothing."""
-        for block, times in Counter(blocks).items():
+        for block in blocks:
             self._check_id(block)
+        for block, times in Counter(blocks).items():
             held = self._references[block]
             if not held:
                 raise BlockError(f"free: block {block} is not allocated")

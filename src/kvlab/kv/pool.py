@@ -303,16 +303,16 @@ class KVCachePool(ABC):
             raise SlotError(f"{len(slots)} slots but {len(new_tokens)} token counts")
         live = self.tables.live
         seen: set[int] = set()
-        for slot in slots:
-            if slot not in live:
+        for slot, count in zip(slots, new_tokens, strict=True):
+            if slot not in live or type(slot) is not int:
                 self.tables.check(slot)
             if slot in seen:
                 raise SlotError(f"slot {slot} is given twice in one step")
+            if type(count) is not int or count < 1:
+                raise SlotError(f"slot {slot}: {count} new tokens; must be a whole number, at least 1")
             seen.add(slot)
         rows = np.asarray(slots, dtype=np.int64)
         new = np.asarray(new_tokens, dtype=np.int64)
-        if len(new) and new.min() < 1:
-            raise SlotError(f"slot {slots[int(new.argmin())]}: {int(new.min())} new tokens; at least 1")
         over = np.flatnonzero(self.tables.lengths[rows] + new > self.max_seq_len)
         if len(over):
             slot = int(rows[over[0]])
@@ -377,6 +377,9 @@ class KVCachePool(ABC):
         self._cow_copies += 1
 
     def _advance(self, rows: NDArray[np.int64], new: NDArray[np.int64]) -> None:
+        for slot, count in zip(rows.tolist(), new.tolist(), strict=True):
+            if self._reserved.get(slot) != count:
+                raise SlotError(f"slot {slot} left the step before it was done")
         before = self.tables.lengths[rows]
         after = before + new
         self._occupancy.write(self.tables, rows, after)

@@ -44,10 +44,13 @@ def size_pool(kv: KVConfig, spec: KVSpec, *, max_batch_size: int, max_seq_len: i
         tokens = max_batch_size * max_seq_len
     block_size = kv.block_size if kv.backend == "paged" else max_seq_len
     if tokens < block_size:
+        advice = f"kv.memory={-(-block_size * spec.bytes_per_token // 1024)}KiB"
+        if kv.num_blocks is not None:
+            advice = f"kv.num_blocks={-(-block_size // kv.block_size)}"
         what = f"a block of {block_size}" if kv.backend == "paged" else f"one slot of {max_seq_len}"
         raise CapacityError(
             f"{setting} holds {tokens} tokens at {format_bytes(spec.bytes_per_token)} each, less than {what}; "
-            f"kv.memory={-(-block_size * spec.bytes_per_token // 1024)}KiB would hold one"
+            f"{advice} would hold one"
         )
     return PoolSize(tokens // block_size, block_size, spec.bytes_per_token)
 
@@ -60,5 +63,5 @@ def check_longest_sequence(size: PoolSize, longest: int) -> None:
         raise CapacityError(
             f"the KV pool of {size.num_blocks} blocks of {size.block_size} tokens ({size.token_slots} tokens, "
             f"{format_bytes(size.num_bytes)}) is too small for one sequence of {longest} tokens, which needs "
-            f"{blocks} blocks; kv.num_blocks={blocks} or kv.memory={-(-needed // 1024)}KiB would fit it"
+            f"{blocks} blocks; kv.num_blocks={blocks}, or instead kv.memory={-(-needed // 1024)}KiB, would fit it"
         )

@@ -100,6 +100,7 @@ def build_engine(plan: RunPlan) -> Engine:
         TorchExecutor(model, Sampler(), plan.device),
         WallClock(),
         eos_token_ids=plan.model.eos_token_ids,
+        vocab_size=plan.model.vocab_size,
     )
 
 

@@ -31,20 +31,23 @@ class DummyWeights:
 
     def __init__(self, dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self._tile = (torch.randn(_TILE, generator=generator) * 0.02).to(dtype).to(device)
+        self._tile = torch.randn(_TILE, generator=generator).to(dtype).to(device)
         self._offset = 0
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """See WeightSource. Norm weights (one dimension) are ones."""
+        """See WeightSource. Norm weights (one dimension) are ones; others have a deviation of 1 / sqrt(columns),
+        which keeps activations alive through the layers, so that each token depends on its whole prompt.
+        """
         if len(shape) == 1:
             return self._tile.new_ones(shape)
+        tile = self._tile * shape[-1] ** -0.5
         weight = self._tile.new_empty(shape)
         flat = weight.view(-1)
         # Each tensor begins elsewhere in the tile, so that no two are alike.
         start, self._offset = -self._offset, (self._offset + 7919) % _TILE
         while start < len(flat):
             end = min(start + _TILE, len(flat))
-            flat[max(start, 0) : end] = self._tile[max(-start, 0) : end - start]
+            flat[max(start, 0) : end] = tile[max(-start, 0) : end - start]
             start += _TILE
         return weight
 
@@ -107,8 +110,8 @@ class SafetensorsWeights:
         if not index.is_file():
             raise WeightsError(f"{directory}: neither model.safetensors nor model.safetensors.index.json")
         try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+            names = sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise WeightsError(f"{index}: not an index of safetensors shards ({error!r})") from error
         missing = [name for name in names if not (directory / name).is_file()]
         if missing:

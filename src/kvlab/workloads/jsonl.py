@@ -14,6 +14,7 @@ from kvlab.core import Request
 from kvlab.errors import WorkloadError
 from kvlab.workloads.prompts import make_request, random_prompt
 
+_LONGEST_PROMPT = 100_000_000  # beyond any model; a typing error must not fill the memory
 FIELDS = ("arrival_s", "prompt_token_ids", "prompt_tokens", "max_tokens")
 
 
@@ -36,7 +37,7 @@ def read_jsonl(path: Path, config: WorkloadConfig, *, vocab_size: int, seed: int
         try:
             row = json.loads(line)
             prompt, max_tokens, arrival_s = _parse(row, generator, vocab_size)
-        except ValueError as error:  # JSONDecodeError is one
+        except (ValueError, OverflowError, RecursionError) as error:  # JSONDecodeError is a ValueError
             raise WorkloadError(f"{path}, line {number}: {error}") from error
         requests.append(make_request(len(requests), prompt, max_tokens, arrival_s, config, seed))
     if not requests:
@@ -61,7 +62,10 @@ def _parse(row: Any, generator: np.random.Generator, vocab_size: int) -> tuple[t
     ):
         raise ValueError(f"arrival_s={arrival_s!r}: must be a number of seconds, at least 0")
     if "prompt_tokens" in row:
-        prompt = random_prompt(generator, _whole(row, "prompt_tokens"), vocab_size)
+        count = _whole(row, "prompt_tokens")
+        if count > _LONGEST_PROMPT:
+            raise ValueError(f"prompt_tokens={count}: at most {_LONGEST_PROMPT}")
+        prompt = random_prompt(generator, count, vocab_size)
         return prompt, max_tokens, float(arrival_s)
     ids = row["prompt_token_ids"]
     if not isinstance(ids, list) or not ids or any(type(token) is not int for token in ids):
