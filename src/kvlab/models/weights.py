@@ -110,10 +110,10 @@ class SafetensorsWeights:
         if not index.is_file():
             raise WeightsError(f"{directory}: neither model.safetensors nor model.safetensors.index.json")
         try:
-            names = sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            missing = [name for name in names if not (directory / name).is_file()]
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise WeightsError(f"{index}: not an index of safetensors shards ({error!r})") from error
-        missing = [name for name in names if not (directory / name).is_file()]
         if missing:
             raise WeightsError(f"{index} names {missing[0]}, which is not there")
         return [directory / name for name in names]

@@ -11,9 +11,11 @@ from kvlab.core import Request
 
 
 def workload_digest(requests: Sequence[Request]) -> str:
-    """16 hexadecimal digits over every request's arrival, prompt and output length."""
+    """16 hexadecimal digits over every request's arrival, prompt, output length, samples and what it follows."""
     digest = hashlib.sha256()
     for request in requests:
-        digest.update(np.array([request.arrival_s, request.sampling.max_tokens], dtype=np.float64).tobytes())
+        sampling = request.sampling
+        head = (request.arrival_s, sampling.max_tokens, sampling.n, request.salt, request.follows)
+        digest.update(repr(head).encode())
         digest.update(np.array(request.prompt_token_ids, dtype=np.int64).tobytes())
     return digest.hexdigest()[:16]

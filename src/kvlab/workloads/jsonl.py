@@ -37,7 +37,7 @@ def read_jsonl(path: Path, config: WorkloadConfig, *, vocab_size: int, seed: int
         try:
             row = json.loads(line)
             prompt, max_tokens, arrival_s = _parse(row, generator, vocab_size)
-        except (ValueError, OverflowError, RecursionError) as error:  # JSONDecodeError is a ValueError
+        except (ValueError, RecursionError) as error:  # JSONDecodeError is a ValueError
             raise WorkloadError(f"{path}, line {number}: {error}") from error
         requests.append(make_request(len(requests), prompt, max_tokens, arrival_s, config, seed))
     if not requests:
@@ -54,26 +54,30 @@ def _parse(row: Any, generator: np.random.Generator, vocab_size: int) -> tuple[t
     if ("prompt_token_ids" in row) == ("prompt_tokens" in row):
         raise ValueError("needs either prompt_token_ids or prompt_tokens")
     max_tokens = _whole(row, "max_tokens")
-    arrival_s = row.get("arrival_s", 0.0)
-    if (
-        isinstance(arrival_s, bool)
-        or not isinstance(arrival_s, int | float)
-        or not (math.isfinite(arrival_s) and arrival_s >= 0)
-    ):
-        raise ValueError(f"arrival_s={arrival_s!r}: must be a number of seconds, at least 0")
+    arrival_s = _seconds(row.get("arrival_s", 0.0))
     if "prompt_tokens" in row:
         count = _whole(row, "prompt_tokens")
         if count > _LONGEST_PROMPT:
             raise ValueError(f"prompt_tokens={count}: at most {_LONGEST_PROMPT}")
         prompt = random_prompt(generator, count, vocab_size)
-        return prompt, max_tokens, float(arrival_s)
+        return prompt, max_tokens, arrival_s
     ids = row["prompt_token_ids"]
     if not isinstance(ids, list) or not ids or any(type(token) is not int for token in ids):
         raise ValueError("prompt_token_ids: must be a list of at least one token id")
     outside = next((token for token in ids if not 0 <= token < vocab_size), None)
     if outside is not None:
         raise ValueError(f"prompt_token_ids: {outside} is outside the model's vocabulary of {vocab_size}")
-    return tuple(ids), max_tokens, float(arrival_s)
+    return tuple(ids), max_tokens, arrival_s
+
+
+def _seconds(value: Any) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    try:
+        if number and math.isfinite(value) and value >= 0:
+            return float(value)
+    except OverflowError:  # an integer beyond any float
+        pass
+    raise ValueError(f"arrival_s={repr(value)[:40]}: must be a number of seconds, at least 0")
 
 
 def _whole(row: dict[str, Any], field: str) -> int:
