@@ -15,13 +15,21 @@ import pytest
 import torch
 
 from features.steps.allocation_steps import *
+from features.steps.allocator_steps import *
 from features.steps.attention_steps import *
 from features.steps.canary_steps import *
 from features.steps.checkpoints import Checkpoints
 from features.steps.engine_steps import *
+from features.steps.eviction_steps import *
+from features.steps.fork_steps import *
+from features.steps.metrics_steps import *
 from features.steps.model_steps import *
 from features.steps.pool_steps import *
+from features.steps.recovery_steps import *
 from features.steps.run_steps import *
+from features.steps.sample_steps import *
+from features.steps.sharing_server_steps import *
+from features.steps.sharing_steps import *
 from features.steps.sizing_steps import *
 from features.steps.table_steps import *
 from features.steps.weights_steps import *

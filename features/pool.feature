@@ -169,6 +169,55 @@ Feature: One pool of KV memory
       Then every block is free
       And every answer is what transformers generates, token for token
 
+  Rule: Where no block is free of content, cached content makes room
+
+    @R2.4
+    Scenario Outline: A text of <tokens> tokens comes into 4 blocks of which <cached> are cached
+      Given a pool of 4 blocks of 16 tokens that shares prefixes and evicts by <policy>
+      And a text "old" of <old> tokens came and went
+      When a text "new" of <tokens> tokens arrives
+      Then "new" holds <blocks> blocks
+      And every token of "new" reads back as it was written
+      And <evicted> blocks were evicted
+      And the first <left> blocks of "old" are cached, and no more
+
+      Examples:
+        | policy | old | cached | tokens | blocks | evicted | left |
+        | lru    | 64  | 4      | 1      | 1      | 1       | 3    |
+        | lru    | 48  | 3      | 16     | 1      | 0       | 3    |
+        | lru    | 48  | 3      | 17     | 2      | 1       | 2    |
+        | lru    | 64  | 4      | 64     | 4      | 4       | 0    |
+        | lfu    | 48  | 3      | 33     | 3      | 2       | 1    |
+        | fifo   | 32  | 2      | 64     | 4      | 2       | 0    |
+
+    @R2.4
+    Scenario: A sequence that grows by a token evicts a block for it
+      Given a pool of 3 blocks of 16 tokens that shares prefixes
+      And a text "old" of 32 tokens came and went
+      And a text "alice" of 16 tokens
+      When "alice" grows by 1 token
+      Then "alice" gets 1 more block, out of those that were free
+      And 1 block was evicted
+      And the first 1 blocks of "old" are cached, and no more
+      And every token of "alice" reads back as it was written
+
+    @R2.4
+    Scenario: With neither a free block nor a cached one, it is refused
+      Given a pool of 3 blocks of 16 tokens that shares prefixes
+      And a text "alice" of 40 tokens
+      When a text "bob" of 1 token tries to enter
+      Then it is refused: 1 block wanted, 0 free, 3 in the pool
+      And nothing has changed
+
+    @R2.4
+    Scenario: A server that has cached its whole pool serves the next request from it
+      Given the model "qwen3"
+      And a server with 8 blocks of 16 tokens that shares prefixes
+      When 6 requests of 48 prompt tokens and 24 output tokens are served
+      Then more than 8 blocks were evicted
+      And every answer is what transformers generates, token for token
+      And every block is free
+
   Rule: Without a size, the pool takes the bytes of contiguous slots
 
     @R2.5
@@ -222,7 +271,7 @@ Feature: One pool of KV memory
     Scenario: No blocks at all
       Given a server configured with kv.num_blocks=0
       When the server starts
-      Then it refuses, saying "kv.num_blocks=0: must be at least 1"
+      Then it refuses, saying "kv.num_blocks=0: must be a number, at least 1"
 
     @R2.6
     Scenario: One block less than suggested is still refused

@@ -24,19 +24,23 @@ class Server:
 
     engine: Engine
     memory: Memory
+    executor: TorchExecutor
     sequences: dict[str, Sequence] = field(default_factory=dict)
     records: list[StepRecord] = field(default_factory=list)
     outputs: dict[str, list[StepOutput]] = field(default_factory=dict)  # what each request's reader was given
     held: dict[str, list[int]] = field(default_factory=dict)  # blocks of each request ahead of the latest step
+    history: list[dict[str, list[int]]] = field(default_factory=list)  # blocks of each request after each step
 
     @classmethod
-    def start(cls, model: Checkpoint, size: MemorySize, scheduling: SchedulerConfig) -> Server:
+    def start(
+        cls, model: Checkpoint, size: MemorySize, scheduling: SchedulerConfig, *, sharing: bool = False
+    ) -> Server:
         """A server of this model with this much memory for K and V."""
         longest = size.count * size.tokens if size.paged else size.tokens
-        pool = size.build(model.config.kv_spec("float32"), longest)
+        pool = size.build(model.config.kv_spec("float32"), longest, sharing=sharing)
         scheduler = build_scheduler(scheduling)
-        engine = Engine(pool, scheduler, TorchExecutor(model.decoder, Sampler()), WallClock())
-        return cls(engine, Memory(pool))
+        executor = TorchExecutor(model.decoder, Sampler())
+        return cls(Engine(pool, scheduler, executor, WallClock()), Memory(pool), executor)
 
     def submit(
         self,
@@ -44,8 +48,13 @@ class Server:
         prompt: tuple[int, ...],
         max_tokens: int,
         reader: Callable[[StepOutput], None] | None = None,
+        *,
+        salt: str | None = None,
+        sampling: SamplingParams | None = None,
     ) -> None:
-        """Queue a greedy request; `reader` is called with each output, at the moment it is handed out."""
+        """Queue a request, greedy unless `sampling` says otherwise; `reader` is called with each output, at the
+        moment it is handed out.
+        """
         outputs = self.outputs[name] = []
 
         def sink(output: StepOutput) -> None:
@@ -53,7 +62,8 @@ class Server:
             if reader is not None:
                 reader(output)
 
-        self.sequences[name] = self.engine.submit(Request(name, prompt, SamplingParams(max_tokens)), sink)
+        request = Request(name, prompt, sampling or SamplingParams(max_tokens), salt=salt)
+        self.sequences[name] = self.engine.submit(request, sink)
 
     def blocks(self, name: str) -> list[int]:
         """The blocks a request holds, none if it has no slot."""
@@ -66,6 +76,7 @@ class Server:
         record = self.engine.step()
         if record is not None:
             self.records.append(record)
+            self.history.append({name: self.blocks(name) for name in self.sequences})
         self.memory.audit()
         return record
 

@@ -11,6 +11,7 @@ import torch
 from parse import with_pattern
 
 from kvlab.kv.contiguous import SlottedKVCachePool
+from kvlab.kv.eviction import POLICIES
 from kvlab.kv.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
@@ -30,11 +31,14 @@ class MemorySize:
     tokens: int
     paged: bool
 
-    def build(self, spec: KVSpec, max_seq_len: int = 4096) -> Pool:
+    def build(self, spec: KVSpec, max_seq_len: int = 4096, *, sharing: bool = False, eviction: str = "lru") -> Pool:
         """The pool of this size, its tensors reserved."""
         storage = KVStorage(spec, self.count, self.tokens)
         if self.paged:
-            return PagedKVCachePool(self.count, self.tokens, max_seq_len, storage)
+            policy = POLICIES[eviction]()
+            return PagedKVCachePool(
+                self.count, self.tokens, max_seq_len, storage, prefix_sharing=sharing, eviction=policy
+            )
         return SlottedKVCachePool(self.count, self.tokens, storage)
 
 

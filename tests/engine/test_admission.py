@@ -87,7 +87,7 @@ class TestMemoryBudget:
     def test_the_reserve_is_a_share_of_what_is_free(self) -> None:
         engine = make_engine(max_batched_tokens=512)
         for index in range(8):
-            engine.submit(request(f"r{index}", 16, 8))
+            engine.submit(request(f"r{index}", 15, 8))  # the first decode step stays in the fourth block
         running = [record.running for record in (engine.step() for _ in range(2)) if record is not None]
         assert running == [4, 5]  # 32 of 96 tokens are free after the first step, 25.6 less the reserve
         drain(engine)
@@ -132,20 +132,78 @@ class TestMemoryBudget:
         assert peaks == [1, 6]
 
 
-class TestSlotsOfThePool:
-    """What a scheduler is told, without the pool that has the last word."""
+class TestCandidates:
+    """What a scheduler says, without the pool that has the last word."""
 
-    @pytest.mark.parametrize(("free_slots", "entered"), [(0, 0), (2, 2), (9, 5)])
-    def test_no_more_enter_than_there_are(self, free_slots: int, entered: int) -> None:
-        scheduler = build_scheduler(SchedulerConfig(max_batch_size=8), block_size=4)
+    @pytest.mark.parametrize(("max_batch_size", "entered"), [(1, 1), (2, 2), (8, 5)])
+    def test_no_more_enter_than_may_run(self, max_batch_size: int, entered: int) -> None:
+        scheduler = build_scheduler(SchedulerConfig(max_batch_size=max_batch_size))
         waiting = [Sequence(request(f"r{index}", 4, 1)) for index in range(5)]
         for sequence in waiting:
             scheduler.add(sequence)
-        assert scheduler.admit(0.0, free_slots, None) == scheduler.running == waiting[:entered]
+        assert scheduler.candidate() is None  # admission is not open yet
+        scheduler.open_admission(0.0)
+        while (sequence := scheduler.candidate()) is not None:
+            assert scheduler.candidate() is sequence  # asking changes nothing
+            scheduler.admit(sequence)
+        assert scheduler.running == waiting[:entered]
         assert list(scheduler.waiting) == waiting[entered:]
         assert [s.status for s in waiting] == [SequenceStatus.RUNNING] * entered + [SequenceStatus.WAITING] * (
             5 - entered
         )
+
+    def test_nobody_but_the_head_of_the_line_is_admitted(self) -> None:
+        scheduler = build_scheduler(SchedulerConfig())
+        waiting = [Sequence(request(name, 4, 1)) for name in "ab"]
+        for sequence in waiting:
+            scheduler.add(sequence)
+        scheduler.open_admission(0.0)
+        with pytest.raises(RuntimeError, match="'b' is not the head of the line"):
+            scheduler.admit(waiting[1])
+        assert (scheduler.running, list(scheduler.waiting)) == ([], waiting)
+
+
+class TestTokenBudget:
+    def test_who_enters_takes_part_in_that_step(self) -> None:
+        """40 tokens a step: `a` and a part of `b` use them up, so `c` waits though there is memory."""
+        executor = RecordingExecutor()
+        engine = make_engine(executor=executor, max_batched_tokens=40)
+        sequences = [engine.submit(request(name, 24, 2)) for name in "abc"]
+        records = [engine.step(), engine.step()]
+        assert executor.steps == [{"a": 24, "b": 16}, {"a": 1, "b": 8, "c": 24}]
+        assert [(r.running, r.waiting) for r in records if r is not None] == [(2, 1), (3, 0)]
+        drain(engine)
+        assert [s.output_token_ids for s in sequences] == [expected_tokens(s.request) for s in sequences]
+
+    def test_with_none_left_nobody_enters(self) -> None:
+        engine = make_engine(max_batched_tokens=8, max_batch_size=8)
+        engine.submit(request("a", 20, 2))
+        waiting = engine.submit(request("b", 4, 2))
+        for _ in range(2):
+            engine.step()
+            assert (waiting.status, waiting.slot) == (SequenceStatus.WAITING, None)
+        engine.step()  # the last four tokens of `a` leave room for four
+        assert waiting.status is SequenceStatus.RUNNING
+        drain(engine)
+
+
+def test_after_a_preemption_nobody_enters_in_that_step() -> None:
+    """Who entered would take what the running sequences have just given up."""
+    engine = make_engine(admission_reserve=0)
+    sequences = [engine.submit(request(name, 20, 30)) for name in "abc"]
+    small = engine.submit(request("small", 1, 1))
+    seen = 0
+    before = 0
+    while not sequences[2].finish_reason:
+        record = engine.step()
+        assert record is not None
+        if record.preempted:
+            seen += 1
+            assert record.running == before - record.preempted
+        before = record.running - sum(s.finish_reason is not None for s in engine.scheduler.running)
+    assert seen
+    drain(engine)
+    assert small.output_token_ids == expected_tokens(small.request)
 
 
 class TestBlocksFreedInAStep:
@@ -189,7 +247,7 @@ def test_the_pool_has_the_last_word_and_nobody_loses_the_place_in_the_queue() ->
     pool = paged_pool()
     optimist = Optimist(24, 4, 96, pool.storage)
     executor = RecordingExecutor()
-    engine = make_engine(optimist, executor, max_batched_tokens=512)
+    engine = make_engine(optimist, executor, max_batched_tokens=512, admission_reserve=0)
     asked = [request(f"r{index}", 30, 3) for index in range(7)]  # 8 blocks each: three fit
     sequences = [engine.submit(each) for each in asked]
     records = drain(engine)

@@ -6,13 +6,30 @@ import pytest
 
 from kvlab.core import FinishReason, Request, SamplingParams, Sequence, StepRecord
 from kvlab.kv.sizing import PoolSize
-from kvlab.kv.stats import PoolStats
 from kvlab.lab.drive import RunLog
 from kvlab.lab.metrics import latencies_ms, run_metrics
 from kvlab.lab.progress import RemainingTime
 
 POOL = PoolSize(num_blocks=10, block_size=4, bytes_per_token=8)
-FINAL = PoolStats(4, 10, 0, 0, 0, 320, blocks_allocated=7, blocks_freed=7)
+COUNTS = (
+    "index",
+    "waiting",
+    "prefill_tokens",
+    "decode_tokens",
+    "recomputed_tokens",
+    "preempted",
+    "blocks_cached",
+    "shared_blocks",
+    "blocks_allocated",
+    "blocks_freed",
+    "evictions",
+    "evicted_blocks",
+    "cow_copies",
+    "prompt_tokens",
+    "hit_tokens",
+    "same_step_hit_tokens",
+    "recompute_hit_tokens",
+)
 
 
 def sequence(arrival: float, prompt: int, times: list[float], **fields: object) -> Sequence:
@@ -25,9 +42,6 @@ def sequence(arrival: float, prompt: int, times: list[float], **fields: object) 
 def step(
     start: float, end: float, *, running: int = 1, blocks: int = 1, tokens: int = 1, **fields: int
 ) -> StepRecord:
-    counts = dict.fromkeys(
-        ("index", "waiting", "batch_seqs", "prefill_tokens", "decode_tokens", "recomputed_tokens", "preempted"), 0
-    )
     return StepRecord(
         start_s=start,
         end_s=end,
@@ -36,11 +50,9 @@ def step(
         blocks_in_use=blocks,
         block_token_slots=4,
         tokens_in_use=tokens,
-        blocks_allocated=0,
-        blocks_freed=0,
         schedule_ms=1.0,
         execute_ms=2.0,
-        **{**counts, **fields},
+        **{**dict.fromkeys(COUNTS, 0), "batch_seqs": running, **fields},
     )
 
 
@@ -60,9 +72,10 @@ def test_throughput_counts_tokens_of_every_request() -> None:
             sequence(0.0, 6, [1.0, 2.0], scheduled_s=0.0, high_water=7),
             sequence(0.0, 8, [4.0], scheduled_s=0.0, high_water=5, finish_reason=FinishReason.ABORTED),
         ],
+        steps=[step(0, 3, blocks_allocated=5, blocks_freed=1), step(3, 4, blocks_allocated=2, blocks_freed=6)],
         duration_s=4.0,
     )
-    metrics = run_metrics(log, POOL, FINAL, leaked_blocks=0)
+    metrics = run_metrics(log, POOL, leaked_blocks=0)
     assert metrics["tokens/prompt"] == 6 + 5  # of the second only five were computed
     assert metrics["tokens/output"] == 3
     assert metrics["throughput/output_tokens_per_s"] == 0.75
@@ -70,12 +83,13 @@ def test_throughput_counts_tokens_of_every_request() -> None:
     assert metrics["requests/completed"] == 1
     assert metrics["throughput/requests_per_s"] == 0.25
     assert metrics["latency/ttft_ms_p50"] == 1000  # completed requests alone
-    assert metrics["kv/blocks_allocated_per_s"] == 1.75
+    assert (metrics["kv/blocks_allocated"], metrics["kv/blocks_allocated_per_s"]) == (7, 1.75)
+    assert (metrics["kv/blocks_freed"], metrics["kv/blocks_freed_per_s"]) == (7, 1.75)
 
 
 def test_memory_means_are_weighted_by_time() -> None:
     steps = [step(0, 3, running=2, blocks=4, tokens=12), step(3, 4, running=4, blocks=8, tokens=16)]
-    metrics = run_metrics(RunLog(steps=steps, duration_s=4.0), POOL, FINAL, leaked_blocks=0)
+    metrics = run_metrics(RunLog(steps=steps, duration_s=4.0), POOL, leaked_blocks=0)
     assert metrics["capacity/peak_running"] == 4
     assert metrics["capacity/mean_running"] == 2.5
     assert metrics["kv/block_utilization_mean"] == pytest.approx(50)
@@ -84,9 +98,34 @@ def test_memory_means_are_weighted_by_time() -> None:
     assert metrics["kv/internal_fragmentation_mean"] == pytest.approx(100 * (0.75 * 0.25 + 0.25 * 0.5))
 
 
+def test_a_step_that_only_gave_memory_back_counts_for_its_blocks_alone() -> None:
+    computing = step(0, 3, running=2, blocks=4, tokens=12, prefill_tokens=6, decode_tokens=2)
+    release = step(3, 4, running=0, blocks=0, tokens=0, blocks_freed=4)
+    metrics = run_metrics(RunLog(steps=[computing, release], duration_s=4.0), POOL, leaked_blocks=0)
+    assert metrics["engine/steps"] == 1
+    assert metrics["kv/blocks_freed"] == 4
+    assert metrics["engine/batch_tokens_mean"] == 8
+    assert metrics["engine/batch_seqs_mean"] == 2
+
+
+def test_hits_are_a_share_of_the_prompt_tokens_of_first_admissions() -> None:
+    steps = [
+        step(0, 1, prompt_tokens=20, hit_tokens=0),
+        step(1, 2, prompt_tokens=20, hit_tokens=12, same_step_hit_tokens=4, shared_blocks=3),
+        step(2, 3, recompute_hit_tokens=16, evictions=1, evicted_blocks=2, cow_copies=1, shared_blocks=1),
+    ]
+    metrics = run_metrics(RunLog(steps=steps, duration_s=3.0), POOL, leaked_blocks=2)
+    assert metrics["kv/prefix_hit_rate"] == 0.3
+    assert (metrics["kv/prefix_hit_tokens"], metrics["kv/same_step_hit_tokens"]) == (12, 4)
+    assert metrics["kv/recompute_hit_tokens"] == 16
+    assert (metrics["kv/evictions"], metrics["kv/evicted_blocks"], metrics["kv/cow_copies"]) == (1, 2, 1)
+    assert (metrics["kv/shared_blocks_peak"], metrics["kv/leaked_blocks"]) == (3, 2)
+
+
 def test_a_run_without_steps_has_no_made_up_figures() -> None:
-    metrics = run_metrics(RunLog(), POOL, FINAL, leaked_blocks=0)
+    metrics = run_metrics(RunLog(), POOL, leaked_blocks=0)
     assert not [name for name in metrics if name.startswith(("latency/", "throughput/"))]
+    assert "kv/prefix_hit_rate" not in metrics
     assert metrics["capacity/kv_bytes"] == 320
 
 

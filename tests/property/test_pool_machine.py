@@ -1,14 +1,23 @@
+"""Each pool against its model. `KVLAB_EXAMPLES=5000` runs that many examples of each machine."""
+
 from __future__ import annotations
+
+import os
 
 from hypothesis import settings
 
 from kvlab.kv.contiguous import SlottedKVCachePool
+from kvlab.kv.eviction import POLICIES
 from kvlab.kv.paged import PagedKVCachePool
 from kvlab.kv.pool import KVCachePool
 from kvlab.kv.storage import KVStorage
-from tests.property.pool_machine import SPEC, PoolMachine
+from tests.property.pool_machine import PoolMachine
+from tests.property.reference import SPEC
 
-SETTINGS = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+
+def examples(count: int) -> settings:
+    count = int(os.environ.get("KVLAB_EXAMPLES", count))
+    return settings(max_examples=count, stateful_step_count=50, deadline=None, derandomize=True)
 
 
 class PagedMachine(PoolMachine):
@@ -34,10 +43,36 @@ class SlottedMachine(PoolMachine):
         return SlottedKVCachePool(4, 15, KVStorage(SPEC, 4, 15))
 
 
-PagedMachine.TestCase.settings = SETTINGS
-SingleTokenBlocksMachine.TestCase.settings = settings(SETTINGS, max_examples=20)
-SlottedMachine.TestCase.settings = SETTINGS
+class SharingMachine(PoolMachine):
+    """Blocks of two tokens of two kinds: prompts meet often, and eviction is near."""
+
+    sharing = True
+    eviction = "lru"
+
+    def make_pool(self) -> KVCachePool:
+        return PagedKVCachePool(
+            10, 2, 12, KVStorage(SPEC, 10, 2), prefix_sharing=True, eviction=POLICIES[self.eviction]()
+        )
+
+
+class SharingFifoMachine(SharingMachine):
+    eviction = "fifo"
+
+
+class SharingLfuMachine(SharingMachine):
+    eviction = "lfu"
+
+
+PagedMachine.TestCase.settings = examples(50)
+SingleTokenBlocksMachine.TestCase.settings = examples(20)
+SlottedMachine.TestCase.settings = examples(40)
+SharingMachine.TestCase.settings = examples(200)
+SharingFifoMachine.TestCase.settings = examples(60)
+SharingLfuMachine.TestCase.settings = examples(60)
 
 TestPagedPool = PagedMachine.TestCase
 TestPagedPoolOfSingleTokenBlocks = SingleTokenBlocksMachine.TestCase
 TestSlottedPool = SlottedMachine.TestCase
+TestSharingPool = SharingMachine.TestCase
+TestSharingPoolThatEvictsTheOldest = SharingFifoMachine.TestCase
+TestSharingPoolThatEvictsTheLeastUsed = SharingLfuMachine.TestCase

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvlab.kv.eviction import POLICIES
 from kvlab.kv.paged import PagedKVCachePool
 from kvlab.kv.pool import KVCachePool
 from kvlab.kv.spec import KVSpec
@@ -12,6 +13,19 @@ SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=4, dtype="float32")
 
 def paged(num_blocks: int = 16, block_size: int = 4, max_seq_len: int = 40) -> PagedKVCachePool:
     return PagedKVCachePool(num_blocks, block_size, max_seq_len, KVStorage(SPEC, num_blocks, block_size))
+
+
+def sharing(
+    num_blocks: int = 16, block_size: int = 4, max_seq_len: int = 40, eviction: str = "lru"
+) -> PagedKVCachePool:
+    return PagedKVCachePool(
+        num_blocks,
+        block_size,
+        max_seq_len,
+        KVStorage(SPEC, num_blocks, block_size),
+        prefix_sharing=True,
+        eviction=POLICIES[eviction](),
+    )
 
 
 def store(pool: KVCachePool, slots: list[int], new: list[int]) -> None:

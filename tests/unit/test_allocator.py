@@ -20,6 +20,9 @@ def snapshot(allocator: BlockAllocator) -> tuple[object, ...]:
         allocator.num_allocated(),
         [allocator.ref_count(block) for block in range(allocator.num_blocks)],
         allocator.allocated_block_ids(),
+        allocator.free_block_ids(),
+        allocator.num_evictable(),
+        allocator.num_references,
         allocator.total_allocated,
         allocator.total_freed,
     )
@@ -164,6 +167,16 @@ class TestShare:
         allocator.share([block, block])
         assert allocator.ref_count(block) == 3
 
+    def test_an_unreferenced_block_with_content_is_taken_out_of_the_queue(self) -> None:
+        allocator = BlockAllocator(3)
+        held, cached = allocator.allocate(2)
+        allocator.set_content(cached)
+        assert allocator.free([cached]) == [cached]
+        assert (allocator.num_free(), allocator.num_evictable()) == (2, 1)
+        assert allocator.share([held, cached, cached]) == [cached]  # the revived one, once
+        assert [allocator.ref_count(block) for block in (held, cached)] == [2, 2]
+        assert (allocator.num_free(), allocator.num_evictable(), allocator.total_allocated) == (1, 0, 3)
+
     def test_takes_any_iterable_and_no_block(self) -> None:
         allocator = BlockAllocator(3)
         blocks = allocator.allocate(2)
@@ -176,7 +189,7 @@ class TestShare:
         allocator = BlockAllocator(4)
         held, released = allocator.allocate(2)
         allocator.free([released])
-        with refused(allocator, BlockError, match=f"share: block {released} is not allocated"):
+        with refused(allocator, BlockError, match=f"share: block {released} is neither allocated nor cached"):
             allocator.share([held, released])
 
 
@@ -202,10 +215,17 @@ class TestFree:
         allocator.free([block, block])
         assert (allocator.num_free(), allocator.ref_count(block), allocator.total_freed) == (4, 0, 1)
 
+    def test_says_which_blocks_nobody_references_any_more(self) -> None:
+        allocator = BlockAllocator(4)
+        blocks = allocator.allocate(3)
+        allocator.share([blocks[1]])
+        assert allocator.free(blocks) == [blocks[0], blocks[2]]
+        assert allocator.free([blocks[1]]) == [blocks[1]]
+
     def test_nothing_changes_nothing(self) -> None:
         allocator = BlockAllocator(4)
         before = snapshot(allocator)
-        allocator.free([])
+        assert allocator.free([]) == []
         assert snapshot(allocator) == before
 
     def test_the_list_given_is_left_as_it_was(self) -> None:

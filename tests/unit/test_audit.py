@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from kvlab.kv.pool import KVCachePool
-from tests.unit.pools import paged, store
+from tests.unit.pools import paged, sharing, store
 
 
 class TestAudit:
@@ -20,7 +20,7 @@ class TestAudit:
         (block,) = pool.tables.blocks(pool.allocate_slot(1))
         pool.allocator.share([block])
         assert self.broken(pool) == [("leaked", f"block {block}")]
-        assert str(pool.audit()[0]) == f"leaked: block {block}: 2 reference(s), 1 table entry(ies)"
+        assert str(pool.audit()[0]) == f"leaked: block {block}: 2 reference(s), 1 table entry(ies), held by 0"
 
     def test_a_freed_block_still_in_a_running_table(self) -> None:
         pool = paged()
@@ -37,13 +37,71 @@ class TestAudit:
 
     def test_a_free_block_that_got_lost(self) -> None:
         pool = paged()
-        pool.allocator._free.pop()
-        assert self.broken(pool) == [("conservation", "pool")]
+        lost = pool.allocator._scratch.pop()
+        assert self.broken(pool) == [("queue", f"block {lost}")]
+
+    def test_a_block_that_is_free_and_referenced(self) -> None:
+        pool = paged()
+        (block,) = pool.tables.blocks(pool.allocate_slot(1))
+        pool.allocator._scratch.append(block)
+        assert self.broken(pool) == [("queue", f"block {block}")]
+        assert pool.audit()[0].detail == "1 reference(s), in the free queue"
+
+    def test_a_free_block_that_is_queued_twice(self) -> None:
+        pool = paged()
+        pool.allocator._scratch.append(pool.allocator._scratch[0])
+        assert self.broken(pool) == [("conservation", "free queue")]
+
+    def test_who_holds_a_leaked_block(self) -> None:
+        pool = paged()
+        (block,) = pool.allocator.allocate(1, "a crashed worker")
+        (finding,) = pool.audit()
+        assert (finding.rule, finding.subject, finding.holders) == (
+            "leaked",
+            f"block {block}",
+            ("a crashed worker",),
+        )
+        assert str(finding).endswith("held by 'a crashed worker'")
+
+    def test_content_that_the_allocator_does_not_know_of(self) -> None:
+        pool, block = self.with_cached_block()
+        pool.allocator.clear_content(block)
+        assert self.broken(pool) == [("content", f"block {block}")]
+
+    def test_content_that_the_index_does_not_know_of(self) -> None:
+        pool, block = self.with_cached_block()
+        assert pool.index is not None
+        pool.index.unpublish(block)
+        assert self.broken(pool) == [("content", f"block {block}")]
+
+    def test_content_that_is_said_to_be_elsewhere(self) -> None:
+        pool, block = self.with_cached_block()
+        assert pool.index is not None
+        node = pool.index.content(block)
+        assert node is not None
+        node.block = 7
+        assert self.broken(pool) == [("content", f"block {block}")]
+
+    @staticmethod
+    def with_cached_block() -> tuple[KVCachePool, int]:
+        pool = sharing()
+        slot = pool.allocate_slot(token_ids=range(4))
+        store(pool, [slot], [4])
+        (block,) = pool.tables.blocks(slot)
+        pool.free_slot(slot)
+        assert pool.audit() == []
+        return pool, block
 
     def test_tokens_beyond_the_blocks(self) -> None:
         pool = paged()
         slot = pool.allocate_slot(4)
-        pool.tables.lengths[slot] = 5
+        pool.tables.lengths[slot] = pool.tables.stored[slot] = 5
+        assert self.broken(pool) == [("overrun", f"slot {slot}")]
+
+    def test_tokens_computed_that_are_not_stored(self) -> None:
+        pool = paged()
+        slot = pool.allocate_slot(4)
+        pool.tables.lengths[slot] = 3
         assert self.broken(pool) == [("overrun", f"slot {slot}")]
 
     def test_nothing_in_a_sound_pool(self) -> None:

@@ -53,10 +53,20 @@ class TestReserve:
         assert pool.tables.blocks(full)[:1] == before
         assert [len(pool.tables.blocks(slot)) for slot in (full, roomy)] == [2, 1]
 
-    def test_twice_for_the_same_step_takes_blocks_once(self) -> None:
+    def test_twice_for_the_same_step_is_refused_and_takes_no_block(self) -> None:
+        pool = paged()
+        slot, other = pool.allocate_slot(4), pool.allocate_slot(4)
+        pool.reserve([slot], [9])
+        with pytest.raises(SlotError, match=f"slot {slot} is reserved for this step already"):
+            pool.reserve([other, slot], [9, 9])
+        assert [len(pool.tables.blocks(each)) for each in (slot, other)] == [3, 1]
+
+    @pytest.mark.parametrize("end", ["advance", "rollback"])
+    def test_again_once_the_step_has_ended(self, end: str) -> None:
         pool = paged()
         slot = pool.allocate_slot(4)
-        pool.reserve([slot], [9])
+        pool.reserve([slot], [2])
+        getattr(pool.view([slot], [2]), end)()
         pool.reserve([slot], [9])
         assert len(pool.tables.blocks(slot)) == 3
 

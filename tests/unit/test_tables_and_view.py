@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlab.errors import SlotError
+from kvlab.errors import OutOfBlocksError, SlotError
 from kvlab.kv.paged import PagedKVCachePool
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.table import BlockTables
@@ -200,18 +200,41 @@ class TestView:
             getattr(view, second)()
         assert pool.get_seq_len(slot) == length
 
-    def test_without_room_it_is_refused_by_name(self) -> None:
+    def test_it_reserves_what_is_not_reserved(self) -> None:
         pool = paged()
-        roomy, full = pool.allocate_slot(8), pool.allocate_slot(4)
-        with pytest.raises(SlotError, match=rf"slots \[{full}\]: no room reserved"):
-            pool.view([roomy, full], [8, 5])
+        reserved, other = pool.allocate_slot(4), pool.allocate_slot(4)
+        pool.reserve([reserved], [5])
+        assert pool.view([reserved, other], [5, 9]).lengths == [5, 9]
+        assert [len(pool.tables.blocks(slot)) for slot in (reserved, other)] == [2, 3]
+        with pytest.raises(SlotError, match=f"slot {other} is reserved for this step already"):
+            pool.reserve([other], [9])
+
+    def test_without_room_it_is_refused_by_name(self) -> None:
+        pool = paged(num_blocks=2)
+        roomy, full = pool.allocate_slot(4), pool.allocate_slot(4)
+        with pytest.raises(OutOfBlocksError, match=rf"1 wanted for slots \[{full}\], 0 free"):
+            pool.view([roomy, full], [4, 5])
+        assert pool.view([roomy, full], [4, 4]).lengths == [4, 4]
+
+    def test_of_another_number_of_tokens_than_was_reserved_is_refused(self) -> None:
+        pool = paged()
+        slot, other = pool.allocate_slot(4), pool.allocate_slot(4)
+        pool.reserve([slot], [3])
+        with pytest.raises(SlotError, match=f"slot {slot}: 3 tokens were reserved for this step, not 4"):
+            pool.view([other, slot], [9, 4])
+        assert len(pool.tables.blocks(other)) == 1
 
     def test_its_uses_for_prefill_and_decode(self) -> None:
         pool = paged()
         slot, other = pool.allocate_slot(8), pool.allocate_slot(4)
-        assert pool.prefill_view(slot).num_new == [8]
-        assert pool.batched_prefill_view([slot, other], [5, 4]).num_new == [5, 4]
-        assert pool.decode_view([other, slot]).num_new == [1, 1]
+        for view, tokens in (
+            (lambda: pool.prefill_view(slot), [8]),
+            (lambda: pool.batched_prefill_view([slot, other], [5, 4]), [5, 4]),
+            (lambda: pool.decode_view([other, slot]), [1, 1]),
+        ):
+            step = view()
+            assert step.num_new == tokens
+            step.rollback()
         with pytest.raises(SlotError, match="slot 99 is not live"):
             pool.prefill_view(99)
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ from kvlab.config import LengthConfig, WorkloadConfig
 from kvlab.core import Request
 from kvlab.errors import WorkloadError
 from kvlab.workloads import build_requests
+from kvlab.workloads.digest import workload_digest
+from kvlab.workloads.prompts import grown_lengths
 
 Shape = tuple[int, int, float]
 
@@ -192,9 +196,6 @@ class TestMalformedFiles:
         assert str(caught.value).startswith(f"{path}, line 4: ")
         assert reason in str(caught.value)
 
-    @pytest.mark.xfail(
-        strict=True, raises=OverflowError, reason="workloads/jsonl.py lets the OverflowError through"
-    )
     def test_an_arrival_beyond_any_number_of_seconds(self, path: Path) -> None:
         with pytest.raises(WorkloadError, match="line 1: arrival_s"):
             read(path, f'{{"prompt_tokens": 1, "max_tokens": 1, "arrival_s": 1{"0" * 400}}}')
@@ -231,3 +232,77 @@ def test_any_range_and_vocabulary_are_kept_to(low: int, spread: int, seed: int, 
         assert low <= len(request.prompt_token_ids) <= low + spread
         assert low <= request.sampling.max_tokens <= low + spread
         assert all(0 <= token < vocab_size for token in request.prompt_token_ids)
+
+
+class TestSharedPrefixes:
+    def build(self, **values: object) -> list[Request]:
+        settings: dict[str, object] = {"num_requests": 300, "system_len": 7, "group_len": 5, "num_groups": 4}
+        return build_requests(synthetic(**(settings | values)), vocab_size=1000, seed=3)
+
+    def test_a_prompt_is_that_of_all_that_of_its_group_and_its_own(self) -> None:
+        requests = self.build()
+        assert len({r.prompt_token_ids[:7] for r in requests}) == 1
+        assert len({r.prompt_token_ids[7:12] for r in requests}) == 4
+        assert len({r.prompt_token_ids[12:] for r in requests}) == 300
+        assert {len(r.prompt_token_ids) for r in requests} == set(range(12 + 5, 12 + 31))
+
+    def test_a_group_is_the_more_popular_the_earlier_it_is(self) -> None:
+        counts = [n for _, n in Counter(r.prompt_token_ids[7:12] for r in self.build(zipf=1.0)).most_common()]
+        assert counts == sorted(counts, reverse=True)
+        assert counts[0] > 2 * counts[-1]
+        steep = Counter(r.prompt_token_ids[7:12] for r in self.build(zipf=3.0)).most_common(1)[0][1]
+        assert steep > counts[0]
+
+    def test_popularity_without_a_slope_is_even(self) -> None:
+        counts = Counter(r.prompt_token_ids[7:12] for r in self.build(zipf=0.0)).values()
+        assert min(counts) > 0.6 * max(counts)
+
+    def test_popularity_and_groups_do_not_change_the_lengths(self) -> None:
+        own = [shapes(self.build(zipf=zipf)) for zipf in (0.0, 2.0)]
+        assert own[0] == own[1]
+
+
+class TestConversations:
+    def test_turns_follow_one_another_after_a_pause(self) -> None:
+        requests = build_requests(
+            synthetic(num_requests=5, turns=3, think_s=2.5, system_len=6), vocab_size=1000, seed=3
+        )
+        assert len(requests) == 15
+        first = [r for r in requests if r.follows is None]
+        assert len(first) == 5
+        assert [r.arrival_s for r in requests if r.follows is not None] == [2.5] * 10
+        by_id = {r.request_id: r for r in requests}
+        for request in first:
+            chain = [request]
+            while (nxt := next((r for r in requests if r.follows == chain[-1].request_id), None)) is not None:
+                chain.append(nxt)
+            assert len(chain) == 3
+            assert request.prompt_token_ids[:6] == first[0].prompt_token_ids[:6]
+            assert all(turn.prompt_token_ids[:6] != first[0].prompt_token_ids[:6] for turn in chain[1:])
+        assert len(by_id) == 15
+        order = [r.request_id for r in requests]
+        assert all(order.index(r.follows) < order.index(r.request_id) for r in requests if r.follows)
+
+    def test_grown_lengths_count_all_that_was_said(self) -> None:
+        requests = build_requests(synthetic(num_requests=2, turns=3), vocab_size=1000, seed=3)
+        lengths = grown_lengths(requests)
+        for request in requests:
+            before = lengths[request.follows] if request.follows else 0
+            assert lengths[request.request_id] == before + request.max_total_tokens
+
+    def test_samples_are_those_of_the_workload(self) -> None:
+        assert {r.sampling.n for r in build_requests(synthetic(samples=3), vocab_size=10, seed=0)} == {3}
+
+
+class TestDigest:
+    @pytest.mark.parametrize("values", [{"samples": 4}, {"turns": 2}, {"system_len": 3}, {"group_len": 3}], ids=str)
+    def test_tells_workloads_apart_that_serve_other_requests(self, values: dict[str, object]) -> None:
+        first, second = (
+            workload_digest(build_requests(synthetic(**each), vocab_size=50, seed=1)) for each in ({}, values)
+        )
+        assert first != second
+
+    def test_tells_turns_from_requests_of_their_own(self) -> None:
+        requests = build_requests(synthetic(num_requests=1, turns=2), vocab_size=50, seed=1)
+        alone = [replace(request, follows=None) for request in requests]
+        assert workload_digest(requests) != workload_digest(alone)

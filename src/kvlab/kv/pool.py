@@ -103,7 +103,7 @@ class KVCachePool(ABC):
         self._append_blocks(slot, fresh)
         self._count_hits(slot, tokens, hits, resumed=resumed)
         if self._sharing is not None:
-            self._sharing.open(slot, token_ids or (), salt, len(hits))
+            self._sharing.open(slot, token_ids or (), salt, len(hits), known=token_ids is not None or not tokens)
         return slot
 
     def fork_slot(self, slot: int, *, rerun_last: bool = False) -> int:
@@ -122,9 +122,12 @@ class KVCachePool(ABC):
 
     def extend_tokens(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
         """See CachePoolProtocol."""
+        if len(slots) != len(tokens):
+            raise SlotError(f"{len(slots)} slots but {len(tokens)} tokens")
+        for slot in slots:
+            self.tables.check(slot)
         if self._sharing is not None:
             for slot, token in zip(slots, tokens, strict=True):
-                self.tables.check(slot)
                 self._sharing.extend(slot, token)
 
     def reserve(self, slots: Sequence[int], new_tokens: Sequence[int]) -> None:
@@ -187,7 +190,7 @@ class KVCachePool(ABC):
         """See CachePoolProtocol. Blocks go back last to first, so that a prefix outlives its tail."""
         self.tables.check(slot)
         if self._sharing is not None:
-            self._sharing.close(slot)
+            self._rewind_sharers(self._sharing.close(slot))
         self._release(self.tables.blocks(slot)[::-1], slot)
         self._reserved.pop(slot, None)
         self._forked.discard(slot)
@@ -402,7 +405,20 @@ class KVCachePool(ABC):
         self._merged += 1
 
     def _rollback(self, rows: NDArray[np.int64]) -> None:
-        for slot in rows.tolist():
-            self._reserved.pop(slot, None)
-            if self._sharing is not None:
-                self._sharing.retract(slot)
+        open_slots = [slot for slot in rows.tolist() if self._reserved.pop(slot, None) is not None]
+        if self._sharing is None:
+            return
+        self._rewind_sharers([block for slot in open_slots for block in self._sharing.retract(slot)])
+
+    def _rewind_sharers(self, retracted: list[int]) -> None:
+        """Slots that counted on blocks which were not computed after all compute those tokens themselves; a step
+        they were reserved for is off.
+        """
+        while retracted and self._sharing is not None:
+            lost, retracted = retracted, []
+            for slot in self._sharing.borrowers(lost):
+                self._reserved.pop(slot, None)
+                retracted += self._sharing.retract(slot)
+                tokens = self._sharing.disown(slot, lost) * self.block_size
+                self.tables.lengths[slot] = self.tables.stored[slot] = self._cached[slot] = tokens
+                self._forked |= self.tables.live  # whoever writes such a block first may have to copy it

@@ -41,9 +41,11 @@ class PrefixSharing:
         self._slots: dict[int, _Contents] = {}
         self._pending: set[int] = set()  # published, and computed by the step in preparation
 
-    def open(self, slot: int, token_ids: Sequence[int], salt: Hashable, hits: int) -> None:
-        """A slot with these tokens was opened; its first `hits` blocks come from the index."""
-        contents = _Contents(list(token_ids), self.index.root(salt), settled=hits)
+    def open(self, slot: int, token_ids: Sequence[int], salt: Hashable, hits: int, *, known: bool) -> None:
+        """A slot with these tokens was opened; its first `hits` blocks come from the index. A slot whose tokens are
+        not `known` shares nothing.
+        """
+        contents = _Contents(list(token_ids), self.index.root(salt), settled=hits, indexable=known)
         for block in self._tables.blocks(slot)[:hits]:
             node = self.index.content(block)
             if node is None:
@@ -58,10 +60,30 @@ class PrefixSharing:
             list(source.tokens), source.root, list(source.nodes), source.settled, source.indexable
         )
 
-    def close(self, slot: int) -> None:
-        """A slot is about to be freed; what it announced and never computed is taken back."""
-        self.retract(slot)
+    def close(self, slot: int) -> list[int]:
+        """A slot is about to be freed; returns the blocks it announced and never computed, which are taken back."""
+        retracted = self.retract(slot)
         del self._slots[slot]
+        return retracted
+
+    def borrowers(self, blocks: list[int]) -> list[int]:
+        """Slots that found one of these blocks when they were opened, or were forked from one that did."""
+        wanted = set(blocks)
+        return [
+            slot
+            for slot, contents in self._slots.items()
+            if not wanted.isdisjoint(self._tables.blocks(slot)[: contents.settled])
+        ]
+
+    def disown(self, slot: int, blocks: list[int]) -> int:
+        """A slot found blocks that hold nothing after all; returns how many entries before them are sound."""
+        contents = self._slots[slot]
+        sound = min(
+            self._tables.blocks(slot).index(block) for block in blocks if block in self._tables.blocks(slot)
+        )
+        del contents.nodes[sound:]
+        contents.settled = sound
+        return sound
 
     def extend(self, slot: int, token: int) -> None:
         """The token that a slot's next step computes, where it is not known yet."""
@@ -74,6 +96,8 @@ class PrefixSharing:
     def announce(self, slot: int, length: int) -> None:
         """A step is prepared that brings a slot to `length` tokens: publish the blocks it fills."""
         contents = self._slots[slot]
+        if length > len(contents.tokens):  # it computes tokens that nobody told: from here on nothing is known
+            contents.indexable = False
         full = min(length, len(contents.tokens)) // self._tables.block_size
         while contents.indexable and len(contents.nodes) < full:
             entry = len(contents.nodes)
@@ -107,16 +131,19 @@ class PrefixSharing:
         contents.settled = len(contents.nodes)
         return duplicates
 
-    def retract(self, slot: int) -> None:
-        """The step failed, or never ran: what it would have filled has no content."""
+    def retract(self, slot: int) -> list[int]:
+        """The step failed, or never ran: what it would have filled has no content. Returns those blocks."""
         contents = self._slots[slot]
+        retracted = []
         for entry in range(contents.settled, len(contents.nodes)):
             block = int(self._tables.entries[slot, entry])
             if block in self._pending:
                 self._pending.discard(block)
                 self._allocator.clear_content(block)
                 self.index.unpublish(block)
+                retracted.append(block)
         del contents.nodes[contents.settled :]
+        return retracted
 
     def _node(self, contents: _Contents, entry: int) -> Prefix | None:
         size = self._tables.block_size

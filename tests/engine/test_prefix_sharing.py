@@ -1,0 +1,145 @@
+"""Sharing saves memory and work, and changes no token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvlab.core import FinishReason, Request, SamplingParams
+from tests.engine.support import (
+    FailingExecutor,
+    RecordingExecutor,
+    drain,
+    expected_tokens,
+    make_engine,
+    paged_pool,
+    prompt_for,
+    request,
+    run,
+    sharing_pool,
+)
+
+
+def family(size: int, *, common: int = 17, own: int = 5, max_tokens: int = 10) -> list[Request]:
+    """Requests whose prompts begin with the same tokens."""
+    system = prompt_for("system", common)
+    return [
+        Request(f"r{index}", (*system, *prompt_for(f"own {index}", own)), SamplingParams(max_tokens))
+        for index in range(size)
+    ]
+
+
+@pytest.mark.parametrize("budget", [10, 64, 512])
+@pytest.mark.parametrize("num_blocks", [24, 12])
+def test_sharing_on_or_off_or_preempted_gives_the_same_tokens(num_blocks: int, budget: int) -> None:
+    asked = family(6)
+    preempted = 0
+    for pool in (sharing_pool(num_blocks), paged_pool(num_blocks)):
+        engine = make_engine(pool, max_batched_tokens=budget, admission_reserve=0)
+        sequences = run(engine, *asked)
+        assert [s.output_token_ids for s in sequences] == [expected_tokens(each) for each in asked]
+        preempted += sum(s.preemptions for s in sequences)
+        assert (pool.stats().hit_tokens > 0) == (pool.index is not None)
+    assert preempted or num_blocks > 12
+
+
+def test_more_run_at_once_in_the_same_memory() -> None:
+    peaks = []
+    for pool in (sharing_pool(), paged_pool()):
+        engine = make_engine(pool, max_batched_tokens=512, admission_reserve=0)
+        for each in family(8, common=32, own=3, max_tokens=4):
+            engine.submit(each)
+        peaks.append(max(record.running for record in drain(engine)))
+    assert peaks == [8, 2]
+
+
+def test_a_prompt_that_was_served_before_costs_one_token() -> None:
+    executor = RecordingExecutor()
+    engine = make_engine(sharing_pool(), executor)
+    run(engine, request("first", 20, 4, prompt_of="x"))
+    (again,) = run(engine, request("again", 20, 4, prompt_of="x"))
+    assert [step["again"] for step in executor.steps if "again" in step] == [1, 1, 1, 1]
+    assert again.cached_tokens == 19
+    assert again.output_token_ids == expected_tokens(again.request)
+
+
+def test_the_next_in_the_same_step_shares_what_the_first_computes() -> None:
+    executor = RecordingExecutor()
+    engine = make_engine(sharing_pool(), executor)
+    sequences = [engine.submit(each) for each in family(3, common=16, own=3)]
+    records = drain(engine)
+    assert executor.steps[0] == {"r0": 19, "r1": 3, "r2": 3}
+    assert (records[0].prompt_tokens, records[0].hit_tokens, records[0].same_step_hit_tokens) == (57, 32, 32)
+    assert records[0].shared_blocks == 8
+    assert [s.output_token_ids for s in sequences] == [expected_tokens(s.request) for s in sequences]
+
+
+def test_a_salt_keeps_equal_prompts_apart() -> None:
+    engine = make_engine(sharing_pool())
+    asked = [replace(request(name, 20, 4, prompt_of="x"), salt=salt) for name, salt in (("a", "a"), ("b", "b"))]
+    sequences = run(engine, *asked)
+    assert engine.pool.stats().hit_tokens == 0
+    assert [s.output_token_ids for s in sequences] == [expected_tokens(each) for each in asked]
+    (again,) = run(engine, replace(request("c", 20, 4, prompt_of="x"), salt="a"))
+    assert again.cached_tokens == 19
+
+
+def test_a_preempted_sequence_finds_its_own_blocks_and_that_is_no_hit() -> None:
+    """Nobody else takes the memory while it is away, so what it recomputes is its last block."""
+    engine = make_engine(sharing_pool(), admission_reserve=0)
+    sequences = [engine.submit(request(name, 20, 30)) for name in "abc"]
+    records = drain(engine)
+    assert sum(s.preemptions for s in sequences)
+    assert sum(record.hit_tokens for record in records) == 0
+    assert sum(record.recompute_hit_tokens for record in records) > 0
+    assert sum(record.prompt_tokens for record in records) == 60
+    assert [s.output_token_ids for s in sequences] == [expected_tokens(s.request) for s in sequences]
+
+
+def test_random_prompts_are_no_hits_whatever_is_preempted() -> None:
+    engine = make_engine(sharing_pool(), admission_reserve=0, max_batched_tokens=16)
+    asked = [request(f"r{index}", 9 + index, 25) for index in range(8)]
+    sequences = run(engine, *asked)
+    assert sum(s.preemptions for s in sequences)
+    assert engine.pool.stats().hit_tokens == 0
+    assert [s.output_token_ids for s in sequences] == [expected_tokens(each) for each in asked]
+
+
+class TestFailedStep:
+    def test_with_sharers_leaks_nothing_and_leaves_nothing_to_hit(self) -> None:
+        executor = FailingExecutor("r1")
+        engine = make_engine(sharing_pool(), executor, max_batch_size=3, max_batched_tokens=64)
+        sequences = [engine.submit(each) for each in family(3)]
+        drain(engine)
+        assert {s.finish_reason for s in sequences} == {FinishReason.FAILED}
+        stats = engine.pool.stats()
+        assert (stats.same_step_hit_tokens, stats.blocks_cached) == (32, 0)
+        (after,) = run(engine, Request("after", sequences[0].request.prompt_token_ids, SamplingParams(6)))
+        assert after.cached_tokens == 0
+        assert after.output_token_ids == expected_tokens(after.request)
+
+    def test_keeps_what_steps_before_it_computed(self) -> None:
+        executor = FailingExecutor("r0")
+        executor.victim = None
+        engine = make_engine(sharing_pool(), executor)
+        (bad,) = family(1)
+        engine.submit(bad)
+        engine.step()
+        executor.victim = "r0"
+        drain(engine)
+        (after,) = run(engine, Request("after", bad.prompt_token_ids, SamplingParams(6)))
+        assert after.cached_tokens == 20
+        assert after.output_token_ids == expected_tokens(after.request)
+
+
+@pytest.mark.parametrize("steps_before", [1, 2, 4])
+def test_abort_of_one_that_shares_leaves_the_others_theirs(steps_before: int) -> None:
+    engine = make_engine(sharing_pool(), max_batched_tokens=12)
+    sequences = [engine.submit(each) for each in family(4)]
+    for _ in range(steps_before):
+        engine.step()
+    engine.abort("r0")
+    drain(engine)
+    for sequence in sequences[1:]:
+        assert sequence.output_token_ids == expected_tokens(sequence.request)

@@ -1,0 +1,78 @@
+"""Requests of a conversation follow one another."""
+
+from __future__ import annotations
+
+from kvlab.core import Request, SamplingParams, StepPlan
+from kvlab.engine.executor import TorchExecutor
+from kvlab.engine.sampler import Sampler
+from kvlab.kv.view import CacheView
+from kvlab.lab.drive import drive
+from tests.engine.support import (
+    LogicalClock,
+    assert_empty,
+    expected_tokens,
+    make_engine,
+    prompt_for,
+    sharing_pool,
+    tiny_decoder,
+)
+
+
+class SlowExecutor(TorchExecutor):
+    """Each step takes a second of the test's clock."""
+
+    def __init__(self, clock: LogicalClock) -> None:
+        super().__init__(tiny_decoder(), Sampler())
+        self._clock = clock
+
+    def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
+        self._clock.time += 1.0
+        return super().execute(plan, view)
+
+
+def turn(name: str, length: int, max_tokens: int, arrival_s: float = 0.0, follows: str | None = None) -> Request:
+    return Request(name, prompt_for(name, length), SamplingParams(max_tokens), arrival_s, follows=follows)
+
+
+class TestConversations:
+    def test_a_turn_comes_behind_what_was_said_and_after_its_end(self) -> None:
+        clock = LogicalClock()
+        engine = make_engine(sharing_pool(), SlowExecutor(clock), clock)
+        requests = [
+            turn("a", 9, 3),
+            turn("b", 5, 2, arrival_s=1.0),
+            turn("a2", 4, 2, arrival_s=10.0, follows="a"),
+            turn("a3", 3, 2, arrival_s=0.5, follows="a2"),
+        ]
+        log = drive(engine, requests)
+        found = {s.request.request_id: s for s in log.sequences}
+        assert list(found) == ["a", "b", "a2", "a3"]
+        for name, before, own in (("a2", "a", requests[2]), ("a3", "a2", requests[3])):
+            said = (*found[before].token_ids, *own.prompt_token_ids)
+            assert found[name].request.prompt_token_ids == said
+            assert found[before].finished_s is not None
+            assert found[name].request.arrival_s == found[before].finished_s + own.arrival_s
+            assert (found[name].scheduled_s or 0.0) >= found[name].request.arrival_s
+            assert found[name].cached_tokens >= 4 * ((len(found[before].token_ids) - 1) // 4)
+        for sequence in log.sequences:
+            assert sequence.output_token_ids == expected_tokens(sequence.request)
+        assert sum(step.blocks_freed for step in log.steps) == engine.pool.stats().blocks_freed
+        assert_empty(engine)
+
+    def test_a_turn_waits_among_those_still_to_arrive(self) -> None:
+        clock = LogicalClock()
+        engine = make_engine(executor=SlowExecutor(clock), clock=clock)
+        requests = [turn("a", 4, 2), turn("z", 4, 1, arrival_s=50.0), turn("a2", 4, 1, arrival_s=20.0, follows="a")]
+        log = drive(engine, requests)
+        assert [s.request.request_id for s in log.sequences] == ["a", "a2", "z"]
+        assert [s.request.arrival_s for s in log.sequences] == [0.0, 22.0, 50.0]
+
+    def test_an_interrupted_conversation_says_no_more(self) -> None:
+        clock = LogicalClock()
+        engine = make_engine(executor=SlowExecutor(clock), clock=clock)
+        log = drive(
+            engine, [turn("a", 4, 5), turn("a2", 4, 1, follows="a")], should_stop=lambda: clock.now() >= 2.0
+        )
+        assert log.interrupted
+        assert [s.request.request_id for s in log.sequences] == ["a"]
+        assert_empty(engine)

@@ -1,0 +1,178 @@
+"""What holds of a pool after each rule of its machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from hypothesis.stateful import RuleBasedStateMachine, invariant
+
+from kvlab.kv.pool import KVCachePool
+from kvlab.kv.storage import KVStorage
+from tests.property.reference import Content, Step, indexed, kv_of, look
+
+
+class PoolInvariants(RuleBasedStateMachine):
+    """Compares all that can be seen of the pool with the model."""
+
+    sharing: bool
+    pool: KVCachePool
+    storage: KVStorage | None
+    model: dict[int, Content]
+    step: Step | None
+    prepared: dict[int, int]
+    counts: Counter[str]
+
+    def references(self) -> Counter[int]:
+        """Table entries of each block."""
+        return Counter(block for slot in self.model for block in self.pool.tables.blocks(slot))
+
+    @property
+    def free_blocks(self) -> int:
+        return self.pool.allocator.num_blocks - len(self.references())
+
+    def holders(self) -> dict[int, list[tuple[int, Content]]]:
+        """Who holds each block, and as which entry."""
+        found: dict[int, list[tuple[int, Content]]] = {}
+        for slot, content in self.model.items():
+            for entry, block in enumerate(self.pool.tables.blocks(slot)):
+                found.setdefault(block, []).append((entry, content))
+        return found
+
+    def held(self, block: int, entry: int) -> int:
+        """Tokens in a block that is its holders' `entry`; who counts on the step in preparation knows of more."""
+        size = self.pool.block_size
+        return min(max(0, min(content.stored - entry * size, size)) for _, content in self.holders().get(block, []))
+
+    def is_being_filled(self, block: int, entry: int) -> bool:
+        """Whether a block is published but not computed."""
+        return block in self.holders() and self.held(block, entry) < self.pool.block_size
+
+    @invariant()
+    def no_finding(self) -> None:
+        assert self.pool.audit() == []
+
+    @invariant()
+    def stored_content_is_bit_for_bit(self) -> None:
+        """Of every sequence, through the gather that attention uses, and through block and offset."""
+        slots = [slot for slot, content in self.model.items() if content.length]
+        view = look(self.pool, slots)
+        for index, slot in enumerate(slots):
+            content = self.model[slot]
+            assert view.lengths[index] == self.pool.get_seq_len(slot) == content.length
+            if content.sources:  # not computed yet
+                continue
+            block, offset = self.pool.tables.locate(slot, content.length - 1)
+            for layer, (k, v) in enumerate(content.kv(0, content.length)):
+                keys, values = view.gather(layer, index)
+                assert torch.equal(keys, k)
+                assert torch.equal(values, v)
+                assert torch.equal(view.keys(layer)[block, :, offset], k[:, -1])
+                assert torch.equal(view.values(layer)[block, :, offset], v[:, -1])
+
+    @invariant()
+    def an_open_view_sees_what_was_written(self) -> None:
+        if self.step is None:
+            return
+        inside = set(self.step.slots)
+        for index, slot in enumerate(self.step.slots):
+            content = self.model[slot]
+            if not content.sources <= inside:
+                continue
+            expected = content.kv(0, self.step.view.lengths[index])
+            for layer in self.step.written:
+                keys, values = self.step.view.gather(layer, index)
+                assert torch.equal(keys, expected[layer, 0])
+                assert torch.equal(values, expected[layer, 1])
+
+    @invariant()
+    def every_indexed_block_holds_what_the_index_says(self) -> None:
+        """The cached ones too, that nobody references; all but those that the coming step fills."""
+        if self.pool.index is None:
+            return
+        assert self.storage is not None
+        size, holders = self.pool.block_size, self.holders()
+        pending = set()
+        for (salt, tokens), block in indexed(self.pool).items():
+            entry = len(tokens) // size - 1
+            if block in holders and self.held(block, entry) < size:
+                pending.add(block)
+                continue
+            for offset in range(size):
+                kv = kv_of(salt, tokens[: entry * size + offset + 1])
+                assert torch.equal(self.storage.keys[:, block, :, offset], kv[:, 0])
+                assert torch.equal(self.storage.values[:, block, :, offset], kv[:, 1])
+        if not self.prepared and self.step is None:
+            assert not pending
+        assert self.pool._sharing is not None
+        assert self.pool._sharing._pending == pending
+
+    @invariant()
+    def every_full_block_is_indexed_and_stored_once(self) -> None:
+        """Those whose tokens the pool knows: equal contents are one block."""
+        found = indexed(self.pool)
+        assert len(set(found.values())) == len(found)
+        for slot, content in self.model.items():
+            if self.pool.index is None or not content.told:
+                continue
+            table = self.pool.tables.blocks(slot)
+            for entry in range(content.stored // self.pool.block_size):
+                assert found[content.key((entry + 1) * self.pool.block_size)] == table[entry]
+
+    @invariant()
+    def the_index_keeps_no_node_for_nothing(self) -> None:
+        if self.pool.index is None:
+            return
+        needed = set()
+        for node in (node for _, node in self.pool.index.items()):
+            above = node
+            while above.parent is not None:
+                needed.add(id(above))
+                above = above.parent
+        known = {id(node) for node in self.pool.index._nodes.values()}
+        assert needed <= known
+        waiting = {id(node) for each in self.pool._sharing._slots.values() for node in each.nodes}  # type: ignore[union-attr]
+        assert known - needed <= waiting
+
+    @invariant()
+    def figures_are_those_of_the_model(self) -> None:
+        pool, stats, references = self.pool, self.pool.stats(), self.references()
+        tokens = sum(self.held(block, holders[0][0]) for block, holders in self.holders().items())
+        in_use, cached = len(references), set(indexed(pool).values()) - set(references)
+        assert pool.tables.live == set(self.model)
+        for slot, content in self.model.items():
+            assert len(pool.tables.blocks(slot)) == content.blocks
+            assert pool.allocator.owned_blocks(slot) == Counter(pool.tables.blocks(slot))
+        for block in range(pool.allocator.num_blocks):
+            assert pool.allocator.ref_count(block) == references[block]
+        assert (stats.blocks_in_use, stats.sequences, stats.tokens_stored) == (in_use, len(self.model), tokens)
+        assert (stats.blocks_total, stats.block_size) == (pool.allocator.num_blocks, pool.block_size)
+        assert stats.blocks_allocated - stats.blocks_freed == in_use
+        assert stats.shared_blocks == references.total() - in_use
+        assert stats.blocks_cached == len(cached)
+        assert pool.free_slot_count() == self.free_blocks
+        assert pool.free_token_capacity() == (self.free_blocks * pool.block_size if pool.is_paged() else None)
+        for name in ("prompt_tokens", "hit_tokens", "same_step_hit_tokens", "recompute_hit_tokens"):
+            assert getattr(stats, name) == self.counts[name], name
+        assert stats.block_utilization == in_use / stats.blocks_total
+        assert stats.token_utilization == tokens / (stats.blocks_total * stats.block_size)
+        waste = 1 - tokens / (in_use * stats.block_size) if in_use else 0
+        assert stats.internal_fragmentation == waste
+
+    @invariant()
+    def storage_is_never_replaced(self) -> None:
+        assert self.storage is not None
+        assert self.pool.storage is self.storage
+        assert self.pool.stats().kv_bytes == self.storage.num_bytes
+
+    def teardown(self) -> None:
+        """Closing every slot leaves nothing in use."""
+        if not hasattr(self, "pool"):
+            return
+        for slot in list(self.model):
+            self.pool.free_slot(slot)
+        assert self.pool.audit() == []
+        assert self.pool.allocator.num_free() == self.pool.allocator.num_blocks
+        stats = self.pool.stats()
+        assert (stats.blocks_in_use, stats.sequences, stats.tokens_stored) == (0, 0, 0)
+        assert stats.blocks_allocated == stats.blocks_freed

@@ -1,0 +1,128 @@
+"""What a pool should hold, in plain Python: every sequence's tokens, and the K and V that follow from them."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from kvlab.kv.pool import KVCachePool, Salt
+from kvlab.kv.prefix import Prefix
+from kvlab.kv.spec import KVSpec
+from kvlab.kv.view import CacheView
+
+SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=4, dtype="float32")
+SALTS: tuple[Salt, ...] = (None, "tenant")
+
+Key = tuple[Salt, tuple[int, ...]]  # a salt and all tokens of a prefix
+
+
+@lru_cache(maxsize=20_000)
+def kv_of(salt: Salt, tokens: tuple[int, ...]) -> torch.Tensor:
+    """K and V of the last of these tokens, `[layers, 2, kv_heads, head_dim]`: of all before it, as in a decoder."""
+    seed = [SALTS.index(salt), *tokens]
+    shape = (SPEC.num_layers, 2, SPEC.num_kv_heads, SPEC.head_dim)
+    return torch.from_numpy(np.random.default_rng(seed).random(shape, dtype=np.float32))
+
+
+@dataclass
+class Content:
+    """What one slot should hold. A slot that is not `told` has tokens that the pool does not know."""
+
+    salt: Salt
+    tokens: list[int]
+    told: bool
+    blocks: int
+    length: int = 0  # computed: the next token has this position
+    stored: int = 0  # in the blocks, a last token that is run again included
+    sources: set[int] = field(default_factory=set)  # slots of the step in preparation that fill its first blocks
+
+    def key(self, length: int) -> Key:
+        return self.salt, tuple(self.tokens[:length])
+
+    def kv(self, start: int, end: int) -> torch.Tensor:
+        """`[layers, 2, kv_heads, tokens, head_dim]` of the positions from `start` to `end`."""
+        if start == end:
+            return torch.empty(SPEC.num_layers, 2, SPEC.num_kv_heads, 0, SPEC.head_dim)
+        return torch.stack([kv_of(*self.key(position + 1)) for position in range(start, end)], dim=3)
+
+
+@dataclass
+class Step:
+    """A view that was neither advanced nor rolled back, and the layers that were written through it."""
+
+    view: CacheView
+    slots: list[int]
+    new: list[int]
+    written: set[int] = field(default_factory=set)
+
+
+def look(pool: KVCachePool, slots: list[int]) -> CacheView:
+    """A view of what is stored, without a new token."""
+    return CacheView(
+        pool.tables,
+        pool.storage,
+        np.asarray(slots, dtype=np.int64),
+        np.zeros(len(slots), dtype=np.int64),
+        is_paged=pool.is_paged(),
+        on_advance=lambda rows, new: None,
+        on_rollback=lambda rows: None,
+    )
+
+
+def indexed(pool: KVCachePool) -> dict[Key, int]:
+    """Every content that the pool's index says it has, and the block that is to hold it."""
+    if pool.index is None:
+        return {}
+    found = {}
+    for block, node in pool.index.items():
+        salt = next(salt for salt in SALTS if pool.index._roots.get(salt) is _root(node))
+        found[salt, _tokens(node)] = block
+    return found
+
+
+def _root(node: Prefix) -> Prefix:
+    return node if node.parent is None else _root(node.parent)
+
+
+def _tokens(node: Prefix) -> tuple[int, ...]:
+    own = array("q")
+    own.frombytes(node.tokens)
+    return (*(_tokens(node.parent) if node.parent is not None else ()), *own)
+
+
+def state(pool: KVCachePool) -> tuple[object, ...]:
+    """All that a call which is refused has to leave as it was, the order of reuse and eviction included."""
+    allocator, live = pool.allocator, sorted(pool.tables.live)
+    policy = allocator._cached
+    order = getattr(policy, "_order", None)
+    cached = list(order) if order is not None else sorted(policy._evictable.values())  # type: ignore[attr-defined]
+    sharing = pool._sharing
+    contents = (
+        {}
+        if sharing is None
+        else {
+            slot: (list(each.tokens), list(map(id, each.nodes)), each.settled, each.indexable)
+            for slot, each in sharing._slots.items()
+        }
+    )
+    return (
+        {slot: pool.tables.blocks(slot) for slot in live},
+        {slot: (pool.get_seq_len(slot), int(pool.tables.stored[slot])) for slot in live},
+        [allocator.ref_count(block) for block in range(allocator.num_blocks)],
+        {slot: allocator.owned_blocks(slot) for slot in live},
+        list(allocator._scratch),
+        cached,
+        dict(getattr(policy, "_hits", {})),
+        indexed(pool),
+        len(pool.index._nodes) if pool.index is not None else 0,
+        contents,
+        set() if sharing is None else set(sharing._pending),
+        dict(pool._reserved),
+        pool.free_slot_count(),
+        pool.free_token_capacity(),
+        pool.stats(),
+    )

@@ -1,0 +1,194 @@
+"""The part of a pool's machine that opens, copies and closes slots."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from kvlab.errors import OutOfBlocksError, SlotError
+from kvlab.kv.pool import KVCachePool, Salt
+from tests.property.pool_invariants import PoolInvariants
+from tests.property.reference import Content, Step, indexed, state
+
+picks = st.integers(0, 11)  # "the n-th live slot", whichever that is when the rule runs
+salts: st.SearchStrategy[Salt] = st.sampled_from([None, None, None, "tenant"])
+alphabet = st.integers(0, 1)
+lengths = st.one_of(st.integers(0, 9), st.integers(0, 20))
+prompts = st.builds(  # few prefixes, so that hits are frequent
+    lambda period, length: (period * 20)[:length],
+    st.one_of(st.just([0]), st.lists(alphabet, min_size=1, max_size=6)),
+    lengths,
+)
+
+
+class SequenceRules(PoolInvariants):
+    """Opening, copying and closing slots; `PoolMachine` adds steps."""
+
+    first_blocks = 0  # blocks of a slot that was opened without a token
+    sharing = False
+
+    def make_pool(self) -> KVCachePool:
+        raise NotImplementedError
+
+    @initialize(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3))
+    def start(self, lengths: list[int]) -> None:
+        self.pool = self.make_pool()
+        self.storage = self.pool.storage
+        self.model: dict[int, Content] = {}
+        self.step: Step | None = None
+        self.prepared: dict[int, int] = {}  # reserved for the coming step
+        self.unknown = count(1000)  # tokens that occur nowhere else
+        self.counts: Counter[str] = Counter()
+        for length in lengths:
+            self.open([0] * length, None)
+
+    # What the model expects
+
+    def blocks_for(self, tokens: int) -> int:
+        return max(self.first_blocks, -(-tokens // self.pool.block_size))
+
+    def hits(self, tokens: Sequence[int], salt: Salt) -> list[int]:
+        """The blocks that a prompt should find: those of its longest prefix in the index."""
+        found, size, blocks = indexed(self.pool), self.pool.block_size, []
+        for end in range(size, len(tokens) + 1, size):
+            block = found.get((salt, tuple(tokens[:end])))
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    # Helpers of rules
+
+    def slot(self, pick: int) -> int:
+        live = sorted(self.model)
+        return live[pick % len(live)]
+
+    def busy(self) -> set[int]:
+        return {*self.prepared, *(self.step.slots if self.step is not None else ())}
+
+    @contextmanager
+    def refused(self, error: type[Exception], match: str | None = None) -> Iterator[pytest.ExceptionInfo[Any]]:
+        """The body raises `error` and leaves everything as it was."""
+        before = state(self.pool)
+        with pytest.raises(error, match=match) as caught:
+            yield caught
+        assert state(self.pool) == before
+
+    @contextmanager
+    def taking(self, blocks: int, revived: int = 0) -> Iterator[None]:
+        """The body takes this many blocks from the queue, scratch blocks before cached ones."""
+        before, scratch = self.pool.stats(), len(self.pool.allocator._scratch)
+        yield
+        after = self.pool.stats()
+        evicted = max(0, blocks - scratch)
+        assert after.blocks_allocated - before.blocks_allocated == blocks + revived
+        assert after.blocks_freed == before.blocks_freed
+        assert after.evicted_blocks - before.evicted_blocks == evicted
+        assert (after.evictions > before.evictions) == (evicted > 0)
+
+    # Opening, copying and closing slots
+
+    @rule(tokens=prompts, salt=salts, keep_free=st.integers(0, 3), resumed=st.booleans())
+    def allocate_slot(self, tokens: list[int], salt: Salt, keep_free: int, resumed: bool) -> None:
+        self.open(tokens, salt, keep_free=keep_free, resumed=resumed)
+
+    @rule(length=lengths)
+    def allocate_slot_of_unknown_tokens(self, length: int) -> None:
+        self.open([next(self.unknown) for _ in range(length)], None, told=False)
+
+    @precondition(lambda self: self.sharing and indexed(self.pool))
+    @rule(pick=st.integers(0, 100), tail=st.lists(alphabet, max_size=3), resumed=st.booleans())
+    def allocate_slot_of_known_prefix(self, pick: int, tail: list[int], resumed: bool) -> None:
+        known = sorted(indexed(self.pool), key=repr)
+        salt, tokens = known[pick % len(known)]
+        self.open([*tokens, *tail], salt, resumed=resumed)
+
+    def open(
+        self, tokens: list[int], salt: Salt, *, told: bool = True, keep_free: int = 0, resumed: bool = False
+    ) -> int | None:
+        """Open a slot; None if that was refused."""
+        arguments: dict[str, Any] = {"token_ids": tokens} if told else {"initial_tokens": len(tokens)}
+        arguments |= {"salt": salt, "keep_free": keep_free, "resumed": resumed}
+        hits = self.hits(tokens, salt) if self.sharing and told else []
+        references = self.references()
+        revived = sum(not references[block] for block in hits)
+        fresh = self.blocks_for(len(tokens)) - len(hits)
+        if len(tokens) > self.pool.max_seq_len:
+            with self.refused(SlotError, match=f"{len(tokens)} tokens"):
+                self.pool.allocate_slot(**arguments)
+            return None
+        left = max(0, self.free_blocks - keep_free)
+        if fresh + revived > self.free_blocks - keep_free:
+            with self.refused(OutOfBlocksError) as caught:
+                self.pool.allocate_slot(**arguments)
+            assert (caught.value.wanted, caught.value.free) == (fresh + revived, left)
+            return None
+        filling = {slot: self.pool.tables.blocks(slot) for slot in self.busy()}
+        with self.taking(fresh, revived):
+            slot = self.pool.allocate_slot(**arguments)
+        assert slot not in self.model
+        assert self.pool.tables.blocks(slot)[: len(hits)] == hits
+        content = Content(salt, list(tokens), told, self.blocks_for(len(tokens)))
+        content.stored = len(hits) * self.pool.block_size
+        content.length = min(content.stored, max(len(tokens) - 1, 0))
+        assert self.pool.cached_tokens(slot) == content.length
+        pending = [entry for entry, block in enumerate(hits) if self.is_being_filled(block, entry)]
+        content.sources = {s for s, blocks in filling.items() if any(hits[entry] in blocks for entry in pending)}
+        self.model[slot] = content
+        if resumed:
+            self.counts["recompute_hit_tokens"] += content.stored
+        else:
+            self.counts["prompt_tokens"] += len(tokens)
+            self.counts["hit_tokens"] += content.stored
+            self.counts["same_step_hit_tokens"] += len(pending) * self.pool.block_size
+        return slot
+
+    @precondition(lambda self: self.model)
+    @rule(pick=picks, rerun=st.booleans())
+    def fork_slot(self, pick: int, rerun: bool) -> None:
+        slot = self.slot(pick)
+        if slot in self.busy():
+            with self.refused(SlotError, match=f"slot {slot} is in a step"):
+                self.pool.fork_slot(slot, rerun_last=rerun)
+            return
+        own = 0 if self.pool.is_paged() else 1
+        if own > self.free_blocks:
+            with self.refused(OutOfBlocksError):
+                self.pool.fork_slot(slot, rerun_last=rerun)
+            return
+        with self.taking(own):
+            copy = self.pool.fork_slot(slot, rerun_last=rerun)
+        assert copy not in self.model
+        source = self.model[slot]
+        length = source.length - (1 if rerun and source.length else 0)
+        self.model[copy] = Content(
+            source.salt, list(source.tokens), source.told, source.blocks, length, source.stored, set(source.sources)
+        )
+        same = self.pool.tables.blocks(slot) == self.pool.tables.blocks(copy)
+        assert same == (self.pool.is_paged() or not source.blocks)
+
+    def close(self, slot: int) -> None:
+        """Close a slot, and with it those that count on what it was about to compute."""
+        alone = [block for block, held in self.references().items() if held == 1]
+        released = len(set(alone) & set(self.pool.tables.blocks(slot)))
+        before = self.pool.stats()
+        self.pool.free_slot(slot)
+        assert self.pool.stats().blocks_freed - before.blocks_freed == released
+        assert self.pool.stats().blocks_allocated == before.blocks_allocated
+        del self.model[slot]
+        filled = slot in self.prepared
+        self.prepared.pop(slot, None)
+        if filled:
+            self.close_dependents({slot})
+
+    def close_dependents(self, slots: set[int]) -> None:
+        for other in [o for o, content in self.model.items() if content.sources & slots]:
+            if other in self.model:
+                self.close(other)

@@ -1,0 +1,146 @@
+"""Which cached block is given up first."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvlab.kv.allocator import BlockAllocator
+from kvlab.kv.eviction import POLICIES, FifoEviction, LfuEviction
+from tests.unit.pools import sharing, store
+
+
+def full(policy: str, count: int = 4) -> tuple[BlockAllocator, list[int], list[int]]:
+    """An allocator of `count` blocks, all in use and filled in order; and a list that tells what was evicted."""
+    evicted: list[int] = []
+    allocator = BlockAllocator(count, POLICIES[policy](), evicted.append)
+    blocks = allocator.allocate(count)
+    for block in blocks:
+        allocator.set_content(block)
+    return allocator, blocks, evicted
+
+
+def hit(allocator: BlockAllocator, block: int) -> None:
+    allocator.share([block])
+    allocator.touch([block])
+    allocator.free([block])
+
+
+class TestOrder:
+    def test_lru_gives_up_what_has_been_unreferenced_for_longest(self) -> None:
+        allocator, (a, b, c, d), evicted = full("lru")
+        for block in (c, a, d, b):
+            allocator.free([block])
+        hit(allocator, c)  # used again: to the back
+        assert allocator.allocate(4) == evicted == [a, d, b, c]
+
+    def test_fifo_gives_up_what_was_filled_first(self) -> None:
+        allocator, (a, b, c, d), evicted = full("fifo")
+        for block in (c, a, d, b):
+            allocator.free([block])
+        hit(allocator, a)
+        assert allocator.allocate(4) == evicted == [a, b, c, d]
+
+    def test_lfu_gives_up_what_was_hit_least_the_oldest_among_equals(self) -> None:
+        allocator, (a, b, c, d), evicted = full("lfu")
+        for block in (c, a, d, b):
+            allocator.free([block])
+        for block, times in ((a, 2), (b, 1), (d, 1)):
+            for _ in range(times):
+                hit(allocator, block)
+        assert allocator.allocate(4) == evicted == [c, d, b, a]
+
+    def test_lfu_counts_from_nothing_once_a_block_was_evicted(self) -> None:
+        allocator, (a, b, _, _), _ = full("lfu")
+        allocator.free([a])
+        for _ in range(5):
+            hit(allocator, a)
+        assert allocator.allocate(1) == [a]
+        allocator.set_content(a)  # another content
+        allocator.free([b])
+        hit(allocator, b)
+        allocator.free([a])
+        assert allocator.allocate(2) == [a, b]
+
+    def test_fifo_counts_from_the_new_content(self) -> None:
+        allocator, (a, b, c, _), _ = full("fifo")
+        allocator.free([a])
+        assert allocator.allocate(1) == [a]
+        allocator.set_content(a)
+        allocator.free([a, b, c])
+        assert allocator.allocate(3) == [b, c, a]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+class TestEveryPolicy:
+    def test_scratch_blocks_go_before_cached_ones(self, policy: str) -> None:
+        allocator, (a, b, c, d), evicted = full(policy)
+        for block in (b, d):
+            allocator.clear_content(block)
+        allocator.free([a, b, c, d])
+        assert (allocator.num_free(), allocator.num_evictable()) == (4, 2)
+        assert allocator.allocate(2) == [b, d]
+        assert (evicted, allocator.evictions, allocator.evicted_blocks) == ([], 0, 0)
+        assert sorted(allocator.allocate(2)) == sorted([a, c])
+        assert (sorted(evicted), allocator.evictions, allocator.evicted_blocks) == (sorted([a, c]), 1, 2)
+
+    def test_a_referenced_block_is_never_given_up(self, policy: str) -> None:
+        allocator, (a, b, c, d), evicted = full(policy)
+        allocator.free([a, b, c, d])
+        allocator.share([a, c])
+        assert sorted(allocator.allocate(2)) == sorted([b, d])
+        assert not allocator.can_allocate(1)
+        assert sorted(evicted) == sorted([b, d])
+        assert allocator.has_content(a)
+        assert not allocator.has_content(b)
+
+    def test_content_that_is_cleared_is_scratch(self, policy: str) -> None:
+        allocator, (a, b, _, _), evicted = full(policy)
+        allocator.free([a, b])
+        allocator.clear_content(b)
+        assert allocator.num_evictable() == 1
+        assert allocator.allocate(2) == [b, a]
+        assert evicted == [a]
+
+    def test_a_block_revived_and_released_many_times_is_in_the_queue_once(self, policy: str) -> None:
+        """The heap of a ranked policy is full of outdated entries then."""
+        allocator, blocks, _ = full(policy, 6)
+        allocator.free(blocks)
+        for turn in range(500):
+            allocator.share([blocks[turn % 5]])
+            assert allocator.num_evictable() == 5
+            allocator.free([blocks[turn % 5]])
+        assert allocator.num_evictable() == 6
+        assert sorted(allocator.allocate(6)) == sorted(blocks)
+        assert allocator.num_evictable() == 0
+
+    def test_the_heap_does_not_grow_with_use(self, policy: str) -> None:
+        allocator, blocks, _ = full(policy, 4)
+        allocator.free(blocks)
+        for turn in range(2000):
+            hit(allocator, blocks[turn % 4])
+        assert len(getattr(allocator._cached, "_heap", [])) <= 64 + 4 * 4 + 1
+
+    def test_nothing_is_kept_of_a_block_whose_content_is_gone(self, policy: str) -> None:
+        allocator, blocks, _ = full(policy)
+        allocator.free(blocks)
+        hit(allocator, blocks[0])
+        allocator.allocate(4)
+        kept = allocator._cached
+        assert len(kept) == 0
+        if isinstance(kept, FifoEviction | LfuEviction):
+            assert kept._births == {}
+        assert getattr(kept, "_filled", {}) == getattr(kept, "_hits", {}) == {}
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_the_tail_of_a_sequence_is_evicted_before_its_head(policy: str) -> None:
+    pool = sharing(num_blocks=3, eviction=policy)
+    slot = pool.allocate_slot(token_ids=range(12))
+    store(pool, [slot], [12])
+    blocks = pool.tables.blocks(slot)
+    pool.free_slot(slot)
+    for left in (2, 1, 0):
+        other = pool.allocate_slot(4)
+        assert pool.tables.blocks(other) == [blocks[left]]
+        assert pool.index is not None
+        assert pool.index.match(range(12)) == blocks[:left]

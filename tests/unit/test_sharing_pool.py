@@ -1,0 +1,419 @@
+"""Prefix sharing and copy-on-write in a pool of 16 blocks of 4 tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kvlab.errors import OutOfBlocksError, SlotError
+from kvlab.kv.contiguous import SlottedKVCachePool
+from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.pool import KVCachePool
+from kvlab.kv.storage import KVStorage
+from tests.property.reference import look, state
+from tests.unit.pools import SPEC, paged, sharing, store
+
+PROMPT = list(range(100, 108))  # two blocks
+
+
+def computed(pool: KVCachePool, tokens: list[int], salt: str | None = None) -> int:
+    """A slot whose tokens were all computed."""
+    slot = pool.allocate_slot(token_ids=tokens, salt=salt)
+    write(pool, [slot], [len(tokens) - pool.get_seq_len(slot)])
+    return slot
+
+
+def cached(pool: KVCachePool, tokens: list[int], salt: str | None = None) -> list[int]:
+    """Compute a prompt and close its slot; returns its blocks."""
+    slot = computed(pool, tokens, salt)
+    blocks = pool.tables.blocks(slot)
+    pool.free_slot(slot)
+    return blocks
+
+
+def write(pool: KVCachePool, slots: list[int], new: list[int]) -> None:
+    """A step that writes random K and V."""
+    view = pool.view(slots, new)
+    for layer in range(SPEC.num_layers):
+        view.update(layer, *torch.rand(2, sum(new), SPEC.num_kv_heads, SPEC.head_dim))
+    view.advance()
+
+
+def contents(pool: KVCachePool, slot: int, length: int | None = None) -> list[torch.Tensor]:
+    """K and V of a slot on every layer, copied."""
+    view = look(pool, [slot])
+    return [part[:, :length].clone() for layer in range(SPEC.num_layers) for part in view.gather(layer, 0)]
+
+
+def equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+class TestHits:
+    def test_a_cached_prompt_costs_its_last_token_and_writes_nothing(self) -> None:
+        pool = sharing()
+        blocks = cached(pool, PROMPT)
+        assert pool.storage is not None
+        before = pool.storage.keys.clone(), pool.storage.values.clone()
+        slot = pool.allocate_slot(token_ids=PROMPT)
+        assert pool.tables.blocks(slot) == blocks
+        assert (pool.get_seq_len(slot), pool.cached_tokens(slot)) == (7, 7)
+        view = pool.view([slot], [1])
+        assert (view.positions.tolist(), view.slot_mapping.tolist(), view.lengths) == ([7], [-1], [8])
+        for layer in range(SPEC.num_layers):
+            view.update(layer, *torch.full((2, 1, SPEC.num_kv_heads, SPEC.head_dim), torch.nan))
+        view.advance()
+        assert torch.equal(pool.storage.keys, before[0])
+        assert torch.equal(pool.storage.values, before[1])
+        assert (pool.get_seq_len(slot), pool.stats().blocks_in_use, pool.stats().tokens_stored) == (8, 2, 8)
+        assert (pool.stats().prompt_tokens, pool.stats().hit_tokens) == (16, 8)
+        assert pool.audit() == []
+
+    def test_in_one_batch_with_one_that_writes(self) -> None:
+        pool = sharing()
+        cached(pool, PROMPT)
+        slot, other = pool.allocate_slot(token_ids=PROMPT), pool.allocate_slot(token_ids=[1, 2, 3])
+        view = pool.view([slot, other], [1, 3])
+        (block,) = pool.tables.blocks(other)
+        assert view.slot_mapping.tolist() == [-1, 4 * block, 4 * block + 1, 4 * block + 2]
+        k, v = torch.rand(2, 4, SPEC.num_kv_heads, SPEC.head_dim)
+        view.update(0, k, v)
+        keys, values = view.gather(0, 1)
+        assert torch.equal(keys, k[1:].transpose(0, 1))
+        assert torch.equal(values, v[1:].transpose(0, 1))
+
+    @pytest.mark.parametrize(("length", "hit", "runs"), [(7, 4, 3), (8, 8, 1), (9, 8, 1), (11, 8, 3), (12, 8, 4)])
+    def test_whole_blocks_alone_are_shared(self, length: int, hit: int, runs: int) -> None:
+        pool = sharing()
+        cached(pool, PROMPT)
+        tokens = [*PROMPT, 1, 2, 3, 4][:length]
+        slot = pool.allocate_slot(token_ids=tokens)
+        assert length - pool.get_seq_len(slot) == runs
+        assert pool.stats().hit_tokens == hit
+
+    def test_a_running_sequence_is_shared_with(self) -> None:
+        pool = sharing()
+        first = computed(pool, PROMPT)
+        second = pool.allocate_slot(token_ids=[*PROMPT, 1])
+        assert pool.tables.blocks(second)[:2] == pool.tables.blocks(first)
+        assert (pool.stats().shared_blocks, pool.stats().blocks_in_use) == (2, 3)
+        expected = contents(pool, first)
+        pool.free_slot(first)
+        assert pool.stats().tokens_stored == 8
+        assert equal(contents(pool, second), expected)
+
+    def test_what_was_decoded_is_shared_too(self) -> None:
+        pool = sharing()
+        slot = computed(pool, PROMPT[:3])
+        for token in (*PROMPT[3:], 1):
+            pool.extend_tokens([slot], [token])
+            write(pool, [slot], [1])
+        follower = pool.allocate_slot(token_ids=[*PROMPT, 1, 2])
+        assert pool.get_seq_len(follower) == 8
+        assert pool.tables.blocks(follower)[:2] == pool.tables.blocks(slot)[:2]
+
+    def test_a_slot_of_unknown_tokens_is_shared_with_nobody(self) -> None:
+        pool = sharing()
+        slot = pool.allocate_slot(8)
+        store(pool, [slot], [8])
+        assert pool.stats().blocks_cached == 0
+        pool.free_slot(slot)
+        assert (pool.stats().blocks_cached, len(pool.index or ())) == (0, 0)
+
+    def test_tokens_told_behind_unknown_ones_are_not_taken_for_a_prompt(self) -> None:
+        pool = sharing()
+        slot = pool.allocate_slot(4)
+        write(pool, [slot], [4])
+        for token in PROMPT[:4]:
+            pool.extend_tokens([slot], [token])
+            write(pool, [slot], [1])
+        assert pool.cached_tokens(pool.allocate_slot(token_ids=[*PROMPT[:4], 1])) == 0
+
+    def test_a_pool_that_does_not_share_finds_nothing(self) -> None:
+        pool = paged()
+        cached(pool, PROMPT)
+        assert pool.get_seq_len(pool.allocate_slot(token_ids=PROMPT)) == 0
+        assert pool.stats().blocks_cached == 0
+
+
+class TestSalt:
+    def test_separates_tenants(self) -> None:
+        pool = sharing()
+        cached(pool, PROMPT, "a")
+        assert [
+            pool.cached_tokens(pool.allocate_slot(token_ids=PROMPT, salt=salt)) for salt in ("b", None, "a")
+        ] == [
+            0,
+            0,
+            7,
+        ]
+
+    @pytest.mark.parametrize("salt", [1.5, b"a", ("a",), ["a"]])
+    def test_of_another_type_is_refused(self, salt: object) -> None:
+        pool = sharing()
+        before = state(pool)
+        with pytest.raises(SlotError, match="must be text or a whole number"):
+            pool.allocate_slot(token_ids=PROMPT, salt=salt)  # type: ignore[arg-type]
+        assert state(pool) == before
+
+
+class TestDemand:
+    """A hit that nobody references takes a block out of the free queue, too."""
+
+    @pytest.mark.parametrize("eviction", ["lru", "fifo", "lfu"])
+    def test_cached_hits_count(self, eviction: str) -> None:
+        pool = sharing(num_blocks=5, eviction=eviction)
+        cached(pool, PROMPT)
+        other = computed(pool, [7] * 8)  # 3 blocks are free, 2 of them cached
+        before = state(pool)
+        with pytest.raises(OutOfBlocksError) as caught:
+            pool.allocate_slot(token_ids=[*PROMPT, *range(8)])
+        assert (caught.value.wanted, caught.value.free, caught.value.evictable) == (4, 3, 2)
+        assert state(pool) == before
+        pool.free_slot(other)
+        assert pool.get_seq_len(pool.allocate_slot(token_ids=[*PROMPT, *range(8)])) == 8
+
+    def test_hits_that_run_do_not(self) -> None:
+        pool = sharing(num_blocks=5)
+        computed(pool, PROMPT)
+        assert pool.get_seq_len(pool.allocate_slot(token_ids=[*PROMPT, *range(12)])) == 8
+        assert pool.free_slot_count() == 0
+
+    def test_a_hit_is_not_evicted_for_the_rest_of_its_own_prompt(self) -> None:
+        pool = sharing(num_blocks=4)
+        blocks = cached(pool, PROMPT)
+        tail = cached(pool, [7] * 8)
+        slot = pool.allocate_slot(token_ids=[*PROMPT, *range(8)])
+        assert pool.tables.blocks(slot)[:2] == blocks
+        assert sorted(pool.tables.blocks(slot)[2:]) == sorted(tail)
+
+    @pytest.mark.parametrize(("keep_free", "fits"), [(0, True), (1, True), (2, False), (9, False)])
+    def test_what_is_to_be_left_is_left(self, keep_free: int, fits: bool) -> None:
+        pool = sharing(num_blocks=5)
+        cached(pool, PROMPT)
+        if fits:
+            pool.allocate_slot(token_ids=[*PROMPT, *range(8)], keep_free=keep_free)
+            assert pool.free_slot_count() == 1
+            return
+        before = state(pool)
+        with pytest.raises(OutOfBlocksError) as caught:
+            pool.allocate_slot(token_ids=[*PROMPT, *range(8)], keep_free=keep_free)
+        assert (caught.value.wanted, caught.value.free) == (4, max(0, 5 - keep_free))
+        assert state(pool) == before
+
+    def test_a_copy_is_part_of_the_demand(self) -> None:
+        pool = paged(num_blocks=2)
+        slot = computed(pool, PROMPT[:6])
+        copy = pool.fork_slot(slot)
+        before = state(pool)
+        with pytest.raises(OutOfBlocksError) as caught:
+            pool.reserve([copy], [1])
+        assert (caught.value.wanted, caught.value.free, caught.value.slots) == (1, 0, (copy,))
+        assert state(pool) == before
+
+
+class TestSameStep:
+    def test_a_block_is_shared_once_the_step_that_fills_it_is_prepared(self) -> None:
+        pool = sharing()
+        first = pool.allocate_slot(token_ids=[*PROMPT, 1])
+        early = pool.allocate_slot(token_ids=[*PROMPT, 2])
+        pool.reserve([first], [9])
+        late = pool.allocate_slot(token_ids=[*PROMPT, 2])
+        assert [pool.get_seq_len(slot) for slot in (early, late)] == [0, 8]
+        stats = pool.stats()
+        assert (stats.hit_tokens, stats.same_step_hit_tokens, stats.tokens_stored) == (8, 8, 0)
+        write(pool, [first, late], [9, 1])
+        assert equal(contents(pool, first, 8), contents(pool, late, 8))
+        assert pool.stats().tokens_stored == 10
+        pool.allocate_slot(token_ids=[*PROMPT, 3])
+        assert (pool.stats().hit_tokens, pool.stats().same_step_hit_tokens) == (16, 8)
+        assert pool.audit() == []
+
+    def test_a_step_that_failed_takes_its_blocks_back(self) -> None:
+        pool = sharing()
+        first = pool.allocate_slot(token_ids=PROMPT)
+        pool.reserve([first], [8])
+        second = pool.allocate_slot(token_ids=PROMPT)
+        pool.view([first, second], [8, 1]).rollback()
+        assert len(pool.index or ()) == 0
+        assert pool.audit() == []
+        assert pool.get_seq_len(pool.allocate_slot(token_ids=PROMPT)) == 0
+        pool.free_slot(second)
+        pool.free_slot(first)
+        assert (pool.stats().blocks_cached, pool.audit()) == (0, [])
+
+    def test_who_counted_on_a_failed_step_has_nothing_of_it(self) -> None:
+        """Its first tokens were never computed."""
+        pool = sharing()
+        first = pool.allocate_slot(token_ids=PROMPT)
+        pool.reserve([first], [8])
+        second = pool.allocate_slot(token_ids=[*PROMPT, 1])
+        pool.view([first, second], [8, 1]).rollback()
+        assert (pool.get_seq_len(first), pool.get_seq_len(second)) == (0, 0)
+
+    def test_the_same_slot_shares_once_it_is_run_again(self) -> None:
+        pool = sharing()
+        slot = pool.allocate_slot(token_ids=PROMPT)
+        pool.view([slot], [8]).rollback()
+        write(pool, [slot], [8])
+        assert pool.get_seq_len(pool.allocate_slot(token_ids=PROMPT)) == 7
+
+    def test_a_slot_freed_before_its_step_ran_takes_its_blocks_back(self) -> None:
+        pool = sharing()
+        slot = pool.allocate_slot(token_ids=PROMPT)
+        pool.reserve([slot], [8])
+        pool.free_slot(slot)
+        assert (len(pool.index or ()), pool.stats().blocks_cached, pool.audit()) == (0, 0, [])
+
+    @pytest.mark.parametrize("make_pool", [sharing, paged])
+    def test_a_slot_freed_in_a_step_leaves_the_others_theirs(
+        self, make_pool: Callable[[], PagedKVCachePool]
+    ) -> None:
+        pool = make_pool()
+        slot, other = pool.allocate_slot(token_ids=PROMPT), pool.allocate_slot(token_ids=[1] * 6)
+        view = pool.view([slot, other], [8, 6])
+        pool.free_slot(slot)
+        view.rollback()
+        write(pool, [other], [6])
+        assert (pool.get_seq_len(other), pool.stats().blocks_in_use, pool.audit()) == (6, 2, [])
+
+
+class TestMerge:
+    def test_equal_blocks_become_one_once_the_second_is_computed(self) -> None:
+        pool = sharing()
+        first, second = (pool.allocate_slot(token_ids=[*PROMPT, last]) for last in (1, 2))
+        own = pool.tables.blocks(second)
+        view = pool.view([first, second], [9, 9])
+        assert pool.tables.blocks(second) == own  # until then it writes its own
+        k = torch.arange(9.0).repeat(2)[:, None, None].expand(18, SPEC.num_kv_heads, SPEC.head_dim)
+        for layer in range(SPEC.num_layers):
+            view.update(layer, k, -k)
+        view.advance()
+        assert pool.tables.blocks(second) == [*pool.tables.blocks(first)[:2], own[2]]
+        stats = pool.stats()
+        assert (stats.merged_blocks, stats.shared_blocks, stats.blocks_in_use, stats.tokens_stored) == (2, 2, 4, 10)
+        assert equal(contents(pool, first), contents(pool, second))
+        assert set(own[:2]) <= pool.allocator.free_block_ids()
+        assert pool.audit() == []
+
+    def test_with_a_cached_block_that_nobody_references(self) -> None:
+        pool = sharing()
+        slot = pool.allocate_slot(token_ids=PROMPT)
+        other = pool.allocate_slot(token_ids=PROMPT)
+        write(pool, [other], [8])
+        blocks = pool.tables.blocks(other)
+        pool.free_slot(other)
+        write(pool, [slot], [8])
+        assert pool.tables.blocks(slot) == blocks
+        assert (pool.stats().blocks_in_use, pool.stats().tokens_stored, pool.stats().blocks_cached) == (2, 8, 0)
+        assert pool.audit() == []
+
+
+class TestPreempted:
+    def test_finds_its_own_blocks_and_that_is_no_hit(self) -> None:
+        pool = sharing()
+        blocks = cached(pool, [*PROMPT, 1])
+        slot = pool.allocate_slot(token_ids=[*PROMPT, 1], resumed=True)
+        assert pool.tables.blocks(slot)[:2] == blocks[:2]
+        stats = pool.stats()
+        assert (stats.prompt_tokens, stats.hit_tokens, stats.recompute_hit_tokens) == (9, 0, 8)
+        assert stats.prefix_hit_rate == 0
+
+
+class TestFork:
+    @pytest.mark.parametrize("share", [False, True])
+    def test_copy_on_write_leaves_the_other_bit_for_bit(self, share: bool) -> None:
+        pool = sharing() if share else paged()
+        slot = computed(pool, [*PROMPT[:6]])
+        expected = contents(pool, slot)
+        copy = pool.fork_slot(slot)
+        assert pool.tables.blocks(copy) == pool.tables.blocks(slot)
+        assert (pool.stats().blocks_in_use, pool.stats().tokens_stored) == (2, 6)
+        pool.extend_tokens([copy], [1])
+        write(pool, [copy], [1])
+        assert pool.tables.blocks(copy)[0] == pool.tables.blocks(slot)[0]
+        assert pool.tables.blocks(copy)[1] != pool.tables.blocks(slot)[1]
+        assert equal(contents(pool, slot), expected)
+        assert equal(contents(pool, copy, 6), expected)  # on every layer
+        stats = pool.stats()
+        assert (stats.cow_copies, stats.blocks_in_use, stats.tokens_stored) == (1, 3, 9)
+        pool.extend_tokens([slot], [2])
+        write(pool, [slot], [1])  # nobody else holds its tail any more
+        assert pool.stats().cow_copies == 1
+        assert equal(contents(pool, slot, 6), expected)
+        assert pool.audit() == []
+
+    def test_of_several_that_write_one_block_in_a_step_the_last_does_not_copy(self) -> None:
+        pool = paged()
+        slot = computed(pool, PROMPT[:6])
+        expected = contents(pool, slot)
+        slots = [slot, pool.fork_slot(slot), pool.fork_slot(slot)]
+        tail = pool.tables.blocks(slot)[1]
+        write(pool, slots, [1, 1, 1])
+        assert [pool.tables.blocks(each)[1] == tail for each in slots] == [False, False, True]
+        assert pool.stats().cow_copies == 2
+        assert all(equal(contents(pool, each, 6), expected) for each in slots)
+        assert len({float(contents(pool, each)[0][0, 6, 0]) for each in slots}) == 3
+
+    def test_a_full_tail_is_never_copied(self) -> None:
+        pool = paged()
+        slot = computed(pool, PROMPT)
+        copy = pool.fork_slot(slot)
+        write(pool, [slot, copy], [1, 1])
+        assert pool.stats().cow_copies == 0
+        assert (pool.stats().shared_blocks, pool.stats().blocks_in_use) == (2, 4)
+
+    def test_a_last_token_that_is_run_again_writes_nothing_and_copies_nothing(self) -> None:
+        pool = paged()
+        slot = computed(pool, PROMPT[:6])
+        copy = pool.fork_slot(slot, rerun_last=True)
+        assert (pool.get_seq_len(slot), pool.get_seq_len(copy)) == (6, 5)
+        view = pool.view([copy], [1])
+        assert view.slot_mapping.tolist() == [-1]
+        view.advance()
+        assert (pool.get_seq_len(copy), pool.stats().cow_copies) == (6, 0)
+        assert equal(contents(pool, slot), contents(pool, copy))
+
+    def test_of_an_empty_slot_has_no_token_to_run_again(self) -> None:
+        pool = paged()
+        assert pool.get_seq_len(pool.fork_slot(pool.allocate_slot(), rerun_last=True)) == 0
+
+    def test_contiguous_copies(self) -> None:
+        pool = SlottedKVCachePool(2, 10, KVStorage(SPEC, 2, 10))
+        slot = computed(pool, PROMPT[:6])
+        expected = contents(pool, slot)
+        copy = pool.fork_slot(slot)
+        assert pool.tables.blocks(copy) != pool.tables.blocks(slot)
+        assert (pool.stats().tokens_stored, pool.stats().blocks_in_use) == (12, 2)
+        write(pool, [slot, copy], [1, 2])
+        assert equal(contents(pool, slot, 6), expected)
+        assert equal(contents(pool, copy, 6), expected)
+        before = state(pool)
+        with pytest.raises(OutOfBlocksError, match="1 wanted, 0 free"):
+            pool.fork_slot(slot)
+        assert state(pool) == before
+
+    def test_of_a_dead_slot_or_one_in_a_step_is_refused(self) -> None:
+        pool = sharing()
+        slot = pool.allocate_slot(token_ids=PROMPT)
+        pool.reserve([slot], [8])
+        for each, reason in ((99, "slot 99 is not live"), (slot, f"slot {slot} is in a step")):
+            before = state(pool)
+            with pytest.raises(SlotError, match=reason):
+                pool.fork_slot(each)
+            assert state(pool) == before
+        pool.view([slot], [8]).advance()
+        pool.fork_slot(slot)
+
+
+class TestExtendTokens:
+    @pytest.mark.parametrize(("slots", "tokens"), [([0, 99], [1, 2]), ([0], [1, 2]), ([0, 1], [1])])
+    def test_a_call_that_is_refused_changes_nothing(self, slots: list[int], tokens: list[int]) -> None:
+        pool = sharing()
+        assert [computed(pool, PROMPT), computed(pool, [1, 2])] == [0, 1]
+        before = state(pool)
+        with pytest.raises((SlotError, ValueError)):
+            pool.extend_tokens(slots, tokens)
+        assert state(pool) == before
