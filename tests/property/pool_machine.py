@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -173,8 +174,8 @@ class PoolMachine(RuleBasedStateMachine):
                 self.pool.reserve(slots, new)
             error = caught.value
             assert (error.wanted, error.free) == (sum(lacking.values()), self.free_blocks)
-            assert error.slots
-            assert all(lacking[slot] for slot in error.slots)
+            demand = dict(zip(slots, accumulate(lacking.values()), strict=True))
+            assert error.slots == tuple(slot for slot in slots if lacking[slot] and demand[slot] > self.free_blocks)
             return False
         self.pool.reserve(slots, new)
         for slot, blocks in lacking.items():
