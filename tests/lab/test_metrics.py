@@ -130,15 +130,27 @@ def test_a_run_without_steps_has_no_made_up_figures() -> None:
 
 
 def test_time_left_learns_what_prefill_and_decode_cost() -> None:
-    requests = [Request(f"r{i}", tuple(range(100)), SamplingParams(max_tokens=51)) for i in range(10)]
+    requests = [Request(f"r{i}", tuple(range(1000)), SamplingParams(max_tokens=501)) for i in range(40)]
     left = RemainingTime(requests)
     assert left.seconds(0.0) is None
-    clock = 0.0
-    for prefill, decode in [(100, 0), (100, 1), (100, 2), (100, 3)]:
-        cost = prefill * 0.001 + decode * 0.02
-        left.observe(step(clock, clock + cost, prefill_tokens=prefill, decode_tokens=decode))
-        clock += cost
-    assert left.seconds(clock) == pytest.approx(600 * 0.001 + (500 - 6) * 0.02)
+    clock = prefilled = decoded = 0.0
+    for running in range(1, 41):  # a prompt a step, while those before decode
+        cost = 1000 * 0.001 + (running - 1) * 0.02
+        left.observe(step(clock, clock + cost, prefill_tokens=1000, decode_tokens=running - 1))
+        clock, prefilled, decoded = clock + cost, prefilled + 1000, decoded + running - 1
+    expected = (40_000 - prefilled) * 0.001 + (40 * 500 - decoded) * 0.02
+    assert left.seconds(clock) == pytest.approx(expected, rel=0.1)
+
+
+def test_time_left_is_not_thrown_by_early_noise() -> None:
+    """Steps of much prefill and little decode say next to nothing about what decoding costs."""
+    left = RemainingTime([Request(f"r{i}", tuple(range(500)), SamplingParams(max_tokens=101)) for i in range(40)])
+    for decode, seconds in enumerate([10.0, 9.0, 16.0, 12.0]):
+        left.observe(step(0, seconds, prefill_tokens=500, decode_tokens=decode))
+    per_token = 47 / 2000
+    estimate = left.seconds(47.0)
+    assert estimate is not None
+    assert estimate == pytest.approx(36 * 500 * per_token + 3994 * 3 * per_token, rel=0.25)
 
 
 def test_time_left_waits_for_the_last_arrival() -> None:

@@ -12,14 +12,15 @@ from kvlab.core import Request, StepRecord
 from kvlab.lab.drive import RunLog
 
 _PLAIN_EVERY_S = 10.0  # between lines where there is no terminal to draw a bar on
-_DECODE_WEIGHT = 4.0  # a decode token's cost in prefill tokens, until both were seen
+_DECODE_WEIGHT = 3.0  # a decode token's cost in prefill tokens, until enough of both was seen
+_PRIOR_PREFILL, _PRIOR_DECODE = 512, 32  # tokens in a step that weigh as much as the prior
 
 
 class RemainingTime:
     """Estimates the time left from what prefill and decode tokens have cost so far.
 
-    Steps mix both kinds, so their costs come from a least-squares fit of step time on the two counts, updated
-    step by step; early on it leans on decode costing `_DECODE_WEIGHT` times prefill.
+    Steps mix both kinds, so their costs come from a regularised least-squares fit of step time on the two counts,
+    updated step by step; early on it leans on decode costing `_DECODE_WEIGHT` times prefill.
     """
 
     def __init__(self, requests: list[Request]) -> None:
@@ -51,14 +52,17 @@ class RemainingTime:
         return max(work, self._last_arrival - now)
 
     def _costs(self) -> tuple[float, float]:
-        prior = self._time / self._tokens
-        prior_prefill, prior_decode = prior, _DECODE_WEIGHT * prior
-        determinant = self._pp * self._dd - self._pd**2
-        if determinant <= 1e-3 * self._pp * self._dd or not determinant:
-            return prior_prefill, prior_decode
-        prefill = (self._tp * self._dd - self._td * self._pd) / determinant
-        decode = (self._td * self._pp - self._tp * self._pd) / determinant
-        return (prefill, decode) if prefill > 0 and decode > 0 else (prior_prefill, prior_decode)
+        prefill = self._time / self._tokens
+        decode = _DECODE_WEIGHT * prefill
+        # Ridge regression: a few steps that hardly differ must not outweigh the prior.
+        pp, dd = self._pp + _PRIOR_PREFILL**2, self._dd + _PRIOR_DECODE**2
+        tp, td = self._tp + _PRIOR_PREFILL**2 * prefill, self._td + _PRIOR_DECODE**2 * decode
+        determinant = pp * dd - self._pd**2
+        fitted_prefill = (tp * dd - td * self._pd) / determinant
+        fitted_decode = (td * pp - tp * self._pd) / determinant
+        if fitted_prefill > 0 and fitted_decode > 0:
+            return fitted_prefill, fitted_decode
+        return prefill, decode
 
 
 class RunProgress:
