@@ -139,7 +139,7 @@ def test_time_left_learns_what_prefill_and_decode_cost() -> None:
         left.observe(step(clock, clock + cost, prefill_tokens=1000, decode_tokens=running - 1))
         clock, prefilled, decoded = clock + cost, prefilled + 1000, decoded + running - 1
     expected = (40_000 - prefilled) * 0.001 + (40 * 500 - decoded) * 0.02
-    assert left.seconds(clock) == pytest.approx(expected, rel=0.1)
+    assert left.seconds(clock) == pytest.approx(expected, rel=0.2)
 
 
 def test_time_left_is_not_thrown_by_early_noise() -> None:
