@@ -22,6 +22,7 @@ class PoolInvariants(RuleBasedStateMachine):
     step: Step | None
     prepared: dict[int, int]
     counts: Counter[str]
+    rewound: set[int]  # blocks of slots that had to go back; they may hold more than their slots count on
 
     def references(self) -> Counter[int]:
         """Table entries of each block."""
@@ -40,9 +41,16 @@ class PoolInvariants(RuleBasedStateMachine):
         return found
 
     def held(self, block: int, entry: int) -> int:
-        """Tokens in a block that is its holders' `entry`; who counts on the step in preparation knows of more."""
+        """Tokens in a block that is its holders' `entry`; who counts on the coming step knows of more."""
         size = self.pool.block_size
-        return min(max(0, min(content.stored - entry * size, size)) for _, content in self.holders().get(block, []))
+        return max(
+            (
+                max(0, min(content.stored - entry * size, size))
+                for _, content in self.holders()[block]
+                if entry not in content.pending
+            ),
+            default=0,
+        )
 
     def is_being_filled(self, block: int, entry: int) -> bool:
         """Whether a block is published but not computed."""
@@ -60,7 +68,7 @@ class PoolInvariants(RuleBasedStateMachine):
         for index, slot in enumerate(slots):
             content = self.model[slot]
             assert view.lengths[index] == self.pool.get_seq_len(slot) == content.length
-            if content.sources:  # not computed yet
+            if content.pending:  # not computed yet
                 continue
             block, offset = self.pool.tables.locate(slot, content.length - 1)
             for layer, (k, v) in enumerate(content.kv(0, content.length)):
@@ -77,7 +85,7 @@ class PoolInvariants(RuleBasedStateMachine):
         inside = set(self.step.slots)
         for index, slot in enumerate(self.step.slots):
             content = self.model[slot]
-            if not content.sources <= inside:
+            if not inside.issuperset(content.pending.values()):
                 continue
             expected = content.kv(0, self.step.view.lengths[index])
             for layer in self.step.written:
@@ -137,7 +145,12 @@ class PoolInvariants(RuleBasedStateMachine):
     @invariant()
     def figures_are_those_of_the_model(self) -> None:
         pool, stats, references = self.pool, self.pool.stats(), self.references()
-        tokens = sum(self.held(block, holders[0][0]) for block, holders in self.holders().items())
+        self.rewound &= set(references)
+        held = {block: int(pool._occupancy._held[block]) for block in references}
+        for block, holders in self.holders().items():
+            sure = self.held(block, holders[0][0])
+            assert held[block] == sure or (block in self.rewound and sure < held[block] <= pool.block_size)
+        tokens = sum(held.values())
         in_use, cached = len(references), set(indexed(pool).values()) - set(references)
         assert pool.tables.live == set(self.model)
         for slot, content in self.model.items():

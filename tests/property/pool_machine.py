@@ -43,14 +43,22 @@ class PoolMachine(SequenceRules):
                 self.reserve_for([slot], [min(left, chunk)], [])
 
     @precondition(lambda self: self.model)
-    @rule(pick=picks)
-    def free_slot(self, pick: int) -> None:
+    @rule(pick=picks, first=st.booleans())
+    def free_slot(self, pick: int, first: bool) -> None:
         """Also while a step is prepared or open: an abort."""
         slot = self.slot(pick)
-        if self.step is not None and slot in self.step.slots:
-            self.rollback()
-        if slot in self.model:
+        if self.step is None or slot not in self.step.slots:
             self.close(slot)
+        elif first:
+            self.rollback()
+            self.close(slot)
+        else:
+            step, self.step = self.step, None
+            self.close(slot)
+            self.rewind({slot})
+            step.view.rollback()
+            self.rewind(set(step.slots))
+            self.closed(step)
 
     @precondition(lambda self: self.step is None)
     @rule(keep=st.integers(0, 2))
@@ -189,12 +197,12 @@ class PoolMachine(SequenceRules):
     @precondition(lambda self: self.step is not None)
     @rule()
     def rollback(self) -> None:
-        """A failed step. As in the engine, who counted on it ends with it; the others go on."""
+        """A failed step: all go on from where they were, who counted on it from before that."""
         assert self.step is not None
         step, self.step = self.step, None
         step.view.rollback()
         self.closed(step)
-        self.close_dependents(set(step.slots))
+        self.rewind(set(step.slots))
 
     def write_layer(self, step: Step, layer: int) -> None:
         """K and V of the step's tokens; not a number for those that must not be written."""
@@ -220,7 +228,7 @@ class PoolMachine(SequenceRules):
             content.length += tokens
             content.stored = max(content.stored, content.length)
         for content in self.model.values():
-            content.sources -= set(step.slots)
+            content.pending = {entry: s for entry, s in content.pending.items() if s not in step.slots}
         self.closed(step)
 
     def closed(self, step: Step) -> None:

@@ -38,7 +38,16 @@ class Content:
     blocks: int
     length: int = 0  # computed: the next token has this position
     stored: int = 0  # in the blocks, a last token that is run again included
-    sources: set[int] = field(default_factory=set)  # slots of the step in preparation that fill its first blocks
+    pending: dict[int, int] = field(default_factory=dict)  # entries that a step will fill -> its slot
+
+    def rewind(self, slots: set[int], block_size: int) -> bool:
+        """These slots do not fill what they announced; True if this one counted on it, and has to compute it."""
+        lost = [entry for entry, slot in self.pending.items() if slot in slots]
+        if not lost:
+            return False
+        self.length = self.stored = min(lost) * block_size
+        self.pending = {entry: slot for entry, slot in self.pending.items() if entry < min(lost)}
+        return True
 
     def key(self, length: int) -> Key:
         return self.salt, tuple(self.tokens[:length])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -46,6 +47,7 @@ class SequenceRules(PoolInvariants):
         self.prepared: dict[int, int] = {}  # reserved for the coming step
         self.unknown = count(1000)  # tokens that occur nowhere else
         self.counts: Counter[str] = Counter()
+        self.rewound: set[int] = set()
         for length in lengths:
             self.open([0] * length, None)
 
@@ -140,7 +142,9 @@ class SequenceRules(PoolInvariants):
         content.length = min(content.stored, max(len(tokens) - 1, 0))
         assert self.pool.cached_tokens(slot) == content.length
         pending = [entry for entry, block in enumerate(hits) if self.is_being_filled(block, entry)]
-        content.sources = {s for s, blocks in filling.items() if any(hits[entry] in blocks for entry in pending)}
+        for entry in pending:
+            source = (s for s, table in filling.items() if self.fills(s, entry, table, hits[entry]))
+            content.pending[entry] = next(source)
         self.model[slot] = content
         if resumed:
             self.counts["recompute_hit_tokens"] += content.stored
@@ -168,14 +172,16 @@ class SequenceRules(PoolInvariants):
         assert copy not in self.model
         source = self.model[slot]
         length = source.length - (1 if rerun and source.length else 0)
-        self.model[copy] = Content(
-            source.salt, list(source.tokens), source.told, source.blocks, length, source.stored, set(source.sources)
-        )
+        self.model[copy] = replace(source, tokens=list(source.tokens), length=length, pending=dict(source.pending))
         same = self.pool.tables.blocks(slot) == self.pool.tables.blocks(copy)
         assert same == (self.pool.is_paged() or not source.blocks)
 
+    def fills(self, slot: int, entry: int, table: list[int], block: int) -> bool:
+        """Whether a slot of the coming step computes this block of its table, rather than sharing it itself."""
+        return entry < len(table) and table[entry] == block and entry not in self.model[slot].pending
+
     def close(self, slot: int) -> None:
-        """Close a slot, and with it those that count on what it was about to compute."""
+        """Close a slot; those that count on what it was about to compute have to compute it themselves."""
         alone = [block for block, held in self.references().items() if held == 1]
         released = len(set(alone) & set(self.pool.tables.blocks(slot)))
         before = self.pool.stats()
@@ -186,9 +192,12 @@ class SequenceRules(PoolInvariants):
         filled = slot in self.prepared
         self.prepared.pop(slot, None)
         if filled:
-            self.close_dependents({slot})
+            self.rewind({slot})
 
-    def close_dependents(self, slots: set[int]) -> None:
-        for other in [o for o, content in self.model.items() if content.sources & slots]:
-            if other in self.model:
-                self.close(other)
+    def rewind(self, slots: set[int]) -> None:
+        """These slots leave the coming step without it: so do those that counted on them, and on those."""
+        while slots:
+            slots = {s for s, content in self.model.items() if content.rewind(slots, self.pool.block_size)}
+            for slot in slots:
+                self.prepared.pop(slot, None)
+                self.rewound.update(self.pool.tables.blocks(slot))
