@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # Points may run in other processes (joblib, Slurm): the environment is what they share with the parent.
 _PARENT_ENV = "KVLAB_PARENT_RUN_ID"
+_KEYS_ENV = "KVLAB_SWEPT_KEYS"
 _SIDE_BY_SIDE = 3  # more points than this get a row each instead of a column
 
 
@@ -58,8 +59,8 @@ def parent_run_id() -> str | None:
 
 def point_name(overrides: list[str]) -> str:
     """What tells a point from the others: the settings that the sweep varies."""
-    fixed = ("experiment=", "sweep=", "workload.path=", "tracking", "run_name=")
-    return " ".join(text for text in overrides if not text.startswith(fixed)) or "run"
+    keys = os.environ.get(_KEYS_ENV, "").split()
+    return " ".join(text for text in overrides if text.split("=")[0] in keys) or "run"
 
 
 def record_failure(directory: Path, name: str, error: KvlabError) -> None:
@@ -86,6 +87,7 @@ def finish() -> None:
         return
     sweep, _current = _current, None
     os.environ.pop(_PARENT_ENV, None)
+    os.environ.pop(_KEYS_ENV, None)
     points = _read_points(sweep.directory)
     _print_points(points)
     status = _status(points)
@@ -113,7 +115,10 @@ def _start(config: DictConfig) -> None:
     hydra = config.hydra
     directory = Path(hydra.sweep.dir).resolve()
     varied = {str(key): str(value) for key, value in (hydra.sweeper.get("params") or {}).items()}
-    varied |= dict(text.split("=", 1) for text in hydra.overrides.task if "=" in text)
+    # A list, or a function such as range(1,4), is what makes an override a sweep.
+    swept = [text for text in hydra.overrides.task if "," in text or "(" in text]
+    varied |= dict(text.split("=", 1) for text in swept if "=" in text)
+    os.environ[_KEYS_ENV] = " ".join(varied)
     choice = hydra.runtime.choices.get("experiment")
     name = config.run_name or (choice if choice not in (None, "none") else "sweep " + " ".join(varied))
     root = Path(__file__).resolve().parents[1]
