@@ -115,9 +115,10 @@ def _start(config: DictConfig) -> None:
     hydra = config.hydra
     directory = Path(hydra.sweep.dir).resolve()
     varied = {str(key): str(value) for key, value in (hydra.sweeper.get("params") or {}).items()}
-    # A list, or a function such as range(1,4), is what makes an override a sweep.
-    swept = [text for text in hydra.overrides.task if "," in text or "(" in text]
-    varied |= dict(text.split("=", 1) for text in swept if "=" in text)
+    for key, _, value in (text.partition("=") for text in hydra.overrides.task):
+        # A list, or a function such as range(1,4), makes an override a sweep; a {dict} or a [list] is a value.
+        if ("," in value or "(" in value) and not value.startswith(("{", "[")):
+            varied[key] = value
     os.environ[_KEYS_ENV] = " ".join(varied)
     choice = hydra.runtime.choices.get("experiment")
     name = config.run_name or (choice if choice not in (None, "none") else "sweep " + " ".join(varied))
