@@ -187,3 +187,30 @@ Feature: Attention reads and writes pages
         | 8     | 4        | 1   | 0 0 1 1 2 2 3 3 |
         | 6     | 2        | 1   | 0 0 0 1 1 1     |
         | 4     | 4        | 1   | 0 1 2 3         |
+
+  Rule: A backend computes what it supports, and says why where it does not
+
+    @R5.6 @every_backend
+    Scenario Outline: Whatever a backend says it supports, it computes as plain attention does
+      Given a pool of 40 blocks of <block> tokens
+      And the free blocks are in shuffled order
+      And a sequence "alice" of 21 tokens
+      And a sequence "bob" of 8 tokens
+      When "alice" and "bob" attend with 3 new tokens
+      Then everyone gets what plain attention gives
+
+      Examples:
+        | block |
+        | 1     |
+        | 8     |
+        | 24    |
+
+    @R5.6
+    Scenario: A backend asked for what it cannot compute says why, and is not replaced
+      When I ask for the backend "sdpa" with a soft cap of 30
+      Then I am refused with "sdpa" and "soft cap"
+
+    @R5.6
+    Scenario: Left to choose, kvlab takes a backend that can
+      When I ask for the backend "auto" with a soft cap of 30
+      Then I am given the backend "concat"

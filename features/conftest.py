@@ -17,6 +17,7 @@ import torch
 from features.steps.allocation_steps import *
 from features.steps.allocator_steps import *
 from features.steps.attention_steps import *
+from features.steps.backend_steps import *
 from features.steps.canary_steps import *
 from features.steps.checkpoints import Checkpoints
 from features.steps.engine_steps import *
