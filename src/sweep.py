@@ -29,7 +29,6 @@ _SIDE_BY_SIDE = 3  # more points than this get a row each instead of a column
 @dataclass(slots=True)
 class _Sweep:
     directory: Path
-    name: str
     tracker: Tracker
     tracking_error: str | None
 
@@ -121,7 +120,7 @@ def _start(config: DictConfig) -> None:
             varied[key] = value
     os.environ[_KEYS_ENV] = " ".join(varied)
     choice = hydra.runtime.choices.get("experiment")
-    name = config.run_name or (choice if choice not in (None, "none") else "sweep " + " ".join(varied))
+    name = config.run_name or choice or "sweep " + " ".join(varied)
     root = Path(__file__).resolve().parents[1]
     tracker: Tracker = NullTracker()
     problem = None
@@ -141,7 +140,7 @@ def _start(config: DictConfig) -> None:
         problem = str(error)
     except KvlabError as error:
         sys.exit(f"error: {error}")
-    _current = _Sweep(directory, name, tracker, problem)
+    _current = _Sweep(directory, tracker, problem)
 
 
 def _refuse_nested(config: DictConfig) -> None:
