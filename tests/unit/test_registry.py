@@ -108,7 +108,29 @@ def test_registries_share_nothing() -> None:
 
 def test_every_backend_of_kvlab_has_the_name_it_is_registered_by() -> None:
     registry = default_registry()
-    assert {"concat", "sdpa"} <= set(registry.names())
-    assert registry.select(SPEC, "concat").name == "concat"
-    assert registry.select(SPEC, "sdpa").name == "sdpa"
-    assert registry.names()[-1] == "concat"
+    assert {"concat", "safe_softmax", "online_softmax", "sdpa"} <= set(registry.names())
+    for name in ("concat", "safe_softmax", "online_softmax", "sdpa"):
+        assert registry.select(SPEC, name).name == name
+
+
+def test_every_layer_of_a_model_counts(registry: AttentionRegistry) -> None:
+    assert registry.select([SPEC, CAPPED]).name == "slow"
+    with pytest.raises(BackendError, match="attention=fast cannot run here"):
+        registry.select([SPEC, CAPPED], "fast")
+
+
+class Reluctant(Backend):
+    def supports(self, spec: AttentionSpec) -> Support:
+        return Support(True, "for tests, not for speed")
+
+
+def test_a_reservation_makes_auto_look_further(registry: AttentionRegistry) -> None:
+    registry.register("reluctant", lambda: Reluctant("reluctant"), fastest=True)
+    assert registry.select(SPEC).name == "fast"
+    assert registry.select(SPEC, "reluctant").name == "reluctant"
+
+
+def test_a_reservation_is_better_than_nothing() -> None:
+    registry = AttentionRegistry()
+    registry.register("reluctant", lambda: Reluctant("reluctant"))
+    assert registry.select(SPEC).name == "reluctant"

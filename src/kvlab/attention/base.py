@@ -31,7 +31,9 @@ class AttentionSpec:
 
 
 class Support(NamedTuple):
-    """Whether a backend can compute a spec, and why not."""
+    """Whether a backend can compute a spec. `reason`: why not; or, beside `ok`, why `auto` should rather take
+    another.
+    """
 
     ok: bool
     reason: str = ""
@@ -47,7 +49,7 @@ class AttentionBackend(Protocol):
         ...
 
     def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:
-        """Attention of `q` `[T, num_heads, head_dim]` over each query's own sequence, causal.
+        """Attention of `q` `[T, num_heads, head_dim]` over each query's own sequence.
 
         The step's K and V are in the view already. Returns `[T, num_heads, head_dim]`.
         """

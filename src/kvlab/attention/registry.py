@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from kvlab.attention.base import AttentionBackend, AttentionSpec
+from kvlab.attention.base import AttentionBackend, AttentionSpec, Support
 from kvlab.attention.concat import ConcatAttention
+from kvlab.attention.online_softmax import OnlineSoftmaxAttention
+from kvlab.attention.safe_softmax import SafeSoftmaxAttention
 from kvlab.attention.sdpa import SdpaAttention
 from kvlab.errors import BackendError
 
@@ -39,27 +41,34 @@ class AttentionRegistry:
             self._known(name)
         self._default = name
 
-    def select(self, spec: AttentionSpec, prefer: str | None = None) -> AttentionBackend:
-        """The backend `prefer`, or with None or `auto` the first that supports the spec.
+    def select(
+        self, specs: AttentionSpec | Collection[AttentionSpec], prefer: str | None = None
+    ) -> AttentionBackend:
+        """The backend `prefer`, or with None or `auto` the fastest that computes every spec of a model's layers.
 
-        Raises BackendError, with the reason, for a named one that cannot compute the spec: a choice is never
+        Raises BackendError, with the reason, for a named one that cannot compute the specs: a choice is never
         replaced silently.
         """
+        specs = [specs] if isinstance(specs, AttentionSpec) else specs
         name = self._default if prefer in (None, "auto") else prefer
         if name is not None:
             self._known(name)
             backend = self._factories[name]()
-            support = backend.supports(spec)
+            support = _supports_all(backend, specs)
             if not support.ok:
                 raise BackendError(f"attention={name} cannot run here: {support.reason}")
             return backend
-        reasons = []
+        reasons, second_best = [], None
         for known, factory in self._factories.items():
             backend = factory()
-            support = backend.supports(spec)
-            if support.ok:
+            support = _supports_all(backend, specs)
+            if support.ok and not support.reason:
                 return backend
+            if support.ok:
+                second_best = second_best or backend
             reasons.append(f"{known}: {support.reason}")
+        if second_best is not None:
+            return second_best
         raise BackendError("no attention backend can run here; " + "; ".join(reasons))
 
     def _known(self, name: str) -> None:
@@ -67,9 +76,15 @@ class AttentionRegistry:
             raise BackendError(f"attention={name}: unknown; known: auto, {', '.join(self._factories)}")
 
 
+def _supports_all(backend: AttentionBackend, specs: Collection[AttentionSpec]) -> Support:
+    """The first refusal, else the first reservation, else yes."""
+    answers = [backend.supports(spec) for spec in specs]
+    return min(answers, key=lambda answer: (answer.ok, not answer.reason))
+
+
 def default_registry() -> AttentionRegistry:
     """A registry of kvlab's own backends."""
     registry = AttentionRegistry()
-    registry.register(SdpaAttention.name, SdpaAttention)
-    registry.register(ConcatAttention.name, ConcatAttention)
+    for backend in (SdpaAttention, ConcatAttention, OnlineSoftmaxAttention, SafeSoftmaxAttention):
+        registry.register(backend.name, backend)
     return registry
