@@ -22,6 +22,10 @@ Feature: The engine gives the same answers from any memory, and paged memory ser
         | llama       | 64 blocks of 16 tokens           |
         | llama3 rope | 8 contiguous slots of 96 tokens  |
         | llama3 rope | 64 blocks of 16 tokens           |
+        | qwen2       | 8 contiguous slots of 96 tokens  |
+        | qwen2       | 64 blocks of 16 tokens           |
+        | gemma3      | 8 contiguous slots of 96 tokens  |
+        | gemma3      | 64 blocks of 16 tokens           |
 
     @R10.2
     Scenario Outline: Prompts in chunks, as steps of up to <tokens> tokens allow, through <memory>
@@ -61,11 +65,12 @@ Feature: The engine gives the same answers from any memory, and paged memory ser
       And every block is free
 
       Examples:
-        | model | memory                 | preempted |
-        | qwen3 | 6 blocks of 16 tokens  | 4         |
-        | qwen3 | 16 blocks of 16 tokens | 3         |
-        | qwen3 | 96 blocks of 1 token   | 4         |
-        | llama | 16 blocks of 16 tokens | 3         |
+        | model  | memory                 | preempted |
+        | qwen3  | 6 blocks of 16 tokens  | 4         |
+        | qwen3  | 16 blocks of 16 tokens | 3         |
+        | qwen3  | 96 blocks of 1 token   | 4         |
+        | llama  | 16 blocks of 16 tokens | 3         |
+        | gemma3 | 16 blocks of 16 tokens | 3         |
 
   Rule: At equal KV bytes, paged memory runs more sequences at once when they are shorter than the longest allowed
 

@@ -21,6 +21,11 @@ Feature: The model computes what transformers computes
         | llama       | 30 blocks of 16 tokens           |
         | llama       | 5 contiguous slots of 128 tokens |
         | llama3 rope | 30 blocks of 16 tokens           |
+        | qwen2       | 30 blocks of 16 tokens           |
+        | qwen2       | 5 contiguous slots of 128 tokens |
+        | gemma3      | 30 blocks of 16 tokens           |
+        | gemma3      | 200 blocks of 1 token            |
+        | gemma3      | 5 contiguous slots of 128 tokens |
 
     @R11.1
     Scenario Outline: <model> prefills in chunks of <chunk> tokens
@@ -38,6 +43,11 @@ Feature: The model computes what transformers computes
         | llama       | 7     |
         | llama       | 17    |
         | llama3 rope | 7     |
+        | qwen2       | 7     |
+        | qwen2       | 17    |
+        | gemma3      | 7     |
+        | gemma3      | 16    |
+        | gemma3      | 40    |
 
     @R11.1
     Scenario Outline: <model> decodes five texts at positions 3 to 100 in one batch, in <memory>
@@ -56,6 +66,10 @@ Feature: The model computes what transformers computes
         | llama       | 30 blocks of 16 tokens           |
         | llama       | 5 contiguous slots of 128 tokens |
         | llama3 rope | 30 blocks of 16 tokens           |
+        | qwen2       | 30 blocks of 16 tokens           |
+        | qwen2       | 5 contiguous slots of 128 tokens |
+        | gemma3      | 30 blocks of 16 tokens           |
+        | gemma3      | 5 contiguous slots of 128 tokens |
 
     @R11.1
     Scenario Outline: <model> runs a prompt, a chunk and a decode in the same step
@@ -68,14 +82,17 @@ Feature: The model computes what transformers computes
       Then the logits of every token are those of transformers
 
       Examples:
-        | model       |
-        | qwen3       |
-        | llama       |
-        | llama3 rope |
+        | model             |
+        | qwen3             |
+        | llama             |
+        | llama3 rope       |
+        | llama with biases |
+        | qwen2             |
+        | gemma3            |
 
     @R11.1
-    Scenario Outline: Positions past the original context of 64, which RoPE scaling reaches: <way>
-      Given the model "llama3 rope"
+    Scenario Outline: Positions past the original context, which RoPE scaling reaches: <model>, <way>
+      Given the model "<model>"
       And its K and V in 60 blocks of 16 tokens
       And texts of 300, 65, 512 tokens
       When <way>
@@ -84,9 +101,11 @@ Feature: The model computes what transformers computes
       And without its RoPE scaling the model would say something else
 
       Examples:
-        | way                                                |
-        | all tokens of each run in one step                 |
-        | 50 tokens of each run in each step, until the end  |
+        | model              | way                                               |
+        | llama3 rope        | all tokens of each run in one step                |
+        | llama3 rope        | 50 tokens of each run in each step, until the end |
+        | gemma3 linear rope | all tokens of each run in one step                |
+        | gemma3 linear rope | 50 tokens of each run in each step, until the end |
 
     @R11.1
     Scenario Outline: Only the tokens that are sampled get logits: <model>
@@ -98,9 +117,11 @@ Feature: The model computes what transformers computes
       And the logits of every token asked for are those of transformers
 
       Examples:
-        | model |
-        | qwen3 |
-        | llama |
+        | model  |
+        | qwen3  |
+        | llama  |
+        | qwen2  |
+        | gemma3 |
 
   Rule: Each sequence of a batch gets the rotary angles of its own positions
 
@@ -119,6 +140,8 @@ Feature: The model computes what transformers computes
         | qwen3       |
         | llama       |
         | llama3 rope |
+        | qwen2       |
+        | gemma3      |
 
     @R11.2
     Scenario Outline: The order of a batch does not matter: <model>
@@ -130,9 +153,55 @@ Feature: The model computes what transformers computes
       Then K and V of every token are those of transformers
 
       Examples:
-        | model |
-        | qwen3 |
-        | llama |
+        | model  |
+        | qwen3  |
+        | llama  |
+        | qwen2  |
+        | gemma3 |
+
+  Rule: A sliding-window layer sees the window of each sequence and nothing before, whatever its neighbours' lengths
+
+    @R11.3
+    Scenario Outline: <model>, texts shorter and longer than its window side by side: <way>
+      Given the model "<model>"
+      And its K and V in <memory>
+      And texts of 100, 5, 32, 65, 24, 25, 33 tokens
+      When <way>
+      Then the logits of every token are those of transformers
+      And K and V of every token are those of transformers
+      And without its sliding windows the model would say something else
+
+      Examples:
+        | model         | memory                           | way                                               |
+        | gemma3        | 30 blocks of 16 tokens           | all tokens of each run in one step                |
+        | gemma3        | 30 blocks of 16 tokens           | 30 tokens of each run in each step, until the end |
+        | gemma3        | 7 contiguous slots of 112 tokens | 1 token of each runs in each step, until the end  |
+        | qwen2 sliding | 30 blocks of 16 tokens           | all tokens of each run in one step                |
+        | qwen2 sliding | 7 contiguous slots of 112 tokens | 30 tokens of each run in each step, until the end |
+        | qwen2 sliding | 30 blocks of 16 tokens           | 1 token of each runs in each step, until the end  |
+        | qwen3 sliding | 30 blocks of 16 tokens           | 30 tokens of each run in each step, until the end |
+
+    @R11.3 @every_backend
+    Scenario Outline: A window of 32 tokens, and another token <distance> before the last: <result>
+      Given the model "<model> of one sliding layer"
+      And its K and V in 40 blocks of 16 tokens
+      And attention computed by the backend
+      And texts of 90, 60, 33 tokens
+      And the same texts with another token <distance> places before the last
+      When their first 70, 59, 12, 89, 28, 32 tokens run in one step
+      And 7 tokens of each run in each step, until the end
+      Then the logits of every token are those of transformers
+      And the last tokens of the changed texts get <result> logits
+
+      Examples:
+        | model  | distance | result    |
+        | qwen2  | 1        | other     |
+        | qwen2  | 31       | other     |
+        | qwen2  | 32       | the same  |
+        | qwen3  | 31       | other     |
+        | qwen3  | 32       | the same  |
+        | gemma3 | 31       | other     |
+        | gemma3 | 32       | the same  |
 
   Rule: Weights are read from one file or from shards, tied or untied
 
@@ -153,6 +222,10 @@ Feature: The model computes what transformers computes
         | llama        | shards of 60 kB     | an     |
         | llama tied   | one file            | no     |
         | llama tied   | shards of 100 kB    | no     |
+        | qwen2        | one file            | no     |
+        | qwen2        | shards of 60 kB     | no     |
+        | gemma3       | one file            | no     |
+        | gemma3       | shards of 100 kB    | no     |
 
     @R11.4
     Scenario: A tied model may store its output layer all the same
@@ -160,6 +233,18 @@ Feature: The model computes what transformers computes
       And its checkpoint written as one file
       And a copy of "model.embed_tokens.weight" is stored as "lm_head.weight"
       Then its logits are those of transformers
+
+    @R11.4
+    Scenario Outline: Of a checkpoint with images, in <files>, the language model is read
+      Given the model "gemma3 with images"
+      And its checkpoint written as <files>
+      Then the checkpoint has no output layer of its own
+      And its logits are those of transformers
+
+      Examples:
+        | files            |
+        | one file         |
+        | shards of 100 kB |
 
   Rule: A checkpoint that does not fit the model is refused by the name of the tensor
 
@@ -172,15 +257,18 @@ Feature: The model computes what transformers computes
       Then it is refused, naming "<tensor>" as missing
 
       Examples:
-        | model | files            | tensor                                     |
-        | qwen3 | one file         | model.embed_tokens.weight                  |
-        | qwen3 | one file         | model.norm.weight                          |
-        | qwen3 | one file         | model.layers.1.self_attn.k_norm.weight     |
-        | qwen3 | shards of 100 kB | model.layers.1.mlp.up_proj.weight          |
-        | qwen3 | shards of 100 kB | model.layers.0.self_attn.v_proj.weight     |
-        | llama | one file         | lm_head.weight                             |
-        | llama | shards of 100 kB | lm_head.weight                             |
-        | llama | one file         | model.layers.0.post_attention_layernorm.weight |
+        | model  | files            | tensor                                           |
+        | qwen3  | one file         | model.embed_tokens.weight                        |
+        | qwen3  | one file         | model.norm.weight                                |
+        | qwen3  | one file         | model.layers.1.self_attn.k_norm.weight           |
+        | qwen3  | shards of 100 kB | model.layers.1.mlp.up_proj.weight                |
+        | qwen3  | shards of 100 kB | model.layers.0.self_attn.v_proj.weight           |
+        | llama  | one file         | lm_head.weight                                   |
+        | llama  | shards of 100 kB | lm_head.weight                                   |
+        | llama  | one file         | model.layers.0.post_attention_layernorm.weight   |
+        | qwen2  | one file         | model.layers.1.self_attn.k_proj.bias             |
+        | gemma3 | one file         | model.layers.2.post_feedforward_layernorm.weight |
+        | gemma3 | shards of 100 kB | model.layers.0.pre_feedforward_layernorm.weight  |
 
     @R11.4
     Scenario Outline: With <tensor> too many, in <files>

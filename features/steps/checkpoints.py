@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import random
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kvlab.attention.base import AttentionSpec
 from kvlab.attention.registry import default_registry
 from kvlab.models.config import DecoderConfig
-from kvlab.models.decoder import Decoder, attention_spec
+from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.families import from_transformers
 from kvlab.models.weights import open_weights
 
@@ -42,14 +42,68 @@ _ROPE_LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_LLAMA: dict[str, Any] = {**_SHAPE, "tie_word_embeddings": False, "rope_parameters": _ROPE}
+_QWEN: dict[str, Any] = {**_SHAPE, "tie_word_embeddings": True, "rope_parameters": _ROPE}
+_QWEN2 = {key: value for key, value in _QWEN.items() if key != "head_dim"} | {"num_attention_heads": 4}
+#: Every layer sees 32 tokens, and there is but one.
+_ONE_SLIDING_LAYER = {
+    "num_hidden_layers": 1,
+    "use_sliding_window": True,
+    "sliding_window": 32,
+    "max_window_layers": 0,
+}
+#: Two layers that see 24 tokens, then one that sees all; scores are scaled by other than their head_dim.
+_GEMMA3: dict[str, Any] = {
+    **_SHAPE,
+    "num_hidden_layers": 3,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 9,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        "full_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
+_ROPE_GEMMA3_LINEAR = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 8.0},
+}
+_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 
 #: transformers' model type and configuration of each model that the scenarios name.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3": ("qwen3", {**_SHAPE, "tie_word_embeddings": True, "rope_parameters": _ROPE}),
-    "qwen3 untied": ("qwen3", {**_SHAPE, "tie_word_embeddings": False, "rope_parameters": _ROPE}),
-    "llama": ("llama", {**_SHAPE, "tie_word_embeddings": False, "rope_parameters": _ROPE}),
-    "llama tied": ("llama", {**_SHAPE, "tie_word_embeddings": True, "rope_parameters": _ROPE}),
-    "llama3 rope": ("llama", {**_SHAPE, "tie_word_embeddings": False, "rope_parameters": _ROPE_LLAMA3}),
+    "qwen3": ("qwen3", _QWEN),
+    "qwen3 untied": ("qwen3", {**_QWEN, "tie_word_embeddings": False}),
+    "qwen3 sliding": ("qwen3", {**_QWEN, "use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}),
+    "qwen3 of one sliding layer": ("qwen3", {**_QWEN, **_ONE_SLIDING_LAYER}),
+    "qwen2": ("qwen2", _QWEN2),
+    "qwen2 sliding": (
+        "qwen2",
+        {**_QWEN2, "use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1},
+    ),
+    "qwen2 of one sliding layer": ("qwen2", {**_QWEN2, **_ONE_SLIDING_LAYER}),
+    "llama": ("llama", _LLAMA),
+    "llama tied": ("llama", {**_LLAMA, "tie_word_embeddings": True}),
+    "llama with biases": ("llama", {**_LLAMA, "attention_bias": True}),
+    "llama3 rope": ("llama", {**_LLAMA, "rope_parameters": _ROPE_LLAMA3}),
+    "gemma3": ("gemma3_text", _GEMMA3),
+    "gemma3 linear rope": ("gemma3_text", {**_GEMMA3, "rope_parameters": _ROPE_GEMMA3_LINEAR}),
+    "gemma3 of one sliding layer": (
+        "gemma3_text",
+        {**_GEMMA3, "num_hidden_layers": 1, "layer_types": ["sliding_attention"], "sliding_window": 32},
+    ),
+    "gemma3 with images": (
+        "gemma3",
+        {"text_config": _GEMMA3, "vision_config": _VISION, "mm_tokens_per_image": 4, "image_token_index": 210},
+    ),
 }
 
 
@@ -59,10 +113,11 @@ def random_tokens(count: int, seed: int) -> tuple[int, ...]:
     return tuple(source.randrange(_SHAPE["vocab_size"]) for _ in range(count))
 
 
-def read_decoder(config: DecoderConfig, directory: Path, spec: AttentionSpec) -> Decoder:
-    """kvlab's decoder with the weights of a directory."""
+def read_decoder(config: DecoderConfig, directory: Path, backend: str | None = None) -> Decoder:
+    """kvlab's decoder with the weights of a directory, and an attention backend by name or the fastest."""
     weights = open_weights(str(directory), torch.float32, "cpu")
-    return Decoder(config, weights, default_registry().select(spec), spec, MAX_POSITIONS)
+    specs = attention_specs(config, "float32", "cpu")
+    return Decoder(config, weights, default_registry().select(specs, backend), specs, MAX_POSITIONS)
 
 
 @dataclass
@@ -84,8 +139,11 @@ class Checkpoint:
 
     def stored_kv(self, token_ids: tuple[int, ...]) -> torch.Tensor:
         """What transformers caches for one sequence, `[tokens, layers, 2, kv_heads, head_dim]`."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache()  # without a configuration it keeps what is behind a window too
         with torch.no_grad():
-            cache = self.reference(torch.tensor([token_ids]), use_cache=True).past_key_values
+            self.reference(torch.tensor([token_ids]), past_key_values=cache)
         layers = [torch.stack([layer.keys[0], layer.values[0]]) for layer in cache.layers]
         return torch.stack(layers).permute(3, 0, 1, 2, 4)
 
@@ -121,13 +179,14 @@ class Checkpoints:
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         family, values = ARCHITECTURES[name]
-        torch.manual_seed(sorted(ARCHITECTURES).index(name))
+        torch.manual_seed(zlib.crc32(name.encode()))
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **values)).float().eval()
-        for parameter in model.parameters():
-            if parameter.dim() == 1:  # norms start as ones, with which any two could be mixed up unseen
-                torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        config = from_transformers(model.config)
+        for key, parameter in model.named_parameters():
+            # Norms start as ones (or zeros) and biases as zeros, with which any two could be mixed up unseen.
+            if parameter.dim() == 1:
+                middle = 0.0 if key.endswith(".bias") else config.initial_norm_weight
+                torch.nn.init.uniform_(parameter, middle - 0.5, middle + 0.5)
         directory = self._root / name.replace(" ", "-")
         model.save_pretrained(directory)
-        config = from_transformers(model.config)
-        spec = attention_spec(config, "float32", "cpu")
-        return Checkpoint(name, model, directory, config, read_decoder(config, directory, spec))
+        return Checkpoint(name, model, directory, config, read_decoder(config, directory))

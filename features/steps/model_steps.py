@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import pytest
 import torch
 from pytest_bdd import given, parsers, then, when
 
 from features.steps.checkpoints import Checkpoint, random_tokens, read_decoder
 from features.steps.support import MemorySize, Pool, memory_size
+from kvlab.errors import BackendError
 from kvlab.models.config import RopeConfig
-from kvlab.models.decoder import Decoder, attention_spec
+from kvlab.models.decoder import Decoder
 
 _CLOSE = {"atol": 1e-4, "rtol": 0.0}
 
@@ -100,6 +102,23 @@ def texts_with_same_end(reading: Reading, lengths: list[int]) -> None:
         reading.add((*random_tokens(length - 1, seed), 42))
 
 
+@given(parsers.parse("the same texts with another token {distance:d} places before the last"))
+def changed_texts(reading: Reading, distance: int) -> None:
+    for text in tuple(reading.texts):
+        changed = list(text.token_ids)
+        changed[-1 - distance] = (changed[-1 - distance] + 1) % reading.model.config.vocab_size
+        reading.add(tuple(changed))
+
+
+@given("attention computed by the backend")
+def with_backend(reading: Reading, backend_name: str) -> None:
+    """The one that this run of the scenario is about; skipped, with its reason, where it cannot run."""
+    try:
+        reading.decoder = read_decoder(reading.model.config, reading.model.directory, backend_name)
+    except BackendError as error:
+        pytest.skip(str(error))
+
+
 @when("all tokens of each run in one step")
 def run_all(reading: Reading) -> None:
     reading.step([reading.left(text) for text in reading.texts])
@@ -137,6 +156,15 @@ def asked_logits_equal(reading: Reading) -> None:
             torch.testing.assert_close(row, expected[position], **_CLOSE)
 
 
+@then(parsers.re("the last tokens of the changed texts get (?P<result>other|the same) logits"))
+def changed_logits(reading: Reading, result: str) -> None:
+    half = len(reading.texts) // 2
+    for text, changed in zip(reading.texts[:half], reading.texts[half:], strict=True):
+        last = len(text.token_ids) - 1
+        difference = (text.logits[last] - changed.logits[last]).abs().max()
+        assert (difference < 1e-5) == (result == "the same")
+
+
 @then(parsers.parse("there are {count:d} rows of logits"))
 def rows_of_logits(reading: Reading, count: int) -> None:
     assert reading.rows == count
@@ -150,14 +178,17 @@ def stored_equal(reading: Reading) -> None:
         torch.testing.assert_close(reading.stored(text), expected, **_CLOSE)
 
 
-@then("without its RoPE scaling the model would say something else")
-def scaling_matters(reading: Reading) -> None:
+@then(parsers.re("without its (?P<option>RoPE scaling|sliding windows) the model would say something else"))
+def option_matters(reading: Reading, option: str) -> None:
     """So that this scenario could not pass without it."""
-    model = reading.model
-    plain = replace(model.config, rope=RopeConfig(model.config.rope.theta))
-    decoder = read_decoder(plain, model.directory, attention_spec(plain, "float32", "cpu"))
-    pool = MemorySize(40, 16, paged=True).build(plain.kv_spec("float32"))
-    other = Reading(model, pool, decoder)
+    config = reading.model.config
+    if option == "RoPE scaling":
+        layers = tuple(replace(layer, rope=RopeConfig(layer.rope.theta)) for layer in config.layers)
+    else:
+        layers = tuple(replace(layer, sliding_window=None) for layer in config.layers)
+    decoder = read_decoder(replace(config, layers=layers), reading.model.directory)
+    pool = MemorySize(40, 16, paged=True).build(config.kv_spec("float32"))
+    other = Reading(reading.model, pool, decoder)
     other.add(reading.texts[0].token_ids)
     run_all(other)
     last = len(other.texts[0].token_ids) - 1

@@ -15,7 +15,7 @@ from features.steps.checkpoints import Checkpoint, random_tokens, read_decoder
 from features.steps.model_steps import Reading
 from features.steps.support import MemorySize
 from kvlab.errors import WeightsError
-from kvlab.models.decoder import Decoder, attention_spec
+from kvlab.models.decoder import Decoder
 
 
 @dataclass
@@ -50,8 +50,7 @@ class Files:
 
     def read(self) -> Decoder:
         """kvlab's decoder with these weights."""
-        config = self.model.config
-        return read_decoder(config, self.directory, attention_spec(config, "float32", "cpu"))
+        return read_decoder(self.model.config, self.directory)
 
 
 @given("its checkpoint written as one file", target_fixture="files")

@@ -24,7 +24,7 @@ from kvlab.kv.pool import KVCachePool
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig
-from kvlab.models.decoder import Decoder, attention_spec
+from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.families import from_transformers
 from kvlab.models.weights import DummyWeights
 
@@ -62,8 +62,8 @@ def tiny_config() -> DecoderConfig:
 def tiny_decoder() -> Decoder:
     """Holds no state between calls, so that all tests share it."""
     config = tiny_config()
-    spec = attention_spec(config, "float32", "cpu")
-    return Decoder(config, LoudWeights(torch.float32, "cpu"), default_registry().select(spec), spec, 512)
+    specs = attention_specs(config, "float32", "cpu")
+    return Decoder(config, LoudWeights(torch.float32, "cpu"), default_registry().select(specs), specs, 512)
 
 
 def paged_pool(num_blocks: int = NUM_BLOCKS) -> PagedKVCachePool:

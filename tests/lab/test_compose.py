@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from transformers import AutoModelForCausalLM
 
 import src.run
 from kvlab.config import RunConfig
-from kvlab.models.families import decoder_config
+from kvlab.models.families import decoder_config, load_transformers_config
 
 CONF = Path(src.run.ROOT) / "conf"
 NEEDS = {"model=checkpoint": ["model.path=somewhere"], "workload=jsonl": ["workload.path=somewhere"]}
@@ -44,7 +46,13 @@ def test_first_line_says_what_it_is_for(file: Path) -> None:
         ("qwen3_0_6b", 0.596e9, 114_688),
         ("llama3_2_1b", 1.236e9, 32_768),
         ("llama3_2_3b", 3.213e9, 114_688),
+        ("qwen2_5_0_5b", 0.494e9, 12_288),
+        ("gemma3_1b", 1.0e9, 26_624),
         ("qwen3_mini", 41.56e6, 8_192),
+        ("llama_tiny", 139_584, 256),
+        ("qwen2_tiny", 107_072, 256),
+        ("qwen3_tiny", 131_520, 512),
+        ("gemma3_tiny", 168_960, 384),
     ],
 )
 def test_model_has_its_published_size(name: str, parameters: float, bytes_per_token: int) -> None:
@@ -54,4 +62,24 @@ def test_model_has_its_published_size(name: str, parameters: float, bytes_per_to
 
 
 def test_every_model_is_checked_above() -> None:
-    assert MODELS == ["llama3_2_1b", "llama3_2_3b", "qwen3_0_6b", "qwen3_4b", "qwen3_mini"]
+    assert MODELS == [
+        "gemma3_1b",
+        "gemma3_tiny",
+        "llama3_2_1b",
+        "llama3_2_3b",
+        "llama_tiny",
+        "qwen2_5_0_5b",
+        "qwen2_tiny",
+        "qwen3_0_6b",
+        "qwen3_4b",
+        "qwen3_mini",
+        "qwen3_tiny",
+    ]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model_has_as_many_parameters_as_transformers_gives_it(name: str) -> None:
+    model = compose_run(f"model={name}").model
+    with torch.device("meta"):
+        reference = AutoModelForCausalLM.from_config(load_transformers_config(model))
+    assert decoder_config(model).num_parameters == sum(parameter.numel() for parameter in reference.parameters())

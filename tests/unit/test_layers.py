@@ -19,6 +19,17 @@ class TestLinear:
         assert (y.dtype, y.shape) == (torch.bfloat16, expected.shape)
         torch.testing.assert_close(y.float(), expected, atol=1e-2, rtol=1e-2)
 
+    @pytest.mark.parametrize("rows", [1, 7])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_a_bias_is_added_to_each_row(self, rows: int, dtype: torch.dtype) -> None:
+        weight, bias, x = (
+            (torch.randn(33, 64) / 8).to(dtype),
+            torch.randn(33).to(dtype),
+            torch.randn(rows, 64).to(dtype),
+        )
+        expected = functional.linear(x.float(), weight.float(), bias.float())
+        torch.testing.assert_close(Linear(weight, bias)(x).float(), expected, atol=1e-2, rtol=1e-2)
+
     @pytest.mark.parametrize("rows", [1, 5])
     def test_float32_is_torchs_own(self, rows: int) -> None:
         weight, x = torch.randn(7, 13), torch.randn(rows, 13)
@@ -54,6 +65,16 @@ class TestRMSNorm:
         y = RMSNorm(weight, 1e-6)(x)
         assert y.dtype == dtype
         torch.testing.assert_close(y.double(), expected, atol=tolerance, rtol=tolerance)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_offset_multiplies_by_one_more_and_keeps_the_weights_digits(self, dtype: torch.dtype) -> None:
+        """1 + 2^-10 is 1 in bfloat16: over many rows the difference shows."""
+        x, weight = torch.randn(4000, 8).to(dtype), torch.full((8,), 2**-10, dtype=dtype)
+        plain = x.double() / x.double().pow(2).mean(-1, keepdim=True).sqrt()
+        y = RMSNorm(weight, 1e-6, offset=True)(x)
+        assert y.dtype == dtype
+        ratio = (y.double() * plain).sum() / plain.pow(2).sum()
+        assert float(ratio) == pytest.approx(1 + 2**-10, abs=2**-13)
 
     def test_eps_bounds_a_row_of_zeros(self) -> None:
         assert torch.equal(RMSNorm(torch.ones(8), 1e-6)(torch.zeros(2, 8)), torch.zeros(2, 8))

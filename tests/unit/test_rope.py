@@ -87,6 +87,10 @@ class TestFrequencies:
         assert between.any()
         assert ((scaled[between] < plain[between]) & (scaled[between] > plain[between] / 32)).all()
 
+    def test_linear_scaling_stretches_all_wavelengths_alike(self) -> None:
+        plain = inverse_frequencies(RopeConfig(10_000.0), 64)
+        torch.testing.assert_close(inverse_frequencies(RopeConfig(10_000.0, factor=8.0), 64), plain / 8)
+
     @pytest.mark.parametrize("head_dim", [64, 128])
     def test_scaling_is_that_of_transformers(self, head_dim: int) -> None:
         parameters = {

@@ -26,6 +26,15 @@ class TestDummyWeights:
     def test_norm_weights_are_ones(self) -> None:
         assert torch.equal(dummy().take("norm.weight", (64,)), torch.ones(64))
 
+    def test_norm_weights_that_are_added_to_one_are_zeros(self) -> None:
+        weights = open_weights("dummy", torch.float32, "cpu", norm_weight=0.0)
+        assert torch.equal(weights.take("norm.weight", (64,)), torch.zeros(64))
+
+    def test_biases_are_small_but_there(self) -> None:
+        bias = dummy().take("q_proj.bias", (1000,))
+        assert float(bias.std()) == pytest.approx(0.1, rel=0.1)
+        assert (bias != 0).all()
+
     def test_the_same_seed_gives_the_same_tensors(self) -> None:
         first, second = dummy(seed=3), dummy(seed=3)
         for shape in ((64, 32), (32,), (16, 64)):
@@ -128,6 +137,26 @@ class TestSafetensors:
         weights = SafetensorsWeights(tmp_path, torch.float32, "cpu")
         weights.take("a.weight", (4, 3)).zero_()
         assert torch.equal(weights.take("a.weight", (4, 3)), tensors["a.weight"])
+
+
+class TestMultimodal:
+    @pytest.fixture
+    def weights(self, tmp_path: Path, tensors: dict[str, torch.Tensor]) -> SafetensorsWeights:
+        inside = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+        save_shards(tmp_path, inside | {"vision_tower.a.weight": torch.zeros(2)})
+        return SafetensorsWeights(tmp_path, torch.float32, "cpu")
+
+    def test_the_language_models_tensors_have_their_usual_names(
+        self, weights: SafetensorsWeights, tensors: dict[str, torch.Tensor]
+    ) -> None:
+        for name, tensor in tensors.items():
+            assert torch.equal(weights.take(name, tuple(tensor.shape)), tensor)
+        weights.finish()
+
+    def test_one_left_over_is_named(self, weights: SafetensorsWeights) -> None:
+        weights.take("a.weight", (4, 3))
+        with pytest.raises(WeightsError, match=r"no place for tensor\(s\) b\.weight, norm\.weight$"):
+            weights.finish()
 
 
 class TestBrokenCheckpoints:

@@ -23,7 +23,7 @@ from kvlab.kv.sizing import PoolSize, check_longest_sequence, size_pool
 from kvlab.kv.storage import KVStorage
 from kvlab.lab.machine import available_memory, resolve_device
 from kvlab.models.config import DecoderConfig
-from kvlab.models.decoder import Decoder, attention_spec
+from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.families import decoder_config
 from kvlab.models.weights import open_weights
 from kvlab.workloads import build_requests
@@ -43,7 +43,7 @@ class RunPlan:
     requests: list[Request]
     pool: PoolSize
     attention: AttentionBackend
-    spec: AttentionSpec
+    specs: tuple[AttentionSpec, ...]  # of each layer
 
 
 def plan_run(config: RunConfig) -> RunPlan:
@@ -63,11 +63,11 @@ def plan_run(config: RunConfig) -> RunPlan:
         max_seq_len=config.model.max_seq_len,
     )
     check_longest_sequence(pool, longest)
-    spec = attention_spec(model, config.executor.dtype, device)
-    attention = default_registry().select(spec, config.attention.backend)
+    specs = attention_specs(model, config.executor.dtype, device)
+    attention = default_registry().select(specs, config.attention.backend)
     weight_bytes = model.weight_bytes(config.executor.dtype)
     _check_memory(config, weight_bytes, pool, device)
-    return RunPlan(config, device, model, weight_bytes, requests, pool, attention, spec)
+    return RunPlan(config, device, model, weight_bytes, requests, pool, attention, specs)
 
 
 def build_engine(plan: RunPlan) -> Engine:
@@ -76,8 +76,14 @@ def build_engine(plan: RunPlan) -> Engine:
     if config.executor.threads is not None:
         torch.set_num_threads(config.executor.threads)
     dtype: torch.dtype = getattr(torch, config.executor.dtype)
-    weights = open_weights(config.model.weights or "dummy", dtype, plan.device, seed=config.seed)
-    model = Decoder(plan.model, weights, plan.attention, plan.spec, config.model.max_seq_len)
+    weights = open_weights(
+        config.model.weights or "dummy",
+        dtype,
+        plan.device,
+        seed=config.seed,
+        norm_weight=plan.model.initial_norm_weight,
+    )
+    model = Decoder(plan.model, weights, plan.attention, plan.specs, config.model.max_seq_len)
     storage = KVStorage(
         plan.model.kv_spec(config.executor.dtype), plan.pool.num_blocks, plan.pool.block_size, plan.device
     )

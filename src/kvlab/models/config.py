@@ -9,8 +9,10 @@ from kvlab.kv.spec import DTYPE_BYTES, KVSpec
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding (RoFormer, 2021), with the frequency scaling of Llama 3.1 where `factor` is
-    not 1: wavelengths longer than `original_max_position / low_freq_factor` are stretched by `factor`, those
+    """Rotary position embedding (RoFormer, 2021), stretched to longer contexts where `factor` is not 1.
+
+    Without `original_max_position` every wavelength is stretched by `factor` (position interpolation, 2023). With
+    it, as Llama 3.1 does: wavelengths longer than `original_max_position / low_freq_factor` are stretched, those
     shorter than `original_max_position / high_freq_factor` kept, and blended in between.
     """
 
@@ -18,36 +20,64 @@ class RopeConfig:
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_max_position: int = 8192
+    original_max_position: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """What may differ from layer to layer."""
+
+    rope: RopeConfig
+    sliding_window: int | None = None  # a token sees itself and the `sliding_window - 1` before it; None: all
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Shapes and options of a decoder-only transformer."""
+    """Shapes and options of a decoder-only transformer. The options' defaults are those of Llama."""
 
     family: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_layers: int
+    layers: tuple[LayerConfig, ...]
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    attention_scale: float  # of the products of queries and keys
     rms_norm_eps: float
-    rope: RopeConfig
-    qk_norm: bool  # RMSNorm over each head of q and k (Qwen3)
     tie_word_embeddings: bool
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
+    activation: str = "silu"  # of the gate; a key of `kvlab.models.layers.ACTIVATIONS`
+    qkv_bias: bool = False
+    output_bias: bool = False  # of attention's output projection
+    qk_norm: bool = False  # RMSNorm over each head of q and k
+    norm_offset: bool = False  # norms multiply by 1 + weight
+    sandwich_norms: bool = False  # a norm behind attention and feed-forward too, ahead of the residual stream
+    embedding_scale: float | None = None
+    attention_soft_cap: float | None = None  # scores become cap * tanh(scores / cap)
+    logit_soft_cap: float | None = None  # logits likewise
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.layers)
+
+    @property
+    def initial_norm_weight(self) -> float:
+        """The norm weight that leaves what is normed as it is."""
+        return 0.0 if self.norm_offset else 1.0
 
     @property
     def num_parameters(self) -> int:
         """Weights of the model; tied embeddings count once."""
-        attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
-        norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
-        layer = attention + 3 * self.hidden_size * self.intermediate_size + norms
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        return self.num_layers * layer + embeddings + self.hidden_size
+        hidden, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        attention = 2 * hidden * (q + kv)
+        attention += (q + 2 * kv if self.qkv_bias else 0) + (hidden if self.output_bias else 0)
+        norms = (4 if self.sandwich_norms else 2) * hidden + (2 * self.head_dim if self.qk_norm else 0)
+        layer = attention + 3 * hidden * self.intermediate_size + norms
+        embeddings = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
+        return self.num_layers * layer + embeddings + hidden
 
     def weight_bytes(self, dtype: str) -> int:
         """Bytes of the weights in memory: a tied embedding is held twice, once to look tokens up and once as

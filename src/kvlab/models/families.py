@@ -8,9 +8,11 @@ from typing import Any
 
 from kvlab.config import ModelConfig
 from kvlab.errors import ConfigError
-from kvlab.models.config import DecoderConfig, RopeConfig
+from kvlab.models.config import DecoderConfig, LayerConfig, RopeConfig
+from kvlab.models.layers import ACTIVATIONS
 
-FAMILIES = ("llama", "qwen3")
+FAMILIES = ("gemma3", "gemma3_text", "llama", "qwen2", "qwen3")
+_ROPE_TYPES = ("default", "linear", "llama3")
 
 
 def decoder_config(model: ModelConfig) -> DecoderConfig:
@@ -58,46 +60,96 @@ def load_transformers_config(model: ModelConfig) -> Any:
 
 
 def from_transformers(config: Any) -> DecoderConfig:
-    """Map a transformers configuration to kvlab's decoder. Raises ConfigError for what it cannot compute."""
+    """Map a transformers configuration to kvlab's decoder. Raises ConfigError for what it cannot compute.
+
+    Of a multimodal one (`gemma3`) the language model is taken, and served without images.
+    """
+    if config.model_type not in FAMILIES:
+        raise ConfigError("model_type", config.model_type, f"unknown family; known: {', '.join(FAMILIES)}")
+    eos = getattr(config, "eos_token_id", None)
+    if config.model_type == "gemma3":
+        config = config.text_config
+        eos = config.eos_token_id if eos is None else eos
     family = config.model_type
-    if family not in FAMILIES:
-        raise ConfigError("model_type", family, f"unknown family; known: {', '.join(FAMILIES)}")
-    if config.hidden_act != "silu":
-        raise ConfigError("hidden_act", config.hidden_act, "only silu")
-    if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
-        raise ConfigError("attention_bias", True, "biases are not supported")
-    if getattr(config, "use_sliding_window", False):
-        raise ConfigError("use_sliding_window", True, "sliding windows are not supported")
+    gemma = family == "gemma3_text"
+    activation_key = "hidden_activation" if gemma else "hidden_act"
+    activation = getattr(config, activation_key)
+    if activation not in ACTIVATIONS:
+        raise ConfigError(activation_key, activation, f"unknown; known: {', '.join(ACTIVATIONS)}")
+    if getattr(config, "mlp_bias", False):
+        raise ConfigError("mlp_bias", True, "the feed-forward has no biases; only false")
+    if getattr(config, "use_bidirectional_attention", False):
+        raise ConfigError("use_bidirectional_attention", True, "a decoder attends to what is before; only false")
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     if heads % kv_heads:
         raise ConfigError("num_key_value_heads", kv_heads, f"does not divide num_attention_heads={heads}")
-    eos = config.eos_token_id
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    attention_bias = getattr(config, "attention_bias", False)
     return DecoderConfig(
         family=family,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
-        num_layers=config.num_hidden_layers,
+        layers=_layers(config),
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        head_dim=head_dim,
+        attention_scale=(config.query_pre_attn_scalar if gemma else head_dim) ** -0.5,
         rms_norm_eps=config.rms_norm_eps,
-        rope=_rope(config.rope_parameters),
-        qk_norm=family == "qwen3",
         tie_word_embeddings=config.tie_word_embeddings,
         max_position_embeddings=config.max_position_embeddings,
         eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+        activation=activation,
+        qkv_bias=attention_bias or family == "qwen2",
+        output_bias=attention_bias,
+        qk_norm=gemma or family == "qwen3",
+        norm_offset=gemma,
+        sandwich_norms=gemma,
+        embedding_scale=config.hidden_size**0.5 if gemma else None,
+        # transformers 5 leaves this cap of Gemma 3 out; published checkpoints have none.
+        attention_soft_cap=getattr(config, "attn_logit_softcapping", None),
+        logit_soft_cap=getattr(config, "final_logit_softcapping", None),
     )
 
 
-def _rope(parameters: dict[str, Any]) -> RopeConfig:
+def _layers(config: Any) -> tuple[LayerConfig, ...]:
+    count = config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * count
+    if len(kinds) != count:
+        raise ConfigError("layer_types", kinds, f"names {len(kinds)} layers of num_hidden_layers={count}")
+    return tuple(_layer(config, kind) for kind in kinds)
+
+
+def _layer(config: Any, kind: str) -> LayerConfig:
+    window = None
+    if kind == "sliding_attention":
+        window = config.sliding_window
+        if window is None or window < 1:
+            raise ConfigError("sliding_window", window, "layer_types has sliding layers: give a number of tokens")
+    elif kind != "full_attention":
+        raise ConfigError("layer_types", kind, "unknown; known: full_attention, sliding_attention")
+    key, rope = "rope_parameters", config.rope_parameters
+    if any(isinstance(value, dict) for value in rope.values()):  # one set for each kind of layer
+        key, rope = f"{key}.{kind}", rope.get(kind)
+    return LayerConfig(_rope(key, rope), window)
+
+
+def _rope(key: str, parameters: dict[str, Any] | None) -> RopeConfig:
+    if parameters is None:
+        raise ConfigError(key, None, "needs at least rope_theta")
     kind = parameters.get("rope_type", "default")
+    if kind not in _ROPE_TYPES:
+        raise ConfigError(f"{key}.rope_type", kind, f"unknown; known: {', '.join(_ROPE_TYPES)}")
+    partial = parameters.get("partial_rotary_factor", 1.0)
+    if partial != 1.0:
+        raise ConfigError(f"{key}.partial_rotary_factor", partial, "whole heads are rotated; only 1.0")
+    theta = parameters["rope_theta"]
     if kind == "default":
-        return RopeConfig(theta=parameters["rope_theta"])
-    if kind != "llama3":
-        raise ConfigError("rope_parameters.rope_type", kind, "unknown; known: default, llama3")
+        return RopeConfig(theta)
+    if kind == "linear":
+        return RopeConfig(theta, factor=parameters["factor"])
     return RopeConfig(
-        theta=parameters["rope_theta"],
+        theta,
         factor=parameters["factor"],
         low_freq_factor=parameters["low_freq_factor"],
         high_freq_factor=parameters["high_freq_factor"],

@@ -15,6 +15,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     inverse = 1.0 / rope.theta**exponents
     if rope.factor == 1.0:
         return inverse
+    if rope.original_max_position is None:
+        return inverse / rope.factor
     wavelength = 2 * math.pi / inverse
     turns = rope.original_max_position / wavelength
     blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)

@@ -12,6 +12,8 @@ import torch
 from kvlab.errors import WeightsError
 
 _TILE = 1_048_583  # a prime, so that no two rows of a weight repeat in step
+_BIAS_DEVIATION = 0.1
+_LANGUAGE_MODEL = "language_model."  # where a multimodal checkpoint keeps the decoder's tensors
 
 
 class WeightSource(Protocol):
@@ -27,20 +29,28 @@ class WeightSource(Protocol):
 
 
 class DummyWeights:
-    """Real shapes, random values: one tile of normal numbers copied over and over; seconds for billions."""
+    """Real shapes, random values: one tile of normal numbers copied over and over; seconds for billions.
 
-    def __init__(self, dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> None:
+    `norm_weight` is what all norm weights are.
+    """
+
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device | str, seed: int = 0, norm_weight: float = 1.0
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self._tile = torch.randn(_TILE, generator=generator).to(dtype).to(device)
         self._offset = 0
+        self._norm_weight = norm_weight
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """See WeightSource. Norm weights (one dimension) are ones; others have a deviation of 1 / sqrt(columns),
-        which keeps activations alive through the layers, so that each token depends on its whole prompt.
+        """See WeightSource. Matrices have a deviation of 1 / sqrt(columns), which keeps activations alive through
+        the layers, so that each token depends on its whole prompt; biases are small next to what they are added
+        to. Every other vector is a norm's weight.
         """
-        if len(shape) == 1:
-            return self._tile.new_ones(shape)
-        tile = _bytes(self._tile * shape[-1] ** -0.5)
+        is_bias = name.endswith(".bias")
+        if len(shape) == 1 and not is_bias:
+            return self._tile.new_full(shape, self._norm_weight)
+        tile = _bytes(self._tile * (_BIAS_DEVIATION if is_bias else shape[-1] ** -0.5))
         weight = self._tile.new_empty(shape)
         flat = _bytes(weight)
         # Each tensor begins elsewhere in the tile, so that no two are alike.
@@ -58,8 +68,9 @@ class DummyWeights:
 class SafetensorsWeights:
     """Tensors of a checkpoint directory: `model.safetensors`, or the shards its index names.
 
-    Files are mapped into memory and read tensor by tensor. Raises WeightsError where the directory holds no
-    such files, or an index that names a file which is not there.
+    Files are mapped into memory and read tensor by tensor. Of a multimodal checkpoint only the language model is
+    seen. Raises WeightsError where the directory holds no such files, or an index that names a file which is not
+    there.
     """
 
     def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -68,26 +79,33 @@ class SafetensorsWeights:
         self._directory = directory
         self._dtype = dtype
         self._device = device
-        self._owner: dict[str, Any] = {}
+        owner: dict[str, Any] = {}
         for file in self._files(directory):
             try:
                 handle: Any = safe_open(file, framework="pt", device="cpu")
             except (OSError, SafetensorError) as error:
                 raise WeightsError(f"{file}: not a readable safetensors file ({error})") from error
-            self._owner.update(dict.fromkeys(handle.keys(), handle))
+            owner.update(dict.fromkeys(handle.keys(), handle))
+        self._prefix = _LANGUAGE_MODEL if any(name.startswith(_LANGUAGE_MODEL) for name in owner) else ""
+        self._owner = {
+            name.removeprefix(self._prefix): handle
+            for name, handle in owner.items()
+            if name.startswith(self._prefix)
+        }
         self._unused = set(self._owner)
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """See WeightSource. Raises WeightsError naming a tensor that is missing or has another shape."""
         if name not in self._owner:
             raise WeightsError(f"{self._directory}: tensor {name} {list(shape)} is missing")
-        found = tuple(self._owner[name].get_slice(name).get_shape())
+        handle, stored = self._owner[name], self._prefix + name
+        found = tuple(handle.get_slice(stored).get_shape())
         if found != shape:
             raise WeightsError(
                 f"{self._directory}: tensor {name} has shape {list(found)}, the model needs {list(shape)}"
             )
         self._unused.discard(name)
-        tensor: torch.Tensor = self._owner[name].get_tensor(name)
+        tensor: torch.Tensor = handle.get_tensor(stored)
         # A copy in any case: a mapped tensor would keep the whole file in memory.
         return tensor.to(device=self._device, dtype=self._dtype, copy=True)
 
@@ -128,11 +146,14 @@ def _bytes(tensor: torch.Tensor) -> Any:
 
 
 def open_weights(
-    where: str, dtype: torch.dtype, device: torch.device | str, *, seed: int = 0
+    where: str, dtype: torch.dtype, device: torch.device | str, *, seed: int = 0, norm_weight: float = 1.0
 ) -> DummyWeights | SafetensorsWeights:
-    """`dummy`, a directory, or a hub id (downloaded once). Raises WeightsError if there is nothing there."""
+    """`dummy`, a directory, or a hub id (downloaded once); `seed` and `norm_weight` are those of DummyWeights.
+
+    Raises WeightsError if there is nothing there.
+    """
     if where == "dummy":
-        return DummyWeights(dtype, device, seed)
+        return DummyWeights(dtype, device, seed, norm_weight)
     directory = Path(os.path.expanduser(where))
     if not directory.is_dir():
         directory = _download(where)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from kvlab.config import ModelConfig
+from kvlab.errors import ConfigError
+from kvlab.models.config import DecoderConfig, LayerConfig, RopeConfig
+from kvlab.models.families import from_transformers, load_transformers_config
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def read(family: str, **changes: Any) -> DecoderConfig:
+    return from_transformers(AutoConfig.for_model(family, **(SHAPE | changes)))
+
+
+def windows(config: DecoderConfig) -> list[int | None]:
+    return [layer.sliding_window for layer in config.layers]
+
+
+class TestOptions:
+    def test_of_llama(self) -> None:
+        config = read("llama")
+        assert (config.qkv_bias, config.output_bias, config.qk_norm, config.sandwich_norms) == (False,) * 4
+        assert config.layers == (LayerConfig(RopeConfig(10_000.0)),) * 4
+        assert (config.activation, config.head_dim, config.attention_scale) == ("silu", 16, 0.25)
+
+    def test_of_qwen2(self) -> None:
+        config = read("qwen2")
+        assert (config.qkv_bias, config.output_bias, config.qk_norm) == (True, False, False)
+
+    @pytest.mark.parametrize("family", ["llama", "qwen3"])
+    def test_attention_bias_is_on_all_four_projections(self, family: str) -> None:
+        config = read(family, attention_bias=True)
+        assert (config.qkv_bias, config.output_bias) == (True, True)
+
+    def test_of_qwen3(self) -> None:
+        config = read("qwen3", head_dim=32)
+        assert (config.qkv_bias, config.qk_norm, config.head_dim) == (False, True, 32)
+
+    def test_of_gemma3(self) -> None:
+        config = read("gemma3_text", head_dim=32, query_pre_attn_scalar=16, sliding_window=8)
+        assert config.qk_norm
+        assert config.norm_offset
+        assert config.sandwich_norms
+        assert (config.activation, config.attention_scale, config.embedding_scale) == ("gelu_pytorch_tanh", 0.25, 8)
+        assert (config.attention_soft_cap, config.logit_soft_cap) == (None, None)
+
+    def test_soft_caps_of_gemma3(self) -> None:
+        config = read("gemma3_text", attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
+        assert (config.attention_soft_cap, config.logit_soft_cap) == (50.0, 30.0)
+
+    def test_the_language_model_of_a_multimodal_gemma3(self) -> None:
+        text = {**SHAPE, "head_dim": 16, "sliding_window": 8}
+        whole = from_transformers(AutoConfig.for_model("gemma3", text_config=text, eos_token_id=[1, 106]))
+        assert whole == read("gemma3_text", head_dim=16, sliding_window=8, eos_token_id=[1, 106])
+
+
+class TestLayers:
+    @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+    def test_windows_of_qwen_begin_at_max_window_layers(self, family: str) -> None:
+        config = read(family, use_sliding_window=True, sliding_window=8, max_window_layers=3)
+        assert windows(config) == [None, None, None, 8]
+
+    def test_a_window_that_is_not_used(self) -> None:
+        assert windows(read("qwen2", use_sliding_window=False, sliding_window=8, max_window_layers=0)) == [None] * 4
+
+    def test_gemma3_has_a_window_and_rotary_angles_for_each_kind(self) -> None:
+        scaling = {"rope_type": "linear", "factor": 8.0}  # as its published files have it
+        config = read("gemma3_text", sliding_window=8, sliding_window_pattern=2, rope_scaling=scaling)
+        near, far = LayerConfig(RopeConfig(10_000.0), 8), LayerConfig(RopeConfig(1_000_000.0, factor=8.0))
+        assert config.layers == (near, far, near, far)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "key", "advice"),
+    [
+        ("mistral", {}, "model_type=mistral", "known: gemma3, gemma3_text, llama, qwen2, qwen3"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act=gelu", "known: silu, gelu_pytorch_tanh"),
+        ("gemma3_text", {"hidden_activation": "relu"}, "hidden_activation=relu", "known: silu, gelu_pytorch_tanh"),
+        ("llama", {"mlp_bias": True}, "mlp_bias=True", "only false"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True", "only false"),
+        ("llama", {"num_key_value_heads": 3}, "num_key_value_heads=3", "num_attention_heads=4"),
+        ("qwen2", {"layer_types": ["chunked_attention"] * 4}, "layer_types=chunked_attention", "sliding_attention"),
+        ("qwen2", {"layer_types": ["sliding_attention"] * 4}, "sliding_window=null", "give a number of tokens"),
+        (
+            "qwen3",
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
+            "rope_parameters.rope_type=yarn",
+            "known: default, linear, llama3",
+        ),
+        (
+            "gemma3_text",
+            {
+                "sliding_window_pattern": 2,
+                "rope_parameters": {"full_attention": {"rope_type": "dynamic", "factor": 2.0}},
+            },
+            "rope_parameters.full_attention.rope_type=dynamic",
+            "known: default, linear, llama3",
+        ),
+        ("llama", {"partial_rotary_factor": 0.5}, "rope_parameters.partial_rotary_factor=0.5", "only 1.0"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(family: str, changes: dict[str, Any], key: str, advice: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(family, **changes)
+    assert str(refused.value).startswith(f"{key}: ")
+    assert advice in str(refused.value)
+
+
+def test_an_unknown_hub_id_says_how_to_point_at_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(path: str) -> None:
+        raise OSError(f"cannot reach the hub for {path}")
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", offline)
+    with pytest.raises(ConfigError, match=r"model\.path=some/model: .* give a directory that holds config\.json"):
+        load_transformers_config(ModelConfig("checkpoint", family=None, path="some/model"))
