@@ -6,6 +6,7 @@ One tagged `@every_backend` runs once for each attention backend of the registry
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from features.steps.checkpoints import Checkpoints
 from features.steps.engine_steps import *
 from features.steps.eviction_steps import *
 from features.steps.fork_steps import *
+from features.steps.kernel_steps import *
 from features.steps.metrics_steps import *
 from features.steps.model_steps import *
 from features.steps.pool_steps import *
@@ -35,6 +37,9 @@ from features.steps.sizing_steps import *
 from features.steps.table_steps import *
 from features.steps.weights_steps import *
 from kvlab.attention.registry import default_registry
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, which nothing above does
 
 _REQUIREMENT = re.compile(r"(R\d+)\.\d+")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -15,6 +17,9 @@ settings.register_profile(
 settings.load_profile("kvlab")
 
 torch.set_num_threads(1)
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, which nothing above does
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from kvlab.attention.concat import ConcatAttention
 from kvlab.attention.online_softmax import OnlineSoftmaxAttention
 from kvlab.attention.safe_softmax import SafeSoftmaxAttention
 from kvlab.attention.sdpa import SdpaAttention
+from kvlab.attention.triton import TritonAttention
 from kvlab.errors import BackendError
 
 
@@ -85,6 +86,7 @@ def _supports_all(backend: AttentionBackend, specs: Collection[AttentionSpec]) -
 def default_registry() -> AttentionRegistry:
     """A registry of kvlab's own backends."""
     registry = AttentionRegistry()
-    for backend in (SdpaAttention, ConcatAttention, OnlineSoftmaxAttention, SafeSoftmaxAttention):
+    fast = (TritonAttention, SdpaAttention)
+    for backend in (*fast, ConcatAttention, OnlineSoftmaxAttention, SafeSoftmaxAttention):
         registry.register(backend.name, backend)
     return registry

@@ -1,0 +1,80 @@
+"""Triton kernels that read K and V straight from the blocks."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import torch
+
+from kvlab.attention.base import AttentionSpec, Support
+from kvlab.kv.view import CacheView
+
+_WIDEST_HEAD = 256
+_LARGEST_GROUP = 128
+
+
+class TritonAttention:
+    """A decode kernel for the sequences with one new token, a prefill kernel for those with more.
+
+    A step may have both, in any order; each kernel finds its own in the metadata on the device and leaves the
+    others' rows alone, so that no batch is taken apart. The prefill kernel could do it all, but it gives a sequence
+    with one query a single program for all its keys, where the decode kernel has as many as keep the GPU busy.
+    """
+
+    name = "triton"
+
+    def supports(self, spec: AttentionSpec) -> Support:
+        """Causal attention on a GPU. Imports nothing."""
+        if find_spec("triton") is None:
+            return Support(False, "triton is not installed")
+        if not spec.causal:
+            return Support(False, "only causal attention")
+        if spec.head_dim > _WIDEST_HEAD or spec.group > _LARGEST_GROUP:
+            return Support(
+                False, f"heads of at most {_WIDEST_HEAD} numbers, and {_LARGEST_GROUP} query heads to a KV head"
+            )
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            return Support(True, "interpreted, which is for tests")
+        if torch.device(spec.device).type != "cuda":
+            return Support(False, "needs a GPU; TRITON_INTERPRET=1 runs it interpreted on a CPU")
+        return Support(True)
+
+    def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:
+        """See AttentionBackend."""
+        # Imported here because triton is wanted by those who use this backend alone.
+        from kvlab.kernels.triton.decode import paged_decode, plan_split
+        from kvlab.kernels.triton.prefill import paged_prefill
+
+        out = q.new_empty(q.shape)
+        cache = view.keys(layer), view.values(layer), view.block_tables, view.seq_lens
+        singles = view.num_new.count(1)
+        mixed = singles < view.num_sequences
+        if singles:
+            longest, tokens = max(view.lengths), sum(view.lengths)
+            if spec.sliding_window is not None:
+                longest = min(longest, spec.sliding_window)
+                tokens = min(tokens, longest * view.num_sequences)
+            paged_decode(
+                q,
+                *cache,
+                scale=spec.scale,
+                window=spec.sliding_window,
+                soft_cap=spec.soft_cap,
+                split_tokens=plan_split(tokens, longest, spec.num_kv_heads, q.device),
+                longest=longest,
+                query_start=view.query_start if mixed else None,
+                out=out,
+            )
+        if mixed:
+            paged_prefill(
+                q,
+                *cache,
+                view.query_start,
+                scale=spec.scale,
+                window=spec.sliding_window,
+                soft_cap=spec.soft_cap,
+                least=2,
+                out=out,
+            )
+        return out

@@ -1,0 +1,28 @@
+"""Kernel tests need torch, triton and pytest alone, and run on a GPU where there is one:
+
+pytest --confcutdir=tests/kernels -p no:cacheprovider tests/kernels
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported
+
+collect_ignore_glob = [] if find_spec("triton") else ["test_*"]
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where the kernels run: a GPU, or the interpreter's CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    torch.manual_seed(0)
