@@ -213,4 +213,4 @@ Feature: Attention reads and writes pages
     @R5.6
     Scenario: Left to choose, kvlab takes a backend that can
       When I ask for the backend "auto" with a soft cap of 30
-      Then I am given the backend "concat"
+      Then I am given a backend that computes it, not "sdpa"

@@ -25,6 +25,10 @@ class CapacityError(KvlabError, RuntimeError):
     """
 
 
+class KernelError(KvlabError, RuntimeError):
+    """A native kernel cannot be built or loaded on this machine."""
+
+
 class OutOfBlocksError(KvlabError, RuntimeError):
     """The allocator has fewer blocks to give than were asked for; nothing was changed.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 from kvlab.attention.base import AttentionBackend, AttentionSpec, Support
 from kvlab.attention.concat import ConcatAttention
+from kvlab.attention.cpu import CpuAttention
 from kvlab.attention.online_softmax import OnlineSoftmaxAttention
 from kvlab.attention.safe_softmax import SafeSoftmaxAttention
 from kvlab.attention.sdpa import SdpaAttention
@@ -86,7 +87,7 @@ def _supports_all(backend: AttentionBackend, specs: Collection[AttentionSpec]) -
 def default_registry() -> AttentionRegistry:
     """A registry of kvlab's own backends."""
     registry = AttentionRegistry()
-    fast = (TritonAttention, SdpaAttention)
+    fast = (CpuAttention, TritonAttention, SdpaAttention)
     for backend in (*fast, ConcatAttention, OnlineSoftmaxAttention, SafeSoftmaxAttention):
         registry.register(backend.name, backend)
     return registry

@@ -1,0 +1,45 @@
+"""The native CPU kernel: K and V straight from the blocks, read once for a whole query group."""
+
+from __future__ import annotations
+
+import torch
+
+from kvlab.attention.base import AttentionSpec, Support
+from kvlab.errors import KernelError
+from kvlab.kernels.cpu.attention import DTYPES, paged_attention
+from kvlab.kernels.cpu.library import load
+from kvlab.kv.view import CacheView
+
+
+class CpuAttention:
+    """One call for the whole ragged batch, whatever it mixes."""
+
+    name = "cpu"
+
+    def supports(self, spec: AttentionSpec) -> Support:
+        """Causal attention in float32 or bfloat16 on a CPU. The first call on a machine compiles the kernel."""
+        if torch.device(spec.device).type != "cpu":
+            return Support(False, f"runs on a CPU, not on {spec.device}")
+        if getattr(torch, spec.dtype) not in DTYPES:
+            return Support(False, f"computes float32 and bfloat16, not {spec.dtype}")
+        if not spec.causal:
+            return Support(False, "only causal attention")
+        try:
+            load()
+        except KernelError as error:
+            return Support(False, str(error))
+        return Support(True)
+
+    def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:
+        """See AttentionBackend."""
+        return paged_attention(
+            q,
+            view.keys(layer),
+            view.values(layer),
+            view.block_tables,
+            view.seq_lens,
+            view.query_start,
+            scale=spec.scale,
+            window=spec.sliding_window,
+            soft_cap=spec.soft_cap,
+        )

@@ -1,0 +1,54 @@
+"""Attention over pages on the CPU, native."""
+
+from __future__ import annotations
+
+from ctypes import c_float, c_int, c_int64, c_void_p
+
+import torch
+
+from kvlab.kernels.cpu.library import load
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> torch.Tensor:
+    """Causal attention of a ragged batch: decode, prefill, chunks, or all of them at once.
+
+    `q` `[T, heads, head_dim]`, its last two dimensions dense; `keys` and `values` `[blocks, kv_heads, block_size,
+    head_dim]`; `block_tables` `[B, width]`, `seq_lens` `[B]`, `query_start` `[B + 1]` int32. Sequence `b` has
+    `seq_lens[b]` tokens, the newest of which are the queries `query_start[b]:query_start[b + 1]`. All in float32 or
+    all in bfloat16. Scores and sums are float32; weights are rounded to bfloat16 where the processor multiplies it.
+    Returns `[T, heads, head_dim]`.
+
+    Raises KernelError where the kernels cannot be compiled.
+    """
+    if q.stride(2) != 1 or q.stride(1) != q.shape[2]:
+        q = q.contiguous()
+    out = torch.empty(q.shape, dtype=q.dtype)
+    load().kvlab_paged_attention(
+        *(c_void_p(x.data_ptr()) for x in (out, q, keys, values, block_tables, seq_lens, query_start)),
+        c_int64(q.stride(0)),
+        c_int(block_tables.shape[1]),
+        c_int(len(seq_lens)),
+        c_int(q.shape[1]),
+        c_int(keys.shape[1]),
+        c_int(keys.shape[3]),
+        c_int(keys.shape[2]),
+        c_int(window or 0),
+        c_float(scale),
+        c_float(soft_cap or 0.0),
+        c_int(q.element_size()),
+        c_int(torch.get_num_threads()),
+    )
+    return out

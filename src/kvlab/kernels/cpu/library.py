@@ -1,0 +1,118 @@
+"""The library of native kernels: compiled once for this machine, loaded from a cache afterwards."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from functools import lru_cache
+from pathlib import Path
+
+import torch  # first: the library then uses the OpenMP threads that torch has brought
+
+from kvlab.errors import KernelError
+
+_SOURCES = ("attention.cpp",)
+_HEADERS = ("simd.hpp",)
+_COMPILERS = ("c++", "g++", "clang++")
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
+
+_log = logging.getLogger(__name__)
+
+
+def load() -> ctypes.CDLL:
+    """The library, compiled if the cache does not have it: `KVLAB_CACHE`, else `kvlab` in the user's cache folder.
+
+    `CXX` names the compiler, `KVLAB_CPU_ARCH` the instruction set where it is not to be this machine's own
+    (`-march`: `x86-64-v3` for AVX2, `x86-64` for neither). Raises KernelError, with the reason, where it cannot be
+    built; the log says so the first time.
+    """
+    outcome = _attempt(os.environ.get("CXX"), os.environ.get("KVLAB_CPU_ARCH", "native"), _cache_folder())
+    if isinstance(outcome, KernelError):
+        raise outcome
+    return outcome
+
+
+@lru_cache
+def _attempt(compiler: str | None, architecture: str, cache: Path) -> ctypes.CDLL | KernelError:
+    """The library or the reason why there is none, remembered either way."""
+    try:
+        return _find_or_build(compiler, architecture, cache)
+    except KernelError as error:
+        _log.warning("native CPU kernels are off: %s", error)
+        return error
+
+
+def _find_or_build(compiler: str | None, architecture: str, cache: Path) -> ctypes.CDLL:
+    command = [_find_compiler(compiler), f"-march={architecture}", *_FLAGS]
+    folder = Path(__file__).parent
+    text = "".join((folder / name).read_text() for name in (*_SOURCES, *_HEADERS))
+    key = hashlib.sha256(
+        "\0".join([text, *command, _compiler_stamp(command[0]), _cpu(), torch.__version__]).encode()
+    )
+    path = cache / f"kernels-{key.hexdigest()[:20]}.so"
+    if path.exists():
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError:  # cut off, or made by a system that is not this one any more
+            _log.warning("%s cannot be loaded; building it again", path)
+    _build([*command, *(str(folder / name) for name in _SOURCES)], path)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelError(f"what {command[0]} built cannot be loaded: {error}") from error
+
+
+def _find_compiler(wanted: str | None) -> str:
+    for name in (wanted,) if wanted else _COMPILERS:
+        if found := shutil.which(name):
+            return found
+    if wanted:
+        raise KernelError(f"CXX={wanted}: there is no such compiler; unset it, or name one that is installed")
+    raise KernelError(f"no C++ compiler (tried {', '.join(_COMPILERS)}); install one, or name it in CXX")
+
+
+def _build(command: list[str], path: Path) -> None:
+    """Compile into `path`. It appears there whole or not at all, whoever else builds it at the same time."""
+    _log.info("compiling native kernels, once for this machine")
+    start = time.perf_counter()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
+            target = Path(folder) / path.name
+            result = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True, check=False)
+            if result.returncode:
+                raise KernelError(f"{command[0]} failed:\n" + "\n".join(result.stderr.strip().splitlines()[:10]))
+            target.replace(path)
+    except OSError as error:
+        raise KernelError(f"cannot build in {path.parent}: {error}; KVLAB_CACHE names another folder") from error
+    _log.info("compiled %s in %.1f s", path, time.perf_counter() - start)
+
+
+def _cache_folder() -> Path:
+    if folder := os.environ.get("KVLAB_CACHE"):
+        return Path(folder).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvlab"
+
+
+def _compiler_stamp(compiler: str) -> str:
+    """Differs after an update of the compiler; asking it for its version would take longer than loading."""
+    state = os.stat(compiler)
+    return f"{state.st_size} {state.st_mtime_ns}"
+
+
+def _cpu() -> str:
+    """The machine's instruction set, as far as the system tells."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return platform.machine() + line
+    except OSError:
+        pass
+    return f"{platform.machine()} {platform.processor()} {platform.node()}"

@@ -1,0 +1,140 @@
+// Vectors of the machine the library is built for, and the one product that attention is made of.
+//
+// The compiler is told the machine's instruction set, so LANES is 16 with AVX-512, 8 with AVX2 and 4 elsewhere; the
+// same source serves all three. bfloat16 is multiplied in pairs where the processor has the instruction
+// (AVX512-BF16) and as float32 elsewhere; either way a `Unit` is 4 bytes, so tiles have the same shape.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+constexpr int LANES = 16, TILE_ROWS = 6, TILE_VECTORS = 4;  // 24 sums in 32 registers
+#elif defined(__AVX2__)
+constexpr int LANES = 8, TILE_ROWS = 6, TILE_VECTORS = 2;   // 12 sums in 16 registers
+#else
+constexpr int LANES = 4, TILE_ROWS = 4, TILE_VECTORS = 2;
+#endif
+
+typedef float Floats __attribute__((vector_size(LANES * 4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
+// The same, wherever they lie in memory and whatever is stored there.
+typedef Floats FloatsAt __attribute__((aligned(4), may_alias));
+typedef Words WordsAt __attribute__((aligned(2), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE Floats load(const float* at) { return *reinterpret_cast<const FloatsAt*>(at); }
+INLINE void store(float* at, Floats x) { *reinterpret_cast<FloatsAt*>(at) = x; }
+INLINE Words load_words(const void* at) { return *static_cast<const WordsAt*>(at); }
+INLINE void store_words(void* at, Words x) { *static_cast<WordsAt*>(at) = x; }
+INLINE Floats all(float x) { return x - Floats{}; }
+INLINE Floats as_floats(Words x) { return reinterpret_cast<Floats>(x); }
+INLINE Words as_words(Floats x) { return reinterpret_cast<Words>(x); }
+INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+// Lanes of two vectors, each `step` apart: with `step` a power of two below LANES, lane l of the result is
+// a[l] + a[l + step] where l has that bit clear and b[l - step] + b[l] where it is set.
+template <int STEP>
+INLINE Floats add_halves(Floats a, Floats b) {
+    Floats near, far;
+#if defined(__clang__) || !defined(__GNUC__)
+    for (int lane = 0; lane < LANES; ++lane) {
+        near[lane] = lane & STEP ? b[lane] : a[lane];
+        far[lane] = lane & STEP ? b[lane - STEP] : a[lane + STEP];
+    }
+#else
+    Ints from_near{}, from_far{};
+    for (int lane = 0; lane < LANES; ++lane) {
+        from_near[lane] = lane & STEP ? LANES + lane : lane;
+        from_far[lane] = lane & STEP ? LANES + lane - STEP : lane + STEP;
+    }
+    near = __builtin_shuffle(a, b, from_near);
+    far = __builtin_shuffle(a, b, from_far);
+#endif
+    return near + far;
+}
+
+INLINE float largest(Floats x) {
+    float most = x[0];
+    for (int lane = 1; lane < LANES; ++lane) most = x[lane] > most ? x[lane] : most;
+    return most;
+}
+
+INLINE float sum(Floats x) {
+    float total = 0;
+    for (int lane = 0; lane < LANES; ++lane) total += x[lane];
+    return total;
+}
+
+INLINE bool any(Ints condition) {
+#if defined(__AVX512F__)
+    return _mm512_movepi32_mask((__m512i)condition) != 0;
+#else
+    int found = 0;
+    for (int lane = 0; lane < LANES; ++lane) found |= condition[lane];
+    return found != 0;
+#endif
+}
+
+// e^x to about one unit in the last place for x <= 0 (and up to 80): x = n ln 2 + r, a polynomial in r, n into the
+// exponent. Below -87, minus infinity included, it is 0.
+INLINE Floats exponential(Floats x) {
+    const Floats kept = larger(x, all(-87.0f));
+    const Floats shifter = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    const Floats shifted = kept * 1.44269504f + shifter;
+    const Floats n = shifted - shifter;
+    const Floats r = (kept - n * 0.693145752f) - n * 1.42860677e-6f;
+    Floats p = all(1.0f / 720) * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    const Ints power = (reinterpret_cast<Ints>(shifted) - 0x4b400000 + 127) << 23;
+    const Floats result = p * reinterpret_cast<Floats>(power);
+    return x < -87.0f ? Floats{} : result;
+}
+
+INLINE Floats hyperbolic_tangent(Floats x) {
+    const Floats limited = x > 40.0f ? all(40.0f) : (x < -40.0f ? all(-40.0f) : x);
+    return 1.0f - 2.0f / (exponential(limited + limited) + 1.0f);
+}
+
+// Round float32 to the bfloat16 in the upper half of each word, to nearest, ties to even; NaN stays NaN.
+INLINE Words rounded_to_bfloat16(Floats x) {
+    const Words bits = as_words(x);
+    const Words rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    return (x == x ? rounded : bits | 0x400000) & 0xffff0000u;
+}
+
+// Turn LANES vectors into their transpose, halving the distance of exchanged lanes from step to step.
+INLINE void transpose(Words (&rows)[LANES]) {
+#if defined(__clang__) || !defined(__GNUC__)
+    Words columns[LANES];
+    for (int i = 0; i < LANES; ++i)
+        for (int j = 0; j < LANES; ++j) columns[j][i] = rows[i][j];
+    for (int i = 0; i < LANES; ++i) rows[i] = columns[i];
+#else
+#pragma GCC unroll 4
+    for (int step = LANES / 2; step > 0; step /= 2) {
+        Ints from_left{}, from_right{};
+        for (int lane = 0; lane < LANES; ++lane) {
+            from_left[lane] = lane & step ? LANES + lane - step : lane;
+            from_right[lane] = lane & step ? LANES + lane : lane + step;
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; ++i) {
+            if (i & step) continue;
+            const Words a = rows[i], b = rows[i + step];
+            rows[i] = __builtin_shuffle(a, b, from_left);
+            rows[i + step] = __builtin_shuffle(a, b, from_right);
+        }
+    }
+#endif
+}

@@ -1,0 +1,128 @@
+"""The native CPU kernel against plain attention, built for three instruction sets."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from kvlab.errors import KernelError
+from kvlab.kernels.cpu.attention import paged_attention
+from kvlab.kernels.cpu.library import load
+from tests.kernels.paged import assert_close, bits, make_paged, plain_attention, unchanged
+
+SCALE = 0.2
+HEADS = {
+    "1 to 1": (2, 2),
+    "2 to 1": (4, 2),
+    "3 to 1": (6, 2),
+    "4 to 1": (8, 2),
+    "all to 1": (8, 1),
+    "130 to 1": (130, 1),
+}
+GROUPS = list(HEADS)[:-1]
+ARCHITECTURES = ["native", "x86-64-v3", "x86-64"]
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True, params=ARCHITECTURES)
+def _architecture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs on what a machine with AVX-512, with AVX2 alone and with neither would run on."""
+    if request.param != "native" and os.uname().machine != "x86_64":
+        pytest.skip("not an x86 machine")
+    monkeypatch.setenv("KVLAB_CPU_ARCH", request.param)
+    try:
+        load()
+    except KernelError as error:
+        pytest.skip(str(error))
+
+
+def check(
+    sequences: list[tuple[int, int]],
+    heads: str,
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> None:
+    """Sequences of (length, new tokens): each gets plain attention; NaN around their tokens is neither read nor
+    written.
+    """
+    q_heads, kv_heads = HEADS[heads]
+    new = [count for _, count in sequences]
+    paged = make_paged(
+        [length for length, _ in sequences], kv_heads, head_dim, block_size, dtype, torch.device("cpu")
+    )
+    q = torch.randn(sum(new), q_heads, head_dim).to(dtype)
+    before = bits(paged.keys, paged.values)
+    starts = torch.tensor([0, *new]).cumsum(0).int()
+    found = paged_attention(q, *paged.cache, starts, scale=SCALE, window=window, soft_cap=soft_cap)
+    rows = [
+        plain_attention(q[starts[i] : starts[i + 1]], k, v, scale=SCALE, window=window, soft_cap=soft_cap)
+        for i, (k, v) in enumerate(zip(paged.k, paged.v, strict=True))
+    ]
+    assert_close(found, torch.cat(rows))
+    assert unchanged(before, paged.keys, paged.values)
+
+
+def decodes(block_size: int) -> list[tuple[int, int]]:
+    return [(0, 0), (1, 1), (block_size + 1, 1), (2 * block_size, 1), (150, 1)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [1, 16, 24, 32])
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("heads", GROUPS)
+def test_decode(heads: str, head_dim: int, block_size: int, dtype: torch.dtype) -> None:
+    check(decodes(block_size), heads, head_dim, block_size, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [1, 13, 64, 80])
+@pytest.mark.parametrize("heads", GROUPS)
+def test_prefill_chunks_and_decodes_in_one_batch(heads: str, head_dim: int, dtype: torch.dtype) -> None:
+    check([(130, 130), (1, 1), (70, 3), (0, 0), (200, 100), (33, 1)], heads, head_dim, 16, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("soft_cap", [None, 0.5])
+@pytest.mark.parametrize("window", [1, 5, 64, 65, 1000])
+def test_window_and_soft_cap(window: int, soft_cap: float | None, dtype: torch.dtype) -> None:
+    check([(150, 150), (150, 1), (150, 2), (7, 7)], "4 to 1", 64, 16, dtype, window=window, soft_cap=soft_cap)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("sequence", [(1000, 1), (1000, 2), (129, 1)])
+def test_a_lone_sequence_is_split_over_threads(sequence: tuple[int, int], threads: int, dtype: torch.dtype) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        check([sequence], "4 to 1", 64, 16, dtype)
+        check([sequence], "all to 1", 64, 16, dtype, window=300)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_more_query_heads_to_a_kv_head_than_rows_of_a_tile() -> None:
+    check([(40, 1), (40, 3)], "130 to 1", 16, 16, torch.float32)
+
+
+def test_queries_inside_a_wider_tensor() -> None:
+    """As they are when the projections of q, k and v are one."""
+    paged = make_paged([20, 9], 2, 64, 16, torch.float32, torch.device("cpu"))
+    q = torch.randn(2, 12, 64)[:, :8]
+    starts = torch.tensor([0, 1, 2], dtype=torch.int32)
+    found = paged_attention(q, *paged.cache, starts, scale=SCALE)
+    rows = [plain_attention(q[i : i + 1], paged.k[i], paged.v[i], scale=SCALE) for i in range(2)]
+    assert_close(found, torch.cat(rows))
+
+
+def test_large_scores_do_not_overflow() -> None:
+    paged = make_paged([90], 2, 64, 16, torch.float32, torch.device("cpu"))
+    q = 1e4 * torch.randn(1, 8, 64)
+    found = paged_attention(q, *paged.cache, torch.tensor([0, 1], dtype=torch.int32), scale=1.0)
+    assert_close(found, plain_attention(q, paged.k[0], paged.v[0], scale=1.0))

@@ -1,0 +1,124 @@
+"""Building and finding the library of native kernels."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kvlab.attention.base import AttentionSpec
+from kvlab.attention.registry import default_registry
+from kvlab.errors import BackendError, KernelError
+from kvlab.kernels.cpu import library
+
+SPEC = AttentionSpec(4, 2, 16, 0.25, "bfloat16", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own, and the instruction set that compiles fastest."""
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("KVLAB_CPU_ARCH", "x86-64")
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def broken_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    compiler = tmp_path / "broken-c++"
+    compiler.write_text("#!/bin/sh\necho 'the disk is on fire' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    return compiler
+
+
+@pytest.fixture
+def needs_compiler() -> None:
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler")
+
+
+@pytest.mark.usefixtures("needs_compiler")
+def test_is_compiled_once_and_then_found(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library.load()
+    built = list(cache.iterdir())
+    assert [path.suffix for path in built] == [".so"]
+    library._attempt.cache_clear()
+    monkeypatch.setattr(library, "_build", lambda *_: pytest.fail("built again"))
+    library.load()
+
+
+@pytest.mark.usefixtures("needs_compiler")
+def test_a_library_that_cannot_be_loaded_is_built_again(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library.load()
+    (built,) = cache.iterdir()
+    spoiled = tmp_path / "spoiled" / built.name
+    spoiled.parent.mkdir()
+    spoiled.write_bytes(b"cut off")
+    monkeypatch.setenv("KVLAB_CACHE", str(spoiled.parent))
+    library.load()
+    assert spoiled.stat().st_size > 1000
+
+
+@pytest.mark.usefixtures("needs_compiler")
+def test_another_machine_another_library(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library.load()
+    monkeypatch.setattr(library, "_cpu", lambda: "another processor")
+    library._attempt.cache_clear()
+    library.load()
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_without_a_compiler_auto_takes_the_next_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        assert [default_registry().select(SPEC).name for _ in range(3)] == ["sdpa"] * 3
+    (message,) = caplog.messages
+    assert "no C++ compiler" in message
+    assert "CXX" in message
+
+
+def test_chosen_by_name_it_is_refused_with_the_compilers_words(broken_compiler: Path) -> None:
+    with pytest.raises(BackendError, match="attention=cpu cannot run here") as refusal:
+        default_registry().select(SPEC, "cpu")
+    assert str(broken_compiler) in str(refusal.value)
+    assert "the disk is on fire" in str(refusal.value)
+
+
+def test_a_failed_build_leaves_nothing(broken_compiler: Path, cache: Path) -> None:
+    with pytest.raises(KernelError):
+        library.load()
+    assert list(cache.iterdir()) == []
+
+
+def test_a_compiler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(KernelError, match="CXX=no-such-compiler: there is no such compiler"):
+        library.load()
+
+
+@pytest.mark.usefixtures("needs_compiler")
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "file"))
+    with pytest.raises(KernelError, match="KVLAB_CACHE names another folder"):
+        library.load()
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (AttentionSpec(4, 2, 16, 0.25, "float16", "cpu"), "not float16"),
+        (AttentionSpec(4, 2, 16, 0.25, "float32", "cuda"), "not on cuda"),
+        (AttentionSpec(4, 2, 16, 0.25, "float32", "cpu", causal=False), "only causal"),
+    ],
+)
+def test_what_it_does_not_compute(spec: AttentionSpec, reason: str) -> None:
+    with pytest.raises(BackendError, match=reason):
+        default_registry().select(spec, "cpu")
