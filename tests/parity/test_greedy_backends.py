@@ -1,0 +1,48 @@
+"""Every backend, contiguous and paged, gives a family's tiny model the same greedy tokens on burst16 (float32)."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+import src.run
+from kvlab.attention.registry import default_registry
+from kvlab.errors import BackendError
+from kvlab.lab.build import build_engine, plan_run
+from kvlab.lab.drive import drive
+
+FAMILIES = ("llama_tiny", "qwen2_tiny", "qwen3_tiny", "gemma3_tiny")
+# The readable backends and the interpreted kernels are slow: here they get shorter prompts and answers.
+# KVLAB_WHOLE_BURST=1 gives them the whole workload.
+_SLOW = ("triton", "safe_softmax", "online_softmax")
+_SHORT = ("workload.prompt_len.min=20", "workload.prompt_len.max=60", "workload.output_len.min=3",
+          "workload.output_len.max=6")  # fmt: skip
+
+
+@cache
+def greedy_tokens(model: str, kv: str, backend: str, *, short: bool) -> list[list[int]]:
+    overrides = [f"model={model}", f"kv={kv}", f"attention={backend}", "workload=burst16", "executor.dtype=float32"]
+    with initialize_config_dir(str(src.run.ROOT / "conf"), version_base="1.3"):
+        config = OmegaConf.to_object(compose("run", [*overrides, *(_SHORT if short else ())]))
+    try:
+        plan = plan_run(config)
+    except BackendError as error:
+        pytest.skip(str(error))
+    log = drive(build_engine(plan), plan.requests)
+    return [sequence.output_token_ids for sequence in log.sequences]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", default_registry().names())
+@pytest.mark.parametrize("kv", ["contiguous", "paged"])
+@pytest.mark.parametrize("model", FAMILIES)
+def test_burst16(model: str, kv: str, backend: str) -> None:
+    short = backend in _SLOW and not os.environ.get("KVLAB_WHOLE_BURST")
+    expected = greedy_tokens(model, "paged", "concat", short=short)
+    assert len(expected) == 16
+    assert len({tuple(tokens) for tokens in expected}) == 16  # the model does listen to its prompt
+    assert greedy_tokens(model, kv, backend, short=short) == expected
