@@ -32,7 +32,7 @@ from kvlab.kv.view import CacheView
 KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 128, 16
 COLD_BYTES = 256 * 2**20  # K and V of all layers: more than a processor's caches hold
 ORACLE = "concat"
-PATIENCE_S = 20.0  # a backend slower than this in one case is not measured again there
+PATIENCE_S = 5.0  # a backend slower than this in one case is not measured again there
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@
 #include "simd.hpp"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -71,7 +72,7 @@ struct Problem {
 // keys [first_key, last_key). A decoding sequence's heads go together: a block holds them one behind the other.
 struct Item {
     int sequence, first_head, last_head, first_query, last_query, first_key, last_key;
-    int partial;  // where its unfinished result goes; -1: it covers all keys and writes the output
+    int partial;  // the first row of its unfinished result; -1: it covers all keys and writes the output
 };
 
 // The items that a long one was split into: `count` of them, one behind the other from `first`.
@@ -82,7 +83,7 @@ struct Split {
 struct Work {
     std::vector<Item> items;
     std::vector<Split> splits;
-    int partials = 0;
+    int partial_rows = 0;
 };
 
 template <class Type>
@@ -528,7 +529,7 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
                          scratch.sums + head * rows * shape.channels);
     }
 
-    float* partial = partials + int64_t(item.partial) * problem.rows_at_once() * (shape.channels + 2);
+    float* partial = partials + int64_t(item.partial) * (shape.channels + 2);
     auto* out = static_cast<Element*>(problem.out);
     for (int head = 0; head < heads; ++head)
         for (int row = 0; row < rows; ++row) {
@@ -558,7 +559,7 @@ void combine(const Problem& problem, const Shape<Type>& shape, const Item* parts
     for (int state = 0; state < heads * rows; ++state) {
         const int head = state / rows, row = state % rows;
         const auto part = [&](int i) {
-            return partials + (int64_t(parts[i].partial) * problem.rows_at_once() + state) * stride;
+            return partials + int64_t(parts[i].partial + state) * stride;
         };
         float most = HIDDEN, total = 0;
         for (int i = 0; i < count; ++i) most = std::max(most, part(i)[0]);
@@ -607,7 +608,8 @@ Work divide(const Problem& problem, int threads) {
             Item part = item;
             part.first_key = key;
             part.last_key = std::min(key + span, item.last_key);
-            part.partial = work.partials++;
+            part.partial = work.partial_rows;
+            work.partial_rows += (item.last_head - item.first_head) * (item.last_query - item.first_query) * problem.group();
             work.items.push_back(part);
         }
     }
@@ -619,7 +621,7 @@ void run(const Problem& problem, int threads) {
     const Shape<Type> shape(problem.head_dim);
     const Work work = divide(problem, threads);
     const auto& items = work.items;
-    std::vector<float> partials(int64_t(work.partials) * problem.rows_at_once() * (shape.channels + 2));
+    const std::unique_ptr<float[]> partials(new float[int64_t(work.partial_rows) * (shape.channels + 2)]);
 
     // The longest first, so that no thread is left alone with one at the end.
     std::vector<int> order(items.size());
@@ -633,10 +635,10 @@ void run(const Problem& problem, int threads) {
     {
         scratch.fit(shape, problem.rows_at_once());
 #pragma omp for schedule(dynamic, 1)
-        for (size_t i = 0; i < order.size(); ++i) attend<Type>(problem, shape, items[order[i]], partials.data());
+        for (size_t i = 0; i < order.size(); ++i) attend<Type>(problem, shape, items[order[i]], partials.get());
 #pragma omp for schedule(dynamic, 1)
         for (size_t i = 0; i < work.splits.size(); ++i)
-            combine<Type>(problem, shape, &items[work.splits[i].first], work.splits[i].count, partials.data());
+            combine<Type>(problem, shape, &items[work.splits[i].first], work.splits[i].count, partials.get());
     }
 }
 
