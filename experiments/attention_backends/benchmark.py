@@ -32,6 +32,7 @@ from kvlab.kv.view import CacheView
 KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 128, 16
 COLD_BYTES = 256 * 2**20  # K and V of all layers: more than a processor's caches hold
 ORACLE = "concat"
+PAUSE_CYCLES = 2_000_000  # of a GPU: about a millisecond
 PATIENCE_S = 5.0  # a backend slower than this in one case is not measured again there
 
 
@@ -111,14 +112,18 @@ class Gather:
 
 
 def seconds(call: Callable[[], object], device: str) -> float:
-    """How long one call takes, the device's work included."""
-    if device != "cpu":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
+    """How long one call takes. On a GPU its time there, behind a pause in which the host launches it."""
+    if device == "cpu":
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(PAUSE_CYCLES)
+    begin.record()
     call()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1000
 
 
 def make_view(case: Case, dtype: str, device: str) -> CacheView:
@@ -160,22 +165,15 @@ def measure(
             print(error)
     expected = registry.select(spec, ORACLE).forward(q, view, 0, spec).float()
     errors, times = {}, {name: [] for name in backends}
-    first = {}
-    for name, backend in backends.items():  # and warm up
-        found = torch.empty(0)
-
-        def call(backend: AttentionBackend = backend) -> None:
-            nonlocal found
-            found = backend.forward(q, view, 0, spec)
-
-        first[name] = seconds(call, device)
-        errors[name] = float((found.float() - expected).abs().max() / expected.abs().max())
+    for name, backend in backends.items():  # and warm up, which may compile a kernel
+        found = backend.forward(q, view, 0, spec).float()
+        errors[name] = float((found - expected).abs().max() / expected.abs().max())
     bandwidths = []
     layers = view.storage.spec.num_layers
     for turn in range(rounds):
         bandwidths.append(probe())
         for name, backend in backends.items():
-            if turn and first[name] > PATIENCE_S / rounds:
+            if turn and times[name][0] > PATIENCE_S / rounds:
                 continue
             layer = (turn + 1) % layers
             times[name].append(seconds(lambda b=backend, at=layer: b.forward(q, view, at, spec), device))

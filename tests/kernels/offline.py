@@ -82,6 +82,8 @@ def attention_cases() -> Iterator[tuple[torch.dtype, int, int, int, dict[str, An
         yield torch.bfloat16, 4, head_dim, 16, {}
         yield torch.float32, 4, head_dim, 16, {}
     yield torch.float16, 4, 128, 16, {}
+    yield torch.float32, 4, 32, 16, {"window": 32}
+    yield torch.bfloat16, 4, 128, 4096, {}
     for dtype in (torch.bfloat16, torch.float32):
         yield dtype, 1, 128, 16, {}
         yield dtype, 3, 128, 24, {"window": 100}

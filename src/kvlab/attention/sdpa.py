@@ -41,7 +41,8 @@ class SdpaAttention:
                 # The group's heads stand where queries stand: one query token needs no mask.
                 heads = q[rows].view(1, kv_heads, group, head_dim)
                 result = scaled_dot_product_attention(heads, k[None], v[None], scale=spec.scale)
-                out[rows] = result.view(1, spec.num_heads, head_dim)
+                # On a GPU the heads of a result may lie further apart than its queries.
+                out[rows] = result.reshape(1, spec.num_heads, head_dim)
                 continue
             shape = (kv_heads, group, k.shape[1], head_dim)
             grouped = q[rows].view(new, kv_heads, group, head_dim).permute(1, 2, 0, 3)

@@ -149,6 +149,9 @@ class CacheView:
 
     def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Scatter the step's K and V `[T, kv_heads, head_dim]` of one layer into the blocks."""
+        if self.storage.has_kernels:
+            self.storage.scatter(layer, self.slot_mapping, k, v)
+            return
         rows, blocks, offsets = self._write_index
         if rows is not None:
             k, v = k[rows], v[rows]
@@ -205,4 +208,5 @@ class CacheView:
         self._open = False
 
     def _to_device(self, array: NDArray[np.int64] | NDArray[np.int32]) -> torch.Tensor:
+        # The array may go at once: CUDA returns from copying pageable memory when it has been read.
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)

@@ -11,7 +11,7 @@ from kvlab.attention.base import AttentionBackend, AttentionSpec
 from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig
 from kvlab.models.layers import ACTIVATIONS, Linear, RMSNorm
-from kvlab.models.rope import RotaryEmbedding, rotate
+from kvlab.models.rope import RotaryEmbedding, rotate_both
 from kvlab.models.weights import WeightSource
 
 
@@ -55,8 +55,9 @@ class Attention:
         q, k, v = torch.split(heads, [self._heads, self._kv_heads, self._kv_heads], dim=1)
         if self._q_norm is not None and self._k_norm is not None:
             q, k = self._q_norm(q), self._k_norm(k)
-        view.update(self._layer, rotate(k, *angles), v)
-        out = backend.forward(rotate(q, *angles), view, self._layer, spec)
+        q, k = rotate_both(q, k, *angles)
+        view.update(self._layer, k, v)
+        out = backend.forward(q, view, self._layer, spec)
         return self._out(out.view(len(x), -1))
 
 

@@ -1,0 +1,87 @@
+"""`make gpu` where there is no GPU: all its parts in small, with nothing installed but what a GPU machine has."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+# What kvlab wants and a GPU machine lacks; filelock comes with transformers.
+NOT_THERE = ("hydra", "hypothesis", "matplotlib", "mlflow", "omegaconf", "psutil", "pyarrow", "pytest_bdd", "rich")
+BLOCKER = """
+from importlib.machinery import PathFinder
+
+find = PathFinder.find_spec
+
+class Lean:
+    @classmethod
+    def find_spec(cls, name, *rest):
+        return None if name.partition(".")[0] in {names!r} else find(name, *rest)
+
+PathFinder.find_spec = Lean.find_spec
+"""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the whole of it would run"),
+]
+
+
+def run(directory: Path, *arguments: str, absent: tuple[str, ...] = NOT_THERE) -> tuple[int, str, dict[str, Any]]:
+    """Exit status, what comes before the last line of output, and that line's JSON."""
+    (directory / "sitecustomize.py").write_text(BLOCKER.format(names=absent))
+    path = os.pathsep.join([str(directory), str(ROOT / "src")])
+    command = [sys.executable, "-m", "experiments.gpu.run", *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300
+    )
+    table, _, report = done.stdout.strip().rpartition("\n")
+    assert report.startswith("{"), done.stderr
+    return done.returncode, table, json.loads(report)
+
+
+def test_every_part_in_small(tmp_path: Path) -> None:
+    status, table, report = run(tmp_path, "--select", "one_layer or test_nobody")
+    assert (status, report["ok"]) == (0, True), table
+    assert (report["device"], report["reduced"]) == ("cpu (interpreted)", True)
+    assert "reduced form, kernels interpreted on a CPU" in table.splitlines()[0]
+    parts = report["parts"]
+    assert {name: part["status"] for name, part in parts.items()} == dict.fromkeys(parts, "ok")
+    assert list(parts) == ["kernels", "attention", "parity", "serving"]
+    assert parts["kernels"]["rows"][0]["figures"]["passed"] >= 3
+    decode = next(row["figures"] for row in parts["attention"]["rows"] if "triton" in row["case"])
+    assert decode["kv_bytes"] == 2 * 48 * 8 * 128 * 2 * 2
+    for row in parts["parity"]["rows"][1:]:
+        assert row["figures"]["different"] == []
+        assert row["figures"]["logit_error"] < 1e-4
+    contiguous, paged = (row["figures"] for row in parts["serving"]["rows"])
+    assert contiguous["kv_bytes"] == paged["kv_bytes"]
+    assert paged["peak_running"] > contiguous["peak_running"] == 2
+    assert paged["completed"] == contiguous["completed"] == paged["requests"]
+
+
+def test_a_part_that_fails_stops_no_other(tmp_path: Path) -> None:
+    absent = (*NOT_THERE, "transformers")
+    status, table, report = run(tmp_path, "--parts", "kernels,parity", "--select", "absent", absent=absent)
+    assert (status, report["ok"]) == (1, False)
+    kernels, parity = (report["parts"][name] for name in ("kernels", "parity"))
+    assert (kernels["status"], kernels["rows"][0]["ok"]) == ("failed", False)
+    assert "| kernels | selected tests | FAILED: 0 passed" in table
+    # What came before the failure is kept.
+    assert (parity["status"], parity["rows"][0]["ok"]) == ("failed", True)
+    assert "No module named 'transformers'" in parity["error"]
+    assert "| parity |  | FAILED, " in table
+
+
+def test_what_the_budget_has_no_time_for_is_skipped(tmp_path: Path) -> None:
+    status, table, report = run(tmp_path, "--budget", "10")
+    assert status == 1
+    assert {part["status"] for part in report["parts"].values()} == {"skipped"}
+    assert "| serving |  | SKIPPED, 0 s, may take 120 s, and " in table
