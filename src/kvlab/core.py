@@ -10,7 +10,7 @@ from typing import NamedTuple
 class FinishReason(StrEnum):
     """Why a sequence ended."""
 
-    STOP = "stop"  # it produced an end-of-sequence or stop token
+    STOP = "stop"  # it produced an end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # it produced `max_tokens` tokens
     ABORTED = "aborted"  # its user took it back
     FAILED = "failed"  # the step it was in failed
@@ -29,7 +29,9 @@ class SamplingParams:
     """How tokens are picked, and when to stop.
 
     `temperature` 0 is greedy. With `seed`, a sampled request's tokens depend on nothing but the request. `n`
-    samples are drawn of one prompt, which is computed once.
+    samples are drawn of one prompt, which is computed once. The order is repetition penalty, stop tokens barred
+    below `min_tokens`, temperature, `top_k`, `top_p`, `min_p`. The output's text, where the engine has a
+    detokenizer, ends before the first of the `stop` strings.
     """
 
     max_tokens: int
@@ -38,6 +40,22 @@ class SamplingParams:
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     n: int = 1
+    top_k: int = 0  # only the k most likely tokens; 0: all
+    top_p: float = 1.0  # only the most likely tokens that together have this probability (Holtzman et al., 2020)
+    min_p: float = 0.0  # only tokens at least this often as likely as the most likely (Nguyen et al., 2024)
+    repetition_penalty: float = 1.0  # of tokens in prompt or output; above 1 discourages (Keskar et al., 2019)
+    logprobs: int | None = None  # how many alternatives to report with each token's log-probability
+    min_tokens: int = 0  # before that many, stop tokens are not sampled and stop strings do not stop
+    stop: tuple[str, ...] = ()
+
+
+class TokenLogprobs(NamedTuple):
+    """The natural logarithm of a sampled token's probability by the model itself, before anything in
+    SamplingParams changed it, and the most likely tokens with theirs.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +96,7 @@ class Sequence:
     token_ids: list[int] = field(default_factory=list)
     index: int = 0
     siblings: list[Sequence] = field(default_factory=list)
+    stop_token_ids: frozenset[int] = frozenset()  # those of the request, and the model's unless it ignores them
     num_computed: int = 0
     slot: int | None = None
     status: SequenceStatus = SequenceStatus.WAITING
@@ -89,6 +108,9 @@ class Sequence:
     high_water: int = 0  # the largest num_computed reached so far
     scheduled_s: float | None = None  # first admitted
     token_times_s: list[float] = field(default_factory=list)  # when each output token was there
+    text: str = ""  # of the output, as far as it was told
+    next_logprobs: TokenLogprobs | None = None  # the sampler's, of the token about to be appended
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each output token, where asked for
     finished_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -157,13 +179,19 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step gave one request: a token, an end, or both."""
+    """What a step gave one request: a token, an end, or both.
+
+    `text` is what can be told since the last output: it lags behind the tokens while a character is incomplete,
+    or while it may yet turn out to be part of a stop string.
+    """
 
     request_id: str
     token_id: int | None
     finish_reason: FinishReason | None = None
     error: str | None = None
     index: int = 0  # which of the request's samples
+    text: str = ""
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,9 @@ from kvlab.core import (
 )
 from kvlab.engine.clock import Clock
 from kvlab.engine.executor import Executor
+from kvlab.engine.refusal import check_sampling
 from kvlab.engine.scheduler.base import Scheduler
+from kvlab.engine.text import Detokenizer, TextStream
 from kvlab.errors import OutOfBlocksError, RequestRefusedError
 from kvlab.kv.protocol import CachePoolProtocol
 from kvlab.kv.view import CacheView
@@ -30,8 +32,8 @@ class Engine:
     """Serves requests from one pool with one scheduler and one executor.
 
     `eos_token_ids` end a sequence whose request does not ignore them; prompts with ids outside `vocab_size` are
-    refused. Engines share nothing: several can live
-    in one process.
+    refused; with a `detokenize`, outputs carry text and requests may have stop strings. Engines share nothing:
+    several can live in one process.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Engine:
         *,
         eos_token_ids: tuple[int, ...] = (),
         vocab_size: int | None = None,
+        detokenize: Detokenizer | None = None,
     ) -> None:
         self.pool = pool
         self.scheduler = scheduler
@@ -50,8 +53,10 @@ class Engine:
         self._executor = executor
         self._eos = frozenset(eos_token_ids)
         self._vocab_size = vocab_size
+        self._detokenize = detokenize
         self._live: dict[str, list[Sequence]] = {}  # the sequences of each request that have not ended
         self._sinks: dict[str, Sink] = {}
+        self._texts: dict[Sequence, TextStream] = {}  # of the live sequences, with a detokenizer
         self._steps = 0
         self._seeds = random.Random()
 
@@ -76,12 +81,12 @@ class Engine:
                     f"request {request.request_id!r}: token id {low if low < 0 else high} is outside the "
                     f"vocabulary of {self._vocab_size}"
                 )
-        if request.sampling.max_tokens < 1:
-            raise RequestRefusedError(
-                f"request {request.request_id!r}: max_tokens={request.sampling.max_tokens}; at least 1"
-            )
-        if request.sampling.n < 1:
-            raise RequestRefusedError(f"request {request.request_id!r}: n={request.sampling.n}; at least 1 sample")
+        check_sampling(
+            request.request_id,
+            request.sampling,
+            vocab_size=self._vocab_size,
+            has_text=self._detokenize is not None,
+        )
         if request.max_total_tokens > self.pool.max_sequence_tokens:
             raise RequestRefusedError(
                 f"request {request.request_id!r}: {len(request.prompt_token_ids)} prompt tokens + "
@@ -91,9 +96,22 @@ class Engine:
         if request.sampling.seed is None:
             sampling = replace(request.sampling, seed=self._seeds.getrandbits(40))
             request = replace(request, sampling=sampling)
-        sequence = Sequence(request)
-        sequence.siblings = [Sequence(request, index=index) for index in range(1, request.sampling.n)]
-        self._live[request.request_id] = [sequence, *sequence.siblings]
+        stops = frozenset(request.sampling.stop_token_ids)
+        if not request.sampling.ignore_eos:
+            stops |= self._eos
+        sequence, *others = (
+            Sequence(request, index=index, stop_token_ids=stops) for index in range(request.sampling.n)
+        )
+        sequence.siblings = others
+        self._live[request.request_id] = [sequence, *others]
+        if self._detokenize is not None:
+            for each in (sequence, *others):
+                self._texts[each] = TextStream(
+                    self._detokenize,
+                    request.prompt_token_ids,
+                    request.sampling.stop,
+                    request.sampling.min_tokens,
+                )
         if sink is not None:
             self._sinks[request.request_id] = sink
         self.scheduler.add(sequence)
@@ -289,30 +307,51 @@ class Engine:
     def _append(self, sequence: Sequence, token: int, now: float) -> None:
         sequence.token_ids.append(token)
         sequence.token_times_s.append(now)
-        sampling = sequence.request.sampling
-        if token in sampling.stop_token_ids or (token in self._eos and not sampling.ignore_eos):
+        if sequence.next_logprobs is not None:
+            sequence.logprobs.append(sequence.next_logprobs)
+            sequence.next_logprobs = None
+        if token in sequence.stop_token_ids:
             self._finish(sequence, FinishReason.STOP, token=token)
-        elif sequence.num_output_tokens >= sampling.max_tokens:
-            self._finish(sequence, FinishReason.LENGTH, token=token)
+            return
+        text, stopped = "", False
+        if self._detokenize is not None:
+            try:
+                text, stopped = self._texts[sequence].add(token)
+            except Exception as error:
+                reason = f"its detokenizer raised {type(error).__name__}: {error}"
+                self._finish(sequence, FinishReason.FAILED, reason, token)
+                return
+            sequence.text += text
+        if stopped:
+            self._finish(sequence, FinishReason.STOP, token=token, text=text)
+        elif sequence.num_output_tokens >= sequence.request.sampling.max_tokens:
+            self._finish(sequence, FinishReason.LENGTH, token=token, text=text)
         else:
-            self._emit(sequence, token)
+            self._emit(sequence, token, text)
 
-    def _emit(self, sequence: Sequence, token: int) -> None:
+    def _emit(self, sequence: Sequence, token: int, text: str) -> None:
         """Hand a token to the request's reader; one that raises ends its own sequence alone."""
         request_id = sequence.request.request_id
         sink = self._sinks.get(request_id)
         if sink is None:
             return
+        logprobs = sequence.logprobs[-1] if sequence.logprobs else None
         try:
-            sink(StepOutput(request_id, token, index=sequence.index))
+            sink(StepOutput(request_id, token, index=sequence.index, text=text, logprobs=logprobs))
         except Exception as error:
             if sequence.finish_reason is None:
                 reader = f"its reader raised {type(error).__name__}: {error}"
                 self._finish(sequence, FinishReason.FAILED, reader)
 
     def _finish(
-        self, sequence: Sequence, reason: FinishReason, error: str | None = None, token: int | None = None
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        error: str | None = None,
+        token: int | None = None,
+        text: str = "",
     ) -> None:
+        """End a sequence; `token` and `text` are those it ended with, which its reader has not been given yet."""
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         sequence.error = error
@@ -324,9 +363,15 @@ class Engine:
         if not live:
             del self._live[request_id]
             self._sinks.pop(request_id, None)
+        if sequence in self._texts:
+            with suppress(Exception):  # a detokenizer that fails has nothing left to tell
+                rest = self._texts.pop(sequence).close()
+                sequence.text += rest
+                text += rest
+        logprobs = sequence.logprobs[-1] if token is not None and sequence.logprobs else None
         if sink is not None:  # late, since it may abort another request or submit one
             with suppress(Exception):  # the sequence has ended; its reader can do it no more harm
-                sink(StepOutput(request_id, token, reason, error, sequence.index))
+                sink(StepOutput(request_id, token, reason, error, sequence.index, text, logprobs))
         if reason is FinishReason.FAILED and not sequence.num_output_tokens:
             # Samples that were to start from this one have nothing to start from.
             for sibling in sequence.siblings:
