@@ -21,9 +21,10 @@ from kvlab.config import (
     WorkloadConfig,
 )
 from kvlab.core import FinishReason, Request
+from kvlab.engine.build import build_engine
 from kvlab.engine.engine import Engine
 from kvlab.errors import KvlabError
-from kvlab.lab.build import build_engine, plan_run
+from kvlab.lab.build import plan_run
 
 
 @dataclass

@@ -12,10 +12,11 @@ from rich.console import Console
 
 from kvlab.config import RunConfig, format_bytes
 from kvlab.core import StepRecord
+from kvlab.engine.build import build_engine
 from kvlab.engine.engine import Engine
 from kvlab.errors import AuditError, CapacityError, KvlabError, TrackingError
 from kvlab.lab.artifacts import write_artifacts
-from kvlab.lab.build import RunPlan, build_engine, plan_run
+from kvlab.lab.build import RunPlan, plan_run
 from kvlab.lab.drive import RunLog, completed, drive
 from kvlab.lab.interrupt import stop_on_signal
 from kvlab.lab.machine import describe, peak_memory
