@@ -20,6 +20,7 @@ from features.steps.attention_steps import *
 from features.steps.backend_steps import *
 from features.steps.canary_steps import *
 from features.steps.checkpoints import Checkpoints
+from features.steps.ending_steps import *
 from features.steps.engine_steps import *
 from features.steps.eviction_steps import *
 from features.steps.fork_steps import *
