@@ -150,6 +150,14 @@ class TestJsonLines:
         (request,) = build_requests(config, vocab_size=10, seed=0)
         assert (request.sampling.temperature, request.sampling.ignore_eos) == (0.7, False)
 
+    def test_a_line_may_say_how_its_tokens_are_sampled(self, path: Path) -> None:
+        said = '"temperature": 0.7, "top_p": 0.9, "seed": 5, "n": 2, "stop_token_ids": [3, 4], "ignore_eos": false'
+        first, second = read(path, f'{{"prompt_tokens": 2, "max_tokens": 4, {said}}}\n{GOOD}')
+        sampling = first.sampling
+        assert (sampling.temperature, sampling.top_p, sampling.seed, sampling.n) == (0.7, 0.9, 5, 2)
+        assert (sampling.stop_token_ids, sampling.ignore_eos, sampling.max_tokens) == ((3, 4), False, 4)
+        assert (second.sampling.temperature, second.sampling.n, second.sampling.ignore_eos) == (0.0, 1, True)
+
 
 BAD_LINES = {
     "not JSON": ("{oops", "Expecting property name"),
@@ -184,6 +192,16 @@ BAD_LINES = {
     "arrival not a number": ('{"prompt_tokens": 1, "max_tokens": 1, "arrival_s": NaN}', "arrival_s=nan: must be"),
     "arrival text": ('{"prompt_tokens": 1, "max_tokens": 1, "arrival_s": "0"}', "arrival_s='0': must be"),
     "arrival true": ('{"prompt_tokens": 1, "max_tokens": 1, "arrival_s": true}', "arrival_s=True: must be"),
+    "temperature negative": (
+        '{"prompt_tokens": 1, "max_tokens": 1, "temperature": -1}',
+        "temperature=-1; a number",
+    ),
+    "top_p text": ('{"prompt_tokens": 1, "max_tokens": 1, "top_p": "0.5"}', "top_p='0.5'; a number in (0, 1]"),
+    "stop token outside": (
+        '{"prompt_tokens": 1, "max_tokens": 1, "stop_token_ids": [100]}',
+        "stop_token_ids=(100,)",
+    ),
+    "stop strings": ('{"prompt_tokens": 1, "max_tokens": 1, "stop": ["."]}', "needs text"),
     "arrival null": ('{"prompt_tokens": 1, "max_tokens": 1, "arrival_s": null}', "arrival_s=None: must be"),
 }
 

@@ -47,7 +47,7 @@ def _first_wrong(sampling: SamplingParams, vocab_size: int | None, has_text: boo
             return name, advice
     if sampling.seed is not None and not _is_whole(sampling.seed):
         return "seed", "must be a whole number, or None for a new one"
-    if not isinstance(sampling.ignore_eos, bool):
+    if sampling.ignore_eos not in (True, False):
         return "ignore_eos", "must be true or false"
     if sampling.min_tokens > sampling.max_tokens:
         return "min_tokens", f"at most max_tokens={sampling.max_tokens}"
