@@ -61,7 +61,7 @@ class TokenLogprobs(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a user asks for. `arrival_s` is in seconds on the engine's clock. Prompts share memory only under the
-    same `salt`.
+    same `salt`. The lowest `priority` goes first, where the scheduler heeds it.
 
     A request that `follows` another is the next turn of a conversation: `prompt_token_ids` come behind the
     other's prompt and output, and `arrival_s` counts from the other's end. Who drives the engine puts it together.
@@ -73,6 +73,7 @@ class Request:
     arrival_s: float = 0.0
     salt: str | int | None = None
     follows: str | None = None
+    priority: int = 0
 
     @property
     def max_total_tokens(self) -> int:
@@ -112,15 +113,14 @@ class Sequence:
     next_logprobs: TokenLogprobs | None = None  # the sampler's, of the token about to be appended
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each output token, where asked for
     finished_s: float | None = None
+    num_prompt_tokens: int = field(init=False)
+    max_total_tokens: int = field(init=False)  # prompt and the longest output
 
     def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.request.prompt_token_ids)
+        self.max_total_tokens = self.request.max_total_tokens
         if not self.token_ids:
             self.token_ids = list(self.request.prompt_token_ids)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Length of the request's prompt."""
-        return len(self.request.prompt_token_ids)
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -140,7 +140,8 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Whether only its newest token is left to compute."""
-        return self.num_uncomputed == 1 and self.num_output_tokens > 0
+        known = len(self.token_ids)
+        return known - self.num_computed == 1 and known > self.num_prompt_tokens
 
 
 class ScheduledSequence(NamedTuple):
@@ -157,24 +158,15 @@ class ScheduledSequence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Who takes part in a step, in the order of the flat batch."""
+    """Who takes part in a forward pass, in the order of the flat batch, and how many of them get a new token."""
 
     scheduled: tuple[ScheduledSequence, ...]
+    num_samples: int
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the flat batch (T)."""
         return sum(entry.num_tokens for entry in self.scheduled)
-
-    @property
-    def num_decode_tokens(self) -> int:
-        """Tokens of sequences that decode."""
-        return sum(1 for entry in self.scheduled if entry.sequence.is_decoding)
-
-    @property
-    def num_prefill_tokens(self) -> int:
-        """Tokens of prompts (and of recomputed sequences)."""
-        return self.num_tokens - self.num_decode_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,3 +220,4 @@ class StepRecord:
     recompute_hit_tokens: int  # tokens that preempted sequences found again
     schedule_ms: float
     execute_ms: float
+    failed_passes: int = 0  # forward passes that raised; those of their sequences that could were run again

@@ -11,7 +11,8 @@ from kvlab.attention.registry import default_registry
 from kvlab.config import RunConfig
 from kvlab.engine.clock import WallClock
 from kvlab.engine.engine import Engine
-from kvlab.engine.executor import TorchExecutor
+from kvlab.engine.executor import Executor, TorchExecutor
+from kvlab.engine.faults import FaultyExecutor
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.text import Detokenizer
@@ -86,10 +87,13 @@ def build_engine(plan: EnginePlan, detokenize: Detokenizer | None = None) -> Eng
         )
     else:
         pool = SlottedKVCachePool(plan.pool.num_blocks, max_seq_len, storage)
+    executor: Executor = TorchExecutor(model, Sampler(), plan.device)
+    if config.debug.faults.rate > 0:
+        executor = FaultyExecutor(executor, config.debug.faults)
     return Engine(
         pool,
         build_scheduler(config.scheduler),
-        TorchExecutor(model, Sampler(), plan.device),
+        executor,
         WallClock(),
         eos_token_ids=plan.model.eos_token_ids,
         vocab_size=plan.model.vocab_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +18,9 @@ from kvlab.core import (
     StepRecord,
 )
 from kvlab.engine.clock import Clock
+from kvlab.engine.composer import Composer, slot_of, slots_of
 from kvlab.engine.executor import Executor
+from kvlab.engine.isolation import PassRunner
 from kvlab.engine.refusal import check_sampling
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.text import Detokenizer, TextStream
@@ -25,6 +28,7 @@ from kvlab.errors import OutOfBlocksError, RequestRefusedError
 from kvlab.kv.protocol import CachePoolProtocol
 from kvlab.kv.view import CacheView
 
+_log = logging.getLogger(__name__)
 Sink = Callable[[StepOutput], None]
 
 
@@ -50,7 +54,9 @@ class Engine:
         self.pool = pool
         self.scheduler = scheduler
         self.clock = clock
-        self._executor = executor
+        self._composer = Composer(pool, scheduler, self._fail)
+        self._runner = PassRunner(pool, executor, self._account, self._fail)
+        self._recomputed = 0  # tokens of this step that had been computed before
         self._eos = frozenset(eos_token_ids)
         self._vocab_size = vocab_size
         self._detokenize = detokenize
@@ -72,6 +78,12 @@ class Engine:
         """
         if request.request_id in self._live:
             raise RequestRefusedError(f"request {request.request_id!r} is in the engine already")
+        most, line = self.scheduler.config.max_waiting_requests, self.scheduler.waiting
+        if most is not None and len({waiting.request.request_id for waiting in line}) >= most:
+            raise RequestRefusedError(
+                f"request {request.request_id!r}: {most} requests are waiting, as many as "
+                f"scheduler.max_waiting_requests={most} allows"
+            )
         if not request.prompt_token_ids:
             raise RequestRefusedError(f"request {request.request_id!r}: an empty prompt")
         if self._vocab_size is not None:
@@ -138,17 +150,17 @@ class Engine:
         retired = self.scheduler.retire()
         for sequence in retired:
             self._release(sequence)
-        self.scheduler.open_admission(start)
-        plan, preempted = self._reserve(self.scheduler.plan())
-        if not preempted:  # who enters now would take what running sequences just gave up
-            plan = self._admit(plan, start)
-        if not plan.scheduled and not retired:
+        batch = self._composer.compose(start)
+        plans = batch.plans(mixed=self.scheduler.config.mixed)
+        if not plans and not retired:
             return None
         running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
-        decode_tokens = plan.num_decode_tokens
-        view = self._view(plan)
+        views = [self._view(plan) for plan in plans]
         launched = self.clock.now()
-        recomputed = self._run(plan, view) if plan.scheduled else 0
+        self._recomputed = 0
+        failed_passes = self._runner.run(plans, views)
+        if failed_passes:
+            self._recover()
         end = self.clock.now()
         after = self.pool.stats()
         self._steps += 1
@@ -158,11 +170,11 @@ class Engine:
             end_s=end,
             running=running,
             waiting=waiting,
-            batch_seqs=len(plan.scheduled),
-            prefill_tokens=plan.num_tokens - decode_tokens,
-            decode_tokens=decode_tokens,
-            recomputed_tokens=recomputed,
-            preempted=preempted,
+            batch_seqs=sum(len(plan.scheduled) for plan in plans),
+            prefill_tokens=batch.num_prefill_tokens(),
+            decode_tokens=batch.num_decode_tokens(),
+            recomputed_tokens=self._recomputed,
+            preempted=batch.preempted,
             blocks_total=after.blocks_total,
             blocks_in_use=after.blocks_in_use,
             block_token_slots=after.block_size,
@@ -180,109 +192,54 @@ class Engine:
             recompute_hit_tokens=after.recompute_hit_tokens - before.recompute_hit_tokens,
             schedule_ms=(launched - start) * 1000,
             execute_ms=(end - launched) * 1000,
+            failed_passes=failed_passes,
         )
 
     def _view(self, plan: StepPlan) -> CacheView:
-        slots = [_slot(entry.sequence) for entry in plan.scheduled]
-        return self.pool.view(slots, [entry.num_tokens for entry in plan.scheduled])
+        slots = slots_of(sequence for sequence, _ in plan.scheduled)
+        return self.pool.view(slots, [count for _, count in plan.scheduled])
 
-    def _run(self, plan: StepPlan, view: CacheView) -> int:
-        """Compute the plan's batch; returns how many of its tokens had been computed before."""
-        try:
-            tokens = self._executor.execute(plan, view)
-        except Exception as error:  # whatever the model raised ends this step's sequences, not the engine
-            view.rollback()
-            for entry in plan.scheduled:
-                if entry.sequence.finish_reason is None:
-                    self._finish(entry.sequence, FinishReason.FAILED, f"{type(error).__name__}: {error}")
-            return 0
-        except BaseException:
-            view.rollback()
-            raise
-        view.advance()
-        return self._account(plan, tokens)
+    def _fail(self, sequence: Sequence, error: Exception | str) -> None:
+        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        self._finish(sequence, FinishReason.FAILED, text)
 
-    def _admit(self, plan: StepPlan, now: float) -> StepPlan:
-        """Let sequences enter while there are tokens in the step's budget and memory for all they have to compute.
+    def _recover(self) -> None:
+        """After a failed pass: the pool has to be sound. What is not is logged, and leaked blocks are freed."""
+        findings = self.pool.audit()
+        for finding in findings:
+            _log.error("audit after a failed pass: %s", finding)
+        if findings:
+            self.pool.reclaim_leaked_blocks()
 
-        Each is reserved at once, so that the next may share the blocks that it fills in this very step.
-        """
-        budget = self.scheduler.config.max_batched_tokens - plan.num_tokens
-        entered = []
-        free = self.pool.free_token_capacity()
-        while budget > 0 and (sequence := self.scheduler.candidate()) is not None:
-            try:
-                sequence.slot = self.pool.allocate_slot(
-                    token_ids=sequence.token_ids,
-                    salt=sequence.request.salt,
-                    keep_free=-(-self.scheduler.headroom(free) // self.pool.block_size),
-                    resumed=sequence.preemptions > 0,
-                )
-            except OutOfBlocksError:
-                break
-            self.scheduler.admit(sequence)
-            sequence.num_computed = self.pool.get_seq_len(sequence.slot)
-            if sequence.scheduled_s is None:
-                sequence.scheduled_s = now
-                sequence.cached_tokens = sequence.num_computed
-            entry = self.scheduler.chunk(sequence, budget)
-            self.pool.reserve([sequence.slot], [entry.num_tokens])
-            budget -= entry.num_tokens
-            entered.append(entry)
-        return StepPlan((*plan.scheduled, *entered))
-
-    def _reserve(self, plan: StepPlan) -> tuple[StepPlan, int]:
-        """Make room for the plan, preempting sequences until it fits. Returns what is left of the plan, and how
-        many were preempted.
-        """
-        preempted = 0
-        while plan.scheduled:
-            try:
-                self.pool.reserve(
-                    [_slot(entry.sequence) for entry in plan.scheduled],
-                    [entry.num_tokens for entry in plan.scheduled],
-                )
-            except OutOfBlocksError as error:
-                victim = self.scheduler.victim()
-                if len(self.scheduler.running) == 1:
-                    self._finish(victim, FinishReason.FAILED, str(error))
-                    plan = StepPlan(())
-                    break
-                self.pool.free_slot(_slot(victim))
-                victim.slot = None
-                victim.preemptions += 1
-                self.scheduler.preempt(victim)
-                preempted += 1
-                plan = StepPlan(tuple(e for e in plan.scheduled if e.sequence is not victim))
-            else:
-                break
-        return plan, preempted
-
-    def _account(self, plan: StepPlan, tokens: list[int]) -> int:
-        """Book what the step computed; returns how many of its tokens had been computed before."""
+    def _account(self, plan: StepPlan, tokens: list[int]) -> None:
+        """Book what a pass computed."""
         now = self.clock.now()
-        recomputed = 0
         sampled = iter(tokens)
-        grown: list[Sequence] = []
-        for entry in plan.scheduled:
-            sequence = entry.sequence
-            samples = entry.samples
-            again = max(0, min(sequence.high_water - sequence.num_computed, entry.num_tokens))
-            sequence.num_computed += entry.num_tokens
-            sequence.high_water = max(sequence.high_water, sequence.num_computed)
-            sequence.recomputed_tokens += again
-            recomputed += again
-            if not samples:
+        slots: list[int] = []
+        appended: list[int] = []
+        for sequence, count in plan.scheduled:
+            before, known = sequence.num_computed, len(sequence.token_ids)
+            sequence.num_computed = after = before + count
+            if after > sequence.high_water:
+                again = max(sequence.high_water - before, 0)
+                sequence.high_water = after
+            else:
+                again = count
+            if again:
+                sequence.recomputed_tokens += again
+                self._recomputed += again
+            if after != known:
                 continue
             token = next(sampled)
             if sequence.finish_reason is not None:  # aborted by whoever read another's token of this step
                 continue
-            if sequence.siblings and not sequence.num_output_tokens:
+            if sequence.siblings and known == sequence.num_prompt_tokens:
                 self._fork(sequence)
             self._append(sequence, token, now)
-            grown.append(sequence)
-        self.pool.extend_tokens([_slot(s) for s in grown], [s.token_ids[-1] for s in grown])
-        return recomputed
+            if sequence.slot is not None:
+                slots.append(sequence.slot)
+                appended.append(token)
+        self.pool.extend_tokens(slots, appended)
 
     def _fork(self, first: Sequence) -> None:
         """The prompt is computed: let the request's other samples start from it. Those that find no room wait at
@@ -292,7 +249,7 @@ class Engine:
         for sequence in first.siblings:
             try:
                 if self.scheduler.has_room():
-                    sequence.slot = self.pool.fork_slot(_slot(first), rerun_last=True)
+                    sequence.slot = self.pool.fork_slot(slot_of(first), rerun_last=True)
             except OutOfBlocksError:
                 pass
             if sequence.slot is None:
@@ -324,9 +281,9 @@ class Engine:
             sequence.text += text
         if stopped:
             self._finish(sequence, FinishReason.STOP, token=token, text=text)
-        elif sequence.num_output_tokens >= sequence.request.sampling.max_tokens:
+        elif len(sequence.token_ids) >= sequence.max_total_tokens:
             self._finish(sequence, FinishReason.LENGTH, token=token, text=text)
-        else:
+        elif self._sinks:
             self._emit(sequence, token, text)
 
     def _emit(self, sequence: Sequence, token: int, text: str) -> None:
@@ -380,11 +337,5 @@ class Engine:
                     self._finish(sibling, reason, error)
 
     def _release(self, sequence: Sequence) -> None:
-        self.pool.free_slot(_slot(sequence))
+        self.pool.free_slot(slot_of(sequence))
         sequence.slot = None
-
-
-def _slot(sequence: Sequence) -> int:
-    if sequence.slot is None:
-        raise RuntimeError(f"request {sequence.request.request_id!r} runs without a slot")
-    return sequence.slot

@@ -85,9 +85,10 @@ class PrefixSharing:
         contents.settled = sound
         return sound
 
-    def extend(self, slot: int, token: int) -> None:
-        """The token that a slot's next step computes, where it is not known yet."""
-        self._slots[slot].tokens.append(token)
+    def extend(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
+        """The token that each slot's next step computes, where it is not known yet."""
+        for slot, token in zip(slots, tokens, strict=True):
+            self._slots[slot].tokens.append(token)
 
     def is_pending(self, block: int) -> bool:
         """Whether a block's content is being computed by the step in preparation."""
@@ -98,26 +99,36 @@ class PrefixSharing:
         contents = self._slots[slot]
         if length > len(contents.tokens):  # it computes tokens that nobody told: from here on nothing is known
             contents.indexable = False
-        full = min(length, len(contents.tokens)) // self._tables.block_size
-        while contents.indexable and len(contents.nodes) < full:
-            entry = len(contents.nodes)
-            node = self._node(contents, entry)
-            if node is None:
+        size, first = self._tables.block_size, len(contents.nodes)
+        full = min(length, len(contents.tokens)) // size
+        if not contents.indexable or first >= full:
+            return
+        blocks = self._tables.entries[slot, first:full].tolist()
+        node = contents.nodes[-1] if contents.nodes else contents.root
+        for block, tokens in zip(blocks, self.index.split(contents.tokens[first * size : full * size]), strict=True):
+            child = self.index.extend(node, tokens)
+            if child is None:
                 contents.indexable = False
                 return
-            contents.nodes.append(node)
-            block = int(self._tables.entries[slot, entry])
-            if self._publish(node, block):
+            contents.nodes.append(child)
+            if self._publish(child, block):
                 self._pending.add(block)
+            node = child
 
     def settle(self, slot: int) -> list[tuple[int, int]]:
         """The step is done. Returns (entry, other block) for each block it filled whose content another has."""
         contents = self._slots[slot]
         duplicates = []
-        for entry in range(contents.settled, len(contents.nodes)):
-            block = int(self._tables.entries[slot, entry])
+        first, size = contents.settled, self._tables.block_size
+        blocks = self._tables.entries[slot, first : len(contents.nodes)].tolist()
+        for entry, block in enumerate(blocks, start=first):
+            if contents.nodes[entry].block == block:
+                self._pending.discard(block)
+                continue
             # What another block held when the step was prepared may have been evicted since.
-            node = self._node(contents, entry)
+            parent = contents.nodes[entry - 1] if entry else contents.root
+            (tokens,) = self.index.split(contents.tokens[entry * size : (entry + 1) * size])
+            node = self.index.extend(parent, tokens)
             if node is None:
                 del contents.nodes[entry:]
                 contents.indexable = False
@@ -144,11 +155,6 @@ class PrefixSharing:
                 retracted.append(block)
         del contents.nodes[contents.settled :]
         return retracted
-
-    def _node(self, contents: _Contents, entry: int) -> Prefix | None:
-        size = self._tables.block_size
-        parent = contents.nodes[entry - 1] if entry else contents.root
-        return self.index.extend(parent, contents.tokens[entry * size : (entry + 1) * size])
 
     def _publish(self, node: Prefix, block: int) -> bool:
         published = self.index.publish(node, block)

@@ -1,4 +1,6 @@
-"""Requests from a file of JSON lines: `arrival_s`, `prompt_token_ids` or `prompt_tokens`, `max_tokens`."""
+"""Requests from a file of JSON lines: `arrival_s`, `prompt_token_ids` or `prompt_tokens`, `max_tokens`,
+`priority`.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,13 @@ from kvlab.errors import WorkloadError
 from kvlab.workloads.prompts import make_request, random_prompt
 
 _LONGEST_PROMPT = 100_000_000  # beyond any model; a typing error must not fill the memory
-FIELDS = ("arrival_s", "prompt_token_ids", "prompt_tokens", "max_tokens")
+FIELDS = ("arrival_s", "prompt_token_ids", "prompt_tokens", "max_tokens", "priority")
 SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams) if field.name not in FIELDS)
 
 
 def read_jsonl(path: Path, config: WorkloadConfig, *, vocab_size: int, seed: int) -> list[Request]:
     """One request per line: its `max_tokens`, its prompt as `prompt_token_ids` or as a number of random
-    `prompt_tokens`, and `arrival_s` in seconds (0 if absent). Empty lines are skipped.
+    `prompt_tokens`, `arrival_s` in seconds and a `priority` (0 if absent). Empty lines are skipped.
 
     A line may have other fields of SamplingParams too, in place of what the workload says. Raises WorkloadError
     naming the file and line for anything else.
@@ -40,8 +42,8 @@ def read_jsonl(path: Path, config: WorkloadConfig, *, vocab_size: int, seed: int
             continue
         try:
             row = json.loads(line)
-            prompt, max_tokens, arrival_s = _parse(row, generator, vocab_size)
-            request = make_request(len(requests), prompt, max_tokens, arrival_s, config, seed)
+            prompt, max_tokens, arrival_s, priority = _parse(row, generator, vocab_size)
+            request = make_request(len(requests), prompt, max_tokens, arrival_s, config, seed, priority=priority)
             requests.append(_with_sampling(request, row, vocab_size))
         except (ValueError, RecursionError) as error:  # JSONDecodeError is a ValueError
             raise WorkloadError(f"{path}, line {number}: {error}") from error
@@ -50,7 +52,7 @@ def read_jsonl(path: Path, config: WorkloadConfig, *, vocab_size: int, seed: int
     return requests
 
 
-def _parse(row: Any, generator: np.random.Generator, vocab_size: int) -> tuple[tuple[int, ...], int, float]:
+def _parse(row: Any, generator: np.random.Generator, vocab_size: int) -> tuple[tuple[int, ...], int, float, int]:
     if not isinstance(row, dict):
         raise ValueError("not a JSON object")
     unknown = sorted(set(row) - set(FIELDS) - set(SAMPLING_FIELDS))
@@ -61,19 +63,22 @@ def _parse(row: Any, generator: np.random.Generator, vocab_size: int) -> tuple[t
         raise ValueError("needs either prompt_token_ids or prompt_tokens")
     max_tokens = _whole(row, "max_tokens")
     arrival_s = _seconds(row.get("arrival_s", 0.0))
+    priority = row.get("priority", 0)
+    if type(priority) is not int:
+        raise ValueError(f"priority={priority!r}: must be a whole number; the lowest goes first")
     if "prompt_tokens" in row:
         count = _whole(row, "prompt_tokens")
         if count > _LONGEST_PROMPT:
             raise ValueError(f"prompt_tokens={count}: at most {_LONGEST_PROMPT}")
         prompt = random_prompt(generator, count, vocab_size)
-        return prompt, max_tokens, arrival_s
+        return prompt, max_tokens, arrival_s, priority
     ids = row["prompt_token_ids"]
     if not isinstance(ids, list) or not ids or any(type(token) is not int for token in ids):
         raise ValueError("prompt_token_ids: must be a list of at least one token id")
     outside = next((token for token in ids if not 0 <= token < vocab_size), None)
     if outside is not None:
         raise ValueError(f"prompt_token_ids: {outside} is outside the model's vocabulary of {vocab_size}")
-    return tuple(ids), max_tokens, arrival_s
+    return tuple(ids), max_tokens, arrival_s, priority
 
 
 def _with_sampling(request: Request, row: dict[str, Any], vocab_size: int) -> Request:
