@@ -24,7 +24,7 @@ from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
 from tests.engine.support import LogicalClock
 
-VOCAB = 50_000
+VOCAB = 1_000_000  # whole numbers that float32 holds
 _SPEC = KVSpec(num_layers=1, num_kv_heads=1, head_dim=1, dtype="float32")
 
 

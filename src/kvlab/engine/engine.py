@@ -20,6 +20,7 @@ from kvlab.core import (
 from kvlab.engine.clock import Clock
 from kvlab.engine.composer import Composer, slot_of, slots_of
 from kvlab.engine.executor import Executor
+from kvlab.engine.intake import check_fits, check_line, check_prompt
 from kvlab.engine.isolation import PassRunner
 from kvlab.engine.refusal import check_sampling
 from kvlab.engine.scheduler.base import Scheduler
@@ -78,33 +79,15 @@ class Engine:
         """
         if request.request_id in self._live:
             raise RequestRefusedError(f"request {request.request_id!r} is in the engine already")
-        most, line = self.scheduler.config.max_waiting_requests, self.scheduler.waiting
-        if most is not None and len({waiting.request.request_id for waiting in line}) >= most:
-            raise RequestRefusedError(
-                f"request {request.request_id!r}: {most} requests are waiting, as many as "
-                f"scheduler.max_waiting_requests={most} allows"
-            )
-        if not request.prompt_token_ids:
-            raise RequestRefusedError(f"request {request.request_id!r}: an empty prompt")
-        if self._vocab_size is not None:
-            low, high = min(request.prompt_token_ids), max(request.prompt_token_ids)
-            if low < 0 or high >= self._vocab_size:
-                raise RequestRefusedError(
-                    f"request {request.request_id!r}: token id {low if low < 0 else high} is outside the "
-                    f"vocabulary of {self._vocab_size}"
-                )
+        check_prompt(request, self._vocab_size)
         check_sampling(
             request.request_id,
             request.sampling,
             vocab_size=self._vocab_size,
             has_text=self._detokenize is not None,
         )
-        if request.max_total_tokens > self.pool.max_sequence_tokens:
-            raise RequestRefusedError(
-                f"request {request.request_id!r}: {len(request.prompt_token_ids)} prompt tokens + "
-                f"{request.sampling.max_tokens} output tokens can never fit; the pool takes sequences of up to "
-                f"{self.pool.max_sequence_tokens} tokens"
-            )
+        check_fits(request, self.pool.max_sequence_tokens)
+        check_line(request, self.scheduler.waiting, self.scheduler.config.max_waiting_requests)
         if request.sampling.seed is None:
             sampling = replace(request.sampling, seed=self._seeds.getrandbits(40))
             request = replace(request, sampling=sampling)
