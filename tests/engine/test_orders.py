@@ -125,9 +125,25 @@ class TestPrefillFirst:
         for name in "ab":
             engine.submit(asked(name, 4, 3))
         engine.step()
-        serve(engine, asked("large", 16, 1))
-        assert [name for step in names(executor)[:3] for name in step] == ["a", "b"] * 3
-        assert sum(sequence.preemptions for sequence in engine.scheduler.running) == 0
+        large = engine.submit(asked("large", 16, 1))
+        drain(engine)
+        assert names(executor) == [["a", "b"]] * 3 + [["large"]]
+        assert large.preemptions == 0
+
+    def test_who_is_preempted_after_its_chunk_was_planned_is_not_in_the_step(self) -> None:
+        executor = TableExecutor()
+        engine = table_engine(
+            table_pool(8), executor, order="prefill_first", long_prefill_threshold=4, admission_reserve=0.0
+        )
+        decodes = engine.submit(asked("decodes", 4, 20))
+        engine.step()
+        prefills = engine.submit(asked("prefills", 24, 3))
+        while not prefills.preemptions:
+            engine.step()
+        assert names(executor)[-2:] == [["prefills", "decodes"], ["decodes"]]
+        drain(engine)
+        for sequence in (decodes, prefills):
+            assert sequence.output_token_ids == undisturbed(sequence.request)
 
 
 class TestDecodeRoundRobin:
