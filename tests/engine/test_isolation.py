@@ -181,9 +181,7 @@ def test_a_sequence_that_counted_on_the_blocks_of_the_culprit_computes_them_itse
     executor = Trap(poisoned("r0"))
     engine = table_engine(table_pool(60, sharing=True), executor)
     prompt = tuple(range(20))
-    sequences = [
-        engine.submit(Request(f"r{number}", (*prompt, number), SamplingParams(5))) for number in range(4)
-    ]
+    sequences = [engine.submit(Request(f"r{number}", (*prompt, number), SamplingParams(5))) for number in range(4)]
     drain(engine)
     assert_only_failed(sequences, "r0")
     assert executor.errors == []

@@ -15,9 +15,7 @@ from tests.engine.table import TableExecutor, table_engine, table_pool, table_sl
 
 def asked(name: str, prompt_len: int, max_tokens: int, priority: int = 0) -> Request:
     first = sum(map(ord, name)) * 100
-    return Request(
-        name, tuple(range(first, first + prompt_len)), SamplingParams(max_tokens), priority=priority
-    )
+    return Request(name, tuple(range(first, first + prompt_len)), SamplingParams(max_tokens), priority=priority)
 
 
 def names(executor: TableExecutor) -> list[list[str]]:
@@ -90,9 +88,7 @@ class TestPriority:
 
     def test_means_nothing_under_another_order(self) -> None:
         executor = TableExecutor()
-        serve(
-            table_engine(table_pool(40), executor, max_batch_size=1), asked("a", 4, 2, 5), asked("b", 4, 2, 0)
-        )
+        serve(table_engine(table_pool(40), executor, max_batch_size=1), asked("a", 4, 2, 5), asked("b", 4, 2, 0))
         assert first_steps(executor) == ["a", "b"]
 
 

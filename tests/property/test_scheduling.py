@@ -199,7 +199,9 @@ def test_any_load_in_any_memory_under_any_policy(
     st.lists(asks, min_size=1, max_size=9),
     pools(),
     schedulers(),
-    st.builds(FaultsConfig, st.sampled_from(["forward", "sampler", "sequence", "any"]), st.just(0.15), st.integers(0, 99)),
+    st.builds(
+        FaultsConfig, st.sampled_from(["forward", "sampler", "sequence", "any"]), st.just(0.15), st.integers(0, 99)
+    ),
 )
 def test_with_faults_the_healthy_get_their_tokens_and_nothing_is_lost(
     asked: list[Ask], pool: KVCachePool, config: SchedulerConfig, faults: FaultsConfig
