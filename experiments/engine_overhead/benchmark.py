@@ -3,9 +3,9 @@ once.
 
     python -m experiments.engine_overhead.benchmark [--running 64 256 2048] [--steps 1000] [--cpu-time]
 
-Sequences of 2,000 tokens on average (prompts of 1,744, then 512 tokens of output); whoever ends is replaced at once,
-so that steps decode, prefill in chunks, admit and retire as in service. The view's tensors are built as a model would have
-them built. A pool without tensors of its own.
+Sequences of 2,000 tokens on average (prompts of 1,744, then 512 tokens of output); whoever ends is replaced at
+once, so that steps decode, prefill in chunks, admit and retire as in service. The view's tensors are built as a
+model would have them built. A pool without tensors of its own.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def main() -> None:
     arguments = parser.parse_args()
     clock = time.thread_time if arguments.cpu_time else time.perf_counter
     print(f"{describe('cpu')}; {arguments.steps} steps each, {time.strftime('%Y-%m-%d')}\n")
-    print("| running | prefix sharing | p50, ms | p99, ms | at most, ms | p50 per sequence, µs | limit for p99, ms |")
+    print(
+        "| running | prefix sharing | p50, ms | p99, ms | at most, ms | p50 per sequence, µs | limit for p99, ms |"
+    )
     print("|---|---|---|---|---|---|---|")
     for running in arguments.running:
         for sharing in (True, False):

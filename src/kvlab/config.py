@@ -228,8 +228,8 @@ class ExecutorConfig:
 
 @dataclass
 class LengthConfig:
-    """A length in tokens between two bounds, both included: uniform, or log-normal with its `median` and the `sigma`
-    of its logarithm, cut off at the bounds.
+    """A length in tokens between two bounds, both included: uniform, or log-normal with its `median` and the
+    `sigma` of its logarithm, cut off at the bounds.
     """
 
     min: int = 1

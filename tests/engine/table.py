@@ -1,4 +1,4 @@
-"""A model that is a table: the next token is a checksum of all tokens before it, read back from the pool's memory."""
+"""A model that is a table: the next token is a checksum of all tokens before it, read back from memory."""
 
 from __future__ import annotations
 

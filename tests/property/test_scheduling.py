@@ -1,4 +1,4 @@
-"""Whatever comes, in whatever memory, under whatever policy: each accepted request ends once, with its own tokens."""
+"""Whatever comes, in whatever memory, under whatever policy: each request ends once, with its own tokens."""
 
 from __future__ import annotations
 

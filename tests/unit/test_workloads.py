@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,33 @@ class TestSynthetic:
     def test_one_request_more_leaves_the_others_as_they_are(self) -> None:
         fewer, more = (build_requests(synthetic(num_requests=n), vocab_size=1000, seed=7) for n in (12, 13))
         assert more[:12] == fewer
+
+    def test_lengths_with_a_heavy_tail(self) -> None:
+        tail = LengthConfig(1, 512, "lognormal", median=64, sigma=1.2)
+        requests = build_requests(synthetic(num_requests=2000, output_len=tail), vocab_size=10, seed=7)
+        lengths = sorted(r.sampling.max_tokens for r in requests)
+        assert lengths[0] >= 1
+        assert lengths[-1] == 512  # cut off
+        assert lengths[1000] == pytest.approx(64, rel=0.1)
+        assert lengths[round(2000 * 0.841)] == pytest.approx(64 * math.exp(1.2), rel=0.15)  # a sigma above
+        assert lengths[round(2000 * 0.159)] == pytest.approx(64 / math.exp(1.2), rel=0.15)
+
+    def test_poisson_arrivals(self) -> None:
+        config = synthetic(num_requests=4000, arrival="poisson", rate=5.0)
+        times = [r.arrival_s for r in build_requests(config, vocab_size=10, seed=7)]
+        gaps = [later - earlier for earlier, later in pairwise(times)]
+        assert times == sorted(times)
+        assert sum(gaps) / len(gaps) == pytest.approx(0.2, rel=0.05)
+        assert sum(gap > 0.2 for gap in gaps) / len(gaps) == pytest.approx(math.exp(-1), rel=0.05)
+
+    def test_priorities_are_drawn_evenly_and_change_nothing_else(self) -> None:
+        plain, drawn = (
+            build_requests(synthetic(num_requests=900, priorities=count), vocab_size=50, seed=7) for count in (1, 3)
+        )
+        assert {r.priority for r in plain} == {0}
+        assert all(count == pytest.approx(300, rel=0.2) for count in Counter(r.priority for r in drawn).values())
+        assert [replace(r, priority=0) for r in drawn] == plain
+        assert workload_digest(plain) != workload_digest(drawn)
 
     def test_requests_have_ids_seeds_and_prompts_of_their_own(self) -> None:
         requests = build_requests(synthetic(), vocab_size=1000, seed=7)

@@ -29,8 +29,8 @@ def check_fits(request: Request, most: int) -> None:
     if prompt + output > most:
         would = f"max_tokens={most - prompt}" if prompt < most else f"a prompt of up to {most - 1} tokens"
         raise RequestRefusedError(
-            f"request {request.request_id!r}: {prompt} prompt tokens + {output} output tokens can never fit; the pool "
-            f"takes sequences of up to {most} tokens; {would} would fit"
+            f"request {request.request_id!r}: {prompt} prompt tokens + {output} output tokens can never fit; the "
+            f"pool takes sequences of up to {most} tokens; {would} would fit"
         )
 
 

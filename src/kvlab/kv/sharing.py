@@ -105,7 +105,9 @@ class PrefixSharing:
             return
         blocks = self._tables.entries[slot, first:full].tolist()
         node = contents.nodes[-1] if contents.nodes else contents.root
-        for block, tokens in zip(blocks, self.index.split(contents.tokens[first * size : full * size]), strict=True):
+        for block, tokens in zip(
+            blocks, self.index.split(contents.tokens[first * size : full * size]), strict=True
+        ):
             child = self.index.extend(node, tokens)
             if child is None:
                 contents.indexable = False

@@ -88,7 +88,9 @@ def execute(config: RunConfig, context: RunContext) -> RunResult:
             status = RunStatus.INTERRUPTED
         elif not completed(log):
             status = RunStatus.FAILED
-            engine_error = next((s.error for s in log.sequences if s.error), next(iter(log.refused), "no request completed"))
+            engine_error = next(
+                (s.error for s in log.sequences if s.error), next(iter(log.refused), "no request completed")
+            )
     except KeyboardInterrupt:
         status = RunStatus.INTERRUPTED
     except KvlabError as error:

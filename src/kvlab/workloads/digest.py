@@ -11,7 +11,9 @@ from kvlab.core import Request
 
 
 def workload_digest(requests: Sequence[Request]) -> str:
-    """16 hexadecimal digits over every request's arrival, prompt, output length, samples, priority and what it follows."""
+    """16 hexadecimal digits over every request's arrival, prompt, output length, samples, priority and what it
+    follows.
+    """
     digest = hashlib.sha256()
     for request in requests:
         sampling = request.sampling

@@ -13,8 +13,8 @@ def synthesize(config: WorkloadConfig, *, vocab_size: int, seed: int) -> list[Re
     """`num_requests` requests, or conversations of `turns` requests, with random lengths and tokens.
 
     A prompt is [system | group | own]: tokens that all share, tokens that its group shares, tokens of its own.
-    Arrivals: `burst`, all at 0; `uniform`, one every 1 / rate seconds from 0 on; `poisson`, the same on average. A conversation's later turns
-    follow the one before after `think_s`, and have tokens of their own alone.
+    Arrivals: `burst`, all at 0; `uniform`, one every 1 / rate seconds from 0 on; `poisson`, as many on average. A
+    conversation's later turns follow the one before after `think_s`, and have tokens of their own alone.
     """
     # Lengths, groups and tokens have generators of their own: another vocabulary leaves the others as they are.
     children = np.random.SeedSequence(seed).spawn(5)
