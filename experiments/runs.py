@@ -25,7 +25,7 @@ def configure(overrides: list[str]) -> RunConfig:
 
 
 def measure(config: RunConfig) -> tuple[RunPlan, RunLog, dict[str, float]]:
-    """Run it in a fresh engine. Raises AuditError if the pool is left unsound, RuntimeError if a request is lost."""
+    """Run it in a fresh engine. AuditError if the pool is unsound then, RuntimeError if a request is lost."""
     plan = plan_run(config)
     engine = build_engine(plan)
     log = drive(engine, plan.requests)
