@@ -141,7 +141,8 @@ class KVCachePool(ABC):
         self._check_demand(rows, wanted, copies)
         for slot, entry in copies:
             self._copy_on_write(slot, entry)
-        for index in np.flatnonzero(wanted > 0).tolist():
+        self._append_one(rows[wanted == 1])
+        for index in np.flatnonzero(wanted > 1).tolist():
             self._append_blocks(int(rows[index]), int(wanted[index]))
         self._reserved.update(zip(slots, new_tokens, strict=True))
         if self._sharing is not None:
@@ -152,17 +153,10 @@ class KVCachePool(ABC):
 
     def view(self, slots: Sequence[int], new_tokens: Sequence[int]) -> CacheView:
         """See CachePoolProtocol. Raises SlotError where another number of tokens was reserved."""
-        missing: list[tuple[int, int]] = []
-        if [self._reserved.get(slot) for slot in slots] != list(new_tokens):
-            for slot, count in zip(slots, new_tokens, strict=False):
-                reserved = self._reserved.get(slot)
-                if reserved is None:
-                    missing.append((slot, count))
-                elif reserved != count:
-                    raise SlotError(f"slot {slot}: {reserved} tokens were reserved for this step, not {count}")
-        rows, new = self._check_step(slots, new_tokens)
-        if missing:
-            self.reserve([slot for slot, _ in missing], [count for _, count in missing])
+        if [self._reserved.get(slot) for slot in slots] == list(new_tokens) and len(set(slots)) == len(slots):
+            rows, new = np.asarray(slots, dtype=np.int64), np.asarray(new_tokens, dtype=np.int64)
+        else:
+            rows, new = self._reserve_missing(slots, new_tokens)
         return CacheView(
             self.tables,
             self.storage,
@@ -276,6 +270,13 @@ class KVCachePool(ABC):
         self._occupancy.clear(blocks)
         self.tables.append(slot, blocks)
 
+    def _append_one(self, rows: NDArray[np.int64]) -> None:
+        """A block for each of these slots, as decoding takes them; cheaper than one by one."""
+        if len(rows):
+            blocks = [self.allocator.allocate(1, slot)[0] for slot in rows.tolist()]
+            self._occupancy.clear(blocks)
+            self.tables.append_one(rows, blocks)
+
     def _release(self, blocks: Sequence[int], owner: object) -> list[int]:
         released = self.allocator.free(blocks, owner)
         self._occupancy.release(released)
@@ -294,6 +295,20 @@ class KVCachePool(ABC):
         self._hit_tokens += hit_tokens
         if self._sharing is not None:
             self._same_step_tokens += self.block_size * sum(map(self._sharing.is_pending, hits))
+
+    def _reserve_missing(
+        self, slots: Sequence[int], new_tokens: Sequence[int]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        missing: list[tuple[int, int]] = []
+        for slot, count in zip(slots, new_tokens, strict=False):
+            reserved = self._reserved.get(slot)
+            if reserved is None:
+                missing.append((slot, count))
+            elif reserved != count:
+                raise SlotError(f"slot {slot}: {reserved} tokens were reserved for this step, not {count}")
+        rows, new = self._check_step(slots, new_tokens)
+        self.reserve([slot for slot, _ in missing], [count for _, count in missing])
+        return rows, new
 
     def _check_idle(self, slot: int) -> None:
         self.tables.check(slot)

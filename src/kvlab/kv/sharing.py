@@ -39,6 +39,7 @@ class PrefixSharing:
         self._allocator = allocator
         self._tables = tables
         self._slots: dict[int, _Contents] = {}
+        self._tokens: dict[int, list[int]] = {}  # those of `_slots`, which decoding touches in every step
         self._pending: set[int] = set()  # published, and computed by the step in preparation
 
     def open(self, slot: int, token_ids: Sequence[int], salt: Hashable, hits: int, *, known: bool) -> None:
@@ -52,6 +53,7 @@ class PrefixSharing:
                 raise RuntimeError(f"block {block} was matched but has no content")
             contents.nodes.append(node)
         self._slots[slot] = contents
+        self._tokens[slot] = contents.tokens
 
     def fork(self, slot: int, copy: int) -> None:
         """Slot `copy` was opened with the same content."""
@@ -59,11 +61,12 @@ class PrefixSharing:
         self._slots[copy] = _Contents(
             list(source.tokens), source.root, list(source.nodes), source.settled, source.indexable
         )
+        self._tokens[copy] = self._slots[copy].tokens
 
     def close(self, slot: int) -> list[int]:
         """A slot is about to be freed; returns the blocks it announced and never computed, which are taken back."""
         retracted = self.retract(slot)
-        del self._slots[slot]
+        del self._slots[slot], self._tokens[slot]
         return retracted
 
     def borrowers(self, blocks: list[int]) -> list[int]:
@@ -87,8 +90,9 @@ class PrefixSharing:
 
     def extend(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
         """The token that each slot's next step computes, where it is not known yet."""
+        lists = self._tokens
         for slot, token in zip(slots, tokens, strict=True):
-            self._slots[slot].tokens.append(token)
+            lists[slot].append(token)
 
     def is_pending(self, block: int) -> bool:
         """Whether a block's content is being computed by the step in preparation."""
