@@ -153,6 +153,12 @@ class TestJsonLines:
     def test_arrives_at_the_start_unless_it_says_otherwise(self, path: Path) -> None:
         assert [r.arrival_s for r in read(path, GOOD)] == [0.0]
 
+    def test_has_no_priority_unless_it_says_so(self, path: Path) -> None:
+        urgent = '{"prompt_tokens": 2, "max_tokens": 1, "priority": -3}'
+        assert [r.priority for r in read(path, f"{GOOD}{urgent}")] == [0, -3]
+        with pytest.raises(WorkloadError, match="line 1: priority='high': must be a whole number"):
+            read(path, urgent.replace("-3", '"high"'))
+
     def test_skips_empty_lines(self, path: Path) -> None:
         assert [r.request_id for r in read(path, f"\n{GOOD}  \n{GOOD}")] == ["r0", "r1"]
 

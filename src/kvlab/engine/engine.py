@@ -135,7 +135,7 @@ class Engine:
             self._release(sequence)
         batch = self._composer.compose(start)
         plans = batch.plans(mixed=self.scheduler.config.mixed)
-        if not plans and not retired:
+        if not plans and not retired and not batch.preempted:
             return None
         running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
         views = [self._view(plan) for plan in plans]

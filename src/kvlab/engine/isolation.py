@@ -20,8 +20,8 @@ class PassRunner:
 
     An error that names its culprits (`request_ids`) is believed. Finding one of B otherwise takes 2 log2(B) more
     passes; a fault that does not come back costs nobody anything. Where sequence after sequence fails alone and
-    nothing succeeds in between, it is not them: the rest of the pass fails without being tried. `on_done` books
-    what a pass computed, `on_failed` ends a sequence.
+    nothing succeeds in between, it is not them: then a part that fails is not divided further. `on_done` books what
+    a pass computed, `on_failed` ends a sequence.
     """
 
     def __init__(
@@ -76,24 +76,22 @@ class PassRunner:
         """End the culprits of a failed pass, and run the others again."""
         entries = plan.scheduled
         named = set(getattr(error, "request_ids", ()))
-        culprits = [e for e in entries if e.sequence.request.request_id in named]
-        if len(entries) == 1:
+        culprits = [s for s, _ in entries if s.request.request_id in named]
+        if len(entries) == 1 or self._failed_alone >= _HOPELESS:
             self._failed_alone += 1
-            culprits = list(entries)
-        elif self._failed_alone >= _HOPELESS:
-            culprits = list(entries)
-        for entry in culprits:
-            if entry.sequence.finish_reason is None:
-                self._on_failed(entry.sequence, error)
-        if culprits:
-            self._retry([entry for entry in entries if entry not in culprits])
-            return
-        middle = len(entries) // 2
-        self._retry(entries[:middle])
-        self._retry(entries[middle:])
+            culprits = [sequence for sequence, _ in entries]
+        for sequence in culprits:
+            if sequence.finish_reason is None:  # a reader may have aborted it
+                self._on_failed(sequence, error)
+        parts = 1 if culprits else 2
+        size = -(-len(entries) // parts)
+        for start in range(0, len(entries), size):
+            self._retry(entries[start : start + size])
 
     def _retry(self, entries: Sequence[ScheduledSequence]) -> None:
-        """Run entries of a pass that failed once more, as far as they have memory; others have the next step."""
+        """Run entries of a pass that failed once more, those that ended excepted. Where there is no memory (for a
+        copy of a block that was shared) they have the next step.
+        """
         again = []
         for sequence, count in entries:
             if sequence.finish_reason is None and sequence.slot is not None:
