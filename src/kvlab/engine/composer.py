@@ -82,8 +82,8 @@ class Composer:
         running = self._scheduler.running
         if self._scheduler.config.on_exhaustion == "fail" or len(running) == 1:
             entries = batch.stages[stage]
-            refused = [e.sequence for e in entries if e.sequence.slot in error.slots]
             batch.stages[stage] = [e for e in entries if e.sequence.slot not in error.slots]
+            refused = [e.sequence for e in entries if e.sequence.slot in error.slots]
             names = ", ".join(repr(sequence.request.request_id) for sequence in refused)
             for sequence in refused:
                 self._fail(sequence, f"{error}; did not fit: {names}")

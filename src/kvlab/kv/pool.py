@@ -411,10 +411,8 @@ class KVCachePool(ABC):
         self._occupancy.write(self.tables, rows, after)
         self.tables.lengths[rows] = after
         self.tables.stored[rows] = np.maximum(self.tables.stored[rows], after)
-        if len(slots) == len(self._reserved):
-            self._reserved.clear()
         for slot in slots:
-            self._reserved.pop(slot, None)
+            del self._reserved[slot]
         if self._sharing is not None:
             for index in np.flatnonzero(after // self.block_size > before // self.block_size).tolist():
                 slot = int(rows[index])
