@@ -51,7 +51,8 @@ class Service:
         self._clock = clock
         blocks = int(1.3 * running * -(-(PROMPT + OUTPUT) // BLOCK))
         pool = PagedKVCachePool(blocks, BLOCK, PROMPT + OUTPUT, prefix_sharing=sharing)
-        config = SchedulerConfig(max_batch_size=running, max_batched_tokens=9 * running, admission_reserve=0.0)
+        budget = running + min(8 * running, 8_192)
+        config = SchedulerConfig(max_batch_size=running, max_batched_tokens=budget, admission_reserve=0.0)
         self.engine = Engine(pool, build_scheduler(config), InstantExecutor(), WallClock())
         self._generator = np.random.default_rng(0)
         self._count = 0

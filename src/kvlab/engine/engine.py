@@ -200,6 +200,7 @@ class Engine:
         sampled = iter(tokens)
         slots: list[int] = []
         appended: list[int] = []
+        silent = self._detokenize is None and not self._sinks  # nobody waits for a token of this pass
         for sequence, count in plan.scheduled:
             before, known = sequence.num_computed, len(sequence.token_ids)
             sequence.num_computed = after = before + count
@@ -218,7 +219,11 @@ class Engine:
                 continue
             if sequence.siblings and known == sequence.num_prompt_tokens:
                 self._fork(sequence)
-            self._append(sequence, token, now)
+            sequence.token_ids.append(token)
+            sequence.token_times_s.append(now)
+            goes_on = known + 1 < sequence.max_total_tokens and token not in sequence.stop_token_ids
+            if not (silent and goes_on and sequence.next_logprobs is None):
+                self._tell(sequence, token)
             if sequence.slot is not None:
                 slots.append(sequence.slot)
                 appended.append(token)
@@ -244,9 +249,8 @@ class Engine:
             self.scheduler.join(sequence)
         self.scheduler.put_first(waiting)
 
-    def _append(self, sequence: Sequence, token: int, now: float) -> None:
-        sequence.token_ids.append(token)
-        sequence.token_times_s.append(now)
+    def _tell(self, sequence: Sequence, token: int) -> None:
+        """Hand out a sequence's newest token, and end the sequence if it was its last."""
         if sequence.next_logprobs is not None:
             sequence.logprobs.append(sequence.next_logprobs)
             sequence.next_logprobs = None

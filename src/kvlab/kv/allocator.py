@@ -173,10 +173,11 @@ class BlockAllocator:
             self._disown(blocks, owner)
         return list(released)
 
-    def set_content(self, block: int) -> None:
-        """Say that a referenced block holds content others may share."""
-        self._content.add(block)
-        self._cached.filled(block)
+    def set_content(self, *blocks: int) -> None:
+        """Say that referenced blocks hold content others may share."""
+        self._content.update(blocks)
+        for block in blocks:
+            self._cached.filled(block)
 
     def clear_content(self, block: int) -> None:
         """Say that a block's content may not be shared any more; unreferenced, it goes to the queue's head."""
@@ -248,13 +249,11 @@ class BlockAllocator:
         return released
 
     def _evict(self, count: int) -> list[int]:
-        blocks = []
-        for _ in range(count):
-            block = self._cached.victim()
-            self._content.discard(block)
+        blocks = [self._cached.victim() for _ in range(count)]
+        self._content.difference_update(blocks)
+        for block in blocks:
             self._cached.forget(block)
             self._on_evict(block)
-            blocks.append(block)
         self.evictions += 1
         self.evicted_blocks += count
         return blocks

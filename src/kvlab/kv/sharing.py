@@ -108,18 +108,20 @@ class PrefixSharing:
         if not contents.indexable or first >= full:
             return
         blocks = self._tables.entries[slot, first:full].tolist()
+        texts = self.index.split(contents.tokens[first * size : full * size])
         node = contents.nodes[-1] if contents.nodes else contents.root
-        for block, tokens in zip(
-            blocks, self.index.split(contents.tokens[first * size : full * size]), strict=True
-        ):
+        published = []
+        for block, tokens in zip(blocks, texts, strict=True):
             child = self.index.extend(node, tokens)
             if child is None:
                 contents.indexable = False
-                return
+                break
             contents.nodes.append(child)
-            if self._publish(child, block):
-                self._pending.add(block)
+            if self.index.publish(child, block):
+                published.append(block)
             node = child
+        self._allocator.set_content(*published)
+        self._pending.update(published)
 
     def settle(self, slot: int) -> list[tuple[int, int]]:
         """The step is done. Returns (entry, other block) for each block it filled whose content another has."""
@@ -142,7 +144,8 @@ class PrefixSharing:
             contents.nodes[entry] = node
             self._pending.discard(block)
             if node.block is None:
-                self._publish(node, block)
+                self.index.publish(node, block)
+                self._allocator.set_content(block)
             elif node.block != block:
                 duplicates.append((entry, node.block))
         contents.settled = len(contents.nodes)
@@ -161,9 +164,3 @@ class PrefixSharing:
                 retracted.append(block)
         del contents.nodes[contents.settled :]
         return retracted
-
-    def _publish(self, node: Prefix, block: int) -> bool:
-        published = self.index.publish(node, block)
-        if published:
-            self._allocator.set_content(block)
-        return published

@@ -33,6 +33,7 @@ class Scheduler(ABC):
         self._open = False
         self._decoding: list[Sequence] = []  # of this step
         self._prefilling: list[Sequence] = []
+        self._entries: dict[Sequence, ScheduledSequence] = {}  # of those that decode, the same in every step
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -51,6 +52,8 @@ class Scheduler(ABC):
         """Take the sequences that ended out of the active set, and return them."""
         finished = SequenceStatus.FINISHED
         ended = [s for s in self.running if s.status is finished]
+        for sequence in ended:
+            self._entries.pop(sequence, None)
         if ended:
             self.running = [s for s in self.running if s.status is not finished]
         return ended
@@ -70,7 +73,8 @@ class Scheduler(ABC):
         if stage is Stage.DECODE:
             running = SequenceStatus.RUNNING
             decoding = [s for s in self._decoding if s.status is running]  # not preempted in this step
-            return [ScheduledSequence(s, 1) for s in self.order.decoding(decoding, budget)]
+            entries, decoding = self._entries, self.order.decoding(decoding, budget)
+            return [entries.get(s) or entries.setdefault(s, ScheduledSequence(s, 1)) for s in decoding]
         scheduled = []
         for sequence in sorted(self._prefilling, key=self.order.rank):
             if budget > 0 and sequence.status is SequenceStatus.RUNNING:
@@ -128,6 +132,7 @@ class Scheduler(ABC):
     def preempt(self, sequence: Sequence) -> None:
         """Move a running sequence to the front of the line; all its tokens will be computed again."""
         self.running.remove(sequence)
+        self._entries.pop(sequence, None)
         sequence.status = SequenceStatus.WAITING
         sequence.num_computed = 0
         self.waiting.put_first([sequence])
