@@ -11,8 +11,9 @@ from omegaconf import OmegaConf
 
 import src.run
 from kvlab.attention.registry import default_registry
+from kvlab.engine.build import build_engine
 from kvlab.errors import BackendError
-from kvlab.lab.build import build_engine, plan_run
+from kvlab.lab.build import plan_run
 from kvlab.lab.drive import drive
 
 FAMILIES = ("llama_tiny", "qwen2_tiny", "qwen3_tiny", "gemma3_tiny")
