@@ -33,6 +33,7 @@ KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 128, 16
 COLD_BYTES = 256 * 2**20  # K and V of all layers: more than a processor's caches hold
 ORACLE = "concat"
 PAUSE_CYCLES = 2_000_000  # of a GPU: about a millisecond
+TOGETHER_S = 0.05  # how long the calls that are timed together take
 PATIENCE_S = 5.0  # a backend slower than this in one case is not measured again there
 
 
@@ -175,8 +176,14 @@ def measure(
         for name, backend in backends.items():
             if turn and times[name][0] > PATIENCE_S / rounds:
                 continue
-            layer = (turn + 1) % layers
-            times[name].append(seconds(lambda b=backend, at=layer: b.forward(q, view, at, spec), device))
+            # One layer after another, as in a model: a call alone would mostly wait for sleeping threads.
+            calls = max(1, min(64, int(TOGETHER_S / times[name][0]))) if turn else 1
+
+            def run(backend: AttentionBackend = backend, calls: int = calls) -> None:
+                for call in range(1, 1 + calls):
+                    backend.forward(q, view, call % layers, spec)
+
+            times[name].append(seconds(run, device) / calls)
     kv_bytes = case.batch * case.context * KV_HEADS * HEAD_DIM * 2 * q.element_size()
     bandwidth = statistics.median(bandwidths)
     return [
