@@ -150,6 +150,7 @@ class ExecutorConfig:
     device: str = "auto"  # auto: cuda where there is one, else cpu
     dtype: str = "bfloat16"
     threads: int | None = None  # CPU threads; None: all cores
+    kernels: bool = True  # false: PyTorch computes everything, and attention=auto takes no kernel either
 
     def __post_init__(self) -> None:
         _one_of("executor.device", self.device, DEVICES)

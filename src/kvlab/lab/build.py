@@ -25,6 +25,7 @@ from kvlab.lab.machine import available_memory, resolve_device
 from kvlab.models.config import DecoderConfig
 from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.families import decoder_config
+from kvlab.models.ops import select_ops
 from kvlab.models.weights import open_weights
 from kvlab.workloads import build_requests
 from kvlab.workloads.prompts import grown_lengths
@@ -83,7 +84,8 @@ def build_engine(plan: RunPlan) -> Engine:
         seed=config.seed,
         norm_weight=plan.model.initial_norm_weight,
     )
-    model = Decoder(plan.model, weights, plan.attention, plan.specs, config.model.max_seq_len)
+    ops = select_ops(dtype, plan.device, kernels=config.executor.kernels)
+    model = Decoder(plan.model, weights, plan.attention, plan.specs, config.model.max_seq_len, ops)
     storage = KVStorage(
         plan.model.kv_spec(config.executor.dtype), plan.pool.num_blocks, plan.pool.block_size, plan.device
     )

@@ -37,15 +37,15 @@ class RotaryEmbedding:
     ) -> None:
         angles = torch.outer(torch.arange(max_positions).float(), inverse_frequencies(rope, head_dim))
         angles = torch.cat([angles, angles], dim=-1)
-        self._cos = angles.cos().to(device=device, dtype=dtype)
+        self.cos = angles.cos().to(device=device, dtype=dtype)
         # The half-rotation's sign is folded into the sine, so that applying it needs no negation.
         sign = torch.ones(head_dim)
         sign[: head_dim // 2] = -1
-        self._sin = (angles.sin() * sign).to(device=device, dtype=dtype)
+        self.sin = (angles.sin() * sign).to(device=device, dtype=dtype)
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosine and signed sine `[T, 1, head_dim]` for the tokens' `positions` `[T]`."""
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,10 +19,10 @@ import torch  # first: the library then uses the OpenMP threads that torch has b
 
 from kvlab.errors import KernelError
 
-_SOURCES = ("attention.cpp",)
+_SOURCES = ("attention.cpp", "linear.cpp", "elementwise.cpp")
 _HEADERS = ("simd.hpp",)
 _COMPILERS = ("c++", "g++", "clang++")
-_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def _find_or_build(compiler: str | None, architecture: str, cache: Path) -> ctyp
             return ctypes.CDLL(str(path))
         except OSError:  # cut off, or made by a system that is not this one any more
             _log.warning("%s cannot be loaded; building it again", path)
-    _build([*command, *(str(folder / name) for name in _SOURCES)], path)
+    _build(command, path)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -79,20 +80,33 @@ def _find_compiler(wanted: str | None) -> str:
 
 
 def _build(command: list[str], path: Path) -> None:
-    """Compile into `path`. It appears there whole or not at all, whoever else builds it at the same time."""
+    """Compile every source, side by side, and link them into `path`. It appears there whole or not at all, whoever
+    else builds it at the same time.
+    """
     _log.info("compiling native kernels, once for this machine")
     start = time.perf_counter()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
-            target = Path(folder) / path.name
-            result = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True, check=False)
-            if result.returncode:
-                raise KernelError(f"{command[0]} failed:\n" + "\n".join(result.stderr.strip().splitlines()[:10]))
-            target.replace(path)
+            objects = [Path(folder) / f"{name}.o" for name in _SOURCES]
+            compilations = [
+                [*command, "-c", str(Path(__file__).parent / name), "-o", str(target)]
+                for name, target in zip(_SOURCES, objects, strict=True)
+            ]
+            with ThreadPoolExecutor() as threads:
+                list(threads.map(_run, compilations))
+            library = Path(folder) / path.name
+            _run([*command, "-shared", *map(str, objects), "-o", str(library)])
+            library.replace(path)
     except OSError as error:
         raise KernelError(f"cannot build in {path.parent}: {error}; KVLAB_CACHE names another folder") from error
     _log.info("compiled %s in %.1f s", path, time.perf_counter() - start)
+
+
+def _run(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise KernelError(f"{command[0]} failed:\n" + "\n".join(result.stderr.strip().splitlines()[:10]))
 
 
 def _cache_folder() -> Path:
