@@ -21,9 +21,11 @@ from features.steps.attention_steps import *
 from features.steps.backend_steps import *
 from features.steps.canary_steps import *
 from features.steps.checkpoints import Checkpoints
+from features.steps.ending_steps import *
 from features.steps.engine_steps import *
 from features.steps.eviction_steps import *
 from features.steps.fork_steps import *
+from features.steps.isolation_steps import *
 from features.steps.kernel_steps import *
 from features.steps.metrics_steps import *
 from features.steps.model_steps import *
@@ -31,6 +33,7 @@ from features.steps.pool_steps import *
 from features.steps.recovery_steps import *
 from features.steps.run_steps import *
 from features.steps.sample_steps import *
+from features.steps.scheduling_steps import *
 from features.steps.sharing_server_steps import *
 from features.steps.sharing_steps import *
 from features.steps.sizing_steps import *

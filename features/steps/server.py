@@ -8,14 +8,28 @@ from dataclasses import dataclass, field
 from features.steps.checkpoints import Checkpoint
 from features.steps.support import Memory, MemorySize
 from kvlab.config import SchedulerConfig
-from kvlab.core import Request, SamplingParams, Sequence, StepOutput, StepRecord
+from kvlab.core import Request, SamplingParams, Sequence, StepOutput, StepPlan, StepRecord
 from kvlab.engine.clock import WallClock
 from kvlab.engine.engine import Engine
-from kvlab.engine.executor import TorchExecutor
+from kvlab.engine.executor import Executor, TorchExecutor
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
+from kvlab.kv.view import CacheView
+from kvlab.models.decoder import Decoder
 
 _MANY = 2000  # steps; no scenario takes as many
+
+
+class WatchedExecutor(TorchExecutor):
+    """Remembers who took part in each pass, with how many tokens."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__(decoder, Sampler())
+        self.passes: list[list[tuple[str, int]]] = []
+
+    def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
+        self.passes.append([(entry.sequence.request.request_id, entry.num_tokens) for entry in plan.scheduled])
+        return super().execute(plan, view)
 
 
 @dataclass
@@ -24,7 +38,8 @@ class Server:
 
     engine: Engine
     memory: Memory
-    executor: TorchExecutor
+    executor: Executor
+    passes: list[list[tuple[str, int]]]  # who took part in each forward pass, with how many tokens
     sequences: dict[str, Sequence] = field(default_factory=dict)
     records: list[StepRecord] = field(default_factory=list)
     outputs: dict[str, list[StepOutput]] = field(default_factory=dict)  # what each request's reader was given
@@ -39,8 +54,8 @@ class Server:
         longest = size.count * size.tokens if size.paged else size.tokens
         pool = size.build(model.config.kv_spec("float32"), longest, sharing=sharing)
         scheduler = build_scheduler(scheduling)
-        executor = TorchExecutor(model.decoder, Sampler())
-        return cls(Engine(pool, scheduler, executor, WallClock()), Memory(pool), executor)
+        executor = WatchedExecutor(model.decoder)
+        return cls(Engine(pool, scheduler, executor, WallClock()), Memory(pool), executor, executor.passes)
 
     def submit(
         self,
@@ -51,19 +66,21 @@ class Server:
         *,
         salt: str | None = None,
         sampling: SamplingParams | None = None,
+        priority: int = 0,
     ) -> None:
         """Queue a request, greedy unless `sampling` says otherwise; `reader` is called with each output, at the
         moment it is handed out.
         """
-        outputs = self.outputs[name] = []
+        outputs: list[StepOutput] = []
 
         def sink(output: StepOutput) -> None:
             outputs.append(output)
             if reader is not None:
                 reader(output)
 
-        request = Request(name, prompt, sampling or SamplingParams(max_tokens), salt=salt)
+        request = Request(name, prompt, sampling or SamplingParams(max_tokens), salt=salt, priority=priority)
         self.sequences[name] = self.engine.submit(request, sink)
+        self.outputs[name] = outputs
 
     def blocks(self, name: str) -> list[int]:
         """The blocks a request holds, none if it has no slot."""

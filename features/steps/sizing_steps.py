@@ -21,9 +21,10 @@ from kvlab.config import (
     WorkloadConfig,
 )
 from kvlab.core import FinishReason, Request
+from kvlab.engine.build import build_engine
 from kvlab.engine.engine import Engine
 from kvlab.errors import KvlabError
-from kvlab.lab.build import build_engine, plan_run
+from kvlab.lab.build import plan_run
 
 
 @dataclass
@@ -84,10 +85,11 @@ def starts_with(setup: Setup, scheduling: SchedulerConfig, settings: str) -> Att
 def _configuration(setup: Setup, scheduling: SchedulerConfig) -> RunConfig:
     family, architecture = ARCHITECTURES["qwen3"]
     prompt = LengthConfig(setup.request_tokens - 2, setup.request_tokens - 2)
+    kv = KVConfig(**setup.kv)
     return RunConfig(
         model=ModelConfig("tiny", family, architecture, max_seq_len=setup.max_seq_len),
-        kv=KVConfig(**setup.kv),
-        scheduler=replace(scheduling),
+        kv=kv,
+        scheduler=replace(scheduling, max_batched_tokens=max(scheduling.max_batched_tokens, kv.block_size)),
         executor=ExecutorConfig(device="cpu", dtype="float32"),
         workload=WorkloadConfig("one", num_requests=1, prompt_len=prompt, output_len=LengthConfig(2, 2)),
     )

@@ -1,6 +1,50 @@
 """kvlab: a laboratory for KV-cache memory in LLM serving.
 
+    engine = kvlab.Engine.from_config(kvlab.ModelConfig(...))
+    for output in engine.generate(kvlab.Request("hello", prompt_token_ids, kvlab.SamplingParams(max_tokens=16))):
+        ...
+
 Importing the package is cheap: torch, transformers and mlflow are loaded by the parts that use them.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvlab.config import AttentionConfig, ExecutorConfig, KVConfig, ModelConfig, SchedulerConfig
+    from kvlab.core import FinishReason, Request, SamplingParams, StepOutput
+    from kvlab.engine.library import Engine
+    from kvlab.errors import KvlabError
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "AttentionConfig",
+    "Engine",
+    "ExecutorConfig",
+    "FinishReason",
+    "KVConfig",
+    "KvlabError",
+    "ModelConfig",
+    "Request",
+    "SamplingParams",
+    "SchedulerConfig",
+    "StepOutput",
+]
+
+_HOMES = {
+    "kvlab.config": ("AttentionConfig", "ExecutorConfig", "KVConfig", "ModelConfig", "SchedulerConfig"),
+    "kvlab.core": ("FinishReason", "Request", "SamplingParams", "StepOutput"),
+    "kvlab.engine.library": ("Engine",),
+    "kvlab.errors": ("KvlabError",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for, when it is asked for."""
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module 'kvlab' has no attribute {name!r}")

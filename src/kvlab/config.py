@@ -18,9 +18,13 @@ DEVICES = ("auto", "cpu", "cuda")
 KV_BACKENDS = ("contiguous", "paged")
 EVICTION_POLICIES = ("lru", "fifo", "lfu")
 POLICIES = ("static", "continuous")
-ORDERS = ("fcfs",)
+ORDERS = ("fcfs", "prefill_first", "decode_round_robin", "shortest_first", "priority")
+EXHAUSTION = ("preempt", "fail")
+VICTIMS = ("last_admitted", "fewest_generated", "priority")
+FAULTS = ("forward", "sampler", "sequence", "any")
 WORKLOAD_SOURCES = ("synthetic", "jsonl")
-ARRIVALS = ("burst", "uniform")
+ARRIVALS = ("burst", "uniform", "poisson")
+DISTRIBUTIONS = ("uniform", "lognormal")
 TRACKING_BACKENDS = ("mlflow", "off")
 
 _UNITS = {"": 1, "b": 1}
@@ -109,24 +113,54 @@ class KVConfig:
 
 
 @dataclass
+class PreemptionConfig:
+    """Who gives up its memory when it runs out. None: the last admitted, where anyone has to."""
+
+    victim: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.victim is not None:
+            _one_of("scheduler.preemption.victim", self.victim, VICTIMS)
+
+
+@dataclass
 class SchedulerConfig:
-    """Who runs in a step."""
+    """Who runs in a step. None stands for what the policy does of itself: `continuous` admits as sequences come and
+    preempts when memory runs out; `static` gives each its whole memory at once, so that it never does.
+    """
 
     policy: str = "continuous"
     order: str = "fcfs"
     max_batch_size: int = 48  # sequences running at once
     max_batched_tokens: int = 512  # tokens of one step, prefill and decode together
+    long_prefill_threshold: int | None = None  # most tokens of one prompt in a step; None: all that are left
+    mixed: bool = True  # False: prefill and decode of a step as two forward passes
+    max_decode_seqs: int = 16  # order=decode_round_robin: sequences that decode in one step
     max_wait_ms: float = 100.0  # static: how long a batch that is not full waits for more requests
     admission_reserve: float = 0.2  # share of free tokens that admission leaves alone
+    watermark: float = 0.0  # share of the whole pool that admission leaves alone, where that is more
+    reserve_output: bool | None = None  # admit only where prompt and max_tokens fit, beside those of all that run
+    max_waiting_requests: int | None = None  # a full line refuses further requests
+    on_exhaustion: str | None = None  # preempt, or fail the sequences that do not fit
+    preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
 
     def __post_init__(self) -> None:
         _one_of("scheduler.policy", self.policy, POLICIES)
         _one_of("scheduler.order", self.order, ORDERS)
-        _at_least("scheduler.max_batch_size", self.max_batch_size, 1)
-        _at_least("scheduler.max_batched_tokens", self.max_batched_tokens, 1)
+        if self.on_exhaustion is not None:
+            _one_of("scheduler.on_exhaustion", self.on_exhaustion, EXHAUSTION)
+        for name in (
+            "max_batch_size",
+            "max_batched_tokens",
+            "long_prefill_threshold",
+            "max_decode_seqs",
+            "max_waiting_requests",
+        ):
+            _at_least(f"scheduler.{name}", getattr(self, name), 1)
         _at_least("scheduler.max_wait_ms", self.max_wait_ms, 0)
-        if not 0 <= self.admission_reserve < 1:
-            raise ConfigError("scheduler.admission_reserve", self.admission_reserve, "must be in [0, 1)")
+        for name in ("admission_reserve", "watermark"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"scheduler.{name}", getattr(self, name), "must be in [0, 1)")
         if self.max_batched_tokens < self.max_batch_size:
             raise ConfigError(
                 "scheduler.max_batched_tokens",
@@ -134,6 +168,41 @@ class SchedulerConfig:
                 f"is less than scheduler.max_batch_size={self.max_batch_size}: a step could not decode "
                 "every running sequence",
             )
+        self._refuse_contradictions()
+
+    def _refuse_contradictions(self) -> None:
+        longest, victim = self.long_prefill_threshold, self.preemption.victim
+        if longest is not None and longest > self.max_batched_tokens:
+            raise ConfigError(
+                "scheduler.long_prefill_threshold",
+                longest,
+                f"is more than scheduler.max_batched_tokens={self.max_batched_tokens}: it would limit nothing",
+            )
+        if self.on_exhaustion == "fail" and victim is not None:
+            raise ConfigError(
+                "scheduler.preemption.victim",
+                victim,
+                "scheduler.on_exhaustion=fail preempts nobody; leave it null, or set on_exhaustion=preempt",
+            )
+        if self.policy != "static":
+            return
+        whole = "a static batch is given its whole memory at once"
+        for key, value, allowed, reason in (
+            ("order", self.order, "fcfs", "a static batch is formed first come, first served"),
+            ("reserve_output", self.reserve_output, True, whole),
+            ("on_exhaustion", self.on_exhaustion, None, f"{whole}, so that it does not run out"),
+            ("preemption.victim", victim, None, f"{whole}, so that nobody is preempted"),
+        ):
+            if value not in (None, allowed):
+                instead = "null" if allowed is None else allowed
+                raise ConfigError(
+                    f"scheduler.{key}", value, f"{reason}; leave it {instead}, or take scheduler.policy=continuous"
+                )
+
+    @property
+    def reserves_output(self) -> bool:
+        """Whether a sequence enters only where all it may produce has room."""
+        return self.policy == "static" if self.reserve_output is None else self.reserve_output
 
 
 @dataclass
@@ -160,10 +229,15 @@ class ExecutorConfig:
 
 @dataclass
 class LengthConfig:
-    """A length in tokens, uniform between two bounds, both included."""
+    """A length in tokens between two bounds, both included: uniform, or log-normal with its `median` and the
+    `sigma` of its logarithm, cut off at the bounds.
+    """
 
     min: int = 1
     max: int = 1
+    distribution: str = "uniform"
+    median: float | None = None
+    sigma: float = 1.0
 
 
 @dataclass
@@ -173,7 +247,7 @@ class WorkloadConfig:
     name: str = "???"
     source: str = "synthetic"
     num_requests: int = 16
-    arrival: str = "burst"  # burst: all at once; uniform: evenly, `rate` per second
+    arrival: str = "burst"  # burst: all at once; uniform: evenly, `rate` per second; poisson: so on average
     rate: float | None = None
     prompt_len: LengthConfig = field(default_factory=LengthConfig)  # each request's own tokens
     output_len: LengthConfig = field(default_factory=LengthConfig)
@@ -184,6 +258,7 @@ class WorkloadConfig:
     turns: int = 1  # requests of a conversation, each behind what was said before; num_requests conversations
     think_s: float = 0.0  # between an answer and the conversation's next turn
     samples: int = 1  # outputs of each prompt
+    priorities: int = 1  # each request's or conversation's priority is one of 0 to priorities - 1
     path: str | None = None  # source=jsonl
     ignore_eos: bool = True
     temperature: float = 0.0
@@ -203,12 +278,18 @@ class WorkloadConfig:
                 raise ConfigError(
                     f"workload.{name}.max", length.max, f"is less than workload.{name}.min={length.min}"
                 )
+            _one_of(f"workload.{name}.distribution", length.distribution, DISTRIBUTIONS)
+            _at_least(f"workload.{name}.sigma", length.sigma, 0)
+            if length.distribution == "lognormal" and not (length.median and length.median > 0):
+                raise ConfigError(f"workload.{name}.median", length.median, "lognormal needs a median, in tokens")
         for name in ("system_len", "group_len", "zipf", "think_s"):
             _at_least(f"workload.{name}", getattr(self, name), 0)
-        for name in ("num_groups", "turns", "samples"):
+        for name in ("num_groups", "turns", "samples", "priorities"):
             _at_least(f"workload.{name}", getattr(self, name), 1)
-        if self.arrival == "uniform" and not (self.rate and self.rate > 0):
-            raise ConfigError("workload.rate", self.rate, "workload.arrival=uniform needs requests per second")
+        if self.arrival != "burst" and not (self.rate and self.rate > 0):
+            raise ConfigError(
+                "workload.rate", self.rate, f"workload.arrival={self.arrival} needs requests per second"
+            )
 
 
 @dataclass
@@ -227,10 +308,30 @@ class TrackingConfig:
 
 
 @dataclass
+class FaultsConfig:
+    """Faults put into the executor. `forward` and `sampler` strike a pass with probability `rate`, before its
+    tokens are computed or after; `sequence` poisons that share of the requests: each fails every pass it is in once
+    it has produced some tokens. `any`: all three. The same seed gives the same faults.
+    """
+
+    kind: str = "any"
+    rate: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _one_of("debug.faults.kind", self.kind, FAULTS)
+        if not 0 <= self.rate <= 1:
+            raise ConfigError("debug.faults.rate", self.rate, "must be in [0, 1]")
+
+
+@dataclass
 class DebugConfig:
-    """Checks that cost time: `audit` looks for a broken invariant of the pool after every step."""
+    """Checks that cost time: `audit` looks for a broken invariant of the pool after every step; `faults` are put in
+    to see what becomes of them.
+    """
 
     audit: bool = False
+    faults: FaultsConfig = field(default_factory=FaultsConfig)
 
 
 @dataclass
@@ -252,3 +353,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _at_least("seed", self.seed, 0)
+        if self.kv.backend == "paged" and self.scheduler.max_batched_tokens < self.kv.block_size:
+            raise ConfigError(
+                "scheduler.max_batched_tokens",
+                self.scheduler.max_batched_tokens,
+                f"is less than kv.block_size={self.kv.block_size}: a step could not fill a block",
+            )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 class FinishReason(StrEnum):
     """Why a sequence ended."""
 
-    STOP = "stop"  # it produced an end-of-sequence or stop token
+    STOP = "stop"  # it produced an end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # it produced `max_tokens` tokens
     ABORTED = "aborted"  # its user took it back
     FAILED = "failed"  # the step it was in failed
@@ -29,7 +29,9 @@ class SamplingParams:
     """How tokens are picked, and when to stop.
 
     `temperature` 0 is greedy. With `seed`, a sampled request's tokens depend on nothing but the request. `n`
-    samples are drawn of one prompt, which is computed once.
+    samples are drawn of one prompt, which is computed once. The order is repetition penalty, stop tokens barred
+    below `min_tokens`, temperature, `top_k`, `top_p`, `min_p`. The output's text, where the engine has a
+    detokenizer, ends before the first of the `stop` strings.
     """
 
     max_tokens: int
@@ -38,12 +40,28 @@ class SamplingParams:
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     n: int = 1
+    top_k: int = 0  # only the k most likely tokens; 0: all
+    top_p: float = 1.0  # only the most likely tokens that together have this probability (Holtzman et al., 2020)
+    min_p: float = 0.0  # only tokens at least this often as likely as the most likely (Nguyen et al., 2024)
+    repetition_penalty: float = 1.0  # of tokens in prompt or output; above 1 discourages (Keskar et al., 2019)
+    logprobs: int | None = None  # how many alternatives to report with each token's log-probability
+    min_tokens: int = 0  # before that many, stop tokens are not sampled and stop strings do not stop
+    stop: tuple[str, ...] = ()
+
+
+class TokenLogprobs(NamedTuple):
+    """The natural logarithm of a sampled token's probability by the model itself, before anything in
+    SamplingParams changed it, and the most likely tokens with theirs.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a user asks for. `arrival_s` is in seconds on the engine's clock. Prompts share memory only under the
-    same `salt`.
+    same `salt`. The lowest `priority` goes first, where the scheduler heeds it.
 
     A request that `follows` another is the next turn of a conversation: `prompt_token_ids` come behind the
     other's prompt and output, and `arrival_s` counts from the other's end. Who drives the engine puts it together.
@@ -55,6 +73,7 @@ class Request:
     arrival_s: float = 0.0
     salt: str | int | None = None
     follows: str | None = None
+    priority: int = 0
 
     @property
     def max_total_tokens(self) -> int:
@@ -78,6 +97,7 @@ class Sequence:
     token_ids: list[int] = field(default_factory=list)
     index: int = 0
     siblings: list[Sequence] = field(default_factory=list)
+    stop_token_ids: frozenset[int] = frozenset()  # those of the request, and the model's unless it ignores them
     num_computed: int = 0
     slot: int | None = None
     status: SequenceStatus = SequenceStatus.WAITING
@@ -89,16 +109,18 @@ class Sequence:
     high_water: int = 0  # the largest num_computed reached so far
     scheduled_s: float | None = None  # first admitted
     token_times_s: list[float] = field(default_factory=list)  # when each output token was there
+    text: str = ""  # of the output, as far as it was told
+    next_logprobs: TokenLogprobs | None = None  # the sampler's, of the token about to be appended
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each output token, where asked for
     finished_s: float | None = None
+    num_prompt_tokens: int = field(init=False)
+    max_total_tokens: int = field(init=False)  # prompt and the longest output
 
     def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.request.prompt_token_ids)
+        self.max_total_tokens = self.request.max_total_tokens
         if not self.token_ids:
             self.token_ids = list(self.request.prompt_token_ids)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Length of the request's prompt."""
-        return len(self.request.prompt_token_ids)
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -118,7 +140,8 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Whether only its newest token is left to compute."""
-        return self.num_uncomputed == 1 and self.num_output_tokens > 0
+        known = len(self.token_ids)
+        return known - self.num_computed == 1 and known > self.num_prompt_tokens
 
 
 class ScheduledSequence(NamedTuple):
@@ -135,35 +158,32 @@ class ScheduledSequence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Who takes part in a step, in the order of the flat batch."""
+    """Who takes part in a forward pass, in the order of the flat batch, and how many of them get a new token."""
 
     scheduled: tuple[ScheduledSequence, ...]
+    num_samples: int
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the flat batch (T)."""
         return sum(entry.num_tokens for entry in self.scheduled)
 
-    @property
-    def num_decode_tokens(self) -> int:
-        """Tokens of sequences that decode."""
-        return sum(1 for entry in self.scheduled if entry.sequence.is_decoding)
-
-    @property
-    def num_prefill_tokens(self) -> int:
-        """Tokens of prompts (and of recomputed sequences)."""
-        return self.num_tokens - self.num_decode_tokens
-
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step gave one request: a token, an end, or both."""
+    """What a step gave one request: a token, an end, or both.
+
+    `text` is what can be told since the last output: it lags behind the tokens while a character is incomplete,
+    or while it may yet turn out to be part of a stop string.
+    """
 
     request_id: str
     token_id: int | None
     finish_reason: FinishReason | None = None
     error: str | None = None
     index: int = 0  # which of the request's samples
+    text: str = ""
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,3 +220,4 @@ class StepRecord:
     recompute_hit_tokens: int  # tokens that preempted sequences found again
     schedule_ms: float
     execute_ms: float
+    failed_passes: int = 0  # forward passes that raised; those of their sequences that could were run again

@@ -83,5 +83,23 @@ class RequestRefusedError(KvlabError, ValueError):
     """The engine refused a request on arrival; the others are not touched."""
 
 
+class SamplingError(KvlabError, ArithmeticError):
+    """The model's logits leave no token to sample: not a number, infinite, or every token barred.
+
+    `request_ids` are those whose logits they are.
+    """
+
+    def __init__(self, request_ids: Sequence[str]) -> None:
+        super().__init__(
+            f"no token can be sampled for {', '.join(map(repr, request_ids))}: the logits are not finite, or every "
+            "token is barred"
+        )
+        self.request_ids = tuple(request_ids)
+
+
+class EngineStoppedError(KvlabError, RuntimeError):
+    """A step of the engine itself failed, rather than one of its requests; the engine serves no more."""
+
+
 class TrackingError(KvlabError, RuntimeError):
     """The tracking store cannot be reached or refused what was logged; results stay on disk."""

@@ -18,6 +18,7 @@ from kvlab.engine.engine import Engine
 from kvlab.engine.executor import Executor, TorchExecutor
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
+from kvlab.engine.text import Detokenizer
 from kvlab.kv.contiguous import SlottedKVCachePool
 from kvlab.kv.paged import PagedKVCachePool
 from kvlab.kv.pool import KVCachePool
@@ -154,6 +155,8 @@ def make_engine(
     executor: Executor | None = None,
     clock: Clock | None = None,
     eos: tuple[int, ...] = (),
+    detokenize: Detokenizer | None = None,
+    vocab_size: int | None = None,
     **scheduler: Any,
 ) -> Engine:
     """An engine over the tiny decoder; `scheduler` are fields of SchedulerConfig."""
@@ -165,6 +168,8 @@ def make_engine(
         executor or TorchExecutor(tiny_decoder(), Sampler()),
         clock or LogicalClock(),
         eos_token_ids=eos,
+        vocab_size=vocab_size,
+        detokenize=detokenize,
     )
 
 

@@ -142,7 +142,7 @@ class TestCandidates:
         for sequence in waiting:
             scheduler.add(sequence)
         assert scheduler.candidate() is None  # admission is not open yet
-        scheduler.open_admission(0.0)
+        scheduler.begin_step(0.0)
         while (sequence := scheduler.candidate()) is not None:
             assert scheduler.candidate() is sequence  # asking changes nothing
             scheduler.admit(sequence)
@@ -157,7 +157,7 @@ class TestCandidates:
         waiting = [Sequence(request(name, 4, 1)) for name in "ab"]
         for sequence in waiting:
             scheduler.add(sequence)
-        scheduler.open_admission(0.0)
+        scheduler.begin_step(0.0)
         with pytest.raises(RuntimeError, match="'b' is not the head of the line"):
             scheduler.admit(waiting[1])
         assert (scheduler.running, list(scheduler.waiting)) == ([], waiting)

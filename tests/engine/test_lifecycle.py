@@ -157,7 +157,7 @@ class TestAbort:
 
 @pytest.mark.parametrize("make_pool", [None, slotted_pool], ids=["paged", "contiguous"])
 class TestFailedStep:
-    def test_fails_its_own_sequences_alone_and_the_engine_serves_the_next(self, make_pool: object) -> None:
+    def test_fails_its_culprit_alone_and_the_engine_serves_the_next(self, make_pool: object) -> None:
         """`late` waits while the step of `bad` and `neighbour` fails."""
         pool = make_pool() if callable(make_pool) else None
         executor = FailingExecutor("bad")
@@ -165,13 +165,13 @@ class TestFailedStep:
         streams = {name: Stream() for name in ("bad", "neighbour", "late")}
         sequences = {name: engine.submit(request(name, 10, 4), stream) for name, stream in streams.items()}
         drain(engine)
-        for name in ("bad", "neighbour"):
-            assert (sequences[name].finish_reason, streams[name].ends) == (FAILED, [FAILED])
-            assert sequences[name].error == "ArithmeticError: the device fell over"
-            assert streams[name].outputs[-1].error == "ArithmeticError: the device fell over"
-            assert streams[name].tokens == []
-        assert streams["late"].tokens == expected_tokens(sequences["late"].request)
-        assert (sequences["late"].finish_reason, sequences["late"].error) == (LENGTH, None)
+        assert (sequences["bad"].finish_reason, streams["bad"].ends) == (FAILED, [FAILED])
+        assert sequences["bad"].error == "ArithmeticError: the device fell over"
+        assert streams["bad"].outputs[-1].error == "ArithmeticError: the device fell over"
+        assert streams["bad"].tokens == []
+        for name in ("neighbour", "late"):
+            assert streams[name].tokens == expected_tokens(sequences[name].request)
+            assert (sequences[name].finish_reason, sequences[name].error) == (LENGTH, None)
         (after,) = run(engine, request("after", 12, 5))
         assert after.output_token_ids == expected_tokens(after.request)
 
@@ -189,7 +189,7 @@ class TestFailedStep:
             executor.view.advance()
         drain(engine)
 
-    def test_spares_those_that_run_but_had_no_place_in_it(self, make_pool: object) -> None:
+    def test_spares_the_others_of_it_and_those_that_had_no_place_in_it(self, make_pool: object) -> None:
         """Two samples were forked in the step before, and the first and `bad` use up the budget."""
         pool = make_pool() if callable(make_pool) else None
         executor = FailingExecutor("bad")
@@ -202,8 +202,8 @@ class TestFailedStep:
         assert record is not None
         assert (record.running, record.batch_seqs) == (4, 2)
         drain(engine)
-        assert (first.finish_reason, bad.finish_reason) == (FAILED, FAILED)
-        for spared in first.siblings:
+        assert bad.finish_reason is FAILED
+        for spared in (first, *first.siblings):
             assert spared.finish_reason is LENGTH
             assert spared.output_token_ids == expected_tokens(spared.request)
 

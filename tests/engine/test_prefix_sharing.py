@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvlab.core import FinishReason, Request, SamplingParams
+from kvlab.core import FinishReason, Request, SamplingParams, StepPlan
+from kvlab.kv.view import CacheView
 from tests.engine.support import (
     FailingExecutor,
     RecordingExecutor,
@@ -107,17 +108,30 @@ def test_random_prompts_are_no_hits_whatever_is_preempted() -> None:
 
 
 class TestFailedStep:
-    def test_with_sharers_leaks_nothing_and_leaves_nothing_to_hit(self) -> None:
-        executor = FailingExecutor("r1")
+    def test_of_the_one_that_others_share_with_leaks_nothing_and_leaves_nothing_to_hit(self) -> None:
+        """All of `r0`'s blocks were counted on by the others, who compute them themselves."""
+        executor = FailingExecutor("r0")
         engine = make_engine(sharing_pool(), executor, max_batch_size=3, max_batched_tokens=64)
         sequences = [engine.submit(each) for each in family(3)]
         drain(engine)
-        assert {s.finish_reason for s in sequences} == {FinishReason.FAILED}
-        stats = engine.pool.stats()
-        assert (stats.same_step_hit_tokens, stats.blocks_cached) == (32, 0)
+        assert [s.finish_reason for s in sequences] == [FinishReason.FAILED, *[FinishReason.LENGTH] * 2]
+        assert [s.output_token_ids for s in sequences[1:]] == [expected_tokens(s.request) for s in sequences[1:]]
+        assert engine.pool.stats().same_step_hit_tokens == 32
         (after,) = run(engine, Request("after", sequences[0].request.prompt_token_ids, SamplingParams(6)))
-        assert after.cached_tokens == 0
+        assert after.cached_tokens == 16  # what the others computed; nothing of r0's own five
         assert after.output_token_ids == expected_tokens(after.request)
+
+    def test_of_all_that_share_leaves_nothing_to_hit(self) -> None:
+        class Dead(RecordingExecutor):
+            def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
+                super().execute(plan, view)
+                raise ArithmeticError("the device fell over")
+
+        engine = make_engine(sharing_pool(), Dead(), max_batch_size=3)
+        sequences = [engine.submit(each) for each in family(3)]
+        drain(engine)
+        assert {s.finish_reason for s in sequences} == {FinishReason.FAILED}
+        assert engine.pool.stats().blocks_cached == 0
 
     def test_keeps_what_steps_before_it_computed(self) -> None:
         executor = FailingExecutor("r0")

@@ -34,6 +34,15 @@ def turn(name: str, length: int, max_tokens: int, arrival_s: float = 0.0, follow
     return Request(name, prompt_for(name, length), SamplingParams(max_tokens), arrival_s, follows=follows)
 
 
+def test_requests_that_a_full_line_refuses_are_told_of_and_the_others_served() -> None:
+    engine = make_engine(max_waiting_requests=2, max_batch_size=1)
+    log = drive(engine, [turn(name, 5, 3) for name in "abcd"])
+    assert [s.request.request_id for s in log.sequences] == ["a", "b"]
+    assert [s.output_token_ids for s in log.sequences] == [expected_tokens(s.request) for s in log.sequences]
+    assert len(log.refused) == 2
+    assert "'c': 2 requests are waiting" in log.refused[0]
+
+
 class TestConversations:
     def test_a_turn_comes_behind_what_was_said_and_after_its_end(self) -> None:
         clock = LogicalClock()

@@ -122,10 +122,24 @@ def test_hits_are_a_share_of_the_prompt_tokens_of_first_admissions() -> None:
     assert (metrics["kv/shared_blocks_peak"], metrics["kv/leaked_blocks"]) == (3, 2)
 
 
+def test_recomputed_tokens_are_a_share_of_all_that_were_computed() -> None:
+    steps = [
+        step(0, 1, prefill_tokens=30),
+        step(1, 2, prefill_tokens=10, decode_tokens=2, recomputed_tokens=8, failed_passes=1),
+        step(2, 3, decode_tokens=8, recomputed_tokens=2, failed_passes=2),
+    ]
+    metrics = run_metrics(RunLog(steps=steps, duration_s=3.0, refused=["x", "y"]), POOL, leaked_blocks=0)
+    assert metrics["tokens/recomputed"] == 10
+    assert metrics["tokens/recomputed_share"] == 20.0  # percent
+    assert metrics["engine/failed_passes"] == 3
+    assert metrics["requests/refused"] == 2
+
+
 def test_a_run_without_steps_has_no_made_up_figures() -> None:
     metrics = run_metrics(RunLog(), POOL, leaked_blocks=0)
     assert not [name for name in metrics if name.startswith(("latency/", "throughput/"))]
     assert "kv/prefix_hit_rate" not in metrics
+    assert "tokens/recomputed_share" not in metrics
     assert metrics["capacity/kv_bytes"] == 320
 
 

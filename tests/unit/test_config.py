@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 from kvlab.config import (
     AttentionConfig,
     ExecutorConfig,
+    FaultsConfig,
     KVConfig,
     LengthConfig,
     ModelConfig,
+    PreemptionConfig,
     RunConfig,
     SchedulerConfig,
     TrackingConfig,
@@ -191,3 +194,108 @@ def test_a_value_on_the_edge_is_taken(config: Callable[..., object], values: dic
 def test_weights_of_a_checkpoint_are_those_beside_its_configuration() -> None:
     assert ModelConfig(family=None, path="somewhere", weights=None).weights == "somewhere"
     assert ModelConfig(family=None, path="somewhere").weights == "dummy"
+
+
+class TestScheduler:
+    @pytest.mark.parametrize(
+        ("key", "settings", "reason"),
+        [
+            (
+                "order",
+                {"order": "random"},
+                "known: fcfs, prefill_first, decode_round_robin, shortest_first, priority",
+            ),
+            ("on_exhaustion", {"on_exhaustion": "pray"}, "known: preempt, fail"),
+            ("admission_reserve", {"admission_reserve": 1.0}, r"must be in \[0, 1\)"),
+            ("admission_reserve", {"admission_reserve": -0.1}, r"must be in \[0, 1\)"),
+            ("admission_reserve", {"admission_reserve": float("nan")}, r"must be in \[0, 1\)"),
+            ("watermark", {"watermark": 1.0}, r"must be in \[0, 1\)"),
+            ("max_decode_seqs", {"max_decode_seqs": 0}, "at least 1"),
+            ("max_waiting_requests", {"max_waiting_requests": 0}, "at least 1"),
+            ("long_prefill_threshold", {"long_prefill_threshold": 0}, "at least 1"),
+            (
+                "long_prefill_threshold",
+                {"long_prefill_threshold": 600},
+                "more than scheduler.max_batched_tokens=512: it would limit nothing",
+            ),
+            (
+                "preemption.victim",
+                {"on_exhaustion": "fail", "preemption": PreemptionConfig("priority")},
+                "preempts nobody; leave it null, or set on_exhaustion=preempt",
+            ),
+            (
+                "order",
+                {"policy": "static", "order": "priority"},
+                "leave it fcfs, or take scheduler.policy=continuous",
+            ),
+            ("reserve_output", {"policy": "static", "reserve_output": False}, "leave it True"),
+            ("on_exhaustion", {"policy": "static", "on_exhaustion": "preempt"}, "leave it null"),
+            (
+                "preemption.victim",
+                {"policy": "static", "preemption": PreemptionConfig("last_admitted")},
+                "nobody is preempted; leave it null",
+            ),
+        ],
+        ids=str,
+    )
+    def test_what_contradicts_is_refused_by_key(self, key: str, settings: dict[str, Any], reason: str) -> None:
+        with pytest.raises(ConfigError, match=reason) as caught:
+            SchedulerConfig(**settings)
+        assert caught.value.key == f"scheduler.{key}"
+
+    def test_an_unknown_victim_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="known: last_admitted, fewest_generated, priority") as caught:
+            PreemptionConfig("the tallest")
+        assert (caught.value.key, caught.value.value) == ("scheduler.preemption.victim", "the tallest")
+
+    def test_a_step_has_to_fill_a_block(self) -> None:
+        scheduler = SchedulerConfig(max_batch_size=8, max_batched_tokens=8)
+        with pytest.raises(
+            ConfigError, match=r"less than kv\.block_size=16: a step could not fill a block"
+        ) as caught:
+            RunConfig(kv=KVConfig(block_size=16), scheduler=scheduler)
+        assert caught.value.key == "scheduler.max_batched_tokens"
+        RunConfig(kv=KVConfig(block_size=8), scheduler=scheduler)
+        RunConfig(kv=KVConfig(backend="contiguous", block_size=16), scheduler=scheduler)
+
+    @pytest.mark.parametrize(
+        ("policy", "asked", "reserves"),
+        [
+            ("static", None, True),
+            ("static", True, True),
+            ("continuous", None, False),
+            ("continuous", False, False),
+            ("continuous", True, True),
+        ],
+    )
+    def test_static_batches_reserve_whole_outputs(self, policy: str, asked: bool | None, reserves: bool) -> None:
+        assert SchedulerConfig(policy=policy, reserve_output=asked).reserves_output is reserves
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("kind", "gremlins"), ("rate", 1.5), ("rate", -0.1), ("rate", math.nan)]
+)
+def test_faults_are_checked(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        FaultsConfig(**{key: value})
+    assert caught.value.key == f"debug.faults.{key}"
+
+
+@pytest.mark.parametrize(
+    ("key", "length"),
+    [
+        ("distribution", LengthConfig(1, 9, "normal")),
+        ("median", LengthConfig(1, 9, "lognormal")),
+        ("median", LengthConfig(1, 9, "lognormal", 0.0)),
+        ("sigma", LengthConfig(1, 9, "lognormal", 4.0, -1.0)),
+    ],
+)
+def test_lengths_are_checked(key: str, length: LengthConfig) -> None:
+    with pytest.raises(ConfigError) as caught:
+        WorkloadConfig(output_len=length)
+    assert caught.value.key == f"workload.output_len.{key}"
+
+
+def test_poisson_arrivals_need_a_rate() -> None:
+    with pytest.raises(ConfigError, match=r"workload\.arrival=poisson needs requests per second"):
+        WorkloadConfig(arrival="poisson")

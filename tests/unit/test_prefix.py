@@ -15,7 +15,7 @@ def publish(index: PrefixIndex, tokens: Sequence[int], blocks: Sequence[int], sa
     node: Prefix | None = index.root(salt)
     for entry, block in enumerate(blocks):
         assert node is not None
-        node = index.extend(node, tokens[entry * size : (entry + 1) * size])
+        node = index.extend(node, *index.split(tokens[entry * size : (entry + 1) * size]))
         if node is None:
             break
         index.publish(node, block)
@@ -85,7 +85,7 @@ class TestCollidingHashes:
     def test_the_place_is_free_again_once_its_content_is_gone(self) -> None:
         index = PrefixIndex(2, lambda parent, tokens: 0)
         publish(index, [1, 2], [5])
-        assert index.extend(index.root(), [8, 9]) is None
+        assert index.extend(index.root(), *index.split([8, 9])) is None
         index.unpublish(5)
         publish(index, [8, 9], [5])
         assert (index.match([8, 9]), index.match([1, 2])) == ([5], [])

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,33 @@ class TestSynthetic:
     def test_one_request_more_leaves_the_others_as_they_are(self) -> None:
         fewer, more = (build_requests(synthetic(num_requests=n), vocab_size=1000, seed=7) for n in (12, 13))
         assert more[:12] == fewer
+
+    def test_lengths_with_a_heavy_tail(self) -> None:
+        tail = LengthConfig(1, 512, "lognormal", median=64, sigma=1.2)
+        requests = build_requests(synthetic(num_requests=2000, output_len=tail), vocab_size=10, seed=7)
+        lengths = sorted(r.sampling.max_tokens for r in requests)
+        assert lengths[0] >= 1
+        assert lengths[-1] == 512  # cut off
+        assert lengths[1000] == pytest.approx(64, rel=0.1)
+        assert lengths[round(2000 * 0.841)] == pytest.approx(64 * math.exp(1.2), rel=0.15)  # a sigma above
+        assert lengths[round(2000 * 0.159)] == pytest.approx(64 / math.exp(1.2), rel=0.15)
+
+    def test_poisson_arrivals(self) -> None:
+        config = synthetic(num_requests=4000, arrival="poisson", rate=5.0)
+        times = [r.arrival_s for r in build_requests(config, vocab_size=10, seed=7)]
+        gaps = [later - earlier for earlier, later in pairwise(times)]
+        assert times == sorted(times)
+        assert sum(gaps) / len(gaps) == pytest.approx(0.2, rel=0.05)
+        assert sum(gap > 0.2 for gap in gaps) / len(gaps) == pytest.approx(math.exp(-1), rel=0.05)
+
+    def test_priorities_are_drawn_evenly_and_change_nothing_else(self) -> None:
+        plain, drawn = (
+            build_requests(synthetic(num_requests=900, priorities=count), vocab_size=50, seed=7) for count in (1, 3)
+        )
+        assert {r.priority for r in plain} == {0}
+        assert all(count == pytest.approx(300, rel=0.2) for count in Counter(r.priority for r in drawn).values())
+        assert [replace(r, priority=0) for r in drawn] == plain
+        assert workload_digest(plain) != workload_digest(drawn)
 
     def test_requests_have_ids_seeds_and_prompts_of_their_own(self) -> None:
         requests = build_requests(synthetic(), vocab_size=1000, seed=7)
@@ -124,6 +153,12 @@ class TestJsonLines:
     def test_arrives_at_the_start_unless_it_says_otherwise(self, path: Path) -> None:
         assert [r.arrival_s for r in read(path, GOOD)] == [0.0]
 
+    def test_has_no_priority_unless_it_says_so(self, path: Path) -> None:
+        urgent = '{"prompt_tokens": 2, "max_tokens": 1, "priority": -3}'
+        assert [r.priority for r in read(path, f"{GOOD}{urgent}")] == [0, -3]
+        with pytest.raises(WorkloadError, match="line 1: priority='high': must be a whole number"):
+            read(path, urgent.replace("-3", '"high"'))
+
     def test_skips_empty_lines(self, path: Path) -> None:
         assert [r.request_id for r in read(path, f"\n{GOOD}  \n{GOOD}")] == ["r0", "r1"]
 
@@ -149,6 +184,14 @@ class TestJsonLines:
         config = WorkloadConfig(source="jsonl", path=str(path), temperature=0.7, ignore_eos=False)
         (request,) = build_requests(config, vocab_size=10, seed=0)
         assert (request.sampling.temperature, request.sampling.ignore_eos) == (0.7, False)
+
+    def test_a_line_may_say_how_its_tokens_are_sampled(self, path: Path) -> None:
+        said = '"temperature": 0.7, "top_p": 0.9, "seed": 5, "n": 2, "stop_token_ids": [3, 4], "ignore_eos": false'
+        first, second = read(path, f'{{"prompt_tokens": 2, "max_tokens": 4, {said}}}\n{GOOD}')
+        sampling = first.sampling
+        assert (sampling.temperature, sampling.top_p, sampling.seed, sampling.n) == (0.7, 0.9, 5, 2)
+        assert (sampling.stop_token_ids, sampling.ignore_eos, sampling.max_tokens) == ((3, 4), False, 4)
+        assert (second.sampling.temperature, second.sampling.n, second.sampling.ignore_eos) == (0.0, 1, True)
 
 
 BAD_LINES = {
@@ -184,6 +227,16 @@ BAD_LINES = {
     "arrival not a number": ('{"prompt_tokens": 1, "max_tokens": 1, "arrival_s": NaN}', "arrival_s=nan: must be"),
     "arrival text": ('{"prompt_tokens": 1, "max_tokens": 1, "arrival_s": "0"}', "arrival_s='0': must be"),
     "arrival true": ('{"prompt_tokens": 1, "max_tokens": 1, "arrival_s": true}', "arrival_s=True: must be"),
+    "temperature negative": (
+        '{"prompt_tokens": 1, "max_tokens": 1, "temperature": -1}',
+        "temperature=-1; a number",
+    ),
+    "top_p text": ('{"prompt_tokens": 1, "max_tokens": 1, "top_p": "0.5"}', "top_p='0.5'; a number in (0, 1]"),
+    "stop token outside": (
+        '{"prompt_tokens": 1, "max_tokens": 1, "stop_token_ids": [100]}',
+        "stop_token_ids=(100,)",
+    ),
+    "stop strings": ('{"prompt_tokens": 1, "max_tokens": 1, "stop": ["."]}', "needs text"),
     "arrival null": ('{"prompt_tokens": 1, "max_tokens": 1, "arrival_s": null}', "arrival_s=None: must be"),
 }
 

@@ -106,7 +106,7 @@ class BlockAllocator:
         self.num_references += count
         self.total_allocated += count
         if owner is not None:
-            self._owned.setdefault(owner, Counter()).update(blocks)
+            self._own(blocks, owner)
         return blocks
 
     def share(self, blocks: Iterable[int], owner: Hashable = None) -> list[int]:
@@ -128,7 +128,7 @@ class BlockAllocator:
         self.num_references += len(blocks)
         self.total_allocated += len(revived)
         if owner is not None:
-            self._owned.setdefault(owner, Counter()).update(blocks)
+            self._own(blocks, owner)
         return revived
 
     def touch(self, blocks: Iterable[int]) -> None:
@@ -145,8 +145,7 @@ class BlockAllocator:
         Raises BlockError, naming the block, for one that is not allocated, given more often than it is
         referenced, or not `owner`'s.
         """
-        if owner is not None:
-            self._check_owner(blocks, owner)
+        all_of_owner = owner is not None and self._check_owner(blocks, owner)
         references, done = self._references, 0
         released: Sequence[int] = blocks
         try:
@@ -168,14 +167,17 @@ class BlockAllocator:
             self._scratch += released[::-1]
         self.num_references -= len(blocks)
         self.total_freed += len(released)
-        if owner is not None:
+        if all_of_owner:
+            del self._owned[owner]
+        elif owner is not None:
             self._disown(blocks, owner)
         return list(released)
 
-    def set_content(self, block: int) -> None:
-        """Say that a referenced block holds content others may share."""
-        self._content.add(block)
-        self._cached.filled(block)
+    def set_content(self, *blocks: int) -> None:
+        """Say that referenced blocks hold content others may share."""
+        self._content.update(blocks)
+        for block in blocks:
+            self._cached.filled(block)
 
     def clear_content(self, block: int) -> None:
         """Say that a block's content may not be shared any more; unreferenced, it goes to the queue's head."""
@@ -247,13 +249,11 @@ class BlockAllocator:
         return released
 
     def _evict(self, count: int) -> list[int]:
-        blocks = []
-        for _ in range(count):
-            block = self._cached.victim()
-            self._content.discard(block)
+        blocks = [self._cached.victim() for _ in range(count)]
+        self._content.difference_update(blocks)
+        for block in blocks:
             self._cached.forget(block)
             self._on_evict(block)
-            blocks.append(block)
         self.evictions += 1
         self.evicted_blocks += count
         return blocks
@@ -273,11 +273,22 @@ class BlockAllocator:
         if not 0 <= block < self.num_blocks:
             raise BlockError(f"block {block}: outside the pool of {self.num_blocks} blocks")
 
-    def _check_owner(self, blocks: Sequence[int], owner: Hashable) -> None:
+    def _check_owner(self, blocks: Sequence[int], owner: Hashable) -> bool:
+        """Raise BlockError for a reference that is not the owner's; returns whether these are all it has."""
         owned = self._owned.get(owner, Counter())
+        if len(owned) == len(blocks) == owned.total() and owned.keys() == set(blocks):
+            return bool(blocks)
         for block, times in Counter(blocks).items():
             if times > owned[block]:
                 raise BlockError(f"free: {owner!r} holds {owned[block]} reference(s) to block {block}, not {times}")
+        return False
+
+    def _own(self, blocks: Sequence[int], owner: Hashable) -> None:
+        owned = self._owned.setdefault(owner, Counter())
+        if len(blocks) == 1:  # in decoding, and far cheaper than `update`
+            owned[blocks[0]] += 1
+        else:
+            owned.update(blocks)
 
     def _disown(self, blocks: Sequence[int], owner: Hashable) -> None:
         owned = self._owned[owner]

@@ -124,24 +124,25 @@ class KVCachePool(ABC):
         """See CachePoolProtocol."""
         if len(slots) != len(tokens):
             raise SlotError(f"{len(slots)} slots but {len(tokens)} tokens")
-        for slot in slots:
-            self.tables.check(slot)
+        if not self.tables.live.issuperset(slots):
+            for slot in slots:
+                self.tables.check(slot)
         if self._sharing is not None:
-            for slot, token in zip(slots, tokens, strict=True):
-                self._sharing.extend(slot, token)
+            self._sharing.extend(slots, tokens)
 
     def reserve(self, slots: Sequence[int], new_tokens: Sequence[int]) -> None:
         """See CachePoolProtocol."""
         rows, new = self._check_step(slots, new_tokens)
-        for slot in slots:
-            if slot in self._reserved:
-                raise SlotError(f"slot {slot} is reserved for this step already")
+        if not self._reserved.keys().isdisjoint(slots):
+            slot = next(slot for slot in slots if slot in self._reserved)
+            raise SlotError(f"slot {slot} is reserved for this step already")
         wanted = -(-(self.tables.lengths[rows] + new) // self.block_size) - self.tables.counts[rows]
         copies = self._copies_before_write(slots, new_tokens)
         self._check_demand(rows, wanted, copies)
         for slot, entry in copies:
             self._copy_on_write(slot, entry)
-        for index in np.flatnonzero(wanted > 0).tolist():
+        self._append_one(rows[wanted == 1])
+        for index in np.flatnonzero(wanted > 1).tolist():
             self._append_blocks(int(rows[index]), int(wanted[index]))
         self._reserved.update(zip(slots, new_tokens, strict=True))
         if self._sharing is not None:
@@ -152,16 +153,10 @@ class KVCachePool(ABC):
 
     def view(self, slots: Sequence[int], new_tokens: Sequence[int]) -> CacheView:
         """See CachePoolProtocol. Raises SlotError where another number of tokens was reserved."""
-        missing = []
-        for slot, count in zip(slots, new_tokens, strict=False):
-            reserved = self._reserved.get(slot)
-            if reserved is None:
-                missing.append((slot, count))
-            elif reserved != count:
-                raise SlotError(f"slot {slot}: {reserved} tokens were reserved for this step, not {count}")
-        rows, new = self._check_step(slots, new_tokens)
-        if missing:
-            self.reserve([slot for slot, _ in missing], [count for _, count in missing])
+        if [self._reserved.get(slot) for slot in slots] == list(new_tokens) and len(set(slots)) == len(slots):
+            rows, new = np.asarray(slots, dtype=np.int64), np.asarray(new_tokens, dtype=np.int64)
+        else:
+            rows, new = self._reserve_missing(slots, new_tokens)
         return CacheView(
             self.tables,
             self.storage,
@@ -275,6 +270,13 @@ class KVCachePool(ABC):
         self._occupancy.clear(blocks)
         self.tables.append(slot, blocks)
 
+    def _append_one(self, rows: NDArray[np.int64]) -> None:
+        """A block for each of these slots, as decoding takes them; cheaper than one by one."""
+        if len(rows):
+            blocks = [self.allocator.allocate(1, slot)[0] for slot in rows.tolist()]
+            self._occupancy.clear(blocks)
+            self.tables.append_one(rows, blocks)
+
     def _release(self, blocks: Sequence[int], owner: object) -> list[int]:
         released = self.allocator.free(blocks, owner)
         self._occupancy.release(released)
@@ -294,6 +296,20 @@ class KVCachePool(ABC):
         if self._sharing is not None:
             self._same_step_tokens += self.block_size * sum(map(self._sharing.is_pending, hits))
 
+    def _reserve_missing(
+        self, slots: Sequence[int], new_tokens: Sequence[int]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        missing: list[tuple[int, int]] = []
+        for slot, count in zip(slots, new_tokens, strict=False):
+            reserved = self._reserved.get(slot)
+            if reserved is None:
+                missing.append((slot, count))
+            elif reserved != count:
+                raise SlotError(f"slot {slot}: {reserved} tokens were reserved for this step, not {count}")
+        rows, new = self._check_step(slots, new_tokens)
+        self.reserve([slot for slot, _ in missing], [count for _, count in missing])
+        return rows, new
+
     def _check_idle(self, slot: int) -> None:
         self.tables.check(slot)
         if slot in self._reserved:
@@ -304,16 +320,10 @@ class KVCachePool(ABC):
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         if len(slots) != len(new_tokens):
             raise SlotError(f"{len(slots)} slots but {len(new_tokens)} token counts")
-        live = self.tables.live
-        seen: set[int] = set()
-        for slot, count in zip(slots, new_tokens, strict=True):
-            if slot not in live or type(slot) is not int:
-                self.tables.check(slot)
-            if slot in seen:
-                raise SlotError(f"slot {slot} is given twice in one step")
-            if type(count) is not int or count < 1:
-                raise SlotError(f"slot {slot}: {count} new tokens; must be a whole number, at least 1")
-            seen.add(slot)
+        distinct = set(slots)
+        sound = len(distinct) == len(slots) and distinct <= self.tables.live and {int}.issuperset(map(type, slots))
+        if not (sound and {int}.issuperset(map(type, new_tokens)) and min(new_tokens, default=1) >= 1):
+            self._refuse_step(slots, new_tokens)
         rows = np.asarray(slots, dtype=np.int64)
         new = np.asarray(new_tokens, dtype=np.int64)
         over = np.flatnonzero(self.tables.lengths[rows] + new > self.max_seq_len)
@@ -324,6 +334,17 @@ class KVCachePool(ABC):
                 f"max_seq_len={self.max_seq_len}"
             )
         return rows, new
+
+    def _refuse_step(self, slots: Sequence[int], new_tokens: Sequence[int]) -> None:
+        """Raise SlotError for the first slot or count that is wrong."""
+        seen: set[int] = set()
+        for slot, count in zip(slots, new_tokens, strict=True):
+            self.tables.check(slot)
+            if slot in seen:
+                raise SlotError(f"slot {slot} is given twice in one step")
+            if type(count) is not int or count < 1:
+                raise SlotError(f"slot {slot}: {count} new tokens; must be a whole number, at least 1")
+            seen.add(slot)
 
     def _copies_before_write(self, slots: Sequence[int], new_tokens: Sequence[int]) -> list[tuple[int, int]]:
         """Entries (slot, index) of blocks that the step writes and others reference. Of several slots that
@@ -380,16 +401,18 @@ class KVCachePool(ABC):
         self._cow_copies += 1
 
     def _advance(self, rows: NDArray[np.int64], new: NDArray[np.int64]) -> None:
-        for slot, count in zip(rows.tolist(), new.tolist(), strict=True):
-            if self._reserved.get(slot) != count:
-                raise SlotError(f"slot {slot} left the step before it was done")
+        slots, counts = rows.tolist(), new.tolist()
+        reserved = [self._reserved.get(slot) for slot in slots]
+        if reserved != counts:
+            slot = next(s for s, was, count in zip(slots, reserved, counts, strict=True) if was != count)
+            raise SlotError(f"slot {slot} left the step before it was done")
         before = self.tables.lengths[rows]
         after = before + new
         self._occupancy.write(self.tables, rows, after)
         self.tables.lengths[rows] = after
         self.tables.stored[rows] = np.maximum(self.tables.stored[rows], after)
-        for slot in rows.tolist():
-            self._reserved.pop(slot, None)
+        for slot in slots:
+            del self._reserved[slot]
         if self._sharing is not None:
             for index in np.flatnonzero(after // self.block_size > before // self.block_size).tolist():
                 slot = int(rows[index])

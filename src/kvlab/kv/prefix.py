@@ -57,7 +57,7 @@ class PrefixIndex:
         blocks: list[int] = []
         node = root
         nodes, hash_function = self._nodes, self._hash
-        for tokens in self._split(token_ids):
+        for tokens in self.split(token_ids):
             child = nodes.get(hash_function(node.key, tokens))
             if child is None or child.block is None or child.parent is not node or child.tokens != tokens:
                 break
@@ -72,9 +72,10 @@ class PrefixIndex:
             root = self._roots[salt] = Prefix(None, b"", self._hash(0, repr(salt).encode()))
         return root
 
-    def extend(self, parent: Prefix, token_ids: Sequence[int]) -> Prefix | None:
-        """The node of one block's tokens behind `parent`, made if it is not there; None if its key is taken."""
-        tokens = array("q", token_ids).tobytes()
+    def extend(self, parent: Prefix, tokens: bytes) -> Prefix | None:
+        """The node of one block's tokens, as `split` gives them, behind `parent`, made if it is not there; None if
+        its key is taken.
+        """
         key = self._hash(parent.key, tokens)
         node = self._nodes.get(key)
         if node is None:
@@ -108,7 +109,8 @@ class PrefixIndex:
         """Every indexed block and its node."""
         return iter(self._by_block.items())
 
-    def _split(self, token_ids: Sequence[int]) -> Iterator[bytes]:
+    def split(self, token_ids: Sequence[int]) -> Iterator[bytes]:
+        """The tokens of each whole block, 8 bytes a token."""
         data = array("q", token_ids).tobytes()
         width = 8 * self.block_size
         for start in range(0, len(data) - width + 1, width):

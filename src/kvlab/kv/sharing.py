@@ -39,6 +39,7 @@ class PrefixSharing:
         self._allocator = allocator
         self._tables = tables
         self._slots: dict[int, _Contents] = {}
+        self._tokens: dict[int, list[int]] = {}  # those of `_slots`, which decoding touches in every step
         self._pending: set[int] = set()  # published, and computed by the step in preparation
 
     def open(self, slot: int, token_ids: Sequence[int], salt: Hashable, hits: int, *, known: bool) -> None:
@@ -52,6 +53,7 @@ class PrefixSharing:
                 raise RuntimeError(f"block {block} was matched but has no content")
             contents.nodes.append(node)
         self._slots[slot] = contents
+        self._tokens[slot] = contents.tokens
 
     def fork(self, slot: int, copy: int) -> None:
         """Slot `copy` was opened with the same content."""
@@ -59,11 +61,12 @@ class PrefixSharing:
         self._slots[copy] = _Contents(
             list(source.tokens), source.root, list(source.nodes), source.settled, source.indexable
         )
+        self._tokens[copy] = self._slots[copy].tokens
 
     def close(self, slot: int) -> list[int]:
         """A slot is about to be freed; returns the blocks it announced and never computed, which are taken back."""
         retracted = self.retract(slot)
-        del self._slots[slot]
+        del self._slots[slot], self._tokens[slot]
         return retracted
 
     def borrowers(self, blocks: list[int]) -> list[int]:
@@ -85,9 +88,11 @@ class PrefixSharing:
         contents.settled = sound
         return sound
 
-    def extend(self, slot: int, token: int) -> None:
-        """The token that a slot's next step computes, where it is not known yet."""
-        self._slots[slot].tokens.append(token)
+    def extend(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
+        """The token that each slot's next step computes, where it is not known yet."""
+        lists = self._tokens
+        for slot, token in zip(slots, tokens, strict=True):
+            lists[slot].append(token)
 
     def is_pending(self, block: int) -> bool:
         """Whether a block's content is being computed by the step in preparation."""
@@ -98,26 +103,40 @@ class PrefixSharing:
         contents = self._slots[slot]
         if length > len(contents.tokens):  # it computes tokens that nobody told: from here on nothing is known
             contents.indexable = False
-        full = min(length, len(contents.tokens)) // self._tables.block_size
-        while contents.indexable and len(contents.nodes) < full:
-            entry = len(contents.nodes)
-            node = self._node(contents, entry)
-            if node is None:
+        size, first = self._tables.block_size, len(contents.nodes)
+        full = min(length, len(contents.tokens)) // size
+        if not contents.indexable or first >= full:
+            return
+        blocks = self._tables.entries[slot, first:full].tolist()
+        texts = self.index.split(contents.tokens[first * size : full * size])
+        node = contents.nodes[-1] if contents.nodes else contents.root
+        published = []
+        for block, tokens in zip(blocks, texts, strict=True):
+            child = self.index.extend(node, tokens)
+            if child is None:
                 contents.indexable = False
-                return
-            contents.nodes.append(node)
-            block = int(self._tables.entries[slot, entry])
-            if self._publish(node, block):
-                self._pending.add(block)
+                break
+            contents.nodes.append(child)
+            if self.index.publish(child, block):
+                published.append(block)
+            node = child
+        self._allocator.set_content(*published)
+        self._pending.update(published)
 
     def settle(self, slot: int) -> list[tuple[int, int]]:
         """The step is done. Returns (entry, other block) for each block it filled whose content another has."""
         contents = self._slots[slot]
         duplicates = []
-        for entry in range(contents.settled, len(contents.nodes)):
-            block = int(self._tables.entries[slot, entry])
+        first, size = contents.settled, self._tables.block_size
+        blocks = self._tables.entries[slot, first : len(contents.nodes)].tolist()
+        for entry, block in enumerate(blocks, start=first):
+            if contents.nodes[entry].block == block:
+                self._pending.discard(block)
+                continue
             # What another block held when the step was prepared may have been evicted since.
-            node = self._node(contents, entry)
+            parent = contents.nodes[entry - 1] if entry else contents.root
+            (tokens,) = self.index.split(contents.tokens[entry * size : (entry + 1) * size])
+            node = self.index.extend(parent, tokens)
             if node is None:
                 del contents.nodes[entry:]
                 contents.indexable = False
@@ -125,7 +144,8 @@ class PrefixSharing:
             contents.nodes[entry] = node
             self._pending.discard(block)
             if node.block is None:
-                self._publish(node, block)
+                self.index.publish(node, block)
+                self._allocator.set_content(block)
             elif node.block != block:
                 duplicates.append((entry, node.block))
         contents.settled = len(contents.nodes)
@@ -144,14 +164,3 @@ class PrefixSharing:
                 retracted.append(block)
         del contents.nodes[contents.settled :]
         return retracted
-
-    def _node(self, contents: _Contents, entry: int) -> Prefix | None:
-        size = self._tables.block_size
-        parent = contents.nodes[entry - 1] if entry else contents.root
-        return self.index.extend(parent, contents.tokens[entry * size : (entry + 1) * size])
-
-    def _publish(self, node: Prefix, block: int) -> bool:
-        published = self.index.publish(node, block)
-        if published:
-            self._allocator.set_content(block)
-        return published

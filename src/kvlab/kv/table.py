@@ -57,6 +57,11 @@ class BlockTables:
         self.entries[slot, count : count + len(blocks)] = blocks
         self.counts[slot] = count + len(blocks)
 
+    def append_one(self, rows: NDArray[np.int64], blocks: Sequence[int]) -> None:
+        """The same for several slots, each of which gets one block."""
+        self.entries[rows, self.counts[rows]] = blocks
+        self.counts[rows] += 1
+
     def replace(self, slot: int, entry: int, block: int) -> None:
         """Map one entry to another block that holds the same content."""
         self.entries[slot, entry] = block

@@ -1,32 +1,15 @@
-"""From a configuration to an engine: first what can be checked for nothing, then what takes memory."""
+"""From a configuration to a run: an engine that is sound, requests it can serve, memory that the machine has."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-import torch
-
-from kvlab.attention.base import AttentionBackend, AttentionSpec
-from kvlab.attention.registry import default_registry
 from kvlab.config import RunConfig, format_bytes
 from kvlab.core import Request
-from kvlab.engine.clock import WallClock
-from kvlab.engine.engine import Engine
-from kvlab.engine.executor import TorchExecutor
-from kvlab.engine.sampler import Sampler
-from kvlab.engine.scheduler import build_scheduler
+from kvlab.engine.build import EnginePlan, plan_engine
 from kvlab.errors import CapacityError, WorkloadError
-from kvlab.kv.contiguous import SlottedKVCachePool
-from kvlab.kv.eviction import POLICIES as EVICTION
-from kvlab.kv.paged import PagedKVCachePool
-from kvlab.kv.sizing import PoolSize, check_longest_sequence, size_pool
-from kvlab.kv.storage import KVStorage
-from kvlab.lab.machine import available_memory, resolve_device
-from kvlab.models.config import DecoderConfig
-from kvlab.models.decoder import Decoder, attention_specs
-from kvlab.models.families import decoder_config
-from kvlab.models.ops import select_ops
-from kvlab.models.weights import open_weights
+from kvlab.kv.sizing import check_longest_sequence
+from kvlab.lab.machine import available_memory
 from kvlab.workloads import build_requests
 from kvlab.workloads.prompts import grown_lengths
 
@@ -34,17 +17,10 @@ _WORKING_MEMORY = 512 * 2**20  # activations, logits, gather buffers, the weight
 
 
 @dataclass(frozen=True, slots=True)
-class RunPlan:
-    """A checked run: everything that is known before a byte of it is allocated."""
+class RunPlan(EnginePlan):
+    """A checked run: its engine, and what it will be asked."""
 
-    config: RunConfig
-    device: str
-    model: DecoderConfig
-    weight_bytes: int
     requests: list[Request]
-    pool: PoolSize
-    attention: AttentionBackend
-    specs: tuple[AttentionSpec, ...]  # of each layer
 
 
 def plan_run(config: RunConfig) -> RunPlan:
@@ -53,63 +29,11 @@ def plan_run(config: RunConfig) -> RunPlan:
     Raises a KvlabError for what cannot work: CapacityError for what does not fit in the pool or the machine,
     WorkloadError for a request that is too long, ConfigError, BackendError, DeviceError.
     """
-    device = resolve_device(config.executor.device)
-    model = decoder_config(config.model)
-    requests = build_requests(config.workload, vocab_size=model.vocab_size, seed=config.seed)
-    longest = _check_lengths(requests, config)
-    pool = size_pool(
-        config.kv,
-        model.kv_spec(config.executor.dtype),
-        max_batch_size=config.scheduler.max_batch_size,
-        max_seq_len=config.model.max_seq_len,
-    )
-    check_longest_sequence(pool, longest)
-    specs = attention_specs(model, config.executor.dtype, device)
-    attention = default_registry().select(specs, config.attention.backend)
-    weight_bytes = model.weight_bytes(config.executor.dtype)
-    _check_memory(config, weight_bytes, pool, device)
-    return RunPlan(config, device, model, weight_bytes, requests, pool, attention, specs)
-
-
-def build_engine(plan: RunPlan) -> Engine:
-    """Load the weights, reserve the pool, put the engine together. Raises WeightsError or CapacityError."""
-    config = plan.config
-    if config.executor.threads is not None:
-        torch.set_num_threads(config.executor.threads)
-    dtype: torch.dtype = getattr(torch, config.executor.dtype)
-    weights = open_weights(
-        config.model.weights or "dummy",
-        dtype,
-        plan.device,
-        seed=config.seed,
-        norm_weight=plan.model.initial_norm_weight,
-    )
-    ops = select_ops(dtype, plan.device, kernels=config.executor.kernels)
-    model = Decoder(plan.model, weights, plan.attention, plan.specs, config.model.max_seq_len, ops)
-    storage = KVStorage(
-        plan.model.kv_spec(config.executor.dtype), plan.pool.num_blocks, plan.pool.block_size, plan.device
-    )
-    max_seq_len = config.model.max_seq_len
-    pool: SlottedKVCachePool | PagedKVCachePool
-    if config.kv.backend == "paged":
-        pool = PagedKVCachePool(
-            plan.pool.num_blocks,
-            plan.pool.block_size,
-            max_seq_len,
-            storage,
-            prefix_sharing=config.kv.prefix_sharing,
-            eviction=EVICTION[config.kv.eviction](),
-        )
-    else:
-        pool = SlottedKVCachePool(plan.pool.num_blocks, max_seq_len, storage)
-    return Engine(
-        pool,
-        build_scheduler(config.scheduler),
-        TorchExecutor(model, Sampler(), plan.device),
-        WallClock(),
-        eos_token_ids=plan.model.eos_token_ids,
-        vocab_size=plan.model.vocab_size,
-    )
+    plan = plan_engine(config)
+    requests = build_requests(config.workload, vocab_size=plan.model.vocab_size, seed=config.seed)
+    check_longest_sequence(plan.pool, _check_lengths(requests, config))
+    _check_memory(plan)
+    return RunPlan(**{field.name: getattr(plan, field.name) for field in fields(plan)}, requests=requests)
 
 
 def _check_lengths(requests: list[Request], config: RunConfig) -> int:
@@ -129,7 +53,8 @@ def _check_lengths(requests: list[Request], config: RunConfig) -> int:
     return length
 
 
-def _check_memory(config: RunConfig, weight_bytes: int, pool: PoolSize, device: str) -> None:
+def _check_memory(plan: EnginePlan) -> None:
+    config, weight_bytes, pool, device = plan.config, plan.weight_bytes, plan.pool, plan.device
     available, needed = available_memory(device), weight_bytes + pool.num_bytes + _WORKING_MEMORY
     if needed <= available:
         return

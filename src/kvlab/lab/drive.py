@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from kvlab.core import FinishReason, Request, Sequence, StepRecord
 from kvlab.engine.engine import Engine
+from kvlab.errors import RequestRefusedError
 
 _NAP_S = 0.05  # the longest sleep, so that a request to stop is seen soon
 
@@ -19,6 +20,7 @@ class RunLog:
 
     sequences: list[Sequence] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)  # why, of each request that the engine did not take
     duration_s: float = 0.0  # from the first possible arrival to the last event
     interrupted: bool = False
 
@@ -47,7 +49,11 @@ def drive(
             log.interrupted = True
             break
         while pending and pending[0].arrival_s <= clock.now():
-            sequence = engine.submit(pending.popleft())
+            try:
+                sequence = engine.submit(pending.popleft())
+            except RequestRefusedError as error:  # a full line; what cannot be served at all was told at the start
+                log.refused.append(str(error))
+                continue
             log.sequences += [sequence, *sequence.siblings]
             if sequence.request.request_id in turns:
                 talking.append(sequence)

@@ -12,10 +12,11 @@ from rich.console import Console
 
 from kvlab.config import RunConfig, format_bytes
 from kvlab.core import StepRecord
+from kvlab.engine.build import build_engine
 from kvlab.engine.engine import Engine
 from kvlab.errors import AuditError, CapacityError, KvlabError, TrackingError
 from kvlab.lab.artifacts import write_artifacts
-from kvlab.lab.build import RunPlan, build_engine, plan_run
+from kvlab.lab.build import RunPlan, plan_run
 from kvlab.lab.drive import RunLog, completed, drive
 from kvlab.lab.interrupt import stop_on_signal
 from kvlab.lab.machine import describe, peak_memory
@@ -87,7 +88,9 @@ def execute(config: RunConfig, context: RunContext) -> RunResult:
             status = RunStatus.INTERRUPTED
         elif not completed(log):
             status = RunStatus.FAILED
-            engine_error = next((s.error for s in log.sequences if s.error), "no request completed")
+            engine_error = next(
+                (s.error for s in log.sequences if s.error), next(iter(log.refused), "no request completed")
+            )
     except KeyboardInterrupt:
         status = RunStatus.INTERRUPTED
     except KvlabError as error:
@@ -144,6 +147,7 @@ class _Tracking:
         if plan is not None:
             summary |= {
                 "attention": plan.attention.name,
+                "kernels": plan.ops.name,
                 "machine": describe(plan.device),
                 "weight_bytes": plan.weight_bytes,
                 "workload_digest": workload_digest(plan.requests),
@@ -211,7 +215,7 @@ def _announce(plan: RunPlan, context: RunContext) -> None:
     context.console.print(
         f"{config.model.name}: {plan.model.num_parameters / 1e6:,.0f} M parameters, "
         f"{format_bytes(plan.weight_bytes)} in {config.executor.dtype}; KV cache: {pool.num_blocks} {kind} of "
-        f"{pool.block_size} tokens, {format_bytes(pool.num_bytes)}; attention: {plan.attention.name}; "
+        f"{pool.block_size} tokens, {format_bytes(pool.num_bytes)}; attention: {plan.attention.name}; else: {plan.ops.name}; "
         f"{len(plan.requests)} requests on {describe(plan.device)}",
         highlight=False,
     )

@@ -11,16 +11,6 @@ from pathlib import Path
 import psutil
 import torch
 
-from kvlab.errors import DeviceError
-
-
-def resolve_device(setting: str) -> str:
-    """`cpu` or `cuda` for `auto`, `cpu` or `cuda`. Raises DeviceError where CUDA is asked for and absent."""
-    available = torch.cuda.is_available()
-    if setting == "cuda" and not available:
-        raise DeviceError("executor.device=cuda: PyTorch finds no CUDA device here; use executor.device=cpu")
-    return "cuda" if setting != "cpu" and available else "cpu"
-
 
 def available_memory(device: str) -> int:
     """Bytes that a run may still take on the device, a container's limit included."""

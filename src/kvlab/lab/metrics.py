@@ -36,16 +36,21 @@ def run_metrics(log: RunLog, pool: PoolSize, *, leaked_blocks: int) -> dict[str,
         "capacity/token_slots": pool.token_slots,
         "requests/completed": len(done),
         "requests/failed": sum(s.finish_reason is FinishReason.FAILED for s in log.sequences),
+        "requests/refused": len(log.refused),
         "requests/preemptions": sum(s.preemptions for s in log.sequences),
         "tokens/prompt": prompt_tokens,
         "tokens/output": output_tokens,
         "tokens/prefill": total("prefill_tokens"),
-        "tokens/recomputed": sum(step.recomputed_tokens for step in steps),
+        "tokens/recomputed": total("recomputed_tokens"),
         **{f"kv/{name}": total(name) for name in _KV_COUNTERS},
         "kv/prefix_hit_tokens": total("hit_tokens"),
         "kv/leaked_blocks": leaked_blocks,
         "engine/steps": sum(step.batch_seqs > 0 for step in steps),
+        "engine/failed_passes": total("failed_passes"),
     }
+    computed = total("prefill_tokens") + total("decode_tokens")
+    if computed:
+        metrics["tokens/recomputed_share"] = 100 * total("recomputed_tokens") / computed
     if duration > 0:
         metrics["throughput/output_tokens_per_s"] = output_tokens / duration
         metrics["throughput/total_tokens_per_s"] = (prompt_tokens + output_tokens) / duration

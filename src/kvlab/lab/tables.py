@@ -61,10 +61,12 @@ SECTIONS: dict[str, list[Row]] = {
         Row("cached blocks evicted", "kv/evicted_blocks", digits=0),
         Row("preemptions", "requests/preemptions", digits=0, more_is_better=False),
         Row("tokens computed twice", "tokens/recomputed", digits=0, more_is_better=False),
+        Row("their share of all computed", "tokens/recomputed_share", "%", more_is_better=False),
     ],
     "requests": [
         Row("completed", "requests/completed", digits=0),
         Row("failed", "requests/failed", digits=0, more_is_better=False),
+        Row("refused", "requests/refused", digits=0, more_is_better=False),
     ],
 }
 
@@ -101,6 +103,7 @@ def points_table(points: Sequence[Mapping[str, Any]]) -> Table:
         Row("per token p50, ms", "latency/tpot_ms_p50"),
         Row("token slots used, %", "kv/token_utilization_mean"),
         Row("preemptions", "requests/preemptions", digits=0),
+        Row("computed twice, %", "tokens/recomputed_share"),
     ]
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
     table.add_column("point")

@@ -11,11 +11,21 @@ from kvlab.core import Request
 
 
 def workload_digest(requests: Sequence[Request]) -> str:
-    """16 hexadecimal digits over every request's arrival, prompt, output length, samples and what it follows."""
+    """16 hexadecimal digits over every request's arrival, prompt, output length, samples, priority and what it
+    follows.
+    """
     digest = hashlib.sha256()
     for request in requests:
         sampling = request.sampling
-        head = (request.arrival_s, sampling.max_tokens, sampling.n, request.salt, request.follows)
+        head: tuple[object, ...] = (
+            request.arrival_s,
+            sampling.max_tokens,
+            sampling.n,
+            request.salt,
+            request.follows,
+        )
+        if request.priority:  # so that workloads without keep their digests
+            head += (request.priority,)
         digest.update(repr(head).encode())
         digest.update(np.array(request.prompt_token_ids, dtype=np.int64).tobytes())
     return digest.hexdigest()[:16]

@@ -22,6 +22,7 @@ def make_request(
     seed: int,
     *,
     follows: str | None = None,
+    priority: int = 0,
 ) -> Request:
     """The workload's request number `index`, with a sampling seed of its own."""
     sampling = SamplingParams(
@@ -31,7 +32,7 @@ def make_request(
         ignore_eos=config.ignore_eos,
         n=config.samples,
     )
-    return Request(f"r{index}", prompt, sampling, arrival_s, follows=follows)
+    return Request(f"r{index}", prompt, sampling, arrival_s, follows=follows, priority=priority)
 
 
 def grown_lengths(requests: list[Request]) -> dict[str, int]:

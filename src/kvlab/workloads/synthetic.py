@@ -10,21 +10,23 @@ from kvlab.workloads.prompts import make_request, random_prompt
 
 
 def synthesize(config: WorkloadConfig, *, vocab_size: int, seed: int) -> list[Request]:
-    """`num_requests` requests, or conversations of `turns` requests, with uniform lengths and random tokens.
+    """`num_requests` requests, or conversations of `turns` requests, with random lengths and tokens.
 
     A prompt is [system | group | own]: tokens that all share, tokens that its group shares, tokens of its own.
-    Arrivals: `burst`, all at 0; `uniform`, one every 1 / rate seconds from 0 on. A conversation's later turns
-    follow the one before after `think_s`, and have tokens of their own alone.
+    Arrivals: `burst`, all at 0; `uniform`, one every 1 / rate seconds from 0 on; `poisson`, as many on average. A
+    conversation's later turns follow the one before after `think_s`, and have tokens of their own alone.
     """
     # Lengths, groups and tokens have generators of their own: another vocabulary leaves the others as they are.
-    lengths, tokens, choices = (np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(3))
+    children = np.random.SeedSequence(seed).spawn(5)
+    lengths, tokens, choices, gaps, ranks = (np.random.default_rng(child) for child in children)
+    arrivals = _arrivals(config, gaps)
     system = random_prompt(tokens, config.system_len, vocab_size)
     groups = [random_prompt(tokens, config.group_len, vocab_size) for _ in range(config.num_groups)]
     popularity = 1.0 / np.arange(1, config.num_groups + 1) ** config.zipf
     requests: list[Request] = []
     for number in range(config.num_requests):
+        priority = int(ranks.integers(config.priorities))
         group = groups[int(choices.choice(config.num_groups, p=popularity / popularity.sum()))]
-        arrival_s = number / config.rate if config.arrival == "uniform" and config.rate else 0.0
         for turn in range(config.turns):
             prompt_len, output_len = _draw(lengths, config.prompt_len), _draw(lengths, config.output_len)
             own = random_prompt(tokens, prompt_len, vocab_size)
@@ -32,14 +34,28 @@ def synthesize(config: WorkloadConfig, *, vocab_size: int, seed: int) -> list[Re
                 len(requests),
                 own if turn else system + group + own,
                 output_len,
-                config.think_s if turn else arrival_s,
+                config.think_s if turn else arrivals[number],
                 config,
                 seed,
                 follows=requests[-1].request_id if turn else None,
+                priority=priority,
             )
             requests.append(request)
     return requests
 
 
+def _arrivals(config: WorkloadConfig, generator: np.random.Generator) -> list[float]:
+    """When each request or conversation arrives, in seconds."""
+    if config.arrival == "burst" or not config.rate:
+        return [0.0] * config.num_requests
+    if config.arrival == "uniform":
+        return [number / config.rate for number in range(config.num_requests)]
+    times: list[float] = generator.exponential(1 / config.rate, config.num_requests).cumsum().tolist()
+    return times
+
+
 def _draw(generator: np.random.Generator, length: LengthConfig) -> int:
+    if length.distribution == "lognormal" and length.median:
+        drawn = round(generator.lognormal(np.log(length.median), length.sigma))
+        return min(max(drawn, length.min), length.max)
     return int(generator.integers(length.min, length.max, endpoint=True))

@@ -1,14 +1,15 @@
-"""What every scheduling policy does; policies differ in when sequences may enter."""
+"""What every scheduling policy does; policies differ in when sequences may enter, orders in who goes first."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import deque
-from contextlib import suppress
 
 from kvlab.config import SchedulerConfig
-from kvlab.core import ScheduledSequence, Sequence, SequenceStatus, StepPlan
+from kvlab.core import ScheduledSequence, Sequence, SequenceStatus
+from kvlab.engine.scheduler.line import WaitingLine
+from kvlab.engine.scheduler.orders import ORDERS, Stage
+from kvlab.engine.scheduler.victims import VICTIMS
 
 
 class Scheduler(ABC):
@@ -17,59 +18,103 @@ class Scheduler(ABC):
         add -> waiting --admit--> running --retire--> gone
                   ^______preempt______|
 
-    It knows sequences and budgets, never the pool: the engine asks it for a `candidate`, tries to get its memory,
-    and tells it by `admit`. `running` is in the order of admission; the order of
-    `waiting` is kept, except that a preempted sequence goes to its front.
+    It knows sequences and budgets, never the pool: the engine asks it for the `plan` of each of the order's
+    `stages` and for a `candidate` to enter, tries to get their memory, and tells it by `admit` or `preempt`.
+    `running` is in the order of admission.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.waiting: deque[Sequence] = deque()
+        self.order = ORDERS[config.order](config)
+        self.waiting = WaitingLine(self.order.rank)
         self.running: list[Sequence] = []
+        self._victim = VICTIMS[config.preemption.victim or "last_admitted"]
+        self._longest_chunk = config.long_prefill_threshold or config.max_batched_tokens
         self._open = False
+        self._decoding: list[Sequence] = []  # of this step
+        self._prefilling: list[Sequence] = []
+        self._entries: dict[Sequence, ScheduledSequence] = {}  # of those that decode, the same in every step
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """What a step's tokens and memory are given to, one after the other."""
+        return self.order.stages
 
     def has_work(self) -> bool:
         """Whether a sequence waits, runs, or has ended without having been retired."""
-        return bool(self.waiting or self.running)
+        return bool(self.running) or len(self.waiting) > 0
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
-        self.waiting.append(sequence)
+        self.waiting.add(sequence)
 
     def retire(self) -> list[Sequence]:
         """Take the sequences that ended out of the active set, and return them."""
-        ended = [s for s in self.running if s.status is SequenceStatus.FINISHED]
+        finished = SequenceStatus.FINISHED
+        ended = [s for s in self.running if s.status is finished]
+        for sequence in ended:
+            self._entries.pop(sequence, None)
         if ended:
-            self.running = [s for s in self.running if s.status is not SequenceStatus.FINISHED]
+            self.running = [s for s in self.running if s.status is not finished]
         return ended
 
-    def open_admission(self, now: float) -> None:
-        """A step begins: decide whether waiting sequences may enter in it."""
-        self._open = bool(self.waiting) and self.may_admit(now)
+    def begin_step(self, now: float) -> None:
+        """Decide who could decode, who is in prefill, and whether waiting sequences may enter."""
+        self._decoding, self._prefilling = [], []
+        for sequence in self.running:
+            computed = sequence.num_computed
+            # `is_decoding`, inlined: every running sequence is asked in every step.
+            decodes = computed >= sequence.num_prompt_tokens and computed + 1 == len(sequence.token_ids)
+            (self._decoding if decodes else self._prefilling).append(sequence)
+        self._open = len(self.waiting) > 0 and self.may_admit(now)
+
+    def plan(self, stage: Stage, budget: int) -> list[ScheduledSequence]:
+        """The running sequences that take part in a stage of the step, with at most `budget` tokens in all."""
+        if stage is Stage.DECODE:
+            running = SequenceStatus.RUNNING
+            decoding = [s for s in self._decoding if s.status is running]  # not preempted in this step
+            entries, decoding = self._entries, self.order.decoding(decoding, budget)
+            return [entries.get(s) or entries.setdefault(s, ScheduledSequence(s, 1)) for s in decoding]
+        scheduled = []
+        for sequence in sorted(self._prefilling, key=self.order.rank):
+            if budget > 0 and sequence.status is SequenceStatus.RUNNING:
+                scheduled.append(self.chunk(sequence, budget))
+                budget -= scheduled[-1].num_tokens
+        return scheduled
+
+    def chunk(self, sequence: Sequence, budget: int) -> ScheduledSequence:
+        """How many of a prefilling sequence's tokens a step with this budget left takes."""
+        return ScheduledSequence(sequence, min(sequence.num_uncomputed, budget, self._longest_chunk))
+
+    def num_decoding(self) -> int:
+        """How many of those that run could decode in this step."""
+        return len(self._decoding)
 
     def candidate(self) -> Sequence | None:
         """The sequence that would enter next, where the policy and `max_batch_size` let one. The head of the line
         is never overtaken.
         """
-        return self.waiting[0] if self._open and self.waiting and self.has_room() else None
+        return self.waiting.head if self._open and self.has_room() else None
 
     def has_room(self) -> bool:
         """Whether fewer than `max_batch_size` sequences run."""
         return len(self.running) < self.config.max_batch_size
 
-    def headroom(self, free_kv_tokens: int | None) -> int:
+    def headroom(self, free_kv_tokens: int, total_kv_tokens: int) -> int:
         """Of the tokens free when admission began, how many it leaves alone; none for a sequence that would run
-        alone, or where a token budget has no meaning.
+        alone.
         """
-        if free_kv_tokens is None or not self.running:
+        if not self.running:
             return 0
-        return math.ceil(free_kv_tokens * self.config.admission_reserve)
+        reserve = math.ceil(free_kv_tokens * self.config.admission_reserve)
+        return max(reserve, math.ceil(total_kv_tokens * self.config.watermark))
 
     def admit(self, sequence: Sequence) -> None:
         """Move the candidate from waiting to running."""
-        if not self.waiting or self.waiting[0] is not sequence:
+        if self.waiting.head is not sequence:
             raise RuntimeError(f"request {sequence.request.request_id!r} is not the head of the line")
-        self.join(self.waiting.popleft())
+        self.waiting.remove(sequence)
+        self.join(sequence)
 
     def join(self, sequence: Sequence) -> None:
         """Make a sequence that has memory already one of those that run."""
@@ -78,39 +123,23 @@ class Scheduler(ABC):
 
     def put_first(self, sequences: list[Sequence]) -> None:
         """Queue sequences at the front of the line, in this order."""
-        self.waiting.extendleft(reversed(sequences))
-
-    def chunk(self, sequence: Sequence, budget: int) -> ScheduledSequence:
-        """How many of a prefilling sequence's tokens a step with this budget left takes."""
-        return ScheduledSequence(sequence, min(sequence.num_uncomputed, budget))
-
-    def plan(self) -> StepPlan:
-        """The running sequences' part of the step: all that decode, then prefill chunks within
-        `max_batched_tokens`.
-        """
-        scheduled = [ScheduledSequence(s, 1) for s in self.running if s.is_decoding]
-        budget = self.config.max_batched_tokens - len(scheduled)
-        for sequence in self.running:
-            if budget > 0 and not sequence.is_decoding:
-                scheduled.append(self.chunk(sequence, budget))
-                budget -= scheduled[-1].num_tokens
-        return StepPlan(tuple(scheduled))
+        self.waiting.put_first(sequences)
 
     def victim(self) -> Sequence:
-        """Who gives up its blocks when memory runs out: the last admitted."""
-        return self.running[-1]
+        """Who gives up its blocks when memory runs out."""
+        return self._victim(self.running)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Move a running sequence to the front of the queue; all its tokens will be computed again."""
+        """Move a running sequence to the front of the line; all its tokens will be computed again."""
         self.running.remove(sequence)
+        self._entries.pop(sequence, None)
         sequence.status = SequenceStatus.WAITING
         sequence.num_computed = 0
-        self.waiting.appendleft(sequence)
+        self.waiting.put_first([sequence])
 
     def drop(self, sequence: Sequence) -> None:
-        """Take a sequence out of the queue for good, if it is there."""
-        with suppress(ValueError):
-            self.waiting.remove(sequence)
+        """Take a sequence out of the line for good, if it is there."""
+        self.waiting.remove(sequence)
 
     @abstractmethod
     def may_admit(self, now: float) -> bool:

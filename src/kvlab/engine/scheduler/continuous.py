@@ -6,7 +6,7 @@ from kvlab.engine.scheduler.base import Scheduler
 
 
 class ContinuousScheduler(Scheduler):
-    """First come, first served, as soon as there is room."""
+    """Whoever the order puts first enters as soon as there is room."""
 
     def may_admit(self, now: float) -> bool:
         """Always."""

@@ -7,7 +7,7 @@ from kvlab.engine.scheduler.base import Scheduler
 
 class StaticScheduler(Scheduler):
     """Nobody enters while a batch runs; the next is formed when it is full or its oldest member has waited
-    `max_wait_ms`.
+    `max_wait_ms`. Each member is given the memory for its longest possible output at once.
     """
 
     def may_admit(self, now: float) -> bool:
@@ -19,7 +19,7 @@ class StaticScheduler(Scheduler):
 
     def next_wakeup(self) -> float | None:
         """When the wait of the oldest waiting sequence ends."""
-        return self._deadline() if self.waiting and not self.running else None
+        return self._deadline() if len(self.waiting) and not self.running else None
 
     def _deadline(self) -> float:
         oldest = min(sequence.request.arrival_s for sequence in self.waiting)

@@ -1,0 +1,45 @@
+"""What the experiments on whole runs share: a configuration in, its figures and its log out, in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from typing import cast
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from kvlab.config import RunConfig
+from kvlab.engine.build import build_engine
+from kvlab.errors import AuditError
+from kvlab.lab.build import RunPlan, plan_run
+from kvlab.lab.drive import RunLog, completed, drive
+from kvlab.lab.metrics import run_metrics
+from src.run import ROOT
+
+
+def configure(overrides: list[str]) -> RunConfig:
+    """The configuration that `python -m src.run <overrides>` would have."""
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return cast(RunConfig, OmegaConf.to_object(compose("run", overrides)))
+
+
+def measure(config: RunConfig) -> tuple[RunPlan, RunLog, dict[str, float]]:
+    """Run it in a fresh engine. AuditError if the pool is unsound then, RuntimeError if a request is lost."""
+    plan = plan_run(config)
+    engine = build_engine(plan)
+    log = drive(engine, plan.requests)
+    if findings := engine.pool.audit():
+        raise AuditError("; ".join(map(str, findings)))
+    expected = sum(request.sampling.n for request in plan.requests)
+    if len(completed(log)) != expected:
+        raise RuntimeError(f"{len(completed(log))} of {expected} sequences completed")
+    metrics = run_metrics(log, plan.pool, leaked_blocks=0)
+    del engine
+    gc.collect()
+    return plan, log, metrics
+
+
+def scheduled(config: RunConfig, **settings: object) -> RunConfig:
+    """The same run with other fields of its scheduler."""
+    return dataclasses.replace(config, scheduler=dataclasses.replace(config.scheduler, **settings))

@@ -1,0 +1,130 @@
+"""A model that fails, and what its failure costs whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from pytest_bdd import given, parsers, then, when
+
+from features.steps.checkpoints import Checkpoint
+from features.steps.run_steps import Command
+from features.steps.server import Server
+from kvlab.core import FinishReason, Sequence, StepPlan
+from kvlab.engine.sampler import Sampler
+from kvlab.kv.view import CacheView
+
+Strikes = Callable[[StepPlan], list[Sequence]]
+
+
+class Fault:
+    """Strikes the passes in which there are culprits: `before it computes`, `half-way` (the first layer's K and V
+    are garbage), or `with logits that are no numbers`.
+    """
+
+    def __init__(self, server: Server, when: str, culprits: Strikes) -> None:
+        self._server, self._when, self._culprits = server, when, culprits
+        self._execute = server.executor.execute
+        server.executor.execute = self.execute  # type: ignore[method-assign]
+
+    def end(self) -> None:
+        self._server.executor.execute = self._execute  # type: ignore[method-assign]
+
+    def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
+        culprits = self._culprits(plan)
+        if not culprits:
+            return self._execute(plan, view)
+        if self._when == "before it computes":
+            raise RuntimeError("the device was lost")
+        spec = view.storage.spec
+        garbage = torch.full((view.num_tokens, spec.num_kv_heads, spec.head_dim), float("nan"))
+        for layer in range(1 if self._when == "half-way" else spec.num_layers):
+            view.update(layer, garbage, garbage)
+        if self._when == "half-way":
+            raise RuntimeError("the device was lost")
+        sampling = [entry.sequence for entry in plan.scheduled if entry.samples]
+        logits = torch.zeros(len(sampling), 211)
+        logits[[sampling.index(culprit) for culprit in culprits]] = float("nan")
+        Sampler()(logits, sampling)
+        raise AssertionError("the sampler took logits that are no numbers")
+
+
+@given(
+    parsers.re(
+        r'the model fails (?P<when>[\w -]+) wherever "(?P<culprit>[\w-]+)" takes part, '
+        r"from its (?P<nth>first|third) token on"
+    ),
+    target_fixture="fault",
+)
+def fails_wherever(server: Server, when: str, culprit: str, nth: str) -> Fault:
+    sequence, tokens = server.sequences[culprit], {"first": 0, "third": 2}[nth]
+
+    def culprits(plan: StepPlan) -> list[Sequence]:
+        members = [entry.sequence for entry in plan.scheduled if entry.samples]
+        return [sequence] if sequence in members and sequence.num_output_tokens >= tokens else []
+
+    return Fault(server, when, culprits)
+
+
+@given(parsers.re(r"the model fails (?P<when>half-way) in every pass"), target_fixture="fault")
+def fails_always(server: Server, when: str) -> Fault:
+    return Fault(server, when, lambda plan: [entry.sequence for entry in plan.scheduled])
+
+
+@when(parsers.re(r"the model fails in its next pass, (?P<when>half-way)"), target_fixture="fault")
+def fails_once(server: Server, when: str) -> Fault:
+    left = [True]
+    return Fault(server, when, lambda plan: [plan.scheduled[0].sequence] if left and left.pop() else [])
+
+
+@when("the fault is over")
+def fault_is_over(fault: Fault) -> None:
+    fault.end()
+
+
+@then(parsers.parse('"{name}" failed with its first {count:d} tokens told'), target_fixture="culprit")
+def failed_with(server: Server, model: Checkpoint, name: str, count: int) -> str:
+    sequence = server.sequences[name]
+    expected = model.generate(sequence.request.prompt_token_ids, sequence.request.sampling.max_tokens)
+    assert sequence.finish_reason is FinishReason.FAILED
+    assert sequence.error
+    told = server.outputs[name]
+    assert [output.token_id for output in told] == [*expected[:count], None]
+    assert told[-1].error == sequence.error
+    return name
+
+
+@then("every other answer is what transformers generates, token for token")
+def others_equal_reference(server: Server, model: Checkpoint, culprit: str) -> None:
+    for name, sequence in server.sequences.items():
+        if name != culprit:
+            request = sequence.request
+            assert sequence.finish_reason is FinishReason.LENGTH
+            assert sequence.output_token_ids == model.generate(
+                request.prompt_token_ids, request.sampling.max_tokens
+            )
+
+
+@then("every request failed")
+def every_request_failed(server: Server) -> None:
+    assert {s.finish_reason for s in server.sequences.values()} == {FinishReason.FAILED}
+
+
+@then("one pass failed")
+def one_pass_failed(server: Server) -> None:
+    assert sum(record.failed_passes for record in server.records) == 1
+
+
+@then("some passes failed, some requests failed and the others completed")
+def faults_in_summary(commands: list[Command]) -> None:
+    metrics = commands[-1].summary["metrics"]
+    assert metrics["engine/failed_passes"] > metrics["requests/failed"] > 0
+    assert metrics["requests/completed"] > 0
+    assert metrics["requests/completed"] + metrics["requests/failed"] == 12
+    errors = [row["error"] for row in commands[-1].rows("requests.parquet") if row["finish_reason"] == "failed"]
+    assert all("InjectedFault" in error for error in errors)
+
+
+@then("no block leaked")
+def no_block_leaked(commands: list[Command]) -> None:
+    assert commands[-1].summary["metrics"]["kv/leaked_blocks"] == 0

@@ -1,0 +1,202 @@
+"""Who runs in a step: settings, requests as tables, and what the steps were."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import yaml
+from pytest_bdd import given, parsers, then, when
+
+from features.steps.checkpoints import random_tokens
+from features.steps.server import Server
+from features.steps.support import Memory, MemorySize, memory_size, names_in
+from kvlab.config import PreemptionConfig, SchedulerConfig
+from kvlab.core import FinishReason, SequenceStatus
+from kvlab.engine.clock import WallClock
+from kvlab.engine.engine import Engine
+from kvlab.engine.scheduler import build_scheduler
+from kvlab.errors import RequestRefusedError
+from tests.engine.table import TableExecutor, table_pool
+
+
+@dataclass
+class Refusal:
+    """What was said to a request that was not taken."""
+
+    text: str
+
+
+@given(parsers.parse("scheduling with {settings}"), target_fixture="scheduling")
+def scheduling_with(settings: str) -> SchedulerConfig:
+    values: dict[str, Any] = {"max_batch_size": 8, "max_batched_tokens": 64}
+    for setting in settings.split(", "):
+        key, value = setting.split("=")
+        if key == "preemption.victim":
+            key, value = "preemption", PreemptionConfig(value)
+        values[key] = yaml.safe_load(value) if isinstance(value, str) else value
+    return SchedulerConfig(**values)
+
+
+@given(
+    parsers.parse("a server without a model, with {size:Size}", extra_types={"Size": memory_size}),
+    target_fixture="server",
+)
+def a_table_server(scheduling: SchedulerConfig, size: MemorySize) -> Server:
+    """Its next token is a checksum of all that its memory holds of the sequence."""
+    executor = TableExecutor()
+    pool = table_pool(size.count, size.tokens, max_seq_len=size.count * size.tokens)
+    engine = Engine(pool, build_scheduler(scheduling), executor, WallClock())
+    return Server(engine, Memory(pool), executor, executor.steps)
+
+
+@given("the requests")
+@when("the requests arrive")
+def the_requests(server: Server, datatable: list[list[str]]) -> None:
+    head, *rows = datatable
+    for row in rows:
+        asked = dict(zip(head, row, strict=True))
+        prompt = random_tokens(int(asked["prompt"]), seed=len(server.sequences))
+        server.submit(asked["name"], prompt, int(asked["output"]), priority=int(asked.get("priority", 0)))
+
+
+@given(parsers.re(r"(?P<count>\d+) requests of (?P<prompt>\d+) prompt tokens and (?P<output>\d+) output tokens?$"))
+def equal_requests(server: Server, count: str, prompt: str, output: str) -> None:
+    for index in range(int(count)):
+        server.submit(f"request-{index}", random_tokens(int(prompt), seed=index), int(output))
+
+
+@when(
+    parsers.parse('a request "{name}" of {prompt:d} prompt tokens and {output:d} output tokens is refused'),
+    target_fixture="refusal",
+)
+def is_refused(server: Server, name: str, prompt: int, output: int) -> Refusal:
+    with pytest.raises(RequestRefusedError) as caught:
+        server.submit(name, random_tokens(prompt, seed=99), output)
+    assert name not in server.sequences
+    return Refusal(str(caught.value))
+
+
+@when("the server steps until somebody is preempted")
+def until_somebody_is_preempted(server: Server) -> None:
+    server.step_until(lambda: any(sequence.preemptions for sequence in server.sequences.values()))
+
+
+@then(parsers.parse('its steps were "{steps}"'))
+def steps_were(server: Server, steps: str) -> None:
+    def text(part: tuple[str, int]) -> str:
+        return part[0] if part[1] == 1 else f"{part[0]} {part[1]}"
+
+    assert "; ".join(", ".join(map(text, each)) for each in server.passes) == steps
+
+
+@then(parsers.parse("{running:d} run and {waiting:d} wait"))
+def run_and_wait(server: Server, running: int, waiting: int) -> None:
+    record = server.records[-1]
+    assert (record.running, record.waiting) == (running, waiting)
+
+
+@then(parsers.re(r"(?P<amount>no|some) sequences were preempted"))
+def were_preempted(server: Server, amount: str) -> None:
+    count = sum(sequence.preemptions for sequence in server.sequences.values())
+    assert (count > 0) == (amount == "some")
+    assert sum(record.preempted for record in server.records) == count
+
+
+@then(parsers.parse("they entered in the order {names}"))
+def entered_in_order(server: Server, names: str) -> None:
+    entered = dict.fromkeys(name for name, _ in itertools.chain(*server.passes))
+    assert list(entered) == names_in(names)
+
+
+@then(parsers.parse('"{small}" entered in the step of "{large}", after "{running}" was complete'))
+def entered_with(server: Server, small: str, large: str, running: str) -> None:
+    entered = _first_pass(server, large)
+    assert _first_pass(server, small) == entered
+    assert all(running not in dict(each) for each in server.passes[entered:])
+
+
+@then(parsers.parse('"{late}" entered after "{preempted}" had returned'))
+def entered_after_return(server: Server, late: str, preempted: str) -> None:
+    present = [preempted in dict(each) for each in server.passes]
+    returned = present.index(True, present.index(False, present.index(True)))
+    assert _first_pass(server, late) >= returned
+    assert server.sequences[preempted].preemptions > 0
+
+
+@then(parsers.parse('it was told "{text}"'))
+def was_told(refusal: Refusal, text: str) -> None:
+    assert text in refusal.text
+
+
+@then(parsers.parse("no step had more than {budget:d} tokens, nor more than {threshold:d} of a prompt"))
+def within_budget(server: Server, budget: int, threshold: int) -> None:
+    assert max(record.prefill_tokens + record.decode_tokens for record in server.records) <= budget
+    assert max(tokens for each in server.passes for _, tokens in each) <= threshold
+
+
+@then("who decodes was in every step, ahead of the prompts")
+def decode_first(server: Server) -> None:
+    """From its first token on a sequence takes part in every step until its end, with one token."""
+    steps: list[list[tuple[str, int]]] = []
+    passes = iter(server.passes)
+    for record in server.records:
+        step: list[tuple[str, int]] = []
+        while len(step) < record.batch_seqs:
+            step += next(passes)
+        steps.append(step)
+    for name, sequence in server.sequences.items():
+        last = max(index for index, step in enumerate(steps) if name in dict(step))
+        for step in steps[last - sequence.num_output_tokens + 2 : last + 1]:
+            assert dict(step)[name] == 1
+            decoding = [other for other, tokens in step if tokens == 1]
+            assert name in decoding
+            assert [other for other, _ in step].index(name) < server.records[0].running + len(decoding)
+            ahead = [tokens for other, tokens in step[: [o for o, _ in step].index(name)]]
+            assert set(ahead) <= {1}
+
+
+@then(parsers.parse('that is "{name}"'))
+def the_preempted_is(server: Server, name: str) -> None:
+    assert [each for each, sequence in server.sequences.items() if sequence.preemptions] == [name]
+
+
+@then("it has the tokens that it was given, and no blocks")
+def kept_its_tokens(server: Server) -> None:
+    (name,) = [each for each, sequence in server.sequences.items() if sequence.preemptions]
+    sequence = server.sequences[name]
+    assert (sequence.status, sequence.num_computed, server.blocks(name)) == (SequenceStatus.WAITING, 0, [])
+    assert sequence.output_token_ids == [output.token_id for output in server.outputs[name]]
+
+
+@then("every token was told once")
+def told_once_each(server: Server) -> None:
+    for name, sequence in server.sequences.items():
+        assert [output.token_id for output in server.outputs[name]] == sequence.output_token_ids
+
+
+@then("the tokens computed again are counted")
+def recomputed_counted(server: Server) -> None:
+    computed: dict[str, int] = dict.fromkeys(server.sequences, 0)
+    for name, tokens in itertools.chain(*server.passes):
+        computed[name] += tokens
+    for name, sequence in server.sequences.items():
+        assert computed[name] - sequence.recomputed_tokens == len(sequence.token_ids) - 1
+    assert sum(record.recomputed_tokens for record in server.records) == sum(
+        sequence.recomputed_tokens for sequence in server.sequences.values()
+    )
+
+
+@then(parsers.parse("{failed} failed, since {names} did not fit"))
+def failed_by_name(server: Server, failed: str, names: str) -> None:
+    wanted = ", ".join(map(repr, names_in(names)))
+    for name in names_in(failed):
+        sequence = server.sequences[name]
+        assert sequence.finish_reason is FinishReason.FAILED
+        assert (sequence.error or "").endswith(f"did not fit: {wanted}")
+
+
+def _first_pass(server: Server, name: str) -> int:
+    return next(index for index, each in enumerate(server.passes) if name in dict(each))

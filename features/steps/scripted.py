@@ -1,0 +1,66 @@
+"""A model that says what a scenario has it say, through the real sampler and the real engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from kvlab.config import SchedulerConfig
+from kvlab.core import Request, SamplingParams, StepOutput, StepPlan
+from kvlab.core import Sequence as Answer
+from kvlab.engine.clock import WallClock
+from kvlab.engine.engine import Engine
+from kvlab.engine.sampler import Sampler
+from kvlab.engine.scheduler import build_scheduler
+from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.view import CacheView
+
+END = "</s>"
+OTHERWISE = "~"
+
+
+@dataclass
+class ScriptedModel:
+    """Says the pieces of a script one after another, `OTHERWISE` in place of one that it may not say."""
+
+    script: tuple[str, ...]
+    outputs: list[StepOutput] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.vocabulary = list(dict.fromkeys((*self.script, END, OTHERWISE)))
+        pool = PagedKVCachePool(num_blocks=16, block_size=4, max_seq_len=64)
+        scheduler = build_scheduler(SchedulerConfig(max_batch_size=2, max_batched_tokens=16))
+        self.engine = Engine(
+            pool,
+            scheduler,
+            self,
+            WallClock(),
+            eos_token_ids=(self.token(END),),
+            vocab_size=len(self.vocabulary),
+            detokenize=self.text,
+        )
+
+    def token(self, piece: str) -> int:
+        return self.vocabulary.index(piece)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        return "".join(self.vocabulary[token] for token in token_ids)
+
+    def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
+        """See Executor."""
+        saying = [entry.sequence for entry in plan.scheduled if entry.samples]
+        logits = torch.zeros(len(saying), len(self.vocabulary))
+        logits[:, self.token(OTHERWISE)] = 1.0
+        for row, sequence in enumerate(saying):
+            logits[row, self.token(self.script[sequence.num_output_tokens])] = 2.0
+        return Sampler()(logits, saying)
+
+    def ask(self, sampling: SamplingParams) -> Answer:
+        """The answer to a request."""
+        answer = self.engine.submit(Request("request", (self.token(OTHERWISE),), sampling), self.outputs.append)
+        while self.engine.has_work():
+            self.engine.step()
+            assert not self.engine.pool.audit()
+        return answer

@@ -1,0 +1,53 @@
+"""How much of the pool has to stay free for a sequence to enter."""
+
+from __future__ import annotations
+
+from kvlab.core import Sequence
+from kvlab.engine.scheduler.base import Scheduler
+from kvlab.kv.protocol import CachePoolProtocol
+
+
+class Admission:
+    """The budget of one step's admissions, in blocks.
+
+    Where a token budget has a meaning (paged) that is the reserve or the watermark, whichever is more, unless
+    nothing runs. With `reserve_output` it is also all that running sequences and candidate may still grow by.
+    """
+
+    def __init__(self, pool: CachePoolProtocol, scheduler: Scheduler, *, held_back: int = 0) -> None:
+        """`held_back`: blocks that the same step gives to others later."""
+        self._scheduler = scheduler
+        self._block_size = pool.block_size
+        self._held_back = held_back
+        self._free_tokens = pool.free_token_capacity()
+        self._total_tokens = pool.stats().token_slots
+        self._whole = scheduler.config.reserves_output
+        self._growth = sum(map(self._growth_of, scheduler.running)) if self._whole else 0
+
+    def keep_free(self, candidate: Sequence) -> int:
+        """Blocks that have to be left once the candidate has memory for its known tokens."""
+        kept = self._held_back + self._growth
+        if self._free_tokens is not None:
+            kept += self._blocks(self._scheduler.headroom(self._free_tokens, self._total_tokens))
+        if self._whole and self._scheduler.running:  # alone, it fits: that was checked on its arrival
+            kept += self._growth_of(candidate)
+        return kept
+
+    def entered(self, sequence: Sequence) -> None:
+        """The candidate has its memory."""
+        if self._whole:
+            self._growth += self._growth_of(sequence)
+
+    def _growth_of(self, sequence: Sequence) -> int:
+        """Blocks a sequence may need beyond those of its known tokens, samples to be forked from it included."""
+        request = sequence.request
+        longest = self._blocks(request.max_total_tokens)
+        prompt = len(request.prompt_token_ids)
+        # A step computes the newest token last, so that its block may not be there yet.
+        grows = longest - self._blocks(max(sequence.num_computed, prompt))
+        if not sequence.num_output_tokens:
+            grows += len(sequence.siblings) * (longest - prompt // self._block_size)
+        return grows
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._block_size)

@@ -1,0 +1,123 @@
+"""From settings to an engine: first what can be checked for nothing, then what takes memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvlab.attention.base import AttentionBackend, AttentionSpec
+from kvlab.attention.registry import default_registry
+from kvlab.config import RunConfig
+from kvlab.engine.clock import WallClock
+from kvlab.engine.engine import Engine
+from kvlab.engine.executor import Executor, TorchExecutor
+from kvlab.engine.faults import FaultyExecutor
+from kvlab.engine.sampler import Sampler
+from kvlab.engine.scheduler import build_scheduler
+from kvlab.engine.text import Detokenizer
+from kvlab.errors import ConfigError, DeviceError
+from kvlab.kv.contiguous import SlottedKVCachePool
+from kvlab.kv.eviction import POLICIES as EVICTION
+from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.sizing import PoolSize, size_pool
+from kvlab.kv.storage import KVStorage
+from kvlab.models.config import DecoderConfig
+from kvlab.models.decoder import Decoder, attention_specs
+from kvlab.models.families import decoder_config
+from kvlab.models.ops import select_ops
+from kvlab.models.ops.base import Ops
+from kvlab.models.weights import open_weights
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """A checked engine: everything that is known before a byte of it is allocated."""
+
+    config: RunConfig
+    device: str
+    model: DecoderConfig
+    weight_bytes: int
+    pool: PoolSize
+    attention: AttentionBackend
+    specs: tuple[AttentionSpec, ...]  # of each layer
+    ops: Ops
+
+
+def plan_engine(config: RunConfig) -> EnginePlan:
+    """Check the parts of a configuration that make an engine; its workload and tracking are not looked at.
+
+    Raises CapacityError, ConfigError, BackendError or DeviceError for what cannot work.
+    """
+    device = resolve_device(config.executor.device)
+    model = decoder_config(config.model)
+    pool = size_pool(
+        config.kv,
+        model.kv_spec(config.executor.dtype),
+        max_batch_size=config.scheduler.max_batch_size,
+        max_seq_len=config.model.max_seq_len,
+    )
+    kernels = config.executor.kernels
+    specs = attention_specs(model, config.executor.dtype, device)
+    registry, backend = default_registry(kernels=kernels), config.attention.backend
+    if backend not in registry.names() and backend in default_registry().names():
+        raise ConfigError("attention.backend", backend, "is a kernel, and executor.kernels=false allows none")
+    attention = registry.select(specs, backend)
+    ops = select_ops(getattr(torch, config.executor.dtype), device, kernels=kernels)
+    weight_bytes = model.weight_bytes(config.executor.dtype, tied_copies=ops.tied_copies)
+    return EnginePlan(config, device, model, weight_bytes, pool, attention, specs, ops)
+
+
+def build_engine(plan: EnginePlan, detokenize: Detokenizer | None = None) -> Engine:
+    """Load the weights, reserve the pool, put the engine together. Raises WeightsError or CapacityError.
+
+    `executor.threads`, where given, is set for the whole process: PyTorch has one setting.
+    """
+    config = plan.config
+    if config.executor.threads is not None:
+        torch.set_num_threads(config.executor.threads)
+    dtype: torch.dtype = getattr(torch, config.executor.dtype)
+    weights = open_weights(
+        config.model.weights or "dummy",
+        dtype,
+        plan.device,
+        seed=config.seed,
+        norm_weight=plan.model.initial_norm_weight,
+    )
+    model = Decoder(plan.model, weights, plan.attention, plan.specs, config.model.max_seq_len, plan.ops)
+    storage = KVStorage(
+        plan.model.kv_spec(config.executor.dtype), plan.pool.num_blocks, plan.pool.block_size, plan.device
+    )
+    max_seq_len = config.model.max_seq_len
+    pool: SlottedKVCachePool | PagedKVCachePool
+    if config.kv.backend == "paged":
+        pool = PagedKVCachePool(
+            plan.pool.num_blocks,
+            plan.pool.block_size,
+            max_seq_len,
+            storage,
+            prefix_sharing=config.kv.prefix_sharing,
+            eviction=EVICTION[config.kv.eviction](),
+        )
+    else:
+        pool = SlottedKVCachePool(plan.pool.num_blocks, max_seq_len, storage)
+    executor: Executor = TorchExecutor(model, Sampler(), plan.device)
+    if config.debug.faults.rate > 0:
+        executor = FaultyExecutor(executor, config.debug.faults)
+    return Engine(
+        pool,
+        build_scheduler(config.scheduler),
+        executor,
+        WallClock(),
+        eos_token_ids=plan.model.eos_token_ids,
+        vocab_size=plan.model.vocab_size,
+        detokenize=detokenize,
+    )
+
+
+def resolve_device(setting: str) -> str:
+    """`cpu` or `cuda` for `auto`, `cpu` or `cuda`. Raises DeviceError where CUDA is asked for and absent."""
+    available = torch.cuda.is_available()
+    if setting == "cuda" and not available:
+        raise DeviceError("executor.device=cuda: PyTorch finds no CUDA device here; use executor.device=cpu")
+    return "cuda" if setting != "cpu" and available else "cpu"

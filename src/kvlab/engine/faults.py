@@ -1,0 +1,51 @@
+"""An executor that fails on purpose, to see what the engine makes of it."""
+
+from __future__ import annotations
+
+import random
+
+from kvlab.config import FaultsConfig
+from kvlab.core import Request, StepPlan
+from kvlab.engine.executor import Executor
+from kvlab.kv.view import CacheView
+
+
+class InjectedFault(RuntimeError):
+    """A fault that was asked for."""
+
+
+class FaultyExecutor:
+    """Another executor, with faults of the configured kind put in; the same seed gives the same faults.
+
+    `forward` strikes before anything is computed, `sampler` when K and V are written and the tokens are lost. A
+    poisoned request (`sequence`) fails every pass from a token of its output on that is its own; which requests are
+    poisoned depends on their ids alone.
+    """
+
+    def __init__(self, executor: Executor, config: FaultsConfig) -> None:
+        self._executor = executor
+        self._config = config
+        self._draws = random.Random(config.seed)
+
+    def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
+        """See Executor. Raises InjectedFault."""
+        for entry in plan.scheduled:
+            since = self.poisoned_from(entry.sequence.request)
+            if since is not None and entry.sequence.num_output_tokens >= since:
+                raise InjectedFault(f"sequence {entry.sequence.request.request_id!r} is poisoned")
+        if self._strikes("forward"):
+            raise InjectedFault("the forward pass failed")
+        tokens = self._executor.execute(plan, view)
+        if self._strikes("sampler"):
+            raise InjectedFault("the sampler failed")
+        return tokens
+
+    def poisoned_from(self, request: Request) -> int | None:
+        """The number of output tokens from which on a request fails; None: never."""
+        if self._config.kind not in ("sequence", "any"):
+            return None
+        draws = random.Random(f"{self._config.seed} {request.request_id}")
+        return draws.randrange(request.sampling.max_tokens) if draws.random() < self._config.rate else None
+
+    def _strikes(self, kind: str) -> bool:
+        return self._config.kind in (kind, "any") and self._draws.random() < self._config.rate

@@ -1,0 +1,253 @@
+"""The engine as a library: what `kvlab.Engine` is."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from typing import TypeVar
+
+from kvlab.config import AttentionConfig, ExecutorConfig, KVConfig, ModelConfig, RunConfig, SchedulerConfig
+from kvlab.core import Request, Sequence, StepOutput, StepRecord
+from kvlab.engine.build import build_engine, plan_engine
+from kvlab.engine.engine import Engine as StepEngine
+from kvlab.engine.engine import Sink
+from kvlab.engine.text import Detokenizer
+from kvlab.errors import EngineStoppedError
+
+_NAP_S = 0.005  # the longest sleep while nothing can run, so that an arrival is seen soon
+
+T = TypeVar("T")
+_Told = StepOutput | EngineStoppedError
+
+
+class Engine:
+    """Serves requests to loops, `for output in engine.generate(...)`, and to coroutines, `async for output in
+    engine.stream(...)`, from any number of threads at once. Several engines live in one process undisturbed.
+
+    One thread steps at a time, for all requests: the caller of `generate` or `step`, or, while there are streams, a
+    thread of the engine's own, which ends when there is nothing left to do. What others want of the engine
+    meanwhile is done between two steps. `core` is the engine that steps; its pool and statistics are there.
+    """
+
+    def __init__(self, core: StepEngine) -> None:
+        self.core = core
+        self._stepping = threading.RLock()  # held by who steps; it guards the core
+        self._inbox: deque[Callable[[], None]] = deque()  # what is to be done between two steps
+        self._hiring = threading.Lock()  # guards the worker; taken after `_stepping`, never before
+        self._worker: threading.Thread | None = None
+        self._calls: set[_Call] = set()
+        self._broken: Exception | None = None
+
+    @classmethod
+    def from_config(
+        cls,
+        model: ModelConfig,
+        *,
+        kv: KVConfig | None = None,
+        scheduler: SchedulerConfig | None = None,
+        attention: AttentionConfig | None = None,
+        executor: ExecutorConfig | None = None,
+        seed: int = 0,
+        detokenize: Detokenizer | None = None,
+    ) -> Engine:
+        """An engine of these parts, as a run of the laboratory has them; `seed` is that of random weights.
+
+        Raises a KvlabError for settings that cannot work, naming them.
+        """
+        config = RunConfig(
+            model=model,
+            kv=kv or KVConfig(),
+            scheduler=scheduler or SchedulerConfig(),
+            attention=attention or AttentionConfig(),
+            executor=executor or ExecutorConfig(),
+            seed=seed,
+        )
+        return cls(build_engine(plan_engine(config), detokenize))
+
+    def generate(self, requests: Request | Iterable[Request]) -> Iterator[StepOutput]:
+        """Serve requests, and give each token and each end as it comes. The calling thread steps; leaving the loop
+        early aborts what is not done.
+
+        A request that fails ends with an output that says why. Raises RequestRefusedError, at the first output,
+        if one can never be served: the others are then aborted, those of other callers go on; EngineStoppedError.
+        """
+        outputs: queue.SimpleQueue[_Told] = queue.SimpleQueue()
+        asked = [requests] if isinstance(requests, Request) else requests
+        calls = [_Call(self, request, outputs.put) for request in asked]
+        try:
+            for call in calls:
+                self._between_steps(call.open).result()
+            left = sum(call.request.sampling.n for call in calls)
+            while left:
+                try:
+                    output = outputs.get_nowait()
+                except queue.Empty:
+                    self._let_time_pass()
+                    continue
+                if isinstance(output, EngineStoppedError):
+                    raise output
+                left -= output.finish_reason is not None
+                yield output
+        finally:
+            for call in calls:
+                self._between_steps(call.close).result()
+            if self._broken is None and self._worker is None and self.core.has_work():
+                self.step()  # gives the memory back
+
+    async def stream(self, request: Request) -> AsyncGenerator[StepOutput, None]:
+        """Serve one request, and give each token and each end as it comes. Closing the iterator, or cancelling who
+        waits for it, aborts the request.
+
+        A slow reader delays nobody: its outputs wait for it. Raises RequestRefusedError at the first output;
+        EngineStoppedError.
+        """
+        loop = asyncio.get_running_loop()
+        outputs: asyncio.Queue[_Told] = asyncio.Queue()
+        call = _Call(self, request, lambda output: loop.call_soon_threadsafe(outputs.put_nowait, output))
+        try:
+            accepted = self._between_steps(call.open)
+            self._hire()
+            await asyncio.wrap_future(accepted)
+            left = request.sampling.n
+            while left:
+                output = await outputs.get()
+                if isinstance(output, EngineStoppedError):
+                    raise output
+                left -= output.finish_reason is not None
+                yield output
+        finally:
+            self._between_steps(call.close)
+            self._hire()
+
+    def submit(self, request: Request, sink: Sink | None = None) -> Sequence:
+        """Queue a request for whoever calls `step`; see the core's `submit`."""
+        return self._between_steps(lambda: self._submit(request, sink)).result()
+
+    def abort(self, request_id: str) -> bool:
+        """End a request wherever it is; its memory is free in the next step. False if it is not here."""
+        return self._between_steps(lambda: self.core.abort(request_id)).result()
+
+    def has_work(self) -> bool:
+        """Whether a sequence waits, runs, or still holds memory after its end."""
+        return self.core.has_work()
+
+    def step(self) -> StepRecord | None:
+        """Run one step for all requests. None if nothing could run. Raises EngineStoppedError."""
+        with self._stepping:
+            self._empty_inbox()
+            self._check()
+            try:
+                record = self.core.step()
+            except Exception as error:
+                self._broken = error
+                for call in self._calls:
+                    with suppress(RuntimeError):  # its event loop is closed
+                        call.tell(self._stopped(error))
+                raise self._stopped(error) from error
+        self._settle()
+        return record
+
+    def _submit(self, request: Request, sink: Sink | None) -> Sequence:
+        self._check()
+        return self.core.submit(replace(request, arrival_s=self.core.clock.now()), sink)
+
+    def _between_steps(self, action: Callable[[], T]) -> Future[T]:
+        """Do this now if nobody steps, else let the thread that does do it after its step."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(action())
+                except Exception as error:
+                    future.set_exception(error)
+
+        self._inbox.append(run)
+        self._settle()
+        return future
+
+    def _settle(self) -> None:
+        """Empty the inbox unless another thread holds the engine; it does so when it lets go."""
+        while self._inbox and self._stepping.acquire(blocking=False):
+            try:
+                self._empty_inbox()
+            finally:
+                self._stepping.release()
+
+    def _empty_inbox(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def _let_time_pass(self) -> None:
+        """Step, unless a worker does; sleep a little where nothing can run yet."""
+        self._check()
+        if self._worker is not None or self.step() is None:
+            self._nap()
+
+    def _nap(self) -> None:
+        clock, wakeup = self.core.clock, self.core.next_wakeup()
+        latest = clock.now() + _NAP_S
+        clock.wait_until(latest if wakeup is None else min(wakeup, latest))
+
+    def _hire(self) -> None:
+        """Have a thread that steps."""
+        with self._hiring:
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._work, name="kvlab-engine", daemon=True)
+                self._worker.start()
+
+    def _work(self) -> None:
+        """Step until there is nothing to do."""
+        while True:
+            try:
+                record = self.step()
+            except EngineStoppedError:  # its readers have been told
+                record = None
+            # With the engine in hand no request can come in unseen: who comes later finds no worker and hires one.
+            with self._stepping, self._hiring:
+                if self._broken is not None or not (self._inbox or self.core.has_work()):
+                    self._worker = None
+                    break
+            if record is None:
+                self._nap()
+        self._settle()
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise self._stopped(self._broken)
+
+    @staticmethod
+    def _stopped(error: Exception) -> EngineStoppedError:
+        return EngineStoppedError(f"the engine stopped: a step raised {type(error).__name__}: {error}")
+
+
+class _Call:
+    """One request on behalf of a reader, who may leave before its end. Used between steps alone."""
+
+    def __init__(self, engine: Engine, request: Request, tell: Callable[[_Told], object]) -> None:
+        self.request = request
+        self.tell = tell
+        self._engine = engine
+        self._left = 0  # samples that have not ended
+
+    def open(self) -> None:
+        """Queue the request. Raises RequestRefusedError."""
+        self._engine._submit(self.request, self._read)
+        self._left = self.request.sampling.n
+        self._engine._calls.add(self)
+
+    def close(self) -> None:
+        """The reader has left: abort what is not done."""
+        self._engine._calls.discard(self)
+        if self._left:
+            self._engine.core.abort(self.request.request_id)
+
+    def _read(self, output: StepOutput) -> None:
+        self._left -= output.finish_reason is not None
+        self.tell(output)

@@ -1,0 +1,98 @@
+"""What sampling parameters do to logits: each function changes `scores` `[rows, vocab]`, float32, in place.
+
+A row whose parameter asks for nothing is left alone and costs nothing. Tokens that are as likely as the last one
+kept are kept too, so that no result depends on the order of equal logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+_BARRED = float("-inf")
+_USUAL_NUCLEUS = 256  # tokens that are looked at first; a flat distribution has all of them sorted
+
+
+def penalize_repetition(
+    scores: torch.Tensor, penalties: Sequence[float], token_ids: Sequence[Sequence[int]]
+) -> None:
+    """Divide the positive scores of a row's `token_ids` by its penalty, multiply the negative ones (CTRL, Keskar
+    et al., 2019; with prompt and output as token ids, as in transformers).
+    """
+    rows = [row for row, penalty in enumerate(penalties) if penalty != 1]
+    if not rows:
+        return
+    where = _tensor([row for row in rows for _ in token_ids[row]], torch.long, scores)
+    which = _tensor([token for row in rows for token in token_ids[row]], torch.long, scores)
+    penalty = _tensor(penalties, torch.float32, scores)[where]
+    seen = scores[where, which]  # a token that occurs twice is read twice before it is written
+    scores[where, which] = torch.where(seen > 0, seen / penalty, seen * penalty)
+
+
+def bar(scores: torch.Tensor, token_ids: Sequence[Collection[int]]) -> None:
+    """Make a row's `token_ids` impossible; ids beyond the vocabulary are so already."""
+    pairs = [(row, token) for row, ids in enumerate(token_ids) for token in ids if token < scores.shape[1]]
+    if pairs:
+        rows, tokens = zip(*pairs, strict=True)
+        scores[_tensor(rows, torch.long, scores), _tensor(tokens, torch.long, scores)] = _BARRED
+
+
+def apply_temperature(scores: torch.Tensor, temperatures: Sequence[float]) -> None:
+    """Divide each row by its temperature, more than 0. A row's maximum becomes 0, so that nothing overflows."""
+    scores -= scores.amax(dim=-1, keepdim=True)
+    scores /= _tensor(temperatures, torch.float32, scores).clamp(min=torch.finfo(torch.float32).tiny)[:, None]
+
+
+def keep_top_k(scores: torch.Tensor, counts: Sequence[int]) -> None:
+    """Bar all but the row's `count` largest scores; 0 keeps all."""
+    rows = [row for row, count in enumerate(counts) if 0 < count < scores.shape[1]]
+    if not rows:
+        return
+    some = scores[rows]
+    largest = some.topk(max(counts[row] for row in rows)).values
+    last = largest.gather(1, _tensor([counts[row] - 1 for row in rows], torch.long, scores)[:, None])
+    scores[rows] = some.masked_fill(some < last, _BARRED)
+
+
+def keep_top_p(scores: torch.Tensor, masses: Sequence[float]) -> None:
+    """Bar all but the nucleus: the fewest most likely tokens that together have at least the probability `mass`
+    (Holtzman et al., 2020); 1 keeps all.
+    """
+    rows = [row for row, mass in enumerate(masses) if mass < 1]
+    if not rows:
+        return
+    some = scores[rows]
+    shares = some.softmax(dim=-1)
+    wanted = _tensor([masses[row] for row in rows], torch.float64, scores)[:, None]
+    vocab = scores.shape[1]
+    for width in (min(_USUAL_NUCLEUS, vocab), vocab):
+        likely = shares.topk(width).values
+        together = likely.cumsum(dim=-1, dtype=torch.float64)
+        if bool((together[:, -1:] >= wanted).all()):
+            break
+    count = ((together - likely) < wanted).sum(dim=-1, keepdim=True)
+    some.masked_fill_(shares < likely.gather(1, count - 1), _BARRED)
+    scores[rows] = some
+
+
+def keep_min_p(scores: torch.Tensor, shares: Sequence[float]) -> None:
+    """Bar tokens less likely than `share` times the most likely one (Nguyen et al., 2024); 0 keeps all.
+
+    Ratios of probabilities are differences of scores, so what other filters kept makes no difference.
+    """
+    if any(shares):
+        least = scores.amax(dim=-1) + _tensor(shares, torch.float32, scores).log()
+        scores.masked_fill_(scores < least[:, None], _BARRED)
+
+
+def draw(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """One token of each row, `[rows]`, from softmax(scores): the first at which the cumulated probability exceeds
+    the row's uniform number, `[rows]` float64. Each row has a finite maximum.
+    """
+    cumulated = scores.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    return torch.searchsorted(cumulated, uniforms[:, None] * cumulated[:, -1:], right=True).flatten()
+
+
+def _tensor(values: Sequence[float], dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, device=like.device)

@@ -1,0 +1,66 @@
+"""Sampling parameters that no request can be served with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from kvlab.core import SamplingParams
+from kvlab.errors import RequestRefusedError
+
+_COUNTS = (
+    ("max_tokens", 1, ""),
+    ("n", 1, " sample"),
+    ("top_k", 0, "; 0 keeps all tokens"),
+    ("min_tokens", 0, ""),
+    ("logprobs", 0, "; 0 reports the sampled tokens alone, None nothing"),
+)
+_NUMBERS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    ("temperature", lambda x: x >= 0, "a number, at least 0; 0 is greedy"),
+    ("top_p", lambda x: 0 < x <= 1, "a number in (0, 1]; 1 keeps all tokens"),
+    ("min_p", lambda x: 0 <= x < 1, "a number in [0, 1); 0 keeps all tokens"),
+    ("repetition_penalty", lambda x: x > 0, "a number, more than 0; 1 changes nothing"),
+)
+
+
+def check_sampling(request_id: str, sampling: SamplingParams, *, vocab_size: int | None, has_text: bool) -> None:
+    """Raise RequestRefusedError, naming the parameter, its value and what would do. `has_text`: the engine has a
+    detokenizer.
+    """
+    wrong = _first_wrong(sampling, vocab_size, has_text)
+    if wrong is not None:
+        name, advice = wrong
+        raise RequestRefusedError(f"request {request_id!r}: {name}={getattr(sampling, name)!r}; {advice}")
+
+
+def _first_wrong(sampling: SamplingParams, vocab_size: int | None, has_text: bool) -> tuple[str, str] | None:
+    """A parameter that will not do and what would."""
+    for name, least, unit in _COUNTS:
+        value = getattr(sampling, name)
+        if name == "logprobs" and value is None:
+            continue
+        if not _is_whole(value) or value < least:
+            return name, f"at least {least}{unit}" if _is_whole(value) else "must be a whole number"
+    for name, holds, advice in _NUMBERS:
+        value = getattr(sampling, name)
+        if not (_is_whole(value) or isinstance(value, float)) or not (math.isfinite(value) and holds(value)):
+            return name, advice
+    if sampling.seed is not None and not _is_whole(sampling.seed):
+        return "seed", "must be a whole number, or None for a new one"
+    if sampling.ignore_eos not in (True, False):
+        return "ignore_eos", "must be true or false"
+    if sampling.min_tokens > sampling.max_tokens:
+        return "min_tokens", f"at most max_tokens={sampling.max_tokens}"
+    tokens = sampling.stop_token_ids
+    limit = math.inf if vocab_size is None else vocab_size
+    if not isinstance(tokens, tuple) or not all(_is_whole(token) and 0 <= token < limit for token in tokens):
+        return "stop_token_ids", f"must be a tuple of token ids, from 0 to below {limit:.0f}"
+    if not isinstance(sampling.stop, tuple) or not all(isinstance(s, str) and s for s in sampling.stop):
+        return "stop", "must be a tuple of strings, none of them empty"
+    if sampling.stop and not has_text:
+        return "stop", "needs text: give the engine a detokenizer, or use stop_token_ids"
+    return None
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

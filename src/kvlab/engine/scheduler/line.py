@@ -1,0 +1,59 @@
+"""The line of waiting sequences."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+
+from kvlab.core import Sequence
+
+
+class WaitingLine:
+    """Sequences by rank, the lowest first; of equals in the order they came, save those put to the front.
+
+    Finding a place takes O(log n).
+    """
+
+    def __init__(self, rank: Callable[[Sequence], int]) -> None:
+        self._rank = rank
+        self._entries: list[tuple[int, int, Sequence]] = []  # rank, ticket, sequence; no two tickets are equal
+        self._places: dict[Sequence, tuple[int, int]] = {}
+        self._first = self._next = 0  # tickets: the lowest given to the front, and the next for the back
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (sequence for _, _, sequence in self._entries)
+
+    def __contains__(self, sequence: object) -> bool:
+        return sequence in self._places
+
+    @property
+    def head(self) -> Sequence | None:
+        """Who is next; None: nobody waits."""
+        return self._entries[0][2] if self._entries else None
+
+    def add(self, sequence: Sequence) -> None:
+        """Behind all others of its rank."""
+        self._insert(sequence, self._next)
+        self._next += 1
+
+    def put_first(self, sequences: list[Sequence]) -> None:
+        """Before all others of their rank, in this order."""
+        for sequence in reversed(sequences):
+            self._first -= 1
+            self._insert(sequence, self._first)
+
+    def remove(self, sequence: Sequence) -> bool:
+        """Take a sequence out; False if it is not there."""
+        place = self._places.pop(sequence, None)
+        if place is None:
+            return False
+        del self._entries[bisect_left(self._entries, place)]
+        return True
+
+    def _insert(self, sequence: Sequence, ticket: int) -> None:
+        entry = (self._rank(sequence), ticket, sequence)
+        self._places[sequence] = entry[:2]
+        insort(self._entries, entry)

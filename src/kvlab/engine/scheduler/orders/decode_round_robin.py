@@ -1,0 +1,23 @@
+"""A bounded decode batch, in turn: each step costs about the same however many sequences run."""
+
+from __future__ import annotations
+
+from kvlab.config import SchedulerConfig
+from kvlab.core import Sequence
+from kvlab.engine.scheduler.orders.base import Order
+
+
+class DecodeRoundRobin(Order):
+    """First come, first served; at most `max_decode_seqs` decode in a step, those that waited longest for it."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        super().__init__(config)
+        self._line: list[Sequence] = []  # who decoded longest ago comes first
+
+    def decoding(self, sequences: list[Sequence], budget: int) -> list[Sequence]:
+        """See Order."""
+        still, known = set(sequences), set(self._line)
+        line = [s for s in self._line if s in still] + [s for s in sequences if s not in known]
+        count = min(self.config.max_decode_seqs, budget)
+        self._line = line[count:] + line[:count]
+        return line[:count]

@@ -1,0 +1,11 @@
+"""First come, first served; decode before prefill, so that nobody's next token waits for a prompt (Sarathi-Serve,
+OSDI 2024).
+"""
+
+from __future__ import annotations
+
+from kvlab.engine.scheduler.orders.base import Order
+
+
+class FirstComeFirstServed(Order):
+    """What an order does unless it says otherwise."""

@@ -1,0 +1,13 @@
+"""Prompts before answers: first tokens come soonest, at the price of stalls in between (Orca, OSDI 2022; vLLM, SOSP
+2023).
+"""
+
+from __future__ import annotations
+
+from kvlab.engine.scheduler.orders.base import Order, Stage
+
+
+class PrefillFirst(Order):
+    """First come, first served; those in prefill and those that enter take the step's tokens before who decodes."""
+
+    stages = (Stage.PREFILL, Stage.ADMIT, Stage.DECODE)

@@ -1,0 +1,33 @@
+"""Who gives up its memory when it runs out (recomputation as in vLLM, SOSP 2023, section 4.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvlab.core import Sequence
+
+#: Picks one of the running sequences, of which there is at least one, in the order of their admission. In each
+#: policy some sequence is never picked before it ends, so that work goes on.
+Victim = Callable[[list[Sequence]], Sequence]
+
+
+def last_admitted(running: list[Sequence]) -> Sequence:
+    """Who came last: the least is lost that others waited for."""
+    return running[-1]
+
+
+def fewest_generated(running: list[Sequence]) -> Sequence:
+    """Who has produced the fewest tokens, of equals the last admitted."""
+    return min(reversed(running), key=lambda sequence: sequence.num_output_tokens)
+
+
+def lowest_priority(running: list[Sequence]) -> Sequence:
+    """Who has the largest priority number, of equals the last admitted."""
+    return max(reversed(running), key=lambda sequence: sequence.request.priority)
+
+
+VICTIMS: dict[str, Victim] = {
+    "last_admitted": last_admitted,
+    "fewest_generated": fewest_generated,
+    "priority": lowest_priority,
+}

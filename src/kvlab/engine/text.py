@@ -1,0 +1,78 @@
+"""A sequence's text as its tokens come, and the stop strings that end it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+#: Turns token ids into text. The text of some tokens need not be that of each, joined.
+Detokenizer = Callable[[Sequence[int]], str]
+
+_CONTEXT = 5  # prompt tokens decoded along, so that the output's first space is kept where a tokenizer strips it
+_LONGEST_CHARACTER = 8  # tokens; beyond it, bytes that are no character yet never become one
+_INCOMPLETE = "\ufffd"
+
+
+class TextStream:
+    """One sequence's output as text, told as soon as it is certain.
+
+        tokens:  ... forgotten | context | not read yet        what they add to the context's text is new
+        text:    ... told      | held: may become a stop string | incomplete character
+
+    A stop string counts if it ends in the text of token number `min_tokens` or later. It is not told, nor what
+    follows it.
+    """
+
+    def __init__(
+        self, detokenize: Detokenizer, prompt: Sequence[int], stop: Sequence[str] = (), min_tokens: int = 0
+    ) -> None:
+        self._detokenize = detokenize
+        self._ids = list(prompt[-_CONTEXT:])
+        self._read = len(self._ids)
+        self._stop = tuple(stop)
+        self._left = min_tokens
+        self._held = ""
+
+    def add(self, token: int) -> tuple[str, bool]:
+        """The text that the next token makes certain, and whether a stop string ended it."""
+        self._ids.append(token)
+        self._left -= 1
+        return self._tell(self._decode())
+
+    def close(self) -> str:
+        """What was held back: nothing comes any more that could make it a stop string."""
+        text, self._held = self._held + self._decode(whole=False), ""
+        return text
+
+    def _tell(self, new: str) -> tuple[str, bool]:
+        before, self._held = len(self._held), self._held + new
+        if self._left <= 0:
+            # Only what ends in the new text counts: a stop string held before was found before, or came too early.
+            places = [self._held.find(each, max(0, before - len(each) + 1)) for each in self._stop]
+            found = [place for place in places if place >= 0]
+            if found:
+                text, self._held = self._held[: min(found)], ""
+                return text, True
+        cut = len(self._held) - self._may_become_stop()
+        text, self._held = self._held[:cut], self._held[cut:]
+        return text, False
+
+    def _may_become_stop(self) -> int:
+        """Length of the longest end of the held text that begins a stop string."""
+        longest = max((len(each) for each in self._stop), default=1) - 1
+        for length in range(min(longest, len(self._held)), 0, -1):
+            end = self._held[-length:]
+            if any(each.startswith(end) and each != end for each in self._stop):
+                return length
+        return 0
+
+    def _decode(self, *, whole: bool = True) -> str:
+        """The text of the tokens not read yet; `whole`: only if it ends with a complete character."""
+        if self._read == len(self._ids):
+            return ""
+        text = self._detokenize(self._ids)
+        if whole and text.endswith(_INCOMPLETE) and len(self._ids) - self._read < _LONGEST_CHARACTER:
+            return ""
+        new = text[len(self._detokenize(self._ids[: self._read])) :]
+        del self._ids[: self._read]  # of what was read, the last to come suffice as context
+        self._read = len(self._ids)
+        return new

@@ -1,0 +1,77 @@
+"""How a step's tokens are shared out among prompts."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvlab.core import Request, SamplingParams
+from tests.engine.support import drain
+from tests.engine.table import TableExecutor, table_engine, table_pool, undisturbed
+
+
+def asked(number: int, prompt_len: int, max_tokens: int) -> Request:
+    first = 1000 * number
+    return Request(f"r{number}", tuple(range(first, first + prompt_len)), SamplingParams(max_tokens))
+
+
+def shares(executor: TableExecutor) -> list[list[int]]:
+    return [[tokens for _, tokens in step] for step in executor.steps]
+
+
+def test_three_prompts_of_800_tokens() -> None:
+    """As vLLM's test of concurrent partial requests has it."""
+    executor = TableExecutor()
+    engine = table_engine(
+        table_pool(400, 16, max_seq_len=1024),
+        executor,
+        max_batched_tokens=1024,
+        long_prefill_threshold=400,
+        admission_reserve=0.0,
+    )
+    sequences = [engine.submit(asked(number, 800, 3)) for number in range(3)]
+    drain(engine)
+    assert shares(executor)[:3] == [[400, 400, 224], [400, 400, 224], [1, 1, 352]]
+    assert [s.output_token_ids for s in sequences] == [undisturbed(s.request) for s in sequences]
+
+
+@pytest.mark.parametrize("threshold", [None, 1, 5, 16, 64])
+@pytest.mark.parametrize("budget", [8, 9, 23, 64, 512])
+@pytest.mark.parametrize("mixed", [True, False])
+def test_no_chunk_size_changes_a_token(budget: int, threshold: int | None, mixed: bool) -> None:
+    if threshold is not None and threshold > budget:
+        pytest.skip("refused")
+    executor = TableExecutor()
+    engine = table_engine(
+        table_pool(60),
+        executor,
+        max_batched_tokens=budget,
+        long_prefill_threshold=threshold,
+        mixed=mixed,
+        admission_reserve=0.0,
+    )
+    sequences = [engine.submit(asked(number, 7 * number + 1, 6)) for number in range(7)]
+    records = drain(engine)
+    assert [s.output_token_ids for s in sequences] == [undisturbed(s.request) for s in sequences]
+    assert executor.errors == []
+    assert max(record.prefill_tokens + record.decode_tokens for record in records) <= budget
+    if threshold is not None:
+        assert max(tokens for step in shares(executor) for tokens in step) <= threshold
+
+
+def test_a_long_prompt_leaves_tokens_to_those_behind_it() -> None:
+    executor = TableExecutor()
+    engine = table_engine(table_pool(60), executor, max_batched_tokens=24, long_prefill_threshold=16)
+    for request in (asked(0, 60, 1), asked(1, 8, 1)):
+        engine.submit(request)
+    drain(engine)
+    assert executor.steps[0] == [("r0", 16), ("r1", 8)]
+
+
+def test_decode_goes_before_prefill() -> None:
+    executor = TableExecutor()
+    engine = table_engine(table_pool(60), executor, max_batched_tokens=8)
+    engine.submit(asked(0, 4, 9))
+    engine.step()
+    engine.submit(asked(1, 30, 1))
+    drain(engine)
+    assert executor.steps[1:5] == [[("r0", 1), ("r1", 7)]] * 4

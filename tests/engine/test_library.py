@@ -1,0 +1,392 @@
+"""kvlab.Engine: loops and coroutines over the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import kvlab
+from kvlab.core import FinishReason, Request, StepOutput, StepPlan
+from kvlab.engine.clock import WallClock
+from kvlab.engine.library import Engine
+from kvlab.errors import ConfigError, EngineStoppedError, KvlabError, RequestRefusedError
+from kvlab.kv.view import CacheView
+from tests.engine.support import (
+    FailingExecutor,
+    RecordingExecutor,
+    assert_empty,
+    expected_tokens,
+    make_engine,
+    request,
+    slotted_pool,
+)
+
+ASKED = [request("a", 21, 9), request("b", 3, 14), request("c", 16, 4)]
+
+
+def library(**values: Any) -> Engine:
+    return Engine(make_engine(clock=WallClock(), **values))
+
+
+def tokens(outputs: list[StepOutput], name: str) -> list[int | None]:
+    return [output.token_id for output in outputs if output.request_id == name]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def idle(engine: Engine) -> None:
+    """Wait until the engine's own thread has ended; all memory is then free."""
+    wait_until(lambda: engine._worker is None)
+    assert not engine.has_work()
+    assert_empty(engine.core)
+
+
+class SlowExecutor(RecordingExecutor):
+    """Takes some time for each step, so that something can happen meanwhile; remembers who called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[str] = set()
+
+    def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
+        self.threads.add(f"{threading.current_thread().name} {threading.get_ident()}")
+        time.sleep(0.002)
+        return super().execute(plan, view)
+
+
+class TestLoop:
+    def test_gives_each_request_its_tokens(self) -> None:
+        engine = library()
+        outputs = list(engine.generate(ASKED))
+        for asked in ASKED:
+            assert tokens(outputs, asked.request_id) == expected_tokens(asked)
+        assert [o.finish_reason for o in outputs if o.finish_reason] == [FinishReason.LENGTH] * 3
+        idle(engine)
+
+    def test_gives_tokens_as_they_come(self) -> None:
+        engine = library()
+        steps = []
+        for _ in engine.generate(request("a", 5, 6)):
+            steps.append(engine.core._steps)
+        assert steps == [1, 2, 3, 4, 5, 6]
+
+    def test_one_request_or_several_samples(self) -> None:
+        engine = library()
+        outputs = list(engine.generate(request("a", 5, 6, n=3)))
+        assert sorted(output.index for output in outputs) == [0] * 6 + [1] * 6 + [2] * 6
+        assert list(engine.generate([])) == []
+
+    def test_leaving_it_early_aborts_what_is_not_done(self) -> None:
+        engine = library()
+        for output in engine.generate(ASKED):
+            if output.request_id == "c" and output.finish_reason:
+                break
+        idle(engine)
+
+    def test_a_refused_request_takes_only_its_own_call_back(self) -> None:
+        engine = library()
+        other = engine.submit(request("other", 4, 5))
+        with pytest.raises(RequestRefusedError, match="request 'wrong': temperature=-1"):
+            list(engine.generate([ASKED[0], request("wrong", 3, 3, temperature=-1)]))
+        while engine.has_work():
+            engine.step()
+        assert other.output_token_ids == expected_tokens(other.request)
+        idle(engine)
+
+    def test_a_name_that_is_in_use_stays_with_whoever_has_it(self) -> None:
+        engine = library()
+        other = engine.submit(request("a", 4, 5))
+        with pytest.raises(RequestRefusedError, match="in the engine already"):
+            next(engine.generate(ASKED))
+        list(engine.generate(request("b", 3, 9)))
+        assert other.finish_reason is FinishReason.LENGTH
+
+    def test_a_request_that_fails_says_why(self) -> None:
+        engine = library(executor=FailingExecutor("b"))
+        outputs = list(engine.generate([ASKED[1]]))
+        assert [(o.finish_reason, o.error) for o in outputs] == [
+            (FinishReason.FAILED, "ArithmeticError: the device fell over")
+        ]
+        idle(engine)
+
+    def test_requests_wait_for_a_static_batch(self) -> None:
+        engine = library(policy="static", max_wait_ms=20, max_batch_size=8)
+        start = time.perf_counter()
+        outputs = list(engine.generate(ASKED[:1]))
+        assert time.perf_counter() - start >= 0.02
+        assert tokens(outputs, "a") == expected_tokens(ASKED[0])
+
+    def test_a_sink_may_abort_and_submit(self) -> None:
+        engine, late = library(), []
+
+        def sink(output: StepOutput) -> None:
+            if not late:
+                assert engine.abort("a")
+                late.append(engine.submit(request("late", 4, 3)))
+
+        first = engine.submit(ASKED[0], sink)
+        while engine.has_work():
+            engine.step()
+        assert first.finish_reason is FinishReason.ABORTED
+        assert late[0].output_token_ids == expected_tokens(late[0].request)
+
+
+class TestStreams:
+    async def read(
+        self, engine: Engine, asked: Request, *, after_each: asyncio.Event | None = None
+    ) -> list[StepOutput]:
+        outputs = []
+        async for output in engine.stream(asked):
+            outputs.append(output)
+            if after_each is not None:
+                await after_each.wait()
+        return outputs
+
+    def test_each_gets_its_tokens(self) -> None:
+        engine = library()
+
+        async def main() -> list[list[StepOutput]]:
+            return await asyncio.gather(*(self.read(engine, asked) for asked in ASKED))
+
+        for _ in range(2):  # the second time with a new thread
+            for asked, outputs in zip(ASKED, asyncio.run(main()), strict=True):
+                assert [output.token_id for output in outputs] == expected_tokens(asked)
+                assert [o.finish_reason for o in outputs if o.finish_reason] == [FinishReason.LENGTH]
+            idle(engine)
+
+    def test_they_share_steps(self) -> None:
+        executor = SlowExecutor()
+        engine = library(executor=executor)
+
+        async def main() -> None:
+            await asyncio.gather(*(self.read(engine, request(f"r{n}", 4, 12)) for n in range(6)))
+
+        asyncio.run(main())
+        assert max(len(step) for step in executor.steps) == 6
+
+    def test_closing_one_aborts_its_request_alone(self) -> None:
+        engine = library(executor=SlowExecutor())
+
+        async def main() -> list[StepOutput]:
+            other = asyncio.create_task(self.read(engine, ASKED[1]))
+            stream = engine.stream(request("long", 5, 80))
+            await anext(stream)
+            await stream.aclose()
+            return await other
+
+        assert tokens(asyncio.run(main()), "b") == expected_tokens(ASKED[1])
+        idle(engine)
+        assert engine.core._steps < 40
+
+    @pytest.mark.parametrize("after_s", [0.0, 0.02])
+    def test_cancelling_who_waits_aborts(self, after_s: float) -> None:
+        engine = library(executor=SlowExecutor())
+
+        async def main() -> None:
+            task = asyncio.create_task(self.read(engine, request("long", 5, 80)))
+            await asyncio.sleep(after_s)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(main())
+        idle(engine)
+
+    def test_a_loop_that_ends_leaves_nothing_behind(self) -> None:
+        engine = library(executor=SlowExecutor())
+
+        async def main() -> None:
+            await anext(engine.stream(request("long", 5, 80)))
+
+        asyncio.run(main())
+        idle(engine)
+
+    def test_a_refused_one_raises_and_the_others_go_on(self) -> None:
+        engine = library()
+
+        async def main() -> list[object]:
+            wrong = request("wrong", 3, 3, top_p=2.0)
+            readers = [self.read(engine, each) for each in (ASKED[0], wrong, ASKED[1])]
+            return await asyncio.gather(*readers, return_exceptions=True)
+
+        first, refused, second = asyncio.run(main())
+        assert isinstance(refused, RequestRefusedError)
+        assert tokens(first, "a") == expected_tokens(ASKED[0])  # type: ignore[arg-type]
+        assert tokens(second, "b") == expected_tokens(ASKED[1])  # type: ignore[arg-type]
+        idle(engine)
+
+    def test_a_slow_reader_delays_nobody(self) -> None:
+        engine = library()
+
+        async def main() -> list[StepOutput]:
+            quick_done = asyncio.Event()
+            slow = asyncio.create_task(self.read(engine, ASKED[0], after_each=quick_done))
+            assert len(await self.read(engine, ASKED[1])) == 14
+            quick_done.set()
+            return await slow
+
+        assert tokens(asyncio.run(main()), "a") == expected_tokens(ASKED[0])
+        idle(engine)
+
+    def test_loops_in_several_threads_and_a_generate_among_them(self) -> None:
+        engine = library(executor=SlowExecutor())
+        with ThreadPoolExecutor() as threads:
+            streams = [threads.submit(asyncio.run, self.read(engine, asked)) for asked in ASKED]
+            mine = list(engine.generate(request("mine", 6, 10)))
+            outputs = [stream.result(timeout=20) for stream in streams]
+        assert tokens(mine, "mine") == expected_tokens(request("mine", 6, 10))
+        for asked, told in zip(ASKED, outputs, strict=True):
+            assert tokens(told, asked.request_id) == expected_tokens(asked)
+        idle(engine)
+
+    def test_many_that_come_and_go_lose_nothing(self) -> None:
+        engine = library(pool=slotted_pool(3))
+
+        async def one(number: int) -> bool:
+            asked = request(f"r{number}", 1 + number % 7, 1 + number % 5)
+            await asyncio.sleep(0.001 * (number % 13))
+            outputs = await self.read(engine, asked)
+            return tokens(outputs, asked.request_id) == expected_tokens(asked)
+
+        async def main() -> list[bool]:
+            return await asyncio.gather(*map(one, range(60)))
+
+        assert all(asyncio.run(main()))
+        idle(engine)
+
+
+class TestCollapse:
+    """A step of the engine itself that raises."""
+
+    def broken(self) -> Engine:
+        engine = library(executor=SlowExecutor())
+        step, steps = engine.core.step, []
+
+        def fails() -> object:
+            steps.append(1)
+            if len(steps) == 3:
+                raise ZeroDivisionError("books do not balance")
+            return step()
+
+        engine.core.step = fails  # type: ignore[method-assign,assignment]
+        return engine
+
+    def test_is_told_to_every_stream(self) -> None:
+        engine = self.broken()
+
+        async def main() -> list[object]:
+            readers = [TestStreams().read(engine, asked) for asked in ASKED]
+            return await asyncio.gather(*readers, return_exceptions=True)
+
+        errors = asyncio.run(main())
+        assert [str(error) for error in errors] == [
+            "the engine stopped: a step raised ZeroDivisionError: books do not balance"
+        ] * 3
+        assert all(isinstance(error, EngineStoppedError) for error in errors)
+        wait_until(lambda: engine._worker is None)
+
+    def test_is_told_to_the_loop_and_to_who_comes_later(self) -> None:
+        engine = self.broken()
+        with pytest.raises(EngineStoppedError, match="books do not balance") as caught:
+            list(engine.generate(ASKED))
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        for again in (lambda: list(engine.generate(ASKED)), lambda: engine.submit(ASKED[0]), engine.step):
+            with pytest.raises(EngineStoppedError):
+                again()
+
+
+class TestTwoEngines:
+    def test_take_turns_in_one_process(self) -> None:
+        """The same names, other pools, other settings; a token of one, then a token of the other."""
+        first, second = library(), library(pool=slotted_pool(2), max_batched_tokens=8)
+        pairs = list(zip(first.generate(ASKED), second.generate(list(reversed(ASKED))), strict=True))
+        for outputs in zip(*pairs, strict=True):
+            for asked in ASKED:
+                assert tokens(list(outputs), asked.request_id) == expected_tokens(asked)
+        assert not first.abort("a")
+
+    def test_a_failure_of_one_is_not_the_others(self) -> None:
+        broken, sound = TestCollapse().broken(), library()
+        with pytest.raises(EngineStoppedError):
+            list(broken.generate(ASKED))
+        assert tokens(list(sound.generate(ASKED)), "a") == expected_tokens(ASKED[0])
+
+    def test_each_has_a_thread_of_its_own(self) -> None:
+        executors = [SlowExecutor() for _ in range(2)]
+        engines = [library(executor=executor) for executor in executors]
+
+        async def main() -> list[list[StepOutput]]:
+            return await asyncio.gather(*(TestStreams().read(engine, ASKED[1]) for engine in engines))
+
+        for outputs in asyncio.run(main()):
+            assert tokens(outputs, "b") == expected_tokens(ASKED[1])
+        names = [name for executor in executors for name in executor.threads]
+        assert len(names) == len(set(names)) == 2
+        assert all(name.startswith("kvlab-engine ") for name in names)
+
+
+class TestFromConfig:
+    MODEL = kvlab.ModelConfig(
+        architecture={
+            "vocab_size": 128,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+        },
+        max_seq_len=64,
+    )
+
+    @pytest.mark.parametrize("backend", ["paged", "contiguous"])
+    def test_builds_what_the_settings_say(self, backend: str) -> None:
+        engine = kvlab.Engine.from_config(
+            self.MODEL,
+            kv=kvlab.KVConfig(backend=backend, num_blocks=32, block_size=8),
+            executor=kvlab.ExecutorConfig(device="cpu", dtype="float32"),
+            scheduler=kvlab.SchedulerConfig(max_batch_size=4, max_batched_tokens=16),
+            detokenize=lambda ids: "".join(chr(40 + token) for token in ids),
+        )
+        asked = kvlab.Request("a", (1, 2, 3), kvlab.SamplingParams(max_tokens=5))
+        outputs = list(engine.generate(asked))
+        assert len("".join(output.text for output in outputs)) == len(outputs) == 5
+        assert engine.core.pool.is_paged() == (backend == "paged")
+        assert engine.core.pool.stats().token_slots == 256
+        assert_empty(engine.core)
+
+    def test_names_a_setting_that_cannot_work(self) -> None:
+        with pytest.raises(ConfigError, match=r"model\.family=gpt9: unknown"):
+            kvlab.Engine.from_config(kvlab.ModelConfig(family="gpt9"))
+        assert issubclass(ConfigError, KvlabError)
+
+
+def test_the_package_imports_only_what_is_used() -> None:
+    check = (
+        "import sys, kvlab\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+        "kvlab.Engine, kvlab.SamplingParams\n"
+        "assert 'torch' in sys.modules\n"
+        "print([m for m in ('hydra', 'omegaconf', 'mlflow', 'rich', 'psutil', 'pyarrow') if m in sys.modules])\n"
+        "assert all(getattr(kvlab, name) for name in kvlab.__all__)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_a_name_the_package_does_not_have() -> None:
+    with pytest.raises(AttributeError, match="module 'kvlab' has no attribute 'Motor'"):
+        kvlab.Motor  # noqa: B018

@@ -1,0 +1,214 @@
+"""Each order does what its name says, and gives every request the tokens it would have had alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvlab.config import ORDERS
+from kvlab.core import FinishReason, Request, SamplingParams
+from kvlab.engine.engine import Engine
+from tests.engine.support import drain
+from tests.engine.table import TableExecutor, table_engine, table_pool, table_slots, undisturbed
+
+
+def asked(name: str, prompt_len: int, max_tokens: int, priority: int = 0) -> Request:
+    first = sum(map(ord, name)) * 100
+    return Request(name, tuple(range(first, first + prompt_len)), SamplingParams(max_tokens), priority=priority)
+
+
+def names(executor: TableExecutor) -> list[list[str]]:
+    return [[name for name, _ in step] for step in executor.steps]
+
+
+def first_steps(executor: TableExecutor) -> list[str]:
+    """Requests in the order in which they first took part."""
+    return list(dict.fromkeys(name for step in names(executor) for name in step))
+
+
+def serve(engine: Engine, *requests: Request) -> None:
+    sequences = [engine.submit(each) for each in requests]
+    drain(engine)
+    for sequence in sequences:
+        assert sequence.finish_reason is FinishReason.LENGTH
+        assert sequence.output_token_ids == undisturbed(sequence.request)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("mixed", [True, False])
+@pytest.mark.parametrize("pool", ["paged", "sharing", "contiguous"])
+def test_no_order_changes_a_token(order: str, mixed: bool, pool: str) -> None:
+    executor = TableExecutor()
+    memory = table_slots(3) if pool == "contiguous" else table_pool(24, sharing=pool == "sharing")
+    engine = table_engine(
+        memory, executor, order=order, mixed=mixed, max_decode_seqs=2, max_batched_tokens=16, admission_reserve=0.0
+    )
+    serve(engine, *(asked(f"r{index}", 3 + 5 * (index % 4), 20, index % 3) for index in range(9)))
+    assert executor.errors == []
+
+
+class TestShortestFirst:
+    def test_the_shortest_enters_first(self) -> None:
+        executor = TableExecutor()
+        engine = table_engine(table_pool(40), executor, order="shortest_first", max_batch_size=1)
+        serve(engine, asked("long", 20, 20), asked("short", 4, 2), asked("middle", 10, 5), asked("tie", 10, 5))
+        assert first_steps(executor) == ["short", "middle", "tie", "long"]
+
+    def test_who_comes_later_overtakes_in_the_line_and_not_in_the_batch(self) -> None:
+        executor = TableExecutor()
+        engine = table_engine(table_pool(40), executor, order="shortest_first", max_batched_tokens=8)
+        engine.submit(asked("long", 30, 2))
+        engine.submit(asked("other", 30, 2))
+        engine.step()
+        serve(engine, asked("short", 8, 2))
+        assert executor.steps[:5] == [
+            *[[("long", 8)]] * 3,
+            [("long", 6), ("short", 2)],
+            [("long", 1), ("short", 6), ("other", 1)],
+        ]
+
+
+class TestPriority:
+    def test_the_lowest_number_first_then_by_arrival(self) -> None:
+        executor = TableExecutor()
+        engine = table_engine(table_pool(40), executor, order="priority", max_batch_size=1)
+        serve(engine, asked("a", 4, 2, 5), asked("b", 4, 2, 0), asked("c", 4, 2, 5), asked("d", 4, 2, -1))
+        assert first_steps(executor) == ["d", "b", "a", "c"]
+
+    def test_one_that_arrives_later_still_goes_before(self) -> None:
+        executor = TableExecutor()
+        engine = table_engine(table_pool(40), executor, order="priority", max_batch_size=1)
+        engine.submit(asked("running", 4, 4, 9))
+        engine.step()
+        engine.submit(asked("waiting", 4, 2, 1))
+        engine.step()
+        serve(engine, asked("urgent", 4, 2, 0))
+        assert first_steps(executor) == ["running", "urgent", "waiting"]
+
+    def test_means_nothing_under_another_order(self) -> None:
+        executor = TableExecutor()
+        serve(table_engine(table_pool(40), executor, max_batch_size=1), asked("a", 4, 2, 5), asked("b", 4, 2, 0))
+        assert first_steps(executor) == ["a", "b"]
+
+
+class TestPrefillFirst:
+    def test_prompts_take_the_tokens_of_those_that_decode(self) -> None:
+        executor = TableExecutor()
+        engine = table_engine(table_pool(60), executor, order="prefill_first", max_batched_tokens=8)
+        engine.submit(asked("decodes", 4, 6))
+        engine.step()
+        serve(engine, asked("prompt", 19, 2))
+        assert executor.steps[:4] == [
+            [("decodes", 4)],
+            [("prompt", 8)],
+            [("prompt", 8)],
+            [("prompt", 3), ("decodes", 1)],
+        ]
+
+    def test_decode_goes_first_under_fcfs(self) -> None:
+        executor = TableExecutor()
+        engine = table_engine(table_pool(60), executor, max_batched_tokens=8)
+        engine.submit(asked("decodes", 4, 6))
+        engine.step()
+        serve(engine, asked("prompt", 19, 2))
+        assert executor.steps[1:4] == [[("decodes", 1), ("prompt", 7)]] * 2 + [[("decodes", 1), ("prompt", 5)]]
+
+    def test_who_enters_leaves_those_that_decode_the_blocks_of_their_next_token(self) -> None:
+        """Six blocks of 4: two sequences at the end of their first block; a third that needs four has to wait."""
+        executor = TableExecutor()
+        engine = table_engine(table_pool(6), executor, order="prefill_first", admission_reserve=0.0)
+        for name in "ab":
+            engine.submit(asked(name, 4, 3))
+        engine.step()
+        large = engine.submit(asked("large", 16, 1))
+        drain(engine)
+        assert names(executor) == [["a", "b"]] * 3 + [["large"]]
+        assert large.preemptions == 0
+
+    def test_who_is_preempted_after_its_chunk_was_planned_is_not_in_the_step(self) -> None:
+        executor = TableExecutor()
+        engine = table_engine(
+            table_pool(8), executor, order="prefill_first", long_prefill_threshold=4, admission_reserve=0.0
+        )
+        decodes = engine.submit(asked("decodes", 4, 20))
+        engine.step()
+        prefills = engine.submit(asked("prefills", 24, 3))
+        while not prefills.preemptions:
+            engine.step()
+        assert names(executor)[-2:] == [["prefills", "decodes"], ["decodes"]]
+        drain(engine)
+        for sequence in (decodes, prefills):
+            assert sequence.output_token_ids == undisturbed(sequence.request)
+
+
+class TestDecodeRoundRobin:
+    def test_no_more_than_allowed_decode_in_a_step_each_in_turn(self) -> None:
+        executor = TableExecutor()
+        engine = table_engine(table_pool(60), executor, order="decode_round_robin", max_decode_seqs=2)
+        serve(engine, *(asked(name, 4, 5) for name in "abcde"))
+        assert names(executor)[:6] == [list("abcde"), ["a", "b"], ["c", "d"], ["e", "a"], ["b", "c"], ["d", "e"]]
+        assert max(map(len, names(executor)[1:])) == 2
+
+    def test_prefill_has_what_they_leave(self) -> None:
+        executor = TableExecutor()
+        engine = table_engine(
+            table_pool(60), executor, order="decode_round_robin", max_decode_seqs=2, max_batched_tokens=12
+        )
+        for name in "abc":
+            engine.submit(asked(name, 4, 6))
+        engine.step()
+        serve(engine, asked("prompt", 20, 2))
+        assert executor.steps[1:3] == [
+            [("a", 1), ("b", 1), ("prompt", 10)],
+            [("c", 1), ("a", 1), ("prompt", 10)],
+        ]
+
+
+class TestTwoPasses:
+    """mixed=False: the same schedule, decode and prefill computed one after the other."""
+
+    def test_the_same_step_in_two_passes(self) -> None:
+        passes = {}
+        for mixed in (True, False):
+            executor = TableExecutor()
+            engine = table_engine(table_pool(60), executor, mixed=mixed, max_batched_tokens=8)
+            engine.submit(asked("decodes", 4, 4))
+            engine.step()
+            engine.submit(asked("prompt", 10, 2))
+            records = drain(engine)
+            passes[mixed] = executor.steps
+            assert (records[0].batch_seqs, records[0].decode_tokens, records[0].prefill_tokens) == (2, 1, 7)
+        assert passes[True][1] == [("decodes", 1), ("prompt", 7)]
+        assert passes[False][1:3] == [[("decodes", 1)], [("prompt", 7)]]
+
+    def test_prefill_comes_first_under_prefill_first(self) -> None:
+        executor = TableExecutor()
+        engine = table_engine(table_pool(60), executor, mixed=False, order="prefill_first")
+        engine.submit(asked("decodes", 4, 4))
+        engine.step()
+        serve(engine, asked("prompt", 10, 2))
+        assert executor.steps[1:3] == [[("prompt", 10)], [("decodes", 1)]]
+
+
+def test_a_preempted_sequence_is_the_first_of_its_rank_only() -> None:
+    """Under `priority` one that is more urgent goes before it."""
+    executor = TableExecutor()
+    engine = table_engine(
+        table_pool(12), executor, order="priority", admission_reserve=0.0, max_batch_size=2, max_batched_tokens=64
+    )
+    first, second = engine.submit(asked("a", 20, 12, 1)), engine.submit(asked("b", 20, 12, 1))
+    equal = engine.submit(asked("equal", 20, 2, 1))
+    while not second.preemptions:
+        engine.step()
+    urgent = engine.submit(replace(asked("urgent", 20, 2), priority=0))
+    drain(engine)
+    assert list(engine.scheduler.waiting) == []
+    assert first.preemptions == 0
+    assert urgent.scheduled_s is not None
+    order = first_steps(executor)
+    assert order.index("urgent") < order.index("equal")
+    resumed = max(index for index, step in enumerate(names(executor)) if "urgent" in step)
+    assert all("b" not in step for step in names(executor)[names(executor).index(["a"]) : resumed])
+    assert equal.output_token_ids == undisturbed(equal.request)
+    assert second.output_token_ids == undisturbed(second.request)

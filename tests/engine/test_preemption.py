@@ -1,0 +1,161 @@
+"""Who gives up its memory, what becomes of it, and what happens where nobody may."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvlab.config import VICTIMS, PreemptionConfig
+from kvlab.core import FinishReason, Request, SamplingParams, Sequence
+from tests.engine.support import Stream, drain, step_until
+from tests.engine.table import TableExecutor, table_engine, table_pool, undisturbed
+
+
+def asked(number: int, prompt_len: int = 20, max_tokens: int = 30, priority: int = 0) -> Request:
+    first = 1000 * number
+    prompt = tuple(range(first, first + prompt_len))
+    return Request(f"r{number}", prompt, SamplingParams(max_tokens), priority=priority)
+
+
+def assert_served(*sequences: Sequence) -> None:
+    for sequence in sequences:
+        assert sequence.finish_reason is FinishReason.LENGTH
+        assert sequence.output_token_ids == undisturbed(sequence.request)
+
+
+class TestVictim:
+    def first_victim(self, victim: str | None, *requests: Request, gap: int = 0) -> str:
+        engine = table_engine(table_pool(24), preemption=PreemptionConfig(victim), admission_reserve=0.0)
+        sequences = []
+        for request in requests:
+            sequences.append(engine.submit(request))
+            for _ in range(gap):
+                engine.step()
+        step_until(engine, lambda: any(sequence.preemptions for sequence in sequences))
+        (first,) = [sequence.request.request_id for sequence in sequences if sequence.preemptions]
+        drain(engine)
+        assert_served(*sequences)
+        return first
+
+    @pytest.mark.parametrize("victim", [None, "last_admitted"])
+    def test_the_last_admitted(self, victim: str | None) -> None:
+        assert self.first_victim(victim, *map(asked, range(3)), gap=2) == "r2"
+
+    def test_the_one_with_the_fewest_tokens(self) -> None:
+        """`r1` is computed in one step; the long prompt of `r0`, admitted before it, takes four."""
+        engine = table_engine(
+            table_pool(24),
+            preemption=PreemptionConfig("fewest_generated"),
+            admission_reserve=0.0,
+            max_batched_tokens=24,
+            long_prefill_threshold=12,
+        )
+        sequences = [engine.submit(asked(0, 48, 40)), engine.submit(asked(1, 12, 60))]
+        step_until(engine, lambda: any(sequence.preemptions for sequence in sequences))
+        assert [sequence.preemptions for sequence in sequences] == [1, 0]
+        drain(engine)
+        assert_served(*sequences)
+
+    def test_of_equals_the_last_admitted(self) -> None:
+        assert self.first_victim("fewest_generated", *map(asked, range(3))) == "r2"
+        assert self.first_victim("priority", *map(asked, range(3))) == "r2"
+
+    def test_the_least_urgent(self) -> None:
+        requests = [asked(number, priority=priority) for number, priority in enumerate((1, 5, 0))]
+        assert self.first_victim("priority", *requests) == "r1"
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("sharing", [False, True])
+@pytest.mark.parametrize("blocks", [14, 20, 40])
+def test_everything_completes_whoever_gives_way(victim: str, sharing: bool, blocks: int) -> None:
+    executor = TableExecutor()
+    engine = table_engine(
+        table_pool(blocks, sharing=sharing), executor, preemption=PreemptionConfig(victim), admission_reserve=0.0
+    )
+    sequences = [engine.submit(asked(number, 5 + 3 * number, 30, number % 3)) for number in range(8)]
+    records = drain(engine)
+    assert_served(*sequences)
+    assert executor.errors == []
+    assert sum(r.preempted for r in records) == sum(s.preemptions for s in sequences) > 0
+
+
+class TestReturn:
+    def test_a_token_made_right_before_is_not_lost_nor_sent_twice(self) -> None:
+        """It was sampled and sent, but its K and V were not computed yet."""
+        engine, stream = table_engine(table_pool(15), admission_reserve=0.0), Stream()
+        others = [engine.submit(asked(number)) for number in range(2)]
+        victim = engine.submit(asked(2), stream)
+        step_until(engine, lambda: victim.preemptions > 0)
+        sent = list(stream.tokens)
+        assert sent
+        assert (victim.num_computed, victim.token_ids[20:]) == (0, sent)
+        drain(engine)
+        assert_served(*others, victim)
+        assert stream.tokens == undisturbed(victim.request)
+
+    def test_finds_its_own_blocks_and_they_are_no_hits(self) -> None:
+        engine = table_engine(table_pool(15, sharing=True), admission_reserve=0.0)
+        sequences = [engine.submit(asked(number)) for number in range(3)]
+        records = drain(engine)
+        assert_served(*sequences)
+        assert sum(record.recompute_hit_tokens for record in records) > 0
+        assert sum(record.hit_tokens for record in records) == 0
+        assert sum(record.prompt_tokens for record in records) == 60
+        assert [sequence.cached_tokens for sequence in sequences] == [0, 0, 0]
+
+    def test_with_its_own_blocks_there_is_less_to_compute_again(self) -> None:
+        again = []
+        for sharing in (False, True):
+            engine = table_engine(table_pool(15, sharing=sharing), admission_reserve=0.0)
+            sequences = [engine.submit(asked(number)) for number in range(3)]
+            drain(engine)
+            assert_served(*sequences)
+            again.append(sum(sequence.recomputed_tokens for sequence in sequences))
+        assert 0 < again[1] < again[0]
+
+    def test_is_the_first_to_enter(self) -> None:
+        executor = TableExecutor()
+        engine = table_engine(table_pool(15), executor, admission_reserve=0.0, max_batch_size=3)
+        sequences = [engine.submit(asked(number)) for number in range(3)]
+        late = engine.submit(asked(3, 2, 1))
+        drain(engine)
+        assert_served(*sequences, late)
+        present = ["r2" in dict(step) for step in executor.steps]
+        back = present.index(True, present.index(False))
+        assert all("r3" not in dict(step) for step in executor.steps[:back])
+
+
+class TestFail:
+    """on_exhaustion=fail"""
+
+    def test_fails_those_that_do_not_fit_by_name_and_no_other(self) -> None:
+        """Three fill 15 of 17 blocks and each needs another in the same step."""
+        engine = table_engine(table_pool(17), on_exhaustion="fail", admission_reserve=0.0)
+        streams = [Stream() for _ in range(3)]
+        sequences = [engine.submit(asked(number, 20, 8), stream) for number, stream in enumerate(streams)]
+        records = drain(engine)
+        assert [s.finish_reason for s in sequences] == [FinishReason.LENGTH] * 2 + [FinishReason.FAILED]
+        assert_served(*sequences[:2])
+        error = sequences[2].error or ""
+        assert "out of KV blocks: 3 wanted" in error
+        assert error.endswith("did not fit: 'r2'")
+        assert streams[2].tokens == undisturbed(sequences[2].request)[:1]
+        assert sum(record.preempted for record in records) == 0
+
+    def test_several_of_one_step(self) -> None:
+        """Four sequences fill 20 of 21 blocks: in the step in which each needs another, one gets it."""
+        engine = table_engine(table_pool(21), on_exhaustion="fail", admission_reserve=0.0, max_batched_tokens=99)
+        sequences = [engine.submit(asked(number, 20, 4)) for number in range(4)]
+        drain(engine)
+        assert_served(sequences[0])
+        for sequence in sequences[1:]:
+            assert sequence.finish_reason is FinishReason.FAILED
+            assert (sequence.error or "").endswith("did not fit: 'r1', 'r2', 'r3'")
+
+    def test_the_blocks_of_the_failed_serve_the_next_step(self) -> None:
+        engine = table_engine(table_pool(21), on_exhaustion="fail", admission_reserve=0.0)
+        for number in range(4):
+            engine.submit(asked(number, 20, 8))
+        after = engine.submit(asked(4, 20, 8))
+        drain(engine)
+        assert_served(after)

@@ -1,0 +1,278 @@
+"""The vectorised sampler against the readable one, row by row and through the whole engine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlab.core import Request, SamplingParams, Sequence
+from kvlab.engine import logits as ops
+from kvlab.engine.randomness import uniforms
+from kvlab.engine.sampler import Sampler
+from kvlab.errors import SamplingError
+from tests.engine.sampling_reference import adjusted, distribution, mix, pick, reference_tokens, softmax, uniform
+from tests.engine.support import drain, make_engine, paged_pool, request, sharing_pool
+
+ANY_SAMPLING = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(3, 8),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 3.0]),
+    seed=st.integers(0, 2**70),
+    top_k=st.sampled_from([0, 1, 3, 20, 500]),
+    top_p=st.sampled_from([0.1, 0.53, 0.9, 1.0]),
+    min_p=st.sampled_from([0.0, 0.07, 0.6]),
+    repetition_penalty=st.sampled_from([0.7, 1.0, 1.4]),
+    min_tokens=st.integers(0, 3),
+    stop_token_ids=st.lists(st.integers(0, 199), max_size=3).map(tuple),
+    logprobs=st.sampled_from([None, 0, 2]),
+)
+
+
+def sequence(sampling: SamplingParams, prompt: tuple[int, ...] = (1,), output: tuple[int, ...] = ()) -> Sequence:
+    asked = Request("x", prompt, sampling)
+    return Sequence(asked, token_ids=[*prompt, *output], stop_token_ids=frozenset(sampling.stop_token_ids))
+
+
+def sampled(logits: torch.Tensor, *sequences: Sequence) -> list[int]:
+    return Sampler()(logits, list(sequences))
+
+
+class TestAgainstTheReference:
+    @settings(max_examples=100)
+    @given(
+        rows=st.lists(st.tuples(ANY_SAMPLING, st.integers(0, 5)), min_size=1, max_size=8),
+        seed=st.integers(0, 2**31),
+        spread=st.sampled_from([0.1, 1.0, 5.0]),
+    )
+    def test_every_row_of_a_mixed_batch(
+        self, rows: list[tuple[SamplingParams, int]], seed: int, spread: float
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        logits = torch.randn(len(rows), 300, generator=generator) * spread
+        said = torch.randint(0, 300, (len(rows), 9), generator=generator).tolist()
+        batch = [
+            sequence(sampling, tuple(words[:4]), tuple(words[4 : 4 + count]))
+            for (sampling, count), words in zip(rows, said, strict=True)
+        ]
+        expected = [
+            pick(
+                logits[row].tolist(),
+                each.request.sampling,
+                token_ids=each.token_ids,
+                barred=each.stop_token_ids if each.num_output_tokens < each.request.sampling.min_tokens else (),
+                position=each.num_output_tokens,
+            )
+            for row, each in enumerate(batch)
+        ]
+        before = logits.clone()
+        assert sampled(logits, *batch) == expected
+        assert torch.equal(logits, before)
+
+    @settings(max_examples=40)
+    @given(
+        asked=st.lists(st.tuples(st.integers(1, 20), ANY_SAMPLING), min_size=1, max_size=5),
+        samples=st.integers(1, 3),
+        num_blocks=st.integers(8, 24),
+        budget=st.integers(6, 40),
+        share=st.booleans(),
+    )
+    def test_tokens_depend_on_the_request_alone(
+        self, asked: list[tuple[int, SamplingParams]], samples: int, num_blocks: int, budget: int, share: bool
+    ) -> None:
+        """Whoever else is there, whatever the chunks, preempted or not, with a shared prefix or none."""
+        pool = (sharing_pool if share else paged_pool)(num_blocks)
+        engine = make_engine(pool, eos=(17,), max_batch_size=6, max_batched_tokens=budget, admission_reserve=0)
+        requests = [
+            Request(f"r{number}", request("any", length, 1).prompt_token_ids, replace(sampling, n=samples))
+            for number, (length, sampling) in enumerate(asked)
+        ]
+        firsts = [engine.submit(each) for each in requests]
+        drain(engine)
+        for each, first in zip(requests, firsts, strict=True):
+            for one in (first, *first.siblings):
+                assert one.output_token_ids == reference_tokens(each, one.index, eos=(17,))
+                expected = 0 if each.sampling.logprobs is None else one.num_output_tokens
+                assert len(one.logprobs) == expected
+
+
+class TestDistributions:
+    """Chi-square of 20,000 draws against exact probabilities; with fixed seeds, so never by chance."""
+
+    LOGITS = torch.linspace(-2.5, 2.5, 24)[torch.randperm(24, generator=torch.Generator().manual_seed(5))]
+    DRAWS = 20_000
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {},
+            {"temperature": 0.4},
+            {"temperature": 2.5},
+            {"top_k": 5},
+            {"top_p": 0.8},
+            {"min_p": 0.2},
+            {"repetition_penalty": 1.8},
+            {"temperature": 1.5, "top_k": 12, "top_p": 0.7, "min_p": 0.1, "repetition_penalty": 0.8},
+        ],
+        ids=str,
+    )
+    def test_draws_have_the_exact_probabilities(self, values: dict[str, float]) -> None:
+        sampling = SamplingParams(1, **({"temperature": 1.0} | values))  # type: ignore[arg-type]
+        rows = [sequence(replace(sampling, seed=seed), (3, 4, 5)) for seed in range(self.DRAWS)]
+        drawn = sampled(self.LOGITS.expand(self.DRAWS, -1), *rows)
+        found = np.bincount(drawn, minlength=24)
+        exact = np.array(distribution(adjusted(self.LOGITS.tolist(), sampling, (3, 4, 5), ()), sampling))
+        assert found[exact == 0].sum() == 0
+        possible = exact > 0
+        expected = exact[possible] * self.DRAWS
+        statistic = float((((found[possible] - expected) ** 2) / expected).sum())
+        freedom = int(possible.sum()) - 1
+        assert freedom > 1
+        # Wilson and Hilferty's approximation of the quantile that chance exceeds once in 1,000.
+        assert statistic < freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
+
+    def test_seeds_samples_and_positions_are_independent(self) -> None:
+        """Pairs of neighbours fall evenly into a 10 by 10 grid."""
+        grid = np.arange(5000)
+        zeros = [0] * 5000
+        for first, second in (
+            (uniforms(grid.tolist(), zeros, zeros), uniforms((grid + 1).tolist(), zeros, zeros)),
+            (uniforms(zeros, grid.tolist(), zeros), uniforms(zeros, (grid + 1).tolist(), zeros)),
+            (uniforms(zeros, zeros, grid.tolist()), uniforms(zeros, zeros, (grid + 1).tolist())),
+            (uniforms(grid.tolist(), zeros, zeros), uniforms(zeros, grid.tolist(), zeros)),
+        ):
+            counts = np.histogram2d(first, second, bins=10, range=[[0, 1], [0, 1]])[0]
+            assert ((counts - 50) ** 2 / 50).sum() < 149  # exceeded once in 1,000, at 99 degrees of freedom
+            assert 0 <= first.min() <= first.max() < 1
+
+
+class TestRandomness:
+    @given(st.tuples(st.integers(-(2**80), 2**80), st.integers(0, 2**20), st.integers(0, 2**20)))
+    def test_is_the_published_function(self, key: tuple[int, int, int]) -> None:
+        seed, sample, position = key
+        assert uniforms([7, seed], [0, sample], [0, position])[1] == uniform(seed, sample, position)
+
+    def test_the_finaliser_gives_the_authors_numbers(self) -> None:
+        """The first outputs of SplitMix64 seeded with 1234567, as published with the generator."""
+        state, found = 1234567, []
+        for _ in range(3):
+            state += 0x9E3779B97F4A7C15
+            found.append(mix(state & (2**64 - 1)))
+        assert found == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+class TestFilters:
+    def scores(self, *values: float) -> torch.Tensor:
+        return torch.tensor([values], dtype=torch.float32)
+
+    def kept(self, scores: torch.Tensor) -> list[int]:
+        return scores[0].isfinite().nonzero().flatten().tolist()
+
+    def test_ties_with_the_last_kept_are_kept(self) -> None:
+        scores = self.scores(1, 3, 2, 2, 2, 0)
+        ops.keep_top_k(scores, [2])
+        assert self.kept(scores) == [1, 2, 3, 4]
+        scores = self.scores(1, 1, 1, 1)
+        ops.keep_top_p(scores, [0.3])
+        assert self.kept(scores) == [0, 1, 2, 3]
+
+    def test_the_token_that_reaches_the_mass_is_in_the_nucleus(self) -> None:
+        for mass, count in ((0.4, 1), (0.51, 2), (0.79, 2), (0.81, 3), (0.999, 4)):
+            scores = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+            ops.keep_top_p(scores, [mass])
+            assert self.kept(scores) == list(range(count))
+
+    def test_a_nucleus_wider_than_the_usual(self) -> None:
+        scores = torch.randn(2, 5000, generator=torch.Generator().manual_seed(0)) * 0.1
+        scores[1] *= 80
+        expected = [sorted(softmax(row.tolist()), reverse=True) for row in scores]
+        ops.keep_top_p(scores, [0.9, 0.9])
+        for row, shares in zip(scores, expected, strict=True):
+            count = int(row.isfinite().sum())
+            assert sum(shares[: count - 1]) < 0.9 <= sum(shares[:count]) + 1e-6
+        assert int(scores[0].isfinite().sum()) > 256 > int(scores[1].isfinite().sum())
+
+    def test_rows_that_ask_for_nothing_are_left_alone(self) -> None:
+        scores = torch.randn(3, 40, generator=torch.Generator().manual_seed(1))
+        before = scores.clone()
+        ops.penalize_repetition(scores, [1, 1.5, 1], [[1], [2, 2, 7], [3]])
+        ops.bar(scores, [(), (5, 40, 99), ()])
+        ops.keep_top_k(scores, [0, 9, 40])
+        ops.keep_top_p(scores, [1, 0.8, 1])
+        ops.keep_min_p(scores, [0, 0.1, 0])
+        assert torch.equal(scores[[0, 2]], before[[0, 2]])
+        assert not torch.equal(scores[1], before[1])
+
+    def test_a_token_seen_twice_is_penalised_once(self) -> None:
+        scores = self.scores(2.0, -2.0, 2.0, -2.0)
+        ops.penalize_repetition(scores, [2.0], [[0, 1, 0, 1, 0]])
+        assert scores.tolist() == [[1.0, -4.0, 2.0, -2.0]]
+
+    @pytest.mark.parametrize("temperature", [1e-300, 1e-38, 1e-6])
+    def test_a_temperature_next_to_nothing_is_greedy(self, temperature: float) -> None:
+        logits = torch.tensor([[30.0, 80.0, -5.0]])
+        assert sampled(logits, sequence(SamplingParams(1, temperature=temperature, seed=1))) == [1]
+
+    def test_a_temperature_beyond_measure_is_even(self) -> None:
+        rows = [sequence(SamplingParams(1, temperature=1e30, seed=seed)) for seed in range(900)]
+        counts = np.bincount(sampled(torch.tensor([[50.0, 0.0, -50.0]]).expand(900, -1), *rows))
+        assert counts.min() > 250
+
+
+class TestLogprobs:
+    LOGITS = torch.tensor([[0.0, 2.0, 1.0, -1.0]])
+
+    def test_are_those_of_the_model_itself(self) -> None:
+        """Whatever temperature and filters made of them."""
+        one = sequence(
+            SamplingParams(1, logprobs=2, temperature=0.1, top_k=1, repetition_penalty=9.0, seed=1), (1,)
+        )
+        (token,) = sampled(self.LOGITS, one)
+        exact = self.LOGITS.log_softmax(dim=-1)[0].tolist()
+        assert one.next_logprobs is not None
+        assert token == 2
+        assert one.next_logprobs.logprob == pytest.approx(exact[2])
+        assert [each for each, _ in one.next_logprobs.top] == [1, 2]
+        assert [value for _, value in one.next_logprobs.top] == pytest.approx([exact[1], exact[2]])
+
+    @pytest.mark.parametrize(("asked", "given"), [(0, 0), (1, 1), (4, 4), (9, 4)])
+    def test_as_many_alternatives_as_were_asked_for(self, asked: int, given: int) -> None:
+        one, other = sequence(SamplingParams(1, logprobs=asked)), sequence(SamplingParams(1))
+        sampled(self.LOGITS.expand(2, -1), one, other)
+        assert one.next_logprobs is not None
+        assert len(one.next_logprobs.top) == given
+        assert other.next_logprobs is None
+
+    def test_come_with_their_tokens(self) -> None:
+        engine, outputs = make_engine(admission_reserve=0), []
+        firsts = [engine.submit(request(name, 20, 30, logprobs=1), outputs.append) for name in "abc"]
+        drain(engine)
+        assert any(first.preemptions for first in firsts)
+        for first in firsts:
+            told = [output.logprobs for output in outputs if output.request_id == first.request.request_id]
+            assert told == first.logprobs
+            assert [one.top[0][0] for one in first.logprobs] == first.output_token_ids
+            assert all(one.logprob == pytest.approx(one.top[0][1]) for one in first.logprobs)
+
+
+class TestUnsoundLogits:
+    @pytest.mark.parametrize("bad", [math.nan, math.inf])
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_are_told_by_the_request_whose_they_are(self, bad: float, temperature: float) -> None:
+        logits = torch.zeros(3, 10)
+        logits[1, 4] = bad
+        rows = [
+            Sequence(Request(name, (1,), SamplingParams(1, temperature=temperature))) for name in ("a", "b", "c")
+        ]
+        with pytest.raises(SamplingError, match="'b': the logits are not finite") as caught:
+            Sampler()(logits, rows)
+        assert caught.value.request_ids == ("b",)
+
+    def test_nor_may_every_token_be_barred(self) -> None:
+        with pytest.raises(SamplingError, match="every token is barred"):
+            sampled(torch.zeros(1, 3), sequence(SamplingParams(5, min_tokens=1, stop_token_ids=(0, 1, 2))))

@@ -1,0 +1,225 @@
+"""Whatever comes, in whatever memory, under whatever policy: each request ends once, with its own tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlab.config import ORDERS, VICTIMS, FaultsConfig, PreemptionConfig, SchedulerConfig
+from kvlab.core import FinishReason, Request, SamplingParams, Sequence, StepOutput
+from kvlab.engine.engine import Engine
+from kvlab.errors import RequestRefusedError
+from kvlab.kv.pool import KVCachePool
+from tests.engine.support import assert_empty
+from tests.engine.table import TableExecutor, table_engine, table_pool, table_slots, undisturbed
+
+_SYSTEM = tuple(range(40))
+_MANY = 4000  # steps
+
+
+@dataclass
+class Ask:
+    """A request as it is drawn: `same` of its prompt tokens are those that others have too."""
+
+    prompt: int
+    output: int
+    same: int
+    priority: int
+    samples: int
+    gap: int  # steps ahead of its arrival
+    aborted_after: int | None  # steps
+
+    def request(self, number: int) -> Request:
+        own = tuple(range(1000 * (number + 1), 1000 * (number + 1) + self.prompt))
+        prompt = _SYSTEM[: self.same] + own
+        sampling = SamplingParams(self.output, n=self.samples)
+        return Request(f"r{number}", prompt, sampling, priority=self.priority)
+
+
+asks = st.builds(
+    Ask,
+    prompt=st.integers(1, 30),
+    output=st.integers(1, 14),
+    same=st.sampled_from([0, 0, 8, 17, 40]),
+    priority=st.integers(0, 2),
+    samples=st.sampled_from([1, 1, 1, 1, 3]),
+    gap=st.integers(0, 4),
+    aborted_after=st.sampled_from([None, None, None, None, 0, 1, 3, 8]),
+)
+
+
+@st.composite
+def schedulers(draw: st.DrawFn) -> SchedulerConfig:
+    size = draw(st.integers(1, 6))
+    budget = size + draw(st.integers(0, 40))
+    reserve, watermark = draw(st.sampled_from([0.0, 0.2, 0.9])), draw(st.sampled_from([0.0, 0.0, 0.1, 0.6]))
+    common = {
+        "max_batch_size": size,
+        "max_batched_tokens": budget,
+        "max_wait_ms": 0.0,
+        "admission_reserve": reserve,
+        "watermark": watermark,
+        "mixed": draw(st.booleans()),
+        "long_prefill_threshold": draw(st.none() | st.integers(1, budget)),
+        "max_waiting_requests": draw(st.none() | st.integers(1, 5)),
+    }
+    if draw(st.integers(0, 5)) == 0:
+        return SchedulerConfig(policy="static", **common)
+    return SchedulerConfig(
+        order=draw(st.sampled_from(ORDERS)),
+        max_decode_seqs=draw(st.integers(1, 4)),
+        reserve_output=draw(st.none() | st.booleans()),
+        preemption=PreemptionConfig(draw(st.sampled_from(VICTIMS))),
+        **common,
+    )
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> KVCachePool:
+    if draw(st.integers(0, 4)) == 0:
+        return table_slots(draw(st.integers(1, 4)), 96)
+    return table_pool(
+        draw(st.integers(6, 40)),
+        draw(st.sampled_from([1, 3, 4, 8])),
+        max_seq_len=96,
+        sharing=draw(st.booleans()),
+        eviction=draw(st.sampled_from(["lru", "fifo", "lfu"])),
+    )
+
+
+@dataclass
+class Watched:
+    """An engine whose admissions are looked at: who enters is the one that its order puts first."""
+
+    engine: Engine
+    outputs: list[StepOutput] = field(default_factory=list)
+    sequences: list[Sequence] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        scheduler, admit = self.engine.scheduler, self.engine.scheduler.admit
+        came: dict[Sequence, int] = {}
+
+        def rank(sequence: Sequence) -> tuple[int, bool, int]:
+            request, order = sequence.request, scheduler.config.order
+            first = {"priority": request.priority, "shortest_first": request.max_total_tokens}.get(order, 0)
+            again = sequence.preemptions > 0 or sequence.index > 0  # both are put to the front
+            return first, not again, 0 if again else came[sequence]
+
+        def watched(sequence: Sequence) -> None:
+            for place, waiting in enumerate([*self.sequences, *scheduler.waiting]):
+                came.setdefault(waiting, place)
+            assert rank(sequence) == min(map(rank, scheduler.waiting))
+            admit(sequence)
+
+        scheduler.admit = watched  # type: ignore[method-assign]
+
+    def submit(self, request: Request) -> None:
+        try:
+            first = self.engine.submit(request, self.outputs.append)
+        except RequestRefusedError:
+            return
+        self.sequences += [first, *first.siblings]
+
+    def step(self) -> None:
+        record = self.engine.step()
+        assert self.engine.pool.audit() == []
+        config = self.engine.scheduler.config
+        assert len(self.engine.scheduler.running) <= config.max_batch_size
+        if record is not None:
+            assert record.prefill_tokens + record.decode_tokens <= config.max_batched_tokens
+            if config.order == "decode_round_robin":
+                assert record.decode_tokens <= config.max_decode_seqs
+
+
+def play(asked: list[Ask], pool: KVCachePool, config: SchedulerConfig, faults: FaultsConfig | None) -> Watched:
+    """Let the requests come and go, to the end; checks what has to hold in each step and at the end."""
+    executor = TableExecutor()
+    watched = Watched(table_engine(pool, executor, faults=faults, **vars(config)))
+    aborts: Counter[int] = Counter()
+    now = 0
+    for number, ask in enumerate(asked):
+        for _ in range(ask.gap):
+            watched.step()
+            now += 1
+            _abort_due(watched, aborts, now)
+        watched.submit(ask.request(number))
+        if ask.aborted_after is not None:
+            aborts[number] = now + ask.aborted_after + 1
+    for _ in range(_MANY):
+        if not watched.engine.has_work():
+            break
+        watched.step()
+        now += 1
+        _abort_due(watched, aborts, now)
+    assert not watched.engine.has_work()
+    assert_empty(watched.engine)
+    assert executor.errors == []
+    _check_outputs(watched)
+    return watched
+
+
+def _abort_due(watched: Watched, aborts: Counter[int], now: int) -> None:
+    for number, when in list(aborts.items()):
+        if now >= when:
+            watched.engine.abort(f"r{number}")
+            del aborts[number]
+
+
+def _check_outputs(watched: Watched) -> None:
+    for sequence in watched.sequences:
+        mine = [
+            output
+            for output in watched.outputs
+            if (output.request_id, output.index) == (sequence.request.request_id, sequence.index)
+        ]
+        assert [output.finish_reason for output in mine if output.finish_reason] == [sequence.finish_reason]
+        assert mine[-1].finish_reason is sequence.finish_reason
+        tokens = [output.token_id for output in mine if output.token_id is not None]
+        expected = undisturbed(sequence.request, sequence.index)
+        assert tokens == sequence.output_token_ids == expected[: len(tokens)]
+        if sequence.finish_reason is FinishReason.LENGTH:
+            assert tokens == expected
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.lists(asks, min_size=1, max_size=9), pools(), schedulers())
+def test_any_load_in_any_memory_under_any_policy(
+    asked: list[Ask], pool: KVCachePool, config: SchedulerConfig
+) -> None:
+    watched = play(asked, pool, config, None)
+    for sequence in watched.sequences:
+        assert sequence.finish_reason in (FinishReason.LENGTH, FinishReason.ABORTED)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.lists(asks, min_size=1, max_size=9),
+    pools(),
+    schedulers(),
+    st.builds(
+        FaultsConfig, st.sampled_from(["forward", "sampler", "sequence", "any"]), st.just(0.15), st.integers(0, 99)
+    ),
+)
+def test_with_faults_the_healthy_get_their_tokens_and_nothing_is_lost(
+    asked: list[Ask], pool: KVCachePool, config: SchedulerConfig, faults: FaultsConfig
+) -> None:
+    play(asked, pool, config, faults)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(asks, min_size=1, max_size=9), pools(), schedulers())
+def test_where_nobody_is_preempted_who_fits_ends_well_and_who_does_not_fails(
+    asked: list[Ask], pool: KVCachePool, config: SchedulerConfig
+) -> None:
+    if config.policy == "static":
+        return
+    config.preemption, config.on_exhaustion = PreemptionConfig(), "fail"
+    watched = play(asked, pool, config, None)
+    for sequence in watched.sequences:
+        assert sequence.preemptions == 0
+        if sequence.finish_reason is FinishReason.FAILED:
+            assert "did not fit" in (sequence.error or "")
+            assert not config.reserves_output or sequence.request.sampling.n > 1
