@@ -221,3 +221,6 @@ class StepRecord:
     schedule_ms: float
     execute_ms: float
     failed_passes: int = 0  # forward passes that raised; those of their sequences that could were run again
+    sampled_tokens: int = 0  # rows of logits that were computed
+    context_tokens: int = 0  # tokens of the batch's sequences, the step's own included: K and V that attention reads
+    attended_tokens: int = 0  # of each token of the batch itself and those before it, summed: what attention computes

@@ -20,7 +20,7 @@ import torch  # first: the library then uses the OpenMP threads that torch has b
 from kvlab.errors import KernelError
 
 _SOURCES = ("attention.cpp", "linear.cpp", "elementwise.cpp")
-_HEADERS = ("simd.hpp",)
+_HEADERS = ("simd.hpp", "int8.hpp")
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
 
@@ -34,7 +34,7 @@ def load() -> ctypes.CDLL:
     (`-march`: `x86-64-v3` for AVX2, `x86-64` for neither). Raises KernelError, with the reason, where it cannot be
     built; the log says so the first time.
     """
-    outcome = _attempt(os.environ.get("CXX"), os.environ.get("KVLAB_CPU_ARCH", "native"), _cache_folder())
+    outcome = _attempt(os.environ.get("CXX"), os.environ.get("KVLAB_CPU_ARCH", "native"), cache_folder())
     if isinstance(outcome, KernelError):
         raise outcome
     return outcome
@@ -109,7 +109,8 @@ def _run(command: list[str]) -> None:
         raise KernelError(f"{command[0]} failed:\n" + "\n".join(result.stderr.strip().splitlines()[:10]))
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Where what was made for this machine is kept."""
     if folder := os.environ.get("KVLAB_CACHE"):
         return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvlab"
