@@ -329,11 +329,12 @@ class FaultsConfig:
 
 @dataclass
 class DebugConfig:
-    """Checks that cost time: `audit` looks for a broken invariant of the pool after every step; `faults` are put in
-    to see what becomes of them.
+    """What costs time: `audit` looks for a broken invariant of the pool after every step, `profile` finds out where
+    a step's time goes; `faults` are put in to see what becomes of them.
     """
 
     audit: bool = False
+    profile: bool = False
     faults: FaultsConfig = field(default_factory=FaultsConfig)
 
 
