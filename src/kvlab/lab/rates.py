@@ -30,8 +30,8 @@ def machine_rates(dtype: str, *, may_measure: bool = True, again: bool = False) 
     """The processor's rates with as many threads as PyTorch is set to, from the cache, or measured and put there:
     about two seconds. None where that may not be now.
 
-    `KVLAB_CACHE` names the folder, as for kernels. A measurement belongs to a processor, a number of threads, a dtype
-    and a version of PyTorch.
+    `KVLAB_CACHE` names the folder, as for kernels. A measurement belongs to a processor, a number of threads, a
+    dtype and a version of PyTorch.
     """
     path = cache_folder() / "rates.json"
     key = f"{describe('cpu')}; {torch.get_num_threads()} threads; {dtype}; torch {torch.__version__}"
@@ -48,8 +48,9 @@ def machine_rates(dtype: str, *, may_measure: bool = True, again: bool = False) 
 
 @torch.inference_mode()
 def measure(dtype: str, *, read_bytes: int = _READ_BYTES, rows: int = _ROWS) -> MachineRates:
-    """The best of several rounds each, since a roof is what is not exceeded: memory read in order (a sum over a tensor
-    larger than the caches), and products of `rows` rows with weights of several shapes, by kvlab's kernels or PyTorch.
+    """The best of several rounds each, since a roof is what is not exceeded: memory read in order (a sum over a
+    tensor larger than the caches), and products of `rows` rows with weights of several shapes, by kvlab's kernels
+    or PyTorch.
     """
     source = torch.ones(read_bytes // 8, dtype=torch.int64)
     bandwidth = read_bytes / _fastest(source.sum)

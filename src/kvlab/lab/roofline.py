@@ -1,16 +1,16 @@
 """The least time that a run's steps could take on a machine: its roofline (Williams, Waterman, Patterson, 2009).
 
-A step that moves Q bytes and computes W floating-point operations takes at least max(Q / bandwidth, W / rate), however
-well the one is hidden behind the other. Counted is what no engine gets around:
+A step that moves Q bytes and computes W floating-point operations takes at least max(Q / bandwidth, W / rate),
+however well the one is hidden behind the other. Counted is what no engine gets around:
 
-    Q  every weight read once, in the output layer only where logits are computed; of each sequence the K and V of its
-       context read once in each layer; K and V of the step's tokens written
-    W  2 for each weight and token, in the output layer for each row of logits; in attention 4 x heads x head_dim for
-       each pair of a query and a token it attends to (products of queries and keys, then weights times values)
+    Q  every weight read once, in the output layer only where logits are computed; of each sequence the K and V of
+       its context read once in each layer; K and V of the step's tokens written
+    W  2 for each weight and token, in the output layer for each row of logits; in attention 4 x heads x head_dim
+       for each pair of a query and a token it attends to (queries times keys, then their weights times values)
 
-Activations, looked-up embeddings, softmax and what else is small are left out, so that the bound is a bound. K and V
-that sequences share are counted for each of them. A model that fits in the processor's caches may exceed its roofline,
-since they read faster than memory does.
+Activations, looked-up embeddings, softmax and what else is small are left out, so that the bound is a bound. K and
+V that sequences share are counted for each of them. A model that fits in the processor's caches may exceed its
+roofline, since they are faster than memory.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvlab.core import StepRecord
+from kvlab.engine.build import EnginePlan
+from kvlab.kv.spec import DTYPE_BYTES
 from kvlab.models.config import DecoderConfig
 
 
@@ -89,6 +91,12 @@ class Roofline:
     def share(self) -> float:
         """How much of the roofline was reached, in percent; 0 for a run that computed nothing."""
         return 100 * self.bound_s / self.steps_s if self.steps_s > 0 else 0.0
+
+
+def run_costs(plan: EnginePlan) -> RunCosts:
+    """The costs of a planned engine. Its weights' bytes are spread evenly, whatever each is stored in."""
+    stored = plan.model.weight_bytes("float32", tied_copies=plan.ops.tied_copies) // DTYPE_BYTES["float32"]
+    return RunCosts(plan.model, plan.weight_bytes / stored, plan.pool.bytes_per_token)
 
 
 def roofline(costs: RunCosts, steps: Iterable[StepRecord], rates: MachineRates) -> Roofline:
