@@ -62,14 +62,12 @@ def test_the_older_control_groups_limit_them_too(system: Path) -> None:
     assert usable_cores(system) == Cores(3, 6)
 
 
-@pytest.mark.parametrize(
-    ("setting", "threads_of_torch", "expected"), [(None, 8, 3), (None, 2, 2), (6, 1, 6), (1, 8, 1)]
-)
+@pytest.mark.parametrize(("setting", "before", "expected"), [(None, 8, 3), (None, 2, 2), (6, 1, 6), (1, 8, 1)])
 def test_unless_told_otherwise_a_core_has_one_thread(
-    monkeypatch: pytest.MonkeyPatch, setting: int | None, threads_of_torch: int, expected: int
+    monkeypatch: pytest.MonkeyPatch, setting: int | None, before: int, expected: int
 ) -> None:
     monkeypatch.setattr(threads, "usable_cores", lambda: Cores(3, 6))
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads_of_torch)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: before)
     assert resolve_threads(setting) == expected
 
 

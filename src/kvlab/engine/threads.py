@@ -20,8 +20,8 @@ class Cores(NamedTuple):
 
 
 def resolve_threads(setting: int | None) -> int:
-    """`executor.threads`, or where it is null as many as PyTorch is set to (`OMP_NUM_THREADS`, all cores), but at most
-    one to a physical core: a second thread on it, or one that the container's limit stops, makes all others wait.
+    """`executor.threads`, or where it is null as many as PyTorch is set to (`OMP_NUM_THREADS`, all cores), but at
+    most one to a physical core: a second on it, or one that the container's limit stops, makes all others wait.
 
     Raises ConfigError for more threads than hardware threads.
     """
@@ -42,17 +42,20 @@ def usable_cores(system: Path = Path("/")) -> Cores:
     """The cores that this process may use. `system` is the root of the files that Linux describes itself in; where
     there are none, every hardware thread counts as a core.
     """
-    if hasattr(os, "sched_getaffinity"):
-        cpus = os.sched_getaffinity(0)
-    else:
-        cpus = set(range(os.cpu_count() or 1))
-    siblings = {_read(system / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in cpus}
-    physical = len(cpus) if None in siblings else len(siblings)
-    limit = _container_limit(system)
+    cores, limit = visible_cores(system), _container_limit(system)
     if limit is None:
-        return Cores(physical, len(cpus))
+        return cores
     # A part of a core is worth a thread only where there is no whole one.
-    return Cores(max(1, min(physical, math.floor(limit))), max(1, min(len(cpus), math.ceil(limit))))
+    physical, logical = min(cores.physical, math.floor(limit)), min(cores.logical, math.ceil(limit))
+    return Cores(max(1, physical), max(1, logical))
+
+
+def visible_cores(system: Path = Path("/")) -> Cores:
+    """The cores that this process may run on, which a container's limit does not reduce."""
+    everywhere = range(os.cpu_count() or 1)
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(everywhere)
+    siblings = {_read(system / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in cpus}
+    return Cores(len(cpus) if None in siblings else len(siblings), len(cpus))
 
 
 def _container_limit(system: Path) -> float | None:

@@ -167,7 +167,7 @@ class _Tracking:
     ) -> None:
         """Write the run's files, then hand them to the store."""
         directory = self._context.directory
-        summary = {
+        summary: dict[str, Any] = {
             "name": self._context.name,
             "run_id": self.tracker.run_id,
             "status": status,

@@ -76,15 +76,11 @@ def _others_seconds() -> float:
     every = psutil.cpu_times(percpu=True)
     # Without idle time; a guest's is in user already.
     spare = ("idle", "iowait", "guest", "guest_nice")
-    busy = sum(
-        value
-        for cpu in cpus
-        if cpu < len(every)
-        for name, value in every[cpu]._asdict().items()
-        if name not in spare
-    )
+    busy = 0.0
+    for cpu in cpus & set(range(len(every))):
+        busy += sum(value for name, value in every[cpu]._asdict().items() if name not in spare)
     own = psutil.Process().cpu_times()
-    return busy - own.user - own.system
+    return busy - float(own.user + own.system)
 
 
 def _processor() -> str:

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -62,7 +63,7 @@ def measure(dtype: str, *, read_bytes: int = _READ_BYTES, rows: int = _ROWS) -> 
         weight, x = torch.full((outputs, inputs), 0.01, dtype=kind), torch.ones(rows, inputs, dtype=kind)
         for ops in ways.values():
             linear = ops.linear(weight)
-            rate = max(rate, 2 * rows * outputs * inputs / _fastest(lambda product=linear, x=x: product(x)))
+            rate = max(rate, 2 * rows * outputs * inputs / _fastest(partial(linear, x)))
     return MachineRates(bandwidth, rate)
 
 
