@@ -42,6 +42,7 @@ Feature: Runs
         | kv.num_blocks=1                | kv.num_blocks=3 too small   |
         | model.max_seq_len=20           | model.max_seq_len prompt    |
         | executor=cuda                  | executor.device=cpu         |
+        | executor.threads=4096          | executor.threads=4096 cores would do |
 
   Rule: What a run measured is kept with what it was
 
@@ -66,6 +67,21 @@ Feature: Runs
       Then requests.parquet holds a row for each of 4 requests with its tokens and times
       And the peak of "running" in steps.parquet is the metric "capacity/peak_running"
       And the sum of the tokens in requests.parquet is the metric "tokens/output"
+
+    @R13.2
+    Scenario: Where a step's time goes is kept on demand
+      When I run "debug=profile" on a tiny model
+      Then the tracked run is "FINISHED"
+      And it has the metrics
+        | metric                      |
+        | profile/attention_ms_mean   |
+        | profile/linear_share        |
+        | profile/elementwise_share   |
+        | profile/sampling_share      |
+        | profile/scheduling_share    |
+        | profile/other_share         |
+      And its artifacts are "config.yaml requests.parquet steps.parquet summary.json trace.json"
+      And the message names "attention linear elementwise sampling scheduling"
 
     @R13.2
     Scenario: A tracking server that does not answer costs no result

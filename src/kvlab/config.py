@@ -14,6 +14,7 @@ from typing import Any
 from kvlab.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16", "float16")
+KV_DTYPES = ("auto", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 KV_BACKENDS = ("contiguous", "paged")
 EVICTION_POLICIES = ("lru", "fifo", "lfu")
@@ -93,6 +94,9 @@ class KVConfig:
     """
 
     backend: str = "paged"
+    dtype: str = (
+        "auto"  # auto: executor.dtype; int8: with a scale per token and head, about half of bfloat16's bytes
+    )
     block_size: int = 16  # token slots of a page; for contiguous only the unit of num_blocks
     num_blocks: int | None = None
     memory: str | None = None  # 512MiB, 4GiB, ...
@@ -101,6 +105,7 @@ class KVConfig:
 
     def __post_init__(self) -> None:
         _one_of("kv.backend", self.backend, KV_BACKENDS)
+        _one_of("kv.dtype", self.dtype, KV_DTYPES)
         _one_of("kv.eviction", self.eviction, EVICTION_POLICIES)
         _at_least("kv.block_size", self.block_size, 1)
         _at_least("kv.num_blocks", self.num_blocks, 1)
@@ -218,7 +223,8 @@ class ExecutorConfig:
 
     device: str = "auto"  # auto: cuda where there is one, else cpu
     dtype: str = "bfloat16"
-    threads: int | None = None  # CPU threads; None: all cores
+    threads: int | None = None  # CPU threads; None: one for each core that the process may use
+    kernels: bool = True  # false: PyTorch computes everything, and attention=auto takes no kernel either
 
     def __post_init__(self) -> None:
         _one_of("executor.device", self.device, DEVICES)
@@ -325,11 +331,12 @@ class FaultsConfig:
 
 @dataclass
 class DebugConfig:
-    """Checks that cost time: `audit` looks for a broken invariant of the pool after every step; `faults` are put in
-    to see what becomes of them.
+    """What costs time: `audit` looks for a broken invariant of the pool after every step, `profile` finds out where
+    a step's time goes; `faults` are put in to see what becomes of them.
     """
 
     audit: bool = False
+    profile: bool = False
     faults: FaultsConfig = field(default_factory=FaultsConfig)
 
 
@@ -349,6 +356,11 @@ class RunConfig:
     run_name: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
     optimize: str | None = None
+
+    @property
+    def kv_dtype(self) -> str:
+        """What K and V are stored in."""
+        return self.executor.dtype if self.kv.dtype == "auto" else self.kv.dtype
 
     def __post_init__(self) -> None:
         _at_least("seed", self.seed, 0)

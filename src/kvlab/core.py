@@ -221,3 +221,6 @@ class StepRecord:
     schedule_ms: float
     execute_ms: float
     failed_passes: int = 0  # forward passes that raised; those of their sequences that could were run again
+    sampled_tokens: int = 0  # rows of logits that were computed
+    context_tokens: int = 0  # tokens whose K and V attention reads, of all sequences, the step's own included
+    attended_tokens: int = 0  # pairs of a token of the batch and one it attends to, in a layer that attends to all

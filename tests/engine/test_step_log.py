@@ -56,6 +56,17 @@ def test_the_last_token_of_a_prompt_is_prefill() -> None:
     assert computed == [(8, 0), (1, 1), (0, 1)]
 
 
+def test_a_step_says_what_attention_had_to_read_and_to_compute() -> None:
+    engine = make_engine(max_batched_tokens=8)
+    for each in (request("five", 5, 3), request("six", 6, 1)):
+        engine.submit(each)
+    records = [record for record in drain(engine) if record.batch_seqs]
+    assert [(r.prefill_tokens, r.decode_tokens) for r in records] == [(8, 0), (3, 1), (0, 1)]
+    assert [r.sampled_tokens for r in records] == [1, 2, 1]
+    assert [r.context_tokens for r in records] == [5 + 3, 6 + 6, 7]
+    assert [r.attended_tokens for r in records] == [(1 + 2 + 3 + 4 + 5) + (1 + 2 + 3), 6 + (4 + 5 + 6), 7]
+
+
 @pytest.mark.parametrize("contiguous", [False, True])
 def test_counts_add_up(contiguous: bool) -> None:
     engine = make_engine(slotted_pool(2) if contiguous else None, max_batched_tokens=16, admission_reserve=0)

@@ -11,6 +11,9 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from kvlab.errors import KernelError
+from kvlab.kernels.cpu.library import load
+
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported
 
@@ -21,6 +24,20 @@ collect_ignore_glob = [] if find_spec("triton") else ["test_*"]
 def device() -> torch.device:
     """Where the kernels run: a GPU, or the interpreter's CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(params=["native", "x86-64-v3", "x86-64"])
+def cpu_architecture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What native kernels are built for: this machine, one with AVX2 alone, and one without."""
+    name: str = request.param
+    if name != "native" and os.uname().machine != "x86_64":
+        pytest.skip("not an x86 machine")
+    monkeypatch.setenv("KVLAB_CPU_ARCH", name)
+    try:
+        load()
+    except KernelError as error:
+        pytest.skip(str(error))
+    return name
 
 
 @pytest.fixture(autouse=True)

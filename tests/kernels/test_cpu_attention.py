@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
-from kvlab.errors import KernelError
 from kvlab.kernels.cpu.attention import paged_attention
-from kvlab.kernels.cpu.library import load
 from tests.kernels.paged import assert_close, bits, make_paged, plain_attention, unchanged
 
 SCALE = 0.2
@@ -22,20 +18,10 @@ HEADS = {
     "130 to 1": (130, 1),
 }
 GROUPS = list(HEADS)[:-1]
-ARCHITECTURES = ["native", "x86-64-v3", "x86-64"]
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture(autouse=True, params=ARCHITECTURES)
-def _architecture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs on what a machine with AVX-512, with AVX2 alone and with neither would run on."""
-    if request.param != "native" and os.uname().machine != "x86_64":
-        pytest.skip("not an x86 machine")
-    monkeypatch.setenv("KVLAB_CPU_ARCH", request.param)
-    try:
-        load()
-    except KernelError as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("cpu_architecture")
 
 
 def check(

@@ -15,6 +15,8 @@ import pytest
 import torch
 from transformers.models.gemma3 import modeling_gemma3
 
+from kvlab.models.ops import select_ops
+from kvlab.models.ops.base import Ops
 from tests.parity.tiny_models import (
     VARIANTS,
     TinyModel,
@@ -38,6 +40,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
         return make_model(variant, seed, tmp_path_factory.mktemp("model"), "100KB" if seed else "1GB")
 
     return make
+
+
+def make_ops(name: str) -> Ops:
+    if name == "triton":
+        from kvlab.models.ops.triton_ops import TritonOps
+
+        return TritonOps()
+    ops = select_ops(torch.float32, "cpu", kernels=name == "native")
+    if ops.name != name:
+        pytest.skip("no C++ compiler")
+    return ops
 
 
 @pytest.fixture(params=VARIANTS)
@@ -73,16 +86,26 @@ def test_decode_at_mixed_positions(model: TinyModel) -> None:
     assert model.error(texts, [before, *[[1] * 6] * 12]) < TOLERANCE
 
 
+@pytest.mark.parametrize("ops", ["native", "triton"])
+def test_with_kernels(model: TinyModel, ops: str) -> None:
+    """All at once, with what is not attention computed by kernels; those for a GPU are interpreted."""
+    decoder = read_decoder(model.config, model.directory, ops=make_ops(ops))
+    texts = random_texts(41, 37, 20, 1)
+    steps = [[40, 17, 0, 1], [1, 20, 20, 0]]
+    assert replace(model, decoder=decoder).error(texts, steps) < TOLERANCE
+
+
 def test_prefill_and_decode_in_one_step(model: TinyModel) -> None:
     texts = random_texts(41, 80, 20)
     assert model.error(texts, [[40, 17, 0], [1, 50, 20], [0, 13, 0]]) < TOLERANCE
 
 
-def test_rounds_no_worse_than_transformers_in_bfloat16(models: MakeModel, variant: str) -> None:
+@pytest.mark.parametrize("ops", ["torch", "native"])
+def test_rounds_no_worse_than_transformers_in_bfloat16(models: MakeModel, variant: str, ops: str) -> None:
     """Norms of 1 + w, the rounded scale of embeddings and packed biases included."""
     model, texts = models(variant, 0), random_texts(70, 20)
     exact = torch.cat([model.expected(text) for text in texts])
-    decoder = read_decoder(model.config, model.directory, "bfloat16")
+    decoder = read_decoder(model.config, model.directory, "bfloat16", make_ops(ops))
     ours = torch.cat(logits_in_steps(decoder, texts, in_chunks(texts, 40), "bfloat16"))
     rounded = replace(model, reference=deepcopy(model.reference).bfloat16())
     theirs = torch.cat([rounded.expected(text) for text in texts])

@@ -19,6 +19,7 @@ from kvlab.kv.storage import KVStorage
 from kvlab.models.config import DecoderConfig
 from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.families import from_transformers, load_transformers_config
+from kvlab.models.ops.base import Ops
 from kvlab.models.weights import SafetensorsWeights
 
 MAX_POSITIONS = 512
@@ -85,11 +86,11 @@ def make_model(variant: str, seed: int, directory: Path, max_shard_size: str = "
     return TinyModel(reference, directory, config, read_decoder(config, directory))
 
 
-def read_decoder(config: DecoderConfig, directory: Path, dtype: str = "float32") -> Decoder:
+def read_decoder(config: DecoderConfig, directory: Path, dtype: str = "float32", ops: Ops | None = None) -> Decoder:
     """kvlab's decoder with a checkpoint's weights in `dtype`."""
     specs = attention_specs(config, dtype, "cpu")
     weights = SafetensorsWeights(directory, getattr(torch, dtype), "cpu")
-    return Decoder(config, weights, default_registry().select(specs), specs, MAX_POSITIONS)
+    return Decoder(config, weights, default_registry().select(specs), specs, MAX_POSITIONS, ops)
 
 
 def random_texts(*lengths: int) -> list[list[int]]:

@@ -84,10 +84,12 @@ def _supports_all(backend: AttentionBackend, specs: Collection[AttentionSpec]) -
     return min(answers, key=lambda answer: (answer.ok, not answer.reason))
 
 
-def default_registry() -> AttentionRegistry:
-    """A registry of kvlab's own backends."""
+def default_registry(*, kernels: bool = True) -> AttentionRegistry:
+    """A registry of kvlab's own backends; without `kernels`, of those that PyTorch computes."""
     registry = AttentionRegistry()
-    fast = (CpuAttention, TritonAttention, SdpaAttention)
-    for backend in (*fast, ConcatAttention, OnlineSoftmaxAttention, SafeSoftmaxAttention):
+    if kernels:
+        for native in (CpuAttention, TritonAttention):
+            registry.register(native.name, native)
+    for backend in (SdpaAttention, ConcatAttention, OnlineSoftmaxAttention, SafeSoftmaxAttention):
         registry.register(backend.name, backend)
     return registry

@@ -11,20 +11,24 @@ from kvlab.attention.registry import default_registry
 from kvlab.config import RunConfig
 from kvlab.engine.clock import WallClock
 from kvlab.engine.engine import Engine
-from kvlab.engine.executor import Executor, TorchExecutor
+from kvlab.engine.executor import Executor, SamplerProtocol, TorchExecutor
 from kvlab.engine.faults import FaultyExecutor
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.text import Detokenizer
-from kvlab.errors import DeviceError
+from kvlab.engine.threads import resolve_threads
+from kvlab.errors import ConfigError, DeviceError
 from kvlab.kv.contiguous import SlottedKVCachePool
 from kvlab.kv.eviction import POLICIES as EVICTION
 from kvlab.kv.paged import PagedKVCachePool
 from kvlab.kv.sizing import PoolSize, size_pool
+from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 from kvlab.models.config import DecoderConfig
 from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.families import decoder_config
+from kvlab.models.ops import select_ops
+from kvlab.models.ops.base import Ops
 from kvlab.models.weights import open_weights
 
 
@@ -39,6 +43,8 @@ class EnginePlan:
     pool: PoolSize
     attention: AttentionBackend
     specs: tuple[AttentionSpec, ...]  # of each layer
+    ops: Ops
+    threads: int  # of the CPU
 
 
 def plan_engine(config: RunConfig) -> EnginePlan:
@@ -47,27 +53,34 @@ def plan_engine(config: RunConfig) -> EnginePlan:
     Raises CapacityError, ConfigError, BackendError or DeviceError for what cannot work.
     """
     device = resolve_device(config.executor.device)
+    threads = resolve_threads(config.executor.threads)
     model = decoder_config(config.model)
     pool = size_pool(
         config.kv,
-        model.kv_spec(config.executor.dtype),
+        _kv_spec(config, model),
         max_batch_size=config.scheduler.max_batch_size,
         max_seq_len=config.model.max_seq_len,
     )
-    specs = attention_specs(model, config.executor.dtype, device)
-    attention = default_registry().select(specs, config.attention.backend)
-    weight_bytes = model.weight_bytes(config.executor.dtype)
-    return EnginePlan(config, device, model, weight_bytes, pool, attention, specs)
+    kernels = config.executor.kernels
+    specs = attention_specs(model, config.executor.dtype, device, config.kv_dtype)
+    registry, backend = default_registry(kernels=kernels), config.attention.backend
+    if backend not in registry.names() and backend in default_registry().names():
+        raise ConfigError("attention.backend", backend, "is a kernel, and executor.kernels=false allows none")
+    attention = registry.select(specs, backend)
+    ops = select_ops(getattr(torch, config.executor.dtype), device, kernels=kernels)
+    weight_bytes = model.weight_bytes(config.executor.dtype, tied_copies=ops.tied_copies)
+    return EnginePlan(config, device, model, weight_bytes, pool, attention, specs, ops, threads)
 
 
-def build_engine(plan: EnginePlan, detokenize: Detokenizer | None = None) -> Engine:
+def build_engine(
+    plan: EnginePlan, detokenize: Detokenizer | None = None, *, sampler: SamplerProtocol | None = None
+) -> Engine:
     """Load the weights, reserve the pool, put the engine together. Raises WeightsError or CapacityError.
 
-    `executor.threads`, where given, is set for the whole process: PyTorch has one setting.
+    The plan's `threads` are set for the whole process: PyTorch has one setting.
     """
     config = plan.config
-    if config.executor.threads is not None:
-        torch.set_num_threads(config.executor.threads)
+    torch.set_num_threads(plan.threads)
     dtype: torch.dtype = getattr(torch, config.executor.dtype)
     weights = open_weights(
         config.model.weights or "dummy",
@@ -76,9 +89,9 @@ def build_engine(plan: EnginePlan, detokenize: Detokenizer | None = None) -> Eng
         seed=config.seed,
         norm_weight=plan.model.initial_norm_weight,
     )
-    model = Decoder(plan.model, weights, plan.attention, plan.specs, config.model.max_seq_len)
+    model = Decoder(plan.model, weights, plan.attention, plan.specs, config.model.max_seq_len, plan.ops)
     storage = KVStorage(
-        plan.model.kv_spec(config.executor.dtype), plan.pool.num_blocks, plan.pool.block_size, plan.device
+        plan.model.kv_spec(config.kv_dtype), plan.pool.num_blocks, plan.pool.block_size, plan.device
     )
     max_seq_len = config.model.max_seq_len
     pool: SlottedKVCachePool | PagedKVCachePool
@@ -93,7 +106,7 @@ def build_engine(plan: EnginePlan, detokenize: Detokenizer | None = None) -> Eng
         )
     else:
         pool = SlottedKVCachePool(plan.pool.num_blocks, max_seq_len, storage)
-    executor: Executor = TorchExecutor(model, Sampler(), plan.device)
+    executor: Executor = TorchExecutor(model, sampler or Sampler(), plan.device)
     if config.debug.faults.rate > 0:
         executor = FaultyExecutor(executor, config.debug.faults)
     return Engine(
@@ -105,6 +118,19 @@ def build_engine(plan: EnginePlan, detokenize: Detokenizer | None = None) -> Eng
         vocab_size=plan.model.vocab_size,
         detokenize=detokenize,
     )
+
+
+def _kv_spec(config: RunConfig, model: DecoderConfig) -> KVSpec:
+    """What a token stores. Raises ConfigError where int8 saves nothing."""
+    spec, plain = model.kv_spec(config.kv_dtype), model.kv_spec(config.executor.dtype)
+    if spec.is_scaled and spec.bytes_per_token >= plain.bytes_per_token:
+        raise ConfigError(
+            "kv.dtype",
+            config.kv_dtype,
+            f"with their scales, heads of {model.head_dim} numbers take {spec.bytes_per_token} bytes per token and "
+            f"in {plain.dtype} {plain.bytes_per_token}; use kv.dtype=auto",
+        )
+    return spec
 
 
 def resolve_device(setting: str) -> str:

@@ -6,7 +6,7 @@ import logging
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvlab.core import (
     FinishReason,
@@ -33,6 +33,16 @@ _log = logging.getLogger(__name__)
 Sink = Callable[[StepOutput], None]
 
 
+@dataclass(slots=True)
+class _Booked:
+    """What the passes of a step computed, in tokens; see StepRecord."""
+
+    recomputed: int = 0
+    sampled: int = 0
+    context: int = 0
+    attended: int = 0
+
+
 class Engine:
     """Serves requests from one pool with one scheduler and one executor.
 
@@ -57,7 +67,7 @@ class Engine:
         self.clock = clock
         self._composer = Composer(pool, scheduler, self._fail)
         self._runner = PassRunner(pool, executor, self._account, self._fail)
-        self._recomputed = 0  # tokens of this step that had been computed before
+        self._booked = _Booked()
         self._eos = frozenset(eos_token_ids)
         self._vocab_size = vocab_size
         self._detokenize = detokenize
@@ -140,7 +150,7 @@ class Engine:
         running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
         views = [self._view(plan) for plan in plans]
         launched = self.clock.now()
-        self._recomputed = 0
+        booked = self._booked = _Booked()
         failed_passes = self._runner.run(plans, views)
         if failed_passes:
             self._recover()
@@ -156,7 +166,7 @@ class Engine:
             batch_seqs=sum(len(plan.scheduled) for plan in plans),
             prefill_tokens=batch.num_prefill_tokens(),
             decode_tokens=batch.num_decode_tokens(),
-            recomputed_tokens=self._recomputed,
+            recomputed_tokens=booked.recomputed,
             preempted=batch.preempted,
             blocks_total=after.blocks_total,
             blocks_in_use=after.blocks_in_use,
@@ -176,6 +186,9 @@ class Engine:
             schedule_ms=(launched - start) * 1000,
             execute_ms=(end - launched) * 1000,
             failed_passes=failed_passes,
+            sampled_tokens=booked.sampled,
+            context_tokens=booked.context,
+            attended_tokens=booked.attended,
         )
 
     def _view(self, plan: StepPlan) -> CacheView:
@@ -197,6 +210,8 @@ class Engine:
     def _account(self, plan: StepPlan, tokens: list[int]) -> None:
         """Book what a pass computed."""
         now = self.clock.now()
+        booked = self._booked
+        booked.sampled += len(tokens)
         sampled = iter(tokens)
         slots: list[int] = []
         appended: list[int] = []
@@ -204,6 +219,8 @@ class Engine:
         for sequence, count in plan.scheduled:
             before, known = sequence.num_computed, len(sequence.token_ids)
             sequence.num_computed = after = before + count
+            booked.context += after
+            booked.attended += count * (before + after + 1) // 2  # before + 1, before + 2, ..., after
             if after > sequence.high_water:
                 again = max(sequence.high_water - before, 0)
                 sequence.high_water = after
@@ -211,7 +228,7 @@ class Engine:
                 again = count
             if again:
                 sequence.recomputed_tokens += again
-                self._recomputed += again
+                booked.recomputed += again
             if after != known:
                 continue
             token = next(sampled)

@@ -7,8 +7,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from kvlab.core import StepPlan
-from kvlab.engine.sampler import Sampler
+from kvlab.core import Sequence, StepPlan
 from kvlab.kv.view import CacheView
 from kvlab.models.decoder import Decoder
 
@@ -21,10 +20,18 @@ class Executor(Protocol):
         ...
 
 
+class SamplerProtocol(Protocol):
+    """Picks tokens."""
+
+    def __call__(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
+        """One token id for each row of `logits` `[len(sequences), vocab]`."""
+        ...
+
+
 class TorchExecutor:
     """The real thing: the model's forward pass, then the sampler."""
 
-    def __init__(self, model: Decoder, sampler: Sampler, device: torch.device | str = "cpu") -> None:
+    def __init__(self, model: Decoder, sampler: SamplerProtocol, device: torch.device | str = "cpu") -> None:
         self._model = model
         self._sampler = sampler
         self._device = torch.device(device)

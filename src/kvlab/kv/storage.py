@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from kvlab.errors import CapacityError
-from kvlab.kernels import triton_runs_on
 from kvlab.kv.spec import KVSpec
 
 
@@ -16,7 +15,6 @@ class KVStorage:
         self.spec = spec
         self.block_size = block_size
         self.device = torch.device(device)
-        self.has_kernels = triton_runs_on(self.device)  # whether `scatter` is the way to write
         shape = (spec.num_layers, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         try:
             self.keys = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=self.device)
@@ -42,12 +40,6 @@ class KVStorage:
         """Store `k` and `v` `[T, kv_heads, head_dim]` at `(blocks[t], offsets[t])`."""
         self.keys[layer][blocks, :, offsets] = k
         self.values[layer][blocks, :, offsets] = v
-
-    def scatter(self, layer: int, slot_mapping: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """`write` in one launch: token t goes to the token slot `slot_mapping[t]`, or nowhere for -1."""
-        from kvlab.kernels.triton.scatter import scatter_kv
-
-        scatter_kv(k, v, self.keys[layer], self.values[layer], slot_mapping)
 
     def gather(self, layer: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of one sequence, `[kv_heads, token slots, head_dim]`, in buffers that the next call reuses.

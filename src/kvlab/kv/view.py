@@ -149,9 +149,6 @@ class CacheView:
 
     def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Scatter the step's K and V `[T, kv_heads, head_dim]` of one layer into the blocks."""
-        if self.storage.has_kernels:
-            self.storage.scatter(layer, self.slot_mapping, k, v)
-            return
         rows, blocks, offsets = self._write_index
         if rows is not None:
             k, v = k[rows], v[rows]

@@ -1,4 +1,4 @@
-"""What a run leaves on disk: summary.json, requests.parquet, steps.parquet, config.yaml."""
+"""What a run leaves on disk, and reads back: summary.json, requests.parquet, steps.parquet, config.yaml."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kvlab.core import Sequence
+from kvlab.core import Sequence, StepRecord
 from kvlab.lab.drive import RunLog
 
 _REQUEST_TYPES: dict[str, pa.DataType] = {
@@ -53,6 +53,12 @@ def write_summary(directory: Path, summary: dict[str, Any]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     text = json.dumps(summary, indent=2, sort_keys=True, default=str)
     (directory / "summary.json").write_text(text + "\n", encoding="utf-8")
+
+
+def read_steps(directory: Path) -> list[StepRecord]:
+    """The step log in a run's directory; a run that ended before its first step has none."""
+    rows = pq.read_table(directory / "steps.parquet").to_pylist()
+    return [StepRecord(**row) for row in rows]
 
 
 def _request_row(sequence: Sequence) -> dict[str, Any]:

@@ -19,10 +19,14 @@ from kvlab.lab.artifacts import write_artifacts
 from kvlab.lab.build import RunPlan, plan_run
 from kvlab.lab.drive import RunLog, completed, drive
 from kvlab.lab.interrupt import stop_on_signal
-from kvlab.lab.machine import describe, peak_memory
+from kvlab.lab.machine import CpuWatch, describe, oversubscription, peak_memory
 from kvlab.lab.metrics import run_metrics
+from kvlab.lab.profile import Part, Profiler
 from kvlab.lab.progress import RunProgress
-from kvlab.lab.tables import config_tree, summary_table
+from kvlab.lab.rates import machine_rates
+from kvlab.lab.roofline import roofline, run_costs
+from kvlab.lab.tables import config_tree, profile_table, summary_table
+from kvlab.lab.trace import write_trace
 from kvlab.lab.tracking import NullTracker, RunStatus, Tracker, start_run
 from kvlab.workloads.digest import workload_digest
 
@@ -59,6 +63,7 @@ def execute(config: RunConfig, context: RunContext) -> RunResult:
     a single run is recorded once its configuration was found sound. A tracking store that fails is told in the
     result: the files in the output directory are complete without it.
     """
+    watch = CpuWatch()
     try:
         plan = plan_run(config)
     except KvlabError as error:
@@ -67,23 +72,19 @@ def execute(config: RunConfig, context: RunContext) -> RunResult:
         raise
     tracking = _Tracking(config, context)
     _announce(plan, context)
+    crowded = oversubscription(plan.threads, watch.busy_cores()) if plan.device == "cpu" else None
+    if crowded:
+        context.console.print(f"[yellow]warning:[/] {crowded}", highlight=False, soft_wrap=True)
+    profiler = Profiler() if config.debug.profile else None
     log, engine_error, status = RunLog(), None, RunStatus.FINISHED
     metrics: dict[str, float] = {}
     try:
-        engine = build_engine(plan)
-        with stop_on_signal(context.console) as stop, RunProgress(plan.requests, context.console) as progress:
-
-            def after_step(log: RunLog, record: StepRecord | None) -> None:
-                if config.debug.audit:
-                    _check(engine, log)
-                progress(log, record)
-
-            log = drive(engine, plan.requests, should_stop=lambda: stop.is_set, on_step=after_step)
-        findings = engine.pool.audit()
-        for finding in findings:
-            context.console.print(f"[red]audit: {finding}[/]")
-        leaked = sum(finding.rule == "leaked" for finding in findings)
+        log, leaked = _drive(plan, context.console, profiler)
         metrics = run_metrics(log, plan.pool, leaked_blocks=leaked)
+        metrics |= _efficiency(plan, log, may_measure=crowded is None)
+        if profiler is not None:
+            metrics |= profiler.metrics()
+            write_trace(context.directory / "trace.json", context.name, profiler.steps)
         if log.interrupted:
             status = RunStatus.INTERRUPTED
         elif not completed(log):
@@ -102,6 +103,37 @@ def execute(config: RunConfig, context: RunContext) -> RunResult:
     tracking.finish(log, metrics, status, engine_error, plan)
     _report(context, metrics, status, engine_error, tracking)
     return RunResult(context.name, status, metrics, engine_error, tracking.error)
+
+
+def _drive(plan: RunPlan, console: Console, profiler: Profiler | None) -> tuple[RunLog, int]:
+    """Build the engine, which is gone at the end, and serve the requests. Returns what happened and the number of
+    leaked blocks.
+    """
+    engine = build_engine(plan) if profiler is None else profiler.build(plan)
+    with stop_on_signal(console) as stop, RunProgress(plan.requests, console) as progress:
+
+        def after_step(log: RunLog, record: StepRecord | None) -> None:
+            if plan.config.debug.audit:
+                _check(engine, log)
+            if profiler is not None:
+                profiler.end_step(record)
+            progress(log, record)
+
+        log = drive(engine, plan.requests, should_stop=lambda: stop.is_set, on_step=after_step)
+    findings = engine.pool.audit()
+    for finding in findings:
+        console.print(f"[red]audit: {finding}[/]")
+    return log, sum(finding.rule == "leaked" for finding in findings)
+
+
+def _efficiency(plan: RunPlan, log: RunLog, *, may_measure: bool) -> dict[str, float]:
+    """The share of the roofline that the run reached; none on a GPU, or where this machine's rates are not known
+    and cannot be measured now.
+    """
+    if plan.device != "cpu" or not log.steps:
+        return {}
+    rates = machine_rates(plan.config.executor.dtype, may_measure=may_measure)
+    return {} if rates is None else {"efficiency/roofline_share": roofline(run_costs(plan), log.steps, rates).share}
 
 
 class _Tracking:
@@ -135,7 +167,7 @@ class _Tracking:
     ) -> None:
         """Write the run's files, then hand them to the store."""
         directory = self._context.directory
-        summary = {
+        summary: dict[str, Any] = {
             "name": self._context.name,
             "run_id": self.tracker.run_id,
             "status": status,
@@ -147,8 +179,13 @@ class _Tracking:
         if plan is not None:
             summary |= {
                 "attention": plan.attention.name,
+                "kernels": plan.ops.name,
                 "machine": describe(plan.device),
+                "device": plan.device,
+                "threads": plan.threads,
                 "weight_bytes": plan.weight_bytes,
+                "bytes_per_weight": run_costs(plan).bytes_per_weight,
+                "kv_bytes_per_token": plan.pool.bytes_per_token,
                 "workload_digest": workload_digest(plan.requests),
             }
         write_artifacts(directory, log, summary, self._context.config_yaml)
@@ -215,7 +252,8 @@ def _announce(plan: RunPlan, context: RunContext) -> None:
         f"{config.model.name}: {plan.model.num_parameters / 1e6:,.0f} M parameters, "
         f"{format_bytes(plan.weight_bytes)} in {config.executor.dtype}; KV cache: {pool.num_blocks} {kind} of "
         f"{pool.block_size} tokens, {format_bytes(pool.num_bytes)}; attention: {plan.attention.name}; "
-        f"{len(plan.requests)} requests on {describe(plan.device)}",
+        f"else: {plan.ops.name}; {len(plan.requests)} requests on {describe(plan.device)}"
+        + (f", {plan.threads} threads" if plan.device == "cpu" else ""),
         highlight=False,
     )
 
@@ -230,6 +268,8 @@ def _report(
     console = context.console
     if metrics and not context.in_sweep:
         console.print(summary_table(context.name, metrics))
+        if "profile/other_share" in metrics:
+            console.print(profile_table(metrics, list(Part)))
     if status is RunStatus.INTERRUPTED:
         console.print("[yellow]interrupted:[/] the figures are those of the part that ran")
     if error:

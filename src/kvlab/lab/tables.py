@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,7 @@ SECTIONS: dict[str, list[Row]] = {
         Row("duration", "duration_s", "s", 2, more_is_better=False),
         Row("output tokens", "throughput/output_tokens_per_s", "tok/s", more_is_better=True),
         Row("prompt + output tokens", "throughput/total_tokens_per_s", "tok/s", more_is_better=True),
+        Row("of what the machine could do", "efficiency/roofline_share", "%", more_is_better=True),
     ],
     "latency": [
         Row("first token, p50", "latency/ttft_ms_p50", "ms", 0, more_is_better=False),
@@ -113,6 +114,18 @@ def points_table(points: Sequence[Mapping[str, Any]]) -> Table:
     for point in points:
         ended = "" if point["status"] == "finished" else f"{point['status']}: {point['error'] or ''}"
         table.add_row(point["name"], *(row.text(point["metrics"]) for row in rows), ended)
+    return table
+
+
+def profile_table(metrics: Mapping[str, float], parts: Iterable[str]) -> Table:
+    """Where a step's time goes."""
+    table = Table(show_edge=False, pad_edge=False, header_style="bold")
+    table.add_column("part of a step")
+    table.add_column("ms, mean", justify="right")
+    table.add_column("share, %", justify="right")
+    for part in parts:
+        time, share = Row(part, f"profile/{part}_ms_mean", digits=3), Row(part, f"profile/{part}_share")
+        table.add_row(part, time.text(metrics), share.text(metrics))
     return table
 
 

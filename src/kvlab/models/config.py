@@ -79,12 +79,12 @@ class DecoderConfig:
         embeddings = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
         return self.num_layers * layer + embeddings + hidden
 
-    def weight_bytes(self, dtype: str) -> int:
-        """Bytes of the weights in memory: a tied embedding is held twice, once to look tokens up and once as
-        the packed output layer.
+    def weight_bytes(self, dtype: str, tied_copies: int = 1) -> int:
+        """Bytes of the weights in memory. A tied embedding may be held twice: to look tokens up, and in another
+        form as the output layer.
         """
-        second = self.vocab_size * self.hidden_size if self.tie_word_embeddings else 0
-        return (self.num_parameters + second) * DTYPE_BYTES[dtype]
+        more = self.vocab_size * self.hidden_size * (tied_copies - 1) if self.tie_word_embeddings else 0
+        return (self.num_parameters + more) * DTYPE_BYTES[dtype]
 
     def kv_spec(self, dtype: str) -> KVSpec:
         """What the model stores in the cache per token."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -10,53 +11,61 @@ from torch.nn import functional
 from kvlab.attention.base import AttentionBackend, AttentionSpec
 from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig
-from kvlab.models.layers import ACTIVATIONS, Linear, RMSNorm
-from kvlab.models.rope import RotaryEmbedding, rotate_both
+from kvlab.models.ops.base import Angles, Norm, Ops
+from kvlab.models.ops.torch_ops import TorchOps
+from kvlab.models.rope import RotaryEmbedding
 from kvlab.models.weights import WeightSource
 
 
-def _norm(weights: WeightSource, name: str, size: int, config: DecoderConfig) -> RMSNorm:
-    return RMSNorm(weights.take(f"{name}.weight", (size,)), config.rms_norm_eps, offset=config.norm_offset)
+def _norm(weights: WeightSource, name: str, size: int, config: DecoderConfig) -> Norm:
+    weight = weights.take(f"{name}.weight", (size,))
+    return Norm(1.0 + weight.float() if config.norm_offset else weight, config.rms_norm_eps)
+
+
+def _add_norm(
+    ops: Ops, delta: torch.Tensor | None, residual: torch.Tensor, norm: Norm
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`residual` + `delta`, and that normed. No delta: nothing is left to add."""
+    return (residual, ops.norm(residual, norm)) if delta is None else ops.add_norm(delta, residual, norm)
 
 
 class Attention:
     """Projections, per-head norms, rotary angles, cache update, attention."""
 
-    def __init__(self, config: DecoderConfig, layer: int, weights: WeightSource) -> None:
+    def __init__(self, config: DecoderConfig, layer: int, weights: WeightSource, ops: Ops) -> None:
         name = f"model.layers.{layer}.self_attn"
         hidden, dim = config.hidden_size, config.head_dim
+        self._ops = ops
         self._layer = layer
-        self._heads, self._kv_heads, self._dim = config.num_heads, config.num_kv_heads, dim
+        self._dim = dim
         shapes = {"q": config.num_heads * dim, "k": config.num_kv_heads * dim, "v": config.num_kv_heads * dim}
         parts = [weights.take(f"{name}.{x}_proj.weight", (size, hidden)) for x, size in shapes.items()]
         bias = out_bias = None
         if config.qkv_bias:
             bias = torch.cat([weights.take(f"{name}.{x}_proj.bias", (size,)) for x, size in shapes.items()])
-        self._qkv = Linear(torch.cat(parts), bias)
+        self._qkv = ops.linear(torch.cat(parts), bias)
         out = weights.take(f"{name}.o_proj.weight", (hidden, config.num_heads * dim))
         if config.output_bias:
             out_bias = weights.take(f"{name}.o_proj.bias", (hidden,))
-        self._out = Linear(out, out_bias)
-        self._q_norm = self._k_norm = None
+        self._out = ops.linear(out, out_bias)
+        self._norms = None
         if config.qk_norm:
-            self._q_norm = _norm(weights, f"{name}.q_norm", dim, config)
-            self._k_norm = _norm(weights, f"{name}.k_norm", dim, config)
+            self._norms = (
+                _norm(weights, f"{name}.q_norm", dim, config),
+                _norm(weights, f"{name}.k_norm", dim, config),
+            )
 
     def __call__(
         self,
         x: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
+        angles: Angles,
         view: CacheView,
         backend: AttentionBackend,
         spec: AttentionSpec,
     ) -> torch.Tensor:
         """`[T, hidden]` to `[T, hidden]`."""
         heads = self._qkv(x).view(len(x), -1, self._dim)
-        q, k, v = torch.split(heads, [self._heads, self._kv_heads, self._kv_heads], dim=1)
-        if self._q_norm is not None and self._k_norm is not None:
-            q, k = self._q_norm(q), self._k_norm(k)
-        q, k = rotate_both(q, k, *angles)
-        view.update(self._layer, k, v)
+        q = self._ops.rotate_and_store(heads, self._norms, angles, view, self._layer)
         out = backend.forward(q, view, self._layer, spec)
         return self._out(out.view(len(x), -1))
 
@@ -64,31 +73,36 @@ class Attention:
 class MLP:
     """Gated feed-forward: down(activation(gate(x)) * up(x)) (Shazeer, 2020)."""
 
-    def __init__(self, config: DecoderConfig, layer: int, weights: WeightSource) -> None:
+    def __init__(self, config: DecoderConfig, layer: int, weights: WeightSource, ops: Ops) -> None:
         name, wide = f"model.layers.{layer}.mlp", (config.intermediate_size, config.hidden_size)
-        self._gate_up = Linear(
+        self._ops = ops
+        self._gate_up = ops.linear(
             torch.cat([weights.take(f"{name}.{part}_proj.weight", wide) for part in ("gate", "up")])
         )
-        self._down = Linear(weights.take(f"{name}.down_proj.weight", wide[::-1]))
-        self._activation = ACTIVATIONS[config.activation]
+        self._down = ops.linear(weights.take(f"{name}.down_proj.weight", wide[::-1]))
+        self._activation = config.activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`[T, hidden]` to `[T, hidden]`."""
-        gate, up = self._gate_up(x).chunk(2, dim=-1)
-        return self._down(self._activation(gate) * up)
+        return self._down(self._ops.gated(self._gate_up(x), self._activation))
 
 
 class DecoderLayer:
-    """Attention and feed-forward, each behind a norm (between two: sandwich) and added to the residual stream."""
+    """Attention and feed-forward, each behind a norm (between two: sandwich) and added to the residual stream.
 
-    def __init__(self, config: DecoderConfig, layer: int, weights: WeightSource) -> None:
+    Takes the stream and what the layer before has yet to add to it, and returns both, so that an addition and the
+    norm behind it are one pass.
+    """
+
+    def __init__(self, config: DecoderConfig, layer: int, weights: WeightSource, ops: Ops) -> None:
         name, hidden = f"model.layers.{layer}", config.hidden_size
+        self._ops = ops
         # What stands ahead of the feed-forward has the name that a sandwich gives to what stands behind attention.
         ahead = "pre_feedforward_layernorm" if config.sandwich_norms else "post_attention_layernorm"
         self._attention_norm = _norm(weights, f"{name}.input_layernorm", hidden, config)
-        self._attention = Attention(config, layer, weights)
+        self._attention = Attention(config, layer, weights, ops)
         self._mlp_norm = _norm(weights, f"{name}.{ahead}", hidden, config)
-        self._mlp = MLP(config, layer, weights)
+        self._mlp = MLP(config, layer, weights, ops)
         self._post_attention_norm = self._post_mlp_norm = None
         if config.sandwich_norms:
             self._post_attention_norm = _norm(weights, f"{name}.post_attention_layernorm", hidden, config)
@@ -96,25 +110,32 @@ class DecoderLayer:
 
     def __call__(
         self,
-        x: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
+        residual: torch.Tensor,
+        delta: torch.Tensor | None,
+        angles: Angles,
         view: CacheView,
         backend: AttentionBackend,
         spec: AttentionSpec,
-    ) -> torch.Tensor:
-        """`[T, hidden]` to `[T, hidden]`."""
-        y = self._attention(self._attention_norm(x), angles, view, backend, spec)
-        x = x + (y if self._post_attention_norm is None else self._post_attention_norm(y))
-        y = self._mlp(self._mlp_norm(x))
-        return x + (y if self._post_mlp_norm is None else self._post_mlp_norm(y))
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`residual` and `delta` `[T, hidden]`."""
+        ops = self._ops
+        residual, x = _add_norm(ops, delta, residual, self._attention_norm)
+        delta = self._attention(x, angles, view, backend, spec)
+        if self._post_attention_norm is not None:
+            delta = ops.norm(delta, self._post_attention_norm)
+        residual, x = ops.add_norm(delta, residual, self._mlp_norm)
+        delta = self._mlp(x)
+        if self._post_mlp_norm is not None:
+            delta = ops.norm(delta, self._post_mlp_norm)
+        return residual, delta
 
 
 class Decoder:
     """A decoder-only transformer over a paged cache.
 
-    `attention` computes what `specs` ask, one for each layer (see `attention_specs`). `max_positions` bounds the
-    positions it computes rotary angles for. Weights are taken from `weights` one by one and packed at once, so
-    that building needs little more memory than the model.
+    `attention` computes what `specs` ask, one for each layer (see `attention_specs`), `ops` everything else (None:
+    PyTorch does). `max_positions` bounds the positions there are rotary angles for. Weights are taken from
+    `weights` one by one and packed at once, so that building needs little more memory than the model.
     """
 
     def __init__(
@@ -124,19 +145,29 @@ class Decoder:
         attention: AttentionBackend,
         specs: Sequence[AttentionSpec],
         max_positions: int,
+        ops: Ops | None = None,
     ) -> None:
         self.config = config
         self.attention = attention
+        self.ops = ops = ops or TorchOps()
         vocabulary = (config.vocab_size, config.hidden_size)
-        self._embedding = weights.take("model.embed_tokens.weight", vocabulary)
-        dtype, device = self._embedding.dtype, self._embedding.device
+        embedding = weights.take("model.embed_tokens.weight", vocabulary)
+        dtype, device = embedding.dtype, embedding.device
+        self._embed: Callable[[torch.Tensor], torch.Tensor]
+        tied = config.tie_word_embeddings
+        if tied:
+            self._lm_head = ops.linear(embedding, lookup=True)
+            self._embed = self._lm_head.rows
+        else:
+            self._embed = partial(functional.embedding, weight=embedding)
+        del embedding  # a tied one is the output layer's now, which may keep it in another form
         # Rounded to the model's dtype, as the model was trained with.
         scale = config.embedding_scale
         self._embedding_scale = None if scale is None else torch.tensor(scale, dtype=dtype).item()
-        layers = [DecoderLayer(config, layer, weights) for layer in range(config.num_layers)]
+        layers = [DecoderLayer(config, layer, weights, ops) for layer in range(config.num_layers)]
         self._norm = _norm(weights, "model.norm", config.hidden_size, config)
-        tied = config.tie_word_embeddings
-        self._lm_head = Linear(self._embedding if tied else weights.take("lm_head.weight", vocabulary))
+        if not tied:
+            self._lm_head = ops.linear(weights.take("lm_head.weight", vocabulary))
         weights.finish()
         ropes = list(dict.fromkeys(layer.rope for layer in config.layers))
         self._rotary = [RotaryEmbedding(rope, config.head_dim, max_positions, dtype, device) for rope in ropes]
@@ -151,13 +182,15 @@ class Decoder:
         Returns logits `[len(rows), vocab]` for the positions of the batch that `rows` names; none for the
         others.
         """
-        x = functional.embedding(token_ids, self._embedding)
+        residual = self._embed(token_ids)
         if self._embedding_scale is not None:
-            x = x * self._embedding_scale
-        angles = [rotary.angles(view.positions) for rotary in self._rotary]
+            residual = residual * self._embedding_scale
+        angles = [self.ops.angles(rotary, view.positions) for rotary in self._rotary]
+        delta: torch.Tensor | None = None
         for layer, spec, table in self._layers:
-            x = layer(x, angles[table], view, self.attention, spec)
-        logits = self._lm_head(self._norm(x[rows]))
+            residual, delta = layer(residual, delta, angles[table], view, self.attention, spec)
+        _, x = _add_norm(self.ops, None if delta is None else delta[rows], residual[rows], self._norm)
+        logits = self._lm_head(x)
         cap = self.config.logit_soft_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

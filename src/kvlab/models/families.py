@@ -9,7 +9,7 @@ from typing import Any
 from kvlab.config import ModelConfig
 from kvlab.errors import ConfigError
 from kvlab.models.config import DecoderConfig, LayerConfig, RopeConfig
-from kvlab.models.layers import ACTIVATIONS
+from kvlab.models.ops.torch_ops import ACTIVATIONS
 
 FAMILIES = ("gemma3", "gemma3_text", "llama", "qwen2", "qwen3")
 _ROPE_TYPES = ("default", "linear", "llama3")

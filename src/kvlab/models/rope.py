@@ -6,7 +6,6 @@ import math
 
 import torch
 
-from kvlab.kernels import triton_runs_on
 from kvlab.models.config import RopeConfig
 
 
@@ -38,15 +37,15 @@ class RotaryEmbedding:
     ) -> None:
         angles = torch.outer(torch.arange(max_positions).float(), inverse_frequencies(rope, head_dim))
         angles = torch.cat([angles, angles], dim=-1)
-        self._cos = angles.cos().to(device=device, dtype=dtype)
+        self.cos = angles.cos().to(device=device, dtype=dtype)
         # The half-rotation's sign is folded into the sine, so that applying it needs no negation.
         sign = torch.ones(head_dim)
         sign[: head_dim // 2] = -1
-        self._sin = (angles.sin() * sign).to(device=device, dtype=dtype)
+        self.sin = (angles.sin() * sign).to(device=device, dtype=dtype)
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosine and signed sine `[T, 1, head_dim]` for the tokens' `positions` `[T]`."""
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -54,15 +53,3 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     half = x.shape[-1] // 2
     swapped = torch.cat([x[..., half:], x[..., :half]], dim=-1)
     return x * cos + swapped * sin
-
-
-def rotate_both(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`rotate` of queries and keys. On a GPU it is one launch, in place."""
-    if triton_runs_on(q.device):
-        from kvlab.kernels.triton.rotary import rotate_in_place
-
-        rotate_in_place(q, k, cos[:, 0], sin[:, 0])
-        return q, k
-    return rotate(q, cos, sin), rotate(k, cos, sin)

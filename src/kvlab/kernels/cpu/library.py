@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,10 +19,10 @@ import torch  # first: the library then uses the OpenMP threads that torch has b
 
 from kvlab.errors import KernelError
 
-_SOURCES = ("attention.cpp",)
-_HEADERS = ("simd.hpp",)
+_SOURCES = ("attention.cpp", "linear.cpp", "elementwise.cpp")
+_HEADERS = ("simd.hpp", "int8.hpp")
 _COMPILERS = ("c++", "g++", "clang++")
-_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ def load() -> ctypes.CDLL:
     (`-march`: `x86-64-v3` for AVX2, `x86-64` for neither). Raises KernelError, with the reason, where it cannot be
     built; the log says so the first time.
     """
-    outcome = _attempt(os.environ.get("CXX"), os.environ.get("KVLAB_CPU_ARCH", "native"), _cache_folder())
+    outcome = _attempt(os.environ.get("CXX"), os.environ.get("KVLAB_CPU_ARCH", "native"), cache_folder())
     if isinstance(outcome, KernelError):
         raise outcome
     return outcome
@@ -62,7 +63,7 @@ def _find_or_build(compiler: str | None, architecture: str, cache: Path) -> ctyp
             return ctypes.CDLL(str(path))
         except OSError:  # cut off, or made by a system that is not this one any more
             _log.warning("%s cannot be loaded; building it again", path)
-    _build([*command, *(str(folder / name) for name in _SOURCES)], path)
+    _build(command, path)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -79,23 +80,37 @@ def _find_compiler(wanted: str | None) -> str:
 
 
 def _build(command: list[str], path: Path) -> None:
-    """Compile into `path`. It appears there whole or not at all, whoever else builds it at the same time."""
+    """Compile every source, side by side, and link them into `path`. It appears there whole or not at all, whoever
+    else builds it at the same time.
+    """
     _log.info("compiling native kernels, once for this machine")
     start = time.perf_counter()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
-            target = Path(folder) / path.name
-            result = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True, check=False)
-            if result.returncode:
-                raise KernelError(f"{command[0]} failed:\n" + "\n".join(result.stderr.strip().splitlines()[:10]))
-            target.replace(path)
+            objects = [Path(folder) / f"{name}.o" for name in _SOURCES]
+            compilations = [
+                [*command, "-c", str(Path(__file__).parent / name), "-o", str(target)]
+                for name, target in zip(_SOURCES, objects, strict=True)
+            ]
+            with ThreadPoolExecutor() as threads:
+                list(threads.map(_run, compilations))
+            library = Path(folder) / path.name
+            _run([*command, "-shared", *map(str, objects), "-o", str(library)])
+            library.replace(path)
     except OSError as error:
         raise KernelError(f"cannot build in {path.parent}: {error}; KVLAB_CACHE names another folder") from error
     _log.info("compiled %s in %.1f s", path, time.perf_counter() - start)
 
 
-def _cache_folder() -> Path:
+def _run(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise KernelError(f"{command[0]} failed:\n" + "\n".join(result.stderr.strip().splitlines()[:10]))
+
+
+def cache_folder() -> Path:
+    """Where what was made for this machine is kept."""
     if folder := os.environ.get("KVLAB_CACHE"):
         return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvlab"

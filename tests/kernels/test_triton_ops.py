@@ -1,4 +1,4 @@
-"""Where the engine takes a kernel on a GPU: it does what PyTorch does on a CPU."""
+"""What a decoder takes on a GPU does what PyTorch does on a CPU."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ import torch
 from kvlab.attention import sdpa
 from kvlab.attention.base import AttentionSpec
 from kvlab.attention.concat import ConcatAttention
-from kvlab.kernels import triton_runs_on
 from kvlab.kv.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
-from kvlab.models import rope
+from kvlab.models.ops.base import Norm
+from kvlab.models.ops.torch_ops import TorchOps
+from kvlab.models.ops.triton_ops import TritonOps
+from kvlab.models.rope import RopeConfig, RotaryEmbedding
 from tests.kernels.paged import assert_close, bits, unchanged
-
-
-def test_kernels_are_for_gpus() -> None:
-    assert triton_runs_on(torch.device("cuda:0"))
-    assert not triton_runs_on(torch.device("cpu"))
 
 
 def steps(storage: KVStorage) -> list[CacheView]:
@@ -36,34 +33,33 @@ def steps(storage: KVStorage) -> list[CacheView]:
     return views
 
 
-def test_a_step_is_written(device: torch.device) -> None:
-    spec = KVSpec(2, 2, 64, "float32")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_is_normed_rotated_and_stored(dtype: torch.dtype, device: torch.device) -> None:
+    """Triton's ops do what PyTorch's do, and leave alone what is stored already."""
+    spec = KVSpec(2, 2, 64, str(dtype).removeprefix("torch."))
+    rotary = RotaryEmbedding(RopeConfig(10_000.0), 64, 40, dtype, device)
+    norms = tuple(Norm(torch.randn(64, device=device).to(dtype), 1e-6) for _ in range(2))
     storages = [KVStorage(spec, 12, 8, device) for _ in range(2)]
-    storages[0].has_kernels, storages[1].has_kernels = True, False
-    for by_kernel, by_torch in zip(*map(steps, storages), strict=True):
-        qkv = torch.randn(by_kernel.num_tokens, 8, 64, device=device)
-        k, v = qkv[:, 4:6], qkv[:, 6:]
-        for view in (by_kernel, by_torch):
-            view.update(1, k, v)
-    assert (by_kernel.slot_mapping == -1).sum() == 1
+    for by_triton, by_torch in zip(*map(steps, storages), strict=True):
+        qkv = torch.randn(by_triton.num_tokens, 8, 64, device=device).to(dtype)
+        found, expected = (
+            ops.rotate_and_store(qkv.clone(), norms, ops.angles(rotary, view.positions), view, 1)
+            for ops, view in ((TritonOps(), by_triton), (TorchOps(), by_torch))
+        )
+        assert_close(found, expected)
+    assert (by_triton.slot_mapping == -1).sum() == 1
     assert storages[0].keys[1].any()
-    assert unchanged(bits(storages[1].keys, storages[1].values), storages[0].keys, storages[0].values)
+    assert_close(storages[0].keys, storages[1].keys)
+    assert unchanged(bits(storages[1].values), storages[0].values)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_queries_and_keys_are_rotated(
-    dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tables = rope.RotaryEmbedding(rope.RopeConfig(10_000.0), 64, 30, dtype, device)
-    angles = tables.angles(torch.tensor([0, 7, 29], device=device))
-    q, k, v = torch.randn(3, 8, 64, device=device).to(dtype).split([4, 2, 2], dim=1)
-    before = v.clone()
-    expected = [rope.rotate(x.double(), *(part.double() for part in angles)) for x in (q, k)]
-    monkeypatch.setattr(rope, "triton_runs_on", lambda device: True)
-    found = rope.rotate_both(q, k, *angles)
-    for turned, wanted in zip(found, expected, strict=True):
-        assert_close(turned, wanted)
-    assert torch.equal(v, before)
+def test_a_sum_is_normed(dtype: torch.dtype, device: torch.device) -> None:
+    x, residual = (torch.randn(5, 100, device=device).to(dtype) for _ in range(2))
+    norm = Norm(1 + 0.1 * torch.randn(100, device=device), 1e-6)
+    expected = TorchOps().add_norm(x, residual, norm)
+    for found, wanted in zip(TritonOps().add_norm(x, residual.clone(), norm), expected, strict=True):
+        assert_close(found, wanted)
 
 
 def test_sdpa_takes_results_as_a_gpu_lays_them_out(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

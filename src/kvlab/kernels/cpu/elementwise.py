@@ -1,0 +1,120 @@
+"""Norms, rotary angles, the gate and the choice of a token on the CPU, native. Float32 or bfloat16 throughout."""
+
+from __future__ import annotations
+
+from ctypes import c_float, c_int, c_int64, c_void_p
+
+import torch
+
+from kvlab.kernels.cpu.library import load
+
+#: The largest head that `rotate_and_store` takes.
+MAX_HEAD_DIM = 512
+
+
+def _at(tensor: torch.Tensor | None) -> c_void_p:
+    return c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x / rms(x) * weight over the last dimension of `x` `[..., size]`, which is dense; computed in float32.
+
+    With a `residual` of the same shape `x` is added to it, in place, and the norm is of the sum. `weight` `[size]`
+    has the dtype of `x` or float32.
+    """
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    size = x.shape[-1]
+    load().kvlab_rms_norm(
+        _at(x),
+        _at(residual),
+        _at(weight),
+        c_float(eps),
+        c_int(x.numel() // size),
+        c_int(size),
+        _at(out),
+        c_int(x.element_size()),
+        c_int(weight.element_size()),
+        c_int(torch.get_num_threads()),
+    )
+    return out
+
+
+def gated(gate_up: torch.Tensor, *, gelu: bool) -> torch.Tensor:
+    """`[rows, 2 * size]`, gate and up side by side, to `[rows, size]`: silu(gate) * up, or gelu (its tanh form)."""
+    rows, width = gate_up.shape
+    out = gate_up.new_empty(rows, width // 2)
+    load().kvlab_gated(
+        _at(gate_up),
+        c_int(rows),
+        c_int(width // 2),
+        c_int(gelu),
+        _at(out),
+        c_int(gate_up.element_size()),
+        c_int(torch.get_num_threads()),
+    )
+    return out
+
+
+def rotate_and_store(
+    qkv: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    cosine: torch.Tensor,
+    sine: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor:
+    """Queries normed and rotated, keys normed, rotated and stored, values stored, in one pass.
+
+    `qkv` `[T, heads + 2 * kv_heads, head_dim]`; `keys`, `values` `[blocks, kv_heads, block_size, head_dim]`;
+    `cosine` and signed `sine` `[positions, head_dim]`, indexed by `positions` `[T]` int64; `slot_mapping` `[T]`
+    int64, -1 for a token that is stored already. Weights `[head_dim]` of the norms, both or neither. Returns the
+    queries `[T, heads, head_dim]`.
+    """
+    tokens, all_heads, head_dim = qkv.shape
+    kv_heads, block_size = keys.shape[1], keys.shape[2]
+    heads = all_heads - 2 * kv_heads
+    q = qkv.new_empty(tokens, heads, head_dim)
+    load().kvlab_rotate_and_store(
+        _at(qkv),
+        _at(q_weight),
+        _at(k_weight),
+        c_float(eps),
+        _at(cosine),
+        _at(sine),
+        _at(positions),
+        _at(slot_mapping),
+        c_int(tokens),
+        c_int(heads),
+        c_int(kv_heads),
+        c_int(head_dim),
+        c_int(block_size),
+        _at(q),
+        _at(keys),
+        _at(values),
+        c_int(qkv.element_size()),
+        c_int(qkv.element_size() if q_weight is None else q_weight.element_size()),
+        c_int(torch.get_num_threads()),
+    )
+    return q
+
+
+def argmax(x: torch.Tensor) -> torch.Tensor:
+    """`[rows]` int64: the place of the largest number of each row of `x` `[rows, size]`, the first of equals."""
+    out = torch.empty(len(x), dtype=torch.int64)
+    load().kvlab_argmax(
+        _at(x),
+        c_int(len(x)),
+        c_int64(x.shape[1]),
+        _at(out),
+        c_int(x.element_size()),
+        c_int(torch.get_num_threads()),
+    )
+    return out

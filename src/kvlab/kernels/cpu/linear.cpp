@@ -1,0 +1,206 @@
+// y = x W^T + b in bfloat16, for any number of rows.
+//
+// W is packed once: panels of LANES outputs, in a panel one vector for each pair of inputs, so that a panel is read
+// from its first byte to its last. x is packed per call, in blocks of rows, the rows of a pair of inputs side by side.
+// The product of a block and a panel keeps its sums in registers from beginning to end: with many rows one vector of
+// outputs each, with one or two rows two, so that there are enough sums to hide the latency of an addition. One copy
+// of the weights serves both ends: with few rows it is read at the speed of memory, with many at that of the
+// arithmetic.
+
+#include "simd.hpp"
+
+#include <algorithm>
+#include <memory>
+
+namespace {
+
+#if defined(__AVX512BF16__)
+constexpr bool PAIRS = true;
+#else
+constexpr bool PAIRS = false;
+#endif
+constexpr int ROWS = LANES == 16 ? 24 : 12;  // of a block: its sums and one vector of weights fit the registers
+constexpr int PER_PAIR = PAIRS ? 1 : 2;      // numbers of packed x for each row and pair of inputs
+constexpr int PANELS = 4;                    // that share a block of rows while it is in the cache
+constexpr int AHEAD = 8192 / 4;              // floats between prefetch and use
+
+INLINE Floats add_pair(const float* x, Words weights, Floats sum) {
+#if defined(__AVX512BF16__)
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)all(*x));
+#else
+    return sum + all(x[0]) * as_floats(weights << 16) + all(x[1]) * as_floats(weights & 0xffff0000u);
+#endif
+}
+
+struct Product {
+    const float *x, *weights;  // packed; x: [blocks, pairs, ROWS * PER_PAIR]
+    const uint16_t* bias;
+    uint16_t* out;
+    int rows, outputs, pairs;
+
+    int panels() const { return (outputs + LANES - 1) / LANES; }
+};
+
+INLINE float from_bfloat16(uint16_t x) {
+    const uint32_t bits = uint32_t(x) << 16;
+    float result;
+    std::memcpy(&result, &bits, sizeof result);
+    return result;
+}
+
+void store_outputs(const Product& product, int row, int panel, Floats sums) {
+    const int first = panel * LANES, count = std::min(LANES, product.outputs - first);
+    if (product.bias)
+        for (int i = 0; i < count; ++i) sums[i] += from_bfloat16(product.bias[first + i]);
+    const Words rounded = rounded_to_bfloat16(sums) >> 16;
+    uint16_t narrow[LANES];
+    for (int i = 0; i < LANES; ++i) narrow[i] = uint16_t(rounded[i]);
+    std::memcpy(product.out + int64_t(row) * product.outputs + first, narrow, count * sizeof narrow[0]);
+}
+
+// Up to COUNT rows of a block against VECTORS panels.
+template <int COUNT, int VECTORS>
+void multiply_block(const Product& product, int block, int panel) {
+    const int64_t panel_size = int64_t(product.pairs) * LANES;
+    const float* x = product.x + int64_t(block) * product.pairs * ROWS * PER_PAIR;
+    const float* weights = product.weights + panel * panel_size;
+    Floats sums[COUNT][VECTORS] = {};
+    for (int pair = 0; pair < product.pairs; ++pair, x += ROWS * PER_PAIR, weights += LANES) {
+        Words right[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) {
+            right[v] = load_words(weights + v * panel_size);
+            __builtin_prefetch(weights + v * panel_size + AHEAD);
+        }
+#pragma GCC unroll 24
+        for (int row = 0; row < COUNT; ++row)
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; ++v) sums[row][v] = add_pair(x + row * PER_PAIR, right[v], sums[row][v]);
+    }
+    for (int v = 0; v < VECTORS; ++v)
+        for (int row = 0; row < COUNT && block * ROWS + row < product.rows; ++row)
+            store_outputs(product, block * ROWS + row, panel + v, sums[row][v]);
+}
+
+template <int COUNT, int VECTORS>
+void multiply_panels(const Product& product, int block, int first, int last) {
+    int panel = first;
+    for (; panel + VECTORS <= last; panel += VECTORS) multiply_block<COUNT, VECTORS>(product, block, panel);
+    for (; panel < last; ++panel) multiply_block<COUNT, 1>(product, block, panel);
+}
+
+void multiply(const Product& product, int block, int first, int last) {
+    const int rows = std::min(ROWS, product.rows - block * ROWS);
+    if (rows <= 1) return multiply_panels<1, 2>(product, block, first, last);
+    if (rows <= 2) return multiply_panels<2, 2>(product, block, first, last);
+    if (rows <= 4) return multiply_panels<4, 1>(product, block, first, last);
+    if (rows <= 8) return multiply_panels<8, 1>(product, block, first, last);
+    if (rows <= 12) return multiply_panels<12, 1>(product, block, first, last);
+    if constexpr (ROWS > 12) {
+        if (rows <= 16) return multiply_panels<16, 1>(product, block, first, last);
+        if (rows <= 20) return multiply_panels<20, 1>(product, block, first, last);
+        return multiply_panels<24, 1>(product, block, first, last);
+    }
+}
+
+// Rows beyond the last are zero.
+void pack_rows(const uint16_t* x, int64_t stride, int rows, int inputs, int block, float* out) {
+    const int first = block * ROWS, count = std::min(ROWS, rows - first), pairs = (inputs + 1) / 2;
+    const auto pair_of = [&](int row, int pair) {
+        uint32_t both = 0;
+        std::memcpy(&both, x + (first + row) * stride + 2 * pair, std::min(2, inputs - 2 * pair) * sizeof x[0]);
+        return both;
+    };
+    out += int64_t(block) * pairs * ROWS * PER_PAIR;
+    for (int pair = 0; pair < pairs; pair += LANES) {
+        const int width = std::min(LANES, pairs - pair);
+        for (int row = 0; row < ROWS; row += LANES) {
+            Words tile[LANES];
+            for (int i = 0; i < LANES; ++i) {
+                tile[i] = Words{};
+                if (row + i >= count) continue;
+                const uint16_t* at = x + (first + row + i) * stride + 2 * pair;
+                if (2 * (pair + LANES) <= inputs)
+                    tile[i] = load_words(at);
+                else
+                    for (int k = 0; k < width; ++k) tile[i][k] = pair_of(row + i, pair + k);
+            }
+            transpose(tile);
+            const int lanes = std::min(LANES, ROWS - row);
+            for (int k = 0; k < width; ++k) {
+                float* to = out + (int64_t(pair + k) * ROWS + row) * PER_PAIR;
+                if (PAIRS) {
+                    std::memcpy(to, &tile[k], lanes * sizeof to[0]);
+                    continue;
+                }
+                for (int i = 0; i < lanes; ++i) {
+                    to[2 * i] = from_bfloat16(uint16_t(tile[k][i]));
+                    to[2 * i + 1] = from_bfloat16(uint16_t(tile[k][i] >> 16));
+                }
+            }
+        }
+    }
+}
+
+}  // namespace
+
+// The number of bytes that the packed weight [outputs, inputs] takes.
+extern "C" int64_t kvlab_packed_linear_bytes(int outputs, int inputs) {
+    return int64_t((outputs + LANES - 1) / LANES) * LANES * ((inputs + 1) / 2) * 4;
+}
+
+// Pack `weight` [outputs, inputs], C-contiguous, into `packed`.
+extern "C" void kvlab_pack_linear(const uint16_t* weight, int outputs, int inputs, void* packed, int threads) {
+    const int panels = (outputs + LANES - 1) / LANES, pairs = (inputs + 1) / 2;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int panel = 0; panel < panels; ++panel) {
+        uint32_t* out = static_cast<uint32_t*>(packed) + int64_t(panel) * pairs * LANES;
+        for (int pair = 0; pair < pairs; pair += LANES) {
+            const int width = std::min(LANES, pairs - pair);
+            Words tile[LANES];
+            for (int i = 0; i < LANES; ++i) {
+                uint16_t row[2 * LANES] = {};
+                const int output = panel * LANES + i;
+                if (output < outputs)
+                    std::memcpy(row, weight + int64_t(output) * inputs + 2 * pair,
+                                std::min(2 * LANES, inputs - 2 * pair) * sizeof row[0]);
+                tile[i] = load_words(row);
+            }
+            transpose(tile);
+            for (int k = 0; k < width; ++k) store_words(out + (pair + k) * LANES, tile[k]);
+        }
+    }
+}
+
+// out [rows, outputs] = x [rows, inputs] W^T + bias. `x_stride`: elements between rows of x. bias may be null.
+extern "C" void kvlab_linear(const uint16_t* x, int64_t x_stride, int rows, const void* packed, const uint16_t* bias,
+                             int outputs, int inputs, uint16_t* out, int threads) {
+    const int blocks = (rows + ROWS - 1) / ROWS, pairs = (inputs + 1) / 2;
+    const std::unique_ptr<float[]> packed_x(new float[int64_t(blocks) * pairs * ROWS * PER_PAIR]);
+    const Product product{packed_x.get(), static_cast<const float*>(packed), bias, out, rows, outputs, pairs};
+    const int panels = product.panels(), groups = (panels + PANELS - 1) / PANELS;
+    const int at_once = std::max(1, groups / (threads * 16));
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(static)
+        for (int block = 0; block < blocks; ++block)
+            pack_rows(x, x_stride, rows, inputs, block, packed_x.get());
+#pragma omp for schedule(dynamic, at_once)
+        for (int group = 0; group < groups; ++group)
+            for (int block = 0; block < blocks; ++block)
+                multiply(product, block, group * PANELS, std::min(group * PANELS + PANELS, panels));
+    }
+}
+
+// out [count, inputs]: the rows `ids` of the weight that `packed` was made of.
+extern "C" void kvlab_packed_rows(const void* packed, int inputs, const int64_t* ids, int count, uint16_t* out,
+                                  int threads) {
+    const int64_t pairs = (inputs + 1) / 2;
+#pragma omp parallel for num_threads(threads) schedule(static) if (count > 8)
+    for (int i = 0; i < count; ++i) {
+        const uint32_t* from = static_cast<const uint32_t*>(packed) + ids[i] / LANES * pairs * LANES + ids[i] % LANES;
+        uint16_t* to = out + int64_t(i) * inputs;
+        for (int pair = 0; pair < pairs; ++pair)
+            std::memcpy(to + 2 * pair, from + pair * LANES, std::min(2, inputs - 2 * pair) * sizeof to[0]);
+    }
+}

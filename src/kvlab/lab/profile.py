@@ -1,0 +1,216 @@
+"""Where a step's time goes: what a model asks of others is timed by wrappers around them.
+
+A run without `debug=profile` has none of this in its way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from kvlab import core
+from kvlab.attention.base import AttentionBackend, AttentionSpec, Support
+from kvlab.core import StepRecord
+from kvlab.engine.build import EnginePlan, build_engine
+from kvlab.engine.clock import Clock
+from kvlab.engine.engine import Engine
+from kvlab.engine.executor import SamplerProtocol
+from kvlab.engine.sampler import Sampler
+from kvlab.kv.view import CacheView
+from kvlab.models.ops.base import Angles, Linear, Norm, Ops
+from kvlab.models.rope import RotaryEmbedding
+
+
+class Part(StrEnum):
+    """A share of a step."""
+
+    ATTENTION = "attention"
+    LINEAR = "linear"  # matrix products, the output layer's included
+    ELEMENTWISE = "elementwise"  # norms, gates, rotary angles, K and V stored
+    SAMPLING = "sampling"
+    SCHEDULING = "scheduling"  # ahead of the model: retire, admit, plan, reserve, view
+    OTHER = "other"  # inputs and embeddings ahead of the layers, what Python does in between, the step's accounts
+
+
+class Span(NamedTuple):
+    """A part's work without interruption. Seconds on the engine's clock."""
+
+    part: Part
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledStep:
+    """A step and the spans within it."""
+
+    record: StepRecord
+    spans: tuple[Span, ...]
+
+    def seconds(self) -> dict[Part, float]:
+        """What each part took; together the whole step."""
+        taken = dict.fromkeys(Part, 0.0)
+        for part, start, end in self.spans:
+            taken[part] += end - start
+        taken[Part.SCHEDULING] = self.record.schedule_ms / 1000
+        taken[Part.OTHER] = max(0.0, self.record.end_s - self.record.start_s - sum(taken.values()))
+        return taken
+
+
+class Profiler:
+    """Collects spans, on the clock of the engine that it builds. On a GPU each of them waits until the device has
+    done what was asked of it, so that a part's time is its own and the run takes longer.
+    """
+
+    def __init__(self) -> None:
+        self.now: Callable[[], float] = time.perf_counter
+        self.steps: list[ProfiledStep] = []
+        self._spans: list[Span] = []
+
+    def build(self, plan: EnginePlan) -> Engine:
+        """The plan's engine, its parts timed."""
+        ops, attention = ProfilingOps(plan.ops, self), ProfilingAttention(plan.attention, self)
+        engine = build_engine(
+            replace(plan, ops=ops, attention=attention), sampler=ProfilingSampler(Sampler(), self)
+        )
+        self.now = partial(_now_on_gpu, engine.clock) if plan.device == "cuda" else engine.clock.now
+        return engine
+
+    def add(self, part: Part, start: float) -> None:
+        """A span of `part` from `start` until now."""
+        self._spans.append(Span(part, start, self.now()))
+
+    def end_step(self, record: StepRecord | None) -> None:
+        """Give a step the spans since the last."""
+        spans, self._spans = self._spans, []
+        if record is not None and record.batch_seqs:
+            self.steps.append(ProfiledStep(record, tuple(spans)))
+
+    def metrics(self) -> dict[str, float]:
+        """`profile/<part>_ms_mean`, per step, and `profile/<part>_share`, in percent of all steps' time."""
+        totals = dict.fromkeys(Part, 0.0)
+        for step in self.steps:
+            for part, seconds in step.seconds().items():
+                totals[part] += seconds
+        whole = sum(totals.values())
+        if not whole:
+            return {}
+        means = {f"profile/{part}_ms_mean": 1000 * total / len(self.steps) for part, total in totals.items()}
+        return means | {f"profile/{part}_share": 100 * total / whole for part, total in totals.items()}
+
+
+class ProfilingOps:
+    """Other ops, timed. See Ops."""
+
+    def __init__(self, ops: Ops, profiler: Profiler) -> None:
+        self.name = ops.name
+        self.tied_copies = ops.tied_copies
+        self._ops = ops
+        self._profiler = profiler
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False) -> Linear:
+        """See Ops."""
+        return _ProfilingLinear(self._ops.linear(weight, bias, lookup=lookup), self._profiler)
+
+    def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """See Ops."""
+        start = self._profiler.now()
+        out = self._ops.norm(x, norm)
+        self._profiler.add(Part.ELEMENTWISE, start)
+        return out
+
+    def add_norm(self, x: torch.Tensor, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
+        """See Ops."""
+        start = self._profiler.now()
+        out = self._ops.add_norm(x, residual, norm)
+        self._profiler.add(Part.ELEMENTWISE, start)
+        return out
+
+    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        """See Ops."""
+        start = self._profiler.now()
+        out = self._ops.gated(gate_up, activation)
+        self._profiler.add(Part.ELEMENTWISE, start)
+        return out
+
+    def angles(self, rotary: RotaryEmbedding, positions: torch.Tensor) -> Angles:
+        """See Ops."""
+        start = self._profiler.now()
+        out = self._ops.angles(rotary, positions)
+        self._profiler.add(Part.ELEMENTWISE, start)
+        return out
+
+    def rotate_and_store(
+        self, qkv: torch.Tensor, norms: tuple[Norm, Norm] | None, angles: Angles, view: CacheView, layer: int
+    ) -> torch.Tensor:
+        """See Ops."""
+        start = self._profiler.now()
+        out = self._ops.rotate_and_store(qkv, norms, angles, view, layer)
+        self._profiler.add(Part.ELEMENTWISE, start)
+        return out
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """See Ops; the sampler's, whose span it would be in."""
+        return self._ops.argmax(logits)
+
+
+class _ProfilingLinear:
+    """A product, timed. See Linear."""
+
+    def __init__(self, linear: Linear, profiler: Profiler) -> None:
+        self._linear = linear
+        self._profiler = profiler
+        self.rows = linear.rows  # a lookup, and no product
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See Linear."""
+        start = self._profiler.now()
+        out = self._linear(x)
+        self._profiler.add(Part.LINEAR, start)
+        return out
+
+
+class ProfilingAttention:
+    """An attention backend, timed. See AttentionBackend."""
+
+    def __init__(self, backend: AttentionBackend, profiler: Profiler) -> None:
+        self.name = backend.name
+        self._backend = backend
+        self._profiler = profiler
+
+    def supports(self, spec: AttentionSpec) -> Support:
+        """See AttentionBackend."""
+        return self._backend.supports(spec)
+
+    def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:
+        """See AttentionBackend."""
+        start = self._profiler.now()
+        out = self._backend.forward(q, view, layer, spec)
+        self._profiler.add(Part.ATTENTION, start)
+        return out
+
+
+class ProfilingSampler:
+    """A sampler, timed. See SamplerProtocol."""
+
+    def __init__(self, sampler: SamplerProtocol, profiler: Profiler) -> None:
+        self._sampler = sampler
+        self._profiler = profiler
+
+    def __call__(self, logits: torch.Tensor, sequences: list[core.Sequence]) -> list[int]:
+        """See SamplerProtocol."""
+        start = self._profiler.now()
+        tokens = self._sampler(logits, sequences)
+        self._profiler.add(Part.SAMPLING, start)
+        return tokens
+
+
+def _now_on_gpu(clock: Clock) -> float:
+    torch.cuda.synchronize()
+    return clock.now()

@@ -1,0 +1,95 @@
+"""What this machine's memory and arithmetic sustain, measured once and kept in the user's cache folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from kvlab.kernels.cpu.library import cache_folder
+from kvlab.lab.machine import describe
+from kvlab.lab.roofline import MachineRates
+from kvlab.models.ops import select_ops
+from kvlab.models.ops.torch_ops import TorchOps
+
+_READ_BYTES = 2**28  # several times what caches hold
+_ROWS = 512
+_SHAPES = ((4096, 1024), (1024, 3072), (4096, 4096))  # outputs, inputs: those of decoders, small to large
+_ROUNDS = 3
+_PATIENCE_S = 0.15  # for one way to multiply one shape, where three rounds do not take longer
+
+
+def machine_rates(dtype: str, *, may_measure: bool = True, again: bool = False) -> MachineRates | None:
+    """The processor's rates with as many threads as PyTorch is set to, from the cache, or measured and put there:
+    about two seconds. None where that may not be now.
+
+    `KVLAB_CACHE` names the folder, as for kernels. A measurement belongs to a processor, a number of threads, a
+    dtype and a version of PyTorch.
+    """
+    path = cache_folder() / "rates.json"
+    key = f"{describe('cpu')}; {torch.get_num_threads()} threads; {dtype}; torch {torch.__version__}"
+    known = _load(path)
+    if key in known and not again:
+        return known[key]
+    if not may_measure:
+        return None
+    rates = measure(dtype)
+    with suppress(OSError):  # a folder that cannot be written to costs a measurement each time
+        _save(path, {**_load(path), key: rates})
+    return rates
+
+
+@torch.inference_mode()
+def measure(dtype: str, *, read_bytes: int = _READ_BYTES, rows: int = _ROWS) -> MachineRates:
+    """The best of several rounds each, since a roof is what is not exceeded: memory read in order (a sum over a
+    tensor larger than the caches), and products of `rows` rows with weights of several shapes, by kvlab's kernels
+    or PyTorch.
+    """
+    source = torch.ones(read_bytes // 8, dtype=torch.int64)
+    bandwidth = read_bytes / _fastest(source.sum)
+    del source
+    kind: torch.dtype = getattr(torch, dtype)
+    ways = {ops.name: ops for ops in (select_ops(kind, "cpu"), TorchOps())}
+    rate = 0.0
+    for outputs, inputs in _SHAPES:
+        weight, x = torch.full((outputs, inputs), 0.01, dtype=kind), torch.ones(rows, inputs, dtype=kind)
+        for ops in ways.values():
+            linear = ops.linear(weight)
+            rate = max(rate, 2 * rows * outputs * inputs / _fastest(partial(linear, x)))
+    return MachineRates(bandwidth, rate)
+
+
+def _fastest(call: Callable[[], object]) -> float:
+    """Seconds of the fastest of several calls, behind one that warms up."""
+    call()
+    best, start, rounds = math.inf, time.perf_counter(), 0
+    before = start
+    while rounds < _ROUNDS or before - start < _PATIENCE_S:
+        call()
+        now = time.perf_counter()
+        best, before, rounds = min(best, now - before), now, rounds + 1
+    return best
+
+
+def _load(path: Path) -> dict[str, MachineRates]:
+    try:
+        return {key: MachineRates(*map(float, pair)) for key, pair in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, TypeError, AttributeError):  # absent, or cut off
+        return {}
+
+
+def _save(path: Path, rates: dict[str, MachineRates]) -> None:
+    """The file is whole at any time, whoever else writes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix="rates-")
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(rates, file, indent=1)
+    os.replace(name, path)

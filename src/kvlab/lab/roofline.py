@@ -1,0 +1,112 @@
+"""The least time that a run's steps could take on a machine: its roofline (Williams, Waterman, Patterson, 2009).
+
+A step that moves Q bytes and computes W floating-point operations takes at least max(Q / bandwidth, W / rate),
+however well the one is hidden behind the other. Counted is what no engine gets around:
+
+    Q  every weight read once, in the output layer only where logits are computed; of each sequence the K and V of
+       its context read once in each layer; K and V of the step's tokens written
+    W  2 for each weight and token, in the output layer for each row of logits; in attention 4 x heads x head_dim
+       for each pair of a query and a token it attends to (queries times keys, then their weights times values)
+
+Activations, looked-up embeddings, softmax and what else is small are left out, so that the bound is a bound. K and
+V that sequences share are counted for each of them. A model that fits in the processor's caches may exceed its
+roofline, since they are faster than memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvlab.core import StepRecord
+from kvlab.engine.build import EnginePlan
+from kvlab.kv.spec import DTYPE_BYTES
+from kvlab.models.config import DecoderConfig
+
+
+class MachineRates(NamedTuple):
+    """What a machine sustains at most."""
+
+    read_bytes_per_s: float
+    flops_per_s: float  # of matrix products in a dtype
+
+
+class Work(NamedTuple):
+    """What has to be moved and computed."""
+
+    num_bytes: float
+    flops: float
+
+    def seconds(self, rates: MachineRates) -> float:
+        """The least time it takes."""
+        return max(self.num_bytes / rates.read_bytes_per_s, self.flops / rates.flops_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class RunCosts:
+    """What a run's steps consist of: a model, and how many bytes its weights and its cache take."""
+
+    model: DecoderConfig
+    bytes_per_weight: float  # scales of quantised weights included, spread over the weights
+    kv_bytes_per_token: int  # of all layers
+
+    def step(self, step: StepRecord) -> Work:
+        """What a step has to move and compute.
+
+        The log has sums over sequences. A layer with a sliding window of w tokens reads at most w + (new tokens) of
+        each sequence and attends to at most w tokens from each query: the sums are cut off there, which is exact
+        where all sequences are shorter than the window, or all longer.
+        """
+        model, tokens = self.model, step.prefill_tokens + step.decode_tokens
+        if not step.batch_seqs:
+            return Work(0.0, 0.0)
+        head = model.vocab_size * model.hidden_size
+        body = model.num_parameters - head * (1 if model.tie_word_embeddings else 2)
+        read = attended = 0
+        for window, layers in Counter(layer.sliding_window for layer in model.layers).items():
+            if window is None:
+                read += layers * step.context_tokens
+                attended += layers * step.attended_tokens
+            else:
+                read += layers * min(step.context_tokens, step.batch_seqs * window + tokens)
+                attended += layers * min(step.attended_tokens, tokens * window)
+        kv_bytes = self.kv_bytes_per_token * (tokens + read / model.num_layers)
+        weights = body + (head if step.sampled_tokens else 0)
+        flops = 2 * body * tokens + 2 * head * step.sampled_tokens
+        flops += 4 * model.num_heads * model.head_dim * attended
+        return Work(weights * self.bytes_per_weight + kv_bytes, flops)
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """A run beside its bound. Seconds."""
+
+    bound_s: float  # sum over steps of the least time each could take
+    memory_s: float  # part of the bound in steps that memory limits; arithmetic limits the others
+    steps_s: float  # that the steps took
+
+    @property
+    def share(self) -> float:
+        """How much of the roofline was reached, in percent; 0 for a run that computed nothing."""
+        return 100 * self.bound_s / self.steps_s if self.steps_s > 0 else 0.0
+
+
+def run_costs(plan: EnginePlan) -> RunCosts:
+    """The costs of a planned engine. Its weights' bytes are spread evenly, whatever each is stored in."""
+    stored = plan.model.weight_bytes("float32", tied_copies=plan.ops.tied_copies) // DTYPE_BYTES["float32"]
+    return RunCosts(plan.model, plan.weight_bytes / stored, plan.pool.bytes_per_token)
+
+
+def roofline(costs: RunCosts, steps: Iterable[StepRecord], rates: MachineRates) -> Roofline:
+    """Compare the steps of a run with what the machine could do at most."""
+    bound = memory = taken = 0.0
+    for step in steps:
+        work = costs.step(step)
+        least = work.seconds(rates)
+        bound += least
+        if work.flops / rates.flops_per_s < least:
+            memory += least
+        taken += step.end_s - step.start_s
+    return Roofline(bound, memory, taken)

@@ -1,0 +1,85 @@
+"""What a decoder asks for apart from attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+from kvlab.kv.view import CacheView
+from kvlab.models.rope import RotaryEmbedding
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """An RMSNorm, x / rms(x) * weight over the last dimension, computed in float32 (Zhang and Sennrich, 2019).
+
+    A weight in float32 beside tensors of a narrower type stays so: next to the 1 of a `1 + w`, half precision would
+    lose most of the digits of a small w.
+    """
+
+    weight: torch.Tensor
+    eps: float
+
+
+class Angles(NamedTuple):
+    """The rotary angles of a step: cosine and signed sine of each token, `[T, 1, head_dim]`, or of all positions,
+    `[positions, head_dim]`, for a kernel that looks them up itself.
+    """
+
+    cosine: torch.Tensor
+    sine: torch.Tensor
+
+
+class Linear(Protocol):
+    """y = x W^T + b for a weight `[out_features, in_features]`."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """`[T, in_features]` to `[T, out_features]`."""
+        ...
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows `ids` `[n]` of the weight, `[n, in_features]`, for an embedding that shares it. Only of one that was
+        made with `lookup`.
+        """
+        ...
+
+
+class Ops(Protocol):
+    """The arithmetic between and around attention. Half precision is rounded where a tensor is stored."""
+
+    name: str
+    tied_copies: int  # how often a weight that is embedding and output layer at once is held in memory
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False) -> Linear:
+        """A product with `weight`, which may be kept in another form; `lookup`: its rows are asked for, too."""
+        ...
+
+    def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """`x` `[..., size]`, normed."""
+        ...
+
+    def add_norm(self, x: torch.Tensor, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
+        """`residual` + `x`, and that normed, both `[T, hidden]`; the sum may overwrite `residual`."""
+        ...
+
+    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        """activation(gate) * up for the halves of `[T, 2 * size]`; silu or gelu_pytorch_tanh."""
+        ...
+
+    def angles(self, rotary: RotaryEmbedding, positions: torch.Tensor) -> Angles:
+        """What `rotate_and_store` needs of a rotary table, once a step."""
+        ...
+
+    def rotate_and_store(
+        self, qkv: torch.Tensor, norms: tuple[Norm, Norm] | None, angles: Angles, view: CacheView, layer: int
+    ) -> torch.Tensor:
+        """`qkv` `[T, heads + 2 * kv_heads, head_dim]`: queries and keys normed by `norms` and rotated, keys and
+        values stored in the view. Returns the queries `[T, heads, head_dim]`.
+        """
+        ...
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """`[rows]` int64: the place of the largest of each row, the first of equals."""
+        ...

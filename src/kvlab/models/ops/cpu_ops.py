@@ -1,0 +1,86 @@
+"""The decoder's arithmetic in native kernels on the CPU."""
+
+from __future__ import annotations
+
+import torch
+
+from kvlab.kernels.cpu import elementwise
+from kvlab.kernels.cpu.library import load
+from kvlab.kernels.cpu.linear import PackedWeight
+from kvlab.kv.view import CacheView
+from kvlab.models.ops.base import Angles, Linear, Norm
+from kvlab.models.ops.torch_ops import TorchLinear
+from kvlab.models.rope import RotaryEmbedding
+
+
+class _NativeLinear:
+    """One packed copy of the weight serves any number of rows, and lookups."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight = PackedWeight(weight)
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See Linear."""
+        return self._weight.multiply(x, self._bias)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """See Linear."""
+        return self._weight.rows(ids)
+
+
+class CpuOps:
+    """See Ops. Float32 and bfloat16; products in float32 are PyTorch's.
+
+    Raises KernelError where the kernels cannot be compiled.
+    """
+
+    name = "native"
+    tied_copies = 1
+
+    def __init__(self) -> None:
+        load()
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False) -> Linear:
+        """See Ops."""
+        if weight.dtype == torch.bfloat16:
+            return _NativeLinear(weight, bias)
+        return TorchLinear(weight, bias, lookup=lookup)
+
+    def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """See Ops."""
+        return elementwise.rms_norm(x, norm.weight, norm.eps)
+
+    def add_norm(self, x: torch.Tensor, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
+        """See Ops."""
+        return residual, elementwise.rms_norm(x, norm.weight, norm.eps, residual)
+
+    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        """See Ops."""
+        return elementwise.gated(gate_up, gelu=activation == "gelu_pytorch_tanh")
+
+    def angles(self, rotary: RotaryEmbedding, positions: torch.Tensor) -> Angles:
+        """See Ops."""
+        return Angles(rotary.cos, rotary.sin)
+
+    def rotate_and_store(
+        self, qkv: torch.Tensor, norms: tuple[Norm, Norm] | None, angles: Angles, view: CacheView, layer: int
+    ) -> torch.Tensor:
+        """See Ops."""
+        q_norm, k_norm = norms or (None, None)
+        return elementwise.rotate_and_store(
+            qkv,
+            view.keys(layer),
+            view.values(layer),
+            angles.cosine,
+            angles.sine,
+            view.positions,
+            view.slot_mapping,
+            q_weight=None if q_norm is None else q_norm.weight,
+            k_weight=None if k_norm is None else k_norm.weight,
+            eps=0.0 if q_norm is None else q_norm.eps,
+        )
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """See Ops."""
+        return elementwise.argmax(logits)

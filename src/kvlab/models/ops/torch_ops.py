@@ -1,0 +1,106 @@
+"""The decoder's arithmetic in PyTorch: readable, runs anywhere, and what the kernels are tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from kvlab.kv.view import CacheView
+from kvlab.models.ops.base import Angles, Norm
+from kvlab.models.rope import RotaryEmbedding, rotate
+
+#: The gate's activation by the name that transformers gives it.
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": functional.silu,
+    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+}
+
+
+def _can_pack(weight: torch.Tensor) -> bool:
+    """Whether oneDNN packs this weight: bfloat16 on a CPU that computes in it."""
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.bfloat16
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+
+
+class TorchLinear:
+    """In bfloat16 on a CPU the weight is packed once by oneDNN; with few rows it is then read twice as fast.
+    Elsewhere it is an ordinary `torch.nn.functional.linear`.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, lookup: bool) -> None:
+        self._out_features = weight.shape[0]
+        self._packed = _can_pack(weight)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self._packed else weight
+        self._table = weight if lookup else None
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See Linear."""
+        if self._packed and len(x):
+            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+            return y
+        if not len(x):  # oneDNN does not take a batch of no rows
+            return x.new_empty(0, self._out_features)
+        return functional.linear(x, self._weight, self._bias)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """See Linear."""
+        if self._table is None:
+            raise RuntimeError("this weight is not kept for lookups")
+        return functional.embedding(ids, self._table)
+
+
+class TorchOps:
+    """See Ops."""
+
+    name = "torch"
+    tied_copies = 2
+
+    def linear(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False
+    ) -> TorchLinear:
+        """See Ops."""
+        return TorchLinear(weight, bias, lookup=lookup)
+
+    def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """See Ops."""
+        if x.dtype == norm.weight.dtype:
+            return functional.rms_norm(x, (x.shape[-1],), norm.weight, norm.eps)
+        return functional.rms_norm(x.float(), (x.shape[-1],), norm.weight, norm.eps).to(x.dtype)
+
+    def add_norm(self, x: torch.Tensor, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
+        """See Ops."""
+        total = residual + x
+        return total, self.norm(total, norm)
+
+    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        """See Ops."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return ACTIVATIONS[activation](gate) * up
+
+    def angles(self, rotary: RotaryEmbedding, positions: torch.Tensor) -> Angles:
+        """See Ops."""
+        return Angles(*rotary.angles(positions))
+
+    def rotate_and_store(
+        self, qkv: torch.Tensor, norms: tuple[Norm, Norm] | None, angles: Angles, view: CacheView, layer: int
+    ) -> torch.Tensor:
+        """See Ops."""
+        kv_heads = view.storage.spec.num_kv_heads
+        q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+        if norms is not None:
+            q, k = self.norm(q, norms[0]), self.norm(k, norms[1])
+        view.update(layer, rotate(k, angles.cosine, angles.sine), v)
+        return rotate(q, angles.cosine, angles.sine)
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """See Ops."""
+        # Several times as fast as torch.argmax in bfloat16.
+        return logits.max(dim=-1).indices

@@ -1,0 +1,112 @@
+"""Native norms, rotary angles, gate and argmax against PyTorch, built for three instruction sets."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from kvlab.kernels.cpu.elementwise import argmax, gated, rms_norm, rotate_and_store
+from kvlab.models.config import RopeConfig
+from kvlab.models.rope import RotaryEmbedding, rotate
+
+pytestmark = pytest.mark.usefixtures("cpu_architecture")
+
+DTYPES = [torch.float32, torch.bfloat16]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+SIZES = [1, 13, 64, 1000, 2560]
+NAN = float("nan")
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = TOLERANCE[found.dtype]
+    scale = max(1e-30, expected.abs().max().item())
+    torch.testing.assert_close(found.double(), expected.double(), atol=tolerance * scale, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("rows", [1, 13, 70])
+class TestRmsNorm:
+    def test_alone(self, rows: int, size: int, dtype: torch.dtype) -> None:
+        x, weight = torch.randn(rows, size).to(dtype), torch.randn(size).to(dtype)
+        expected = functional.rms_norm(x.double(), (size,), weight.double(), 1e-6)
+        assert_close(rms_norm(x, weight, 1e-6), expected)
+
+    def test_of_a_sum(self, rows: int, size: int, dtype: torch.dtype) -> None:
+        x, residual, weight = (torch.randn(*shape).to(dtype) for shape in ((rows, size), (rows, size), (size,)))
+        total = x + residual
+        found = rms_norm(x, weight, 1e-6, residual)
+        assert torch.equal(residual, total)
+        assert_close(found, functional.rms_norm(total.double(), (size,), weight.double(), 1e-6))
+
+    def test_weights_in_float32(self, rows: int, size: int, dtype: torch.dtype) -> None:
+        x, weight = torch.randn(rows, size).to(dtype), 1 + 0.01 * torch.randn(size)
+        assert_close(rms_norm(x, weight, 1e-6), functional.rms_norm(x.double(), (size,), weight.double(), 1e-6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("gelu", [False, True])
+def test_gated(gelu: bool, size: int, dtype: torch.dtype) -> None:
+    gate_up = (4 * torch.randn(13, 2 * size)).to(dtype)
+    gate_up[0, 0], gate_up[1, 0], gate_up[2, 0] = 200.0, -200.0, 0.0
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    activated = functional.gelu(gate, approximate="tanh") if gelu else functional.silu(gate)
+    assert_close(gated(gate_up, gelu=gelu), activated * up)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(1, 1, 2), (4, 2, 64), (6, 1, 80), (4, 4, 26), (3, 1, 256)]
+)
+def test_rotate_and_store(heads: int, kv_heads: int, head_dim: int, normed: bool, dtype: torch.dtype) -> None:
+    tokens, block_size, blocks = 13, 16, 5
+    qkv = torch.randn(tokens, heads + 2 * kv_heads, head_dim).to(dtype)
+    rotary = RotaryEmbedding(RopeConfig(10_000.0), head_dim, 300, dtype)
+    positions = torch.randint(300, (tokens,))
+    slots = torch.randperm(blocks * block_size)[:tokens]
+    slots[3] = -1
+    keys = torch.full((blocks, kv_heads, block_size, head_dim), NAN, dtype=dtype)
+    values = torch.full_like(keys, NAN)
+    weights = [torch.randn(head_dim).to(dtype) for _ in range(2)] if normed else [None, None]
+    found = rotate_and_store(
+        qkv,
+        keys,
+        values,
+        rotary.cos,
+        rotary.sin,
+        positions,
+        slots,
+        q_weight=weights[0],
+        k_weight=weights[1],
+        eps=1e-6,
+    )
+
+    q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
+    if normed:
+        q, k = (functional.rms_norm(x, (head_dim,), w, 1e-6) for x, w in zip((q, k), weights, strict=True))
+    q, k = (rotate(x.double(), *(table.double() for table in rotary.angles(positions))) for x in (q, k))
+    assert_close(found, q)
+    expected_keys, expected_values = keys.clone().fill_(NAN).double(), values.clone().fill_(NAN)
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            expected_keys[slot // block_size, :, slot % block_size] = k[token]
+            expected_values[slot // block_size, :, slot % block_size] = v[token]
+    assert torch.equal(keys.isnan(), expected_keys.isnan())
+    assert_close(keys.nan_to_num(), expected_keys.nan_to_num())
+    assert torch.equal(values.nan_to_num(), expected_values.nan_to_num())
+    assert torch.equal(values.isnan(), expected_values.isnan())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 5, 16, 33, 1000, 151_936])
+def test_argmax(size: int, dtype: torch.dtype) -> None:
+    x = torch.randn(13, size).to(dtype)
+    x[1] = 0.0
+    x[2] = float("-inf")
+    x[3, size // 2 :] = 7.0
+    x[4, -1] = 9.0
+    found = argmax(x)
+    assert found.tolist() == [row.float().numpy().argmax() for row in x]

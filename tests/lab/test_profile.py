@@ -1,0 +1,201 @@
+"""Where a step's time goes: parts add up, the trace nests, and the run is none the wiser."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from omegaconf import OmegaConf
+from rich.console import Console
+
+import src.roofline
+from kvlab.config import RunConfig
+from kvlab.lab import execute as lab
+from kvlab.lab import trace
+from kvlab.lab.execute import RunContext, RunResult, execute
+from kvlab.lab.profile import Part, ProfiledStep, Profiler, Span
+from kvlab.lab.roofline import MachineRates
+from kvlab.lab.trace import trace_events
+from tests.lab.test_compose import compose_run
+from tests.lab.test_metrics import step
+
+SETTINGS = (
+    "model=qwen3_tiny",
+    "tracking=off",
+    "executor=cpu",
+    "executor.dtype=float32",
+    "executor.threads=1",
+    "model.max_seq_len=64",
+    "workload.num_requests=4",
+    "workload.prompt_len={min: 9, max: 24}",
+    "workload.output_len={min: 4, max: 8}",
+)
+RATES = MachineRates(read_bytes_per_s=1e9, flops_per_s=1e10)
+
+
+@contextmanager
+def known_rates() -> Iterator[None]:
+    """The machine as if it had been measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (lab, src.roofline):
+            patch.setattr(module, "machine_rates", lambda *_, **__: RATES)
+        yield
+
+
+def run(directory: Path, *overrides: str) -> tuple[RunResult, str]:
+    config: RunConfig = compose_run(*SETTINGS, *overrides)
+    said = StringIO()
+    context = RunContext(
+        directory=directory,
+        root=directory,
+        config_yaml=OmegaConf.to_yaml(OmegaConf.structured(config)),
+        choices={},
+        console=Console(file=said, width=200),
+        name="a run",
+    )
+    with known_rates():
+        return execute(config, context), said.getvalue()
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult, str]:
+    directory = tmp_path_factory.mktemp("profiled")
+    return directory, *run(directory, "debug=profile")
+
+
+def test_parts_are_shares_of_the_whole(profiled: tuple[Path, RunResult, str]) -> None:
+    _, result, said = profiled
+    shares = [result.metrics[f"profile/{part}_share"] for part in Part]
+    assert sum(shares) == pytest.approx(100)
+    assert min(shares) > 0
+    for part in Part:
+        assert part in said
+
+
+def test_the_trace_has_each_step_with_its_parts_within_it(profiled: tuple[Path, RunResult, str]) -> None:
+    directory, result, _ = profiled
+    events = json.loads((directory / "trace.json").read_text())["traceEvents"]
+    steps = [event for event in events if event.get("cat") == "step"]
+    parts = [event for event in events if event.get("cat") == "part"]
+    assert len(steps) == result.metrics["engine/steps"]
+    layers = 2
+    for each in steps:
+        within = [
+            p["name"]
+            for p in parts
+            if each["ts"] <= p["ts"] and p["ts"] + p["dur"] <= each["ts"] + each["dur"] + 0.01
+        ]
+        assert within.count("attention") == layers
+        assert within.count("scheduling") == within.count("sampling") == 1
+        assert within.count("linear") == 4 * layers + 1
+    assert len(parts) == sum(
+        len([p for p in parts if p["name"] == part]) for part in Part if part is not Part.OTHER
+    )
+    counters = {event["name"] for event in events if event["ph"] == "C"}
+    assert counters == {"sequences", "KV blocks"}
+
+
+def test_a_profiled_run_produces_the_same_tokens(profiled: tuple[Path, RunResult, str], tmp_path: Path) -> None:
+    directory, _, _ = profiled
+    result, _ = run(tmp_path)
+    assert not [name for name in result.metrics if name.startswith("profile/")]
+    assert not (tmp_path / "trace.json").exists()
+    first, second = (pq.read_table(d / "requests.parquet")["output_token_ids"] for d in (directory, tmp_path))
+    assert first.to_pylist() == second.to_pylist()
+
+
+def test_a_runs_roofline_is_found_in_its_files(
+    profiled: tuple[Path, RunResult, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory, result, _ = profiled
+    share = result.metrics["efficiency/roofline_share"]
+    assert share > 0
+    monkeypatch.setattr(sys, "argv", ["roofline", f"run={directory}"])
+    threads = torch.get_num_threads()
+    with known_rates():
+        src.roofline.main()
+    torch.set_num_threads(threads)
+    assert f"{share:.1f} % of the roofline" in capsys.readouterr().out
+
+
+def test_a_run_that_is_not_there_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["roofline", "run=nowhere"])
+    with pytest.raises(SystemExit):
+        src.roofline.main()
+    assert "run=nowhere: is no output directory" in capsys.readouterr().err
+
+
+def test_a_run_is_found_by_its_id(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / "outputs" / name).mkdir(parents=True)
+        (tmp_path / "outputs" / name / "summary.json").write_text(json.dumps({"run_id": f"id of {name}"}))
+    assert src.roofline.find_run("id of b", tmp_path) == tmp_path / "outputs/b"
+
+
+def test_a_run_on_a_busy_machine_says_so_and_measures_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab, "oversubscription", lambda threads, busy: "cores are shared")
+    asked: list[bool] = []
+
+    def unknown(dtype: str, *, may_measure: bool) -> None:
+        asked.append(may_measure)
+
+    config = compose_run(*SETTINGS)
+    said = StringIO()
+    monkeypatch.setattr(lab, "machine_rates", unknown)
+    result = execute(config, RunContext(tmp_path, tmp_path, "", {}, Console(file=said, width=200), "a run"))
+    assert asked == [False]
+    assert "warning: cores are shared" in said.getvalue()
+    assert "efficiency/roofline_share" not in result.metrics
+
+
+def profiled_step(start: float, *spans: Span) -> ProfiledStep:
+    """Of 10 ms, the first of them for scheduling."""
+    return ProfiledStep(step(start, start + 0.01, running=2), spans)
+
+
+def test_what_no_part_took_is_other() -> None:
+    spans = Span(Part.LINEAR, 0.002, 0.005), Span(Part.ATTENTION, 0.005, 0.006), Span(Part.LINEAR, 0.006, 0.007)
+    seconds = profiled_step(0.0, *spans).seconds()
+    assert seconds[Part.LINEAR] == pytest.approx(0.004)
+    assert seconds[Part.ATTENTION] == pytest.approx(0.001)
+    assert seconds[Part.SCHEDULING] == pytest.approx(0.001)
+    assert seconds[Part.OTHER] == pytest.approx(0.004)
+    assert seconds[Part.SAMPLING] == 0
+
+
+def test_metrics_are_means_of_steps_and_shares_of_their_time() -> None:
+    profiler = Profiler()
+    assert profiler.metrics() == {}
+    profiler.steps = [profiled_step(0.0, Span(Part.LINEAR, 0.002, 0.008)), profiled_step(0.1)]
+    metrics = profiler.metrics()
+    assert metrics["profile/linear_ms_mean"] == pytest.approx(3)
+    assert metrics["profile/linear_share"] == pytest.approx(30)
+    assert metrics["profile/scheduling_share"] == pytest.approx(10)
+    assert metrics["profile/other_share"] == pytest.approx(60)
+
+
+def test_spans_of_a_step_that_only_gave_memory_back_are_dropped() -> None:
+    profiler = Profiler()
+    profiler.add(Part.LINEAR, profiler.now())
+    profiler.end_step(step(0, 1, running=0))
+    profiler.end_step(step(1, 2))
+    assert [each.spans for each in profiler.steps] == [()]
+
+
+def test_a_long_trace_keeps_its_steps_and_leaves_parts_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "_MAX_SLICES", 4)
+    spans = [Span(Part.LINEAR, 0.002, 0.003)] * 2
+    slices = [event.get("cat") for event in trace_events("x", [profiled_step(i, *spans) for i in range(3)])]
+    assert slices.count("step") == 3
+    assert slices.count("part") == 4

@@ -1,0 +1,74 @@
+"""The machine's rates: measured once, then read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvlab.lab import rates
+from kvlab.lab.rates import machine_rates, measure
+from kvlab.lab.roofline import MachineRates
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was measured, in place of the time it takes; each measurement finds a machine twice as fast."""
+    asked: list[str] = []
+
+    def fake(dtype: str) -> MachineRates:
+        asked.append(dtype)
+        return MachineRates(1e9 * 2 ** len(asked), 1e11)
+
+    monkeypatch.setattr(rates, "measure", fake)
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "cache"))
+    return asked
+
+
+def test_a_machine_is_measured_once_for_each_dtype(measured: list[str]) -> None:
+    first, other = machine_rates("bfloat16"), machine_rates("float32")
+    assert (machine_rates("bfloat16"), machine_rates("float32")) == (first, other)
+    assert measured == ["bfloat16", "float32"]
+
+
+def test_it_is_measured_again_on_demand(measured: list[str]) -> None:
+    assert machine_rates("float32") == MachineRates(2e9, 1e11)
+    assert machine_rates("float32", again=True) == machine_rates("float32") == MachineRates(4e9, 1e11)
+
+
+def test_another_number_of_threads_is_another_machine(measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_rates("float32")
+    monkeypatch.setattr("torch.get_num_threads", lambda: 64)
+    machine_rates("float32")
+    assert len(measured) == 2
+
+
+def test_where_it_may_not_be_measured_there_are_only_known_rates(measured: list[str]) -> None:
+    assert machine_rates("float32", may_measure=False) is None
+    known = machine_rates("float32")
+    assert machine_rates("float32", may_measure=False) == known
+    assert len(measured) == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"a": 1}', '["a"]', '{"a": [1]}'])
+def test_a_spoiled_cache_is_replaced(measured: list[str], tmp_path: Path, text: str) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "rates.json").write_text(text)
+    assert machine_rates("float32") == machine_rates("float32") == MachineRates(2e9, 1e11)
+
+
+def test_without_a_folder_to_write_to_it_still_measures(
+    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "file"))
+    assert machine_rates("float32") == MachineRates(2e9, 1e11)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_measurement_is_of_this_world(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "_SHAPES", ((64, 64),))
+    monkeypatch.setattr(rates, "_PATIENCE_S", 0.0)
+    found = measure(dtype, read_bytes=2**16, rows=8)
+    assert 1e6 < found.read_bytes_per_s < 1e13
+    assert 1e6 < found.flops_per_s < 1e15
