@@ -35,6 +35,7 @@ from kvlab.lab.drive import drive
 from kvlab.lab.metrics import run_metrics
 from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.families import decoder_config
+from kvlab.models.ops import select_ops
 from kvlab.models.weights import DummyWeights, open_weights
 from kvlab.workloads import build_requests
 
@@ -243,7 +244,8 @@ def _engine(
     specs = attention_specs(decoder, dtype, device)
     backend = default_registry().select(specs, attention)
     weights = open_weights("dummy", getattr(torch, dtype), device, norm_weight=decoder.initial_norm_weight)
-    executor = TorchExecutor(Decoder(decoder, weights, backend, specs, limit), sampler or Sampler(), device)
+    ops = select_ops(getattr(torch, dtype), device)
+    executor = TorchExecutor(Decoder(decoder, weights, backend, specs, limit, ops), sampler or Sampler(), device)
     storage = KVStorage(spec, size.num_blocks, size.block_size, device)
     pool = (
         PagedKVCachePool(size.num_blocks, size.block_size, limit, storage, prefix_sharing=kv.prefix_sharing)
