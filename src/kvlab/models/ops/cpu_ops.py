@@ -79,6 +79,8 @@ class CpuOps:
             q_weight=None if q_norm is None else q_norm.weight,
             k_weight=None if k_norm is None else k_norm.weight,
             eps=0.0 if q_norm is None else q_norm.eps,
+            key_scales=view.key_scales(layer),
+            value_scales=view.value_scales(layer),
         )
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
