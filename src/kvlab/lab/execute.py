@@ -23,7 +23,7 @@ from kvlab.lab.machine import CpuWatch, describe, oversubscription, peak_memory
 from kvlab.lab.metrics import run_metrics
 from kvlab.lab.profile import Part, Profiler
 from kvlab.lab.progress import RunProgress
-from kvlab.lab.rates import machine_rates
+from kvlab.lab.rates import known_rates, measure_and_keep
 from kvlab.lab.roofline import roofline, run_costs
 from kvlab.lab.tables import config_tree, profile_table, summary_table
 from kvlab.lab.trace import write_trace
@@ -132,7 +132,8 @@ def _efficiency(plan: RunPlan, log: RunLog, *, may_measure: bool) -> dict[str, f
     """
     if plan.device != "cpu" or not log.steps:
         return {}
-    rates = machine_rates(plan.config.executor.dtype, may_measure=may_measure)
+    dtype = plan.config.executor.dtype
+    rates = known_rates(dtype) or (measure_and_keep(dtype) if may_measure else None)
     return {} if rates is None else {"efficiency/roofline_share": roofline(run_costs(plan), log.steps, rates).share}
 
 
