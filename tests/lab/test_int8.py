@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from kvlab.engine.build import plan_engine
 from kvlab.errors import ConfigError
+from kvlab.models.ops import select_ops
 from tests.lab.test_compose import compose_run
 
 TINY = ("model=qwen3_tiny", "executor=cpu", "kv.memory=1MiB", "model.max_seq_len=256")
@@ -30,3 +32,43 @@ class TestCache:
     def test_triton_is_refused_by_name(self) -> None:
         with pytest.raises(Exception, match=r"attention=triton cannot run here: .*(int8|not installed)"):
             plan_engine(compose_run(*TINY, "kv.dtype=int8", "attention=triton"))
+
+
+class TestWeights:
+    def test_are_counted_to_the_byte(self) -> None:
+        """qwen3_tiny: per layer q, k, v of 128 + 64 + 64 outputs, o 64, gate and up 256, down 64; 512 tokens."""
+        plan = plan_engine(compose_run(*TINY, "executor.weights=int8"))
+        matrices = 2 * (64 * 256 + 128 * 64 + 64 * 256 + 128 * 64) + 512 * 64
+        outputs = 2 * (256 + 64 + 256 + 64) + 512
+        norms = 2 * (2 * 64 + 2 * 32) + 64
+        assert plan.model.num_parameters == matrices + norms
+        assert plan.weight_bytes == matrices + 4 * outputs + 2 * norms
+
+    def test_an_embedding_of_its_own_stays_in_bfloat16(self) -> None:
+        tied, untied = (
+            plan_engine(
+                compose_run(*TINY, "executor.weights=int8", f"model.architecture.tie_word_embeddings={tied}")
+            ).weight_bytes
+            for tied in ("true", "false")
+        )
+        assert untied - tied == 512 * 64 * 2
+
+    @pytest.mark.parametrize(
+        ("override", "reason"),
+        [
+            ("executor.dtype=float32", "is for executor.dtype=bfloat16, not float32"),
+            ("executor.dtype=float16", "is for executor.dtype=bfloat16, not float16"),
+            ("executor.kernels=false", "executor.kernels=false allows none"),
+        ],
+    )
+    def test_where_it_cannot_be_computed_it_is_refused(self, override: str, reason: str) -> None:
+        with pytest.raises(ConfigError, match=f"executor.weights=int8: .*{reason}"):
+            plan_engine(compose_run(*TINY, "executor.weights=int8", override))
+
+    def test_a_gpu_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="executor.weights=int8: runs on a CPU, not on cuda"):
+            select_ops(torch.bfloat16, "cuda", int8_weights=True)
+
+    def test_another_format_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match=r"executor\.weights=int4: unknown; known: auto, int8"):
+            compose_run("executor.weights=int4")
