@@ -31,7 +31,8 @@ def paged_attention(
     head_dim]`; `block_tables` `[B, width]`, `seq_lens` `[B]`, `query_start` `[B + 1]` int32. Sequence `b` has
     `seq_lens[b]` tokens, the newest of which are the queries `query_start[b]:query_start[b + 1]`. All in float32 or
     all in bfloat16; or K and V in int8, each row with its factor in `key_scales` and `value_scales` `[blocks,
-    kv_heads, block_size]` float32. Scores and sums are float32; weights are rounded to bfloat16 where the processor multiplies it.
+    kv_heads, block_size]` float32. Scores and sums are float32; weights are rounded to bfloat16 where
+    the processor multiplies it.
     Returns `[T, heads, head_dim]`.
 
     Raises KernelError where the kernels cannot be compiled.
