@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from rich.console import Console
 
 from kvlab.engine.build import plan_engine
 from kvlab.errors import ConfigError
+from kvlab.lab import quality
+from kvlab.lab.execute import RunContext, execute
+from kvlab.lab.quality import compare, quality_metrics
+from kvlab.lab.tracking import RunStatus
 from kvlab.models.ops import select_ops
 from tests.lab.test_compose import compose_run
 
@@ -62,13 +69,48 @@ class TestWeights:
         ],
     )
     def test_where_it_cannot_be_computed_it_is_refused(self, override: str, reason: str) -> None:
-        with pytest.raises(ConfigError, match=f"executor.weights=int8: .*{reason}"):
+        with pytest.raises(ConfigError, match=rf"executor\.weights=int8: .*{reason}"):
             plan_engine(compose_run(*TINY, "executor.weights=int8", override))
 
     def test_a_gpu_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="executor.weights=int8: runs on a CPU, not on cuda"):
+        with pytest.raises(ConfigError, match=r"executor\.weights=int8: runs on a CPU, not on cuda"):
             select_ops(torch.bfloat16, "cuda", int8_weights=True)
 
     def test_another_format_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"executor\.weights=int4: unknown; known: auto, int8"):
             compose_run("executor.weights=int4")
+
+
+class TestQuality:
+    @pytest.mark.parametrize(
+        "settings", [("kv.dtype=int8",), ("executor.weights=int8",), ("kv.dtype=int8", "executor.weights=int8")]
+    )
+    def test_a_run_serves_its_requests_and_logs_what_int8_costs(
+        self, settings: tuple[str, ...], tmp_path: Path
+    ) -> None:
+        small = (
+            "workload.num_requests=5",
+            "workload.prompt_len={min: 20, max: 60}",
+            "workload.output_len={min: 2, max: 9}",
+        )
+        config = compose_run(*TINY, "tracking=off", *small, *settings)
+        context = RunContext(tmp_path, tmp_path, "", {}, Console(quiet=True), "int8")
+        result = execute(config, context)
+        assert result.status is RunStatus.FINISHED
+        assert result.metrics["requests/completed"] == 5
+        assert 0 < result.metrics["quality/logit_error_mean"] < result.metrics["quality/logit_error_max"] < 1
+        assert result.metrics["quality/top1_agreement"] > 0.7
+
+    def test_logits_that_are_known(self) -> None:
+        found = compare(torch.tensor([[1.0, 2.0], [5.0, 0.0]]), torch.tensor([[1.0, 2.5], [3.0, 4.0]]))
+        assert found == {
+            "quality/logit_error_mean": (0 + 0.5 + 2 + 4) / 4,
+            "quality/logit_error_max": 4.0,
+            "quality/top1_agreement": 0.5,
+        }
+
+    def test_no_memory_for_the_reference_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(quality, "available_memory", lambda device: 1000)
+        metrics, problem = quality_metrics(plan_engine(compose_run(*TINY, "kv.dtype=int8")), [])
+        assert metrics == {}
+        assert problem.startswith("quality/*: not measured, as the model without int8 needs 512.")
