@@ -24,7 +24,7 @@ from kvlab.engine.threads import resolve_threads
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.lab.artifacts import read_steps
 from kvlab.lab.machine import CpuWatch, describe, oversubscription
-from kvlab.lab.rates import machine_rates
+from kvlab.lab.rates import known_rates, measure, measure_and_keep
 from kvlab.lab.roofline import MachineRates, Roofline, RunCosts, roofline
 from kvlab.models.families import decoder_config
 
@@ -80,9 +80,13 @@ def _show(console: Console, name: str, found: Roofline) -> None:
 
 
 def _rates(console: Console, dtype: str, *, again: bool) -> MachineRates:
-    rates = machine_rates(dtype, again=again)
+    """The rates for as many threads as PyTorch is set to. Measured beside others they are shown, and not kept."""
+    rates = None if again else known_rates(dtype)
     if rates is None:
-        raise RuntimeError("rates were to be measured and are not there")
+        crowded = oversubscription(torch.get_num_threads(), CpuWatch().busy_cores())
+        if crowded:
+            console.print(f"[yellow]warning:[/] not kept: {crowded}", highlight=False, soft_wrap=True)
+        rates = measure(dtype) if crowded else measure_and_keep(dtype)
     console.print(
         f"{describe('cpu')}, {torch.get_num_threads()} threads: reads {rates.read_bytes_per_s / 1e9:.1f} GB/s in "
         f"order, multiplies {rates.flops_per_s / 1e9:,.0f} GFLOP/s in {dtype}",
@@ -103,10 +107,7 @@ def main() -> None:
     if any(key != "run" or not value for key, _, value in runs):
         parser.error(f"{' '.join(options.settings)}: only run=<directory or id> can be set")
     try:
-        watch = CpuWatch()
         torch.set_num_threads(resolve_threads(None))
-        if crowded := oversubscription(torch.get_num_threads(), watch.busy_cores()):
-            console.print(f"[yellow]warning:[/] {crowded}", highlight=False, soft_wrap=True)
         if not runs:
             for dtype in DTYPES[:2]:
                 _rates(console, dtype, again=options.measure_again)

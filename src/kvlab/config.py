@@ -15,6 +15,7 @@ from kvlab.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16", "float16")
 KV_DTYPES = ("auto", "int8")
+WEIGHTS = ("auto", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 KV_BACKENDS = ("contiguous", "paged")
 EVICTION_POLICIES = ("lru", "fifo", "lfu")
@@ -223,12 +224,14 @@ class ExecutorConfig:
 
     device: str = "auto"  # auto: cuda where there is one, else cpu
     dtype: str = "bfloat16"
+    weights: str = "auto"  # auto: dtype; int8: of the matrices, with a scale per output; on a CPU, with dtype=bfloat16
     threads: int | None = None  # CPU threads; None: one for each core that the process may use
     kernels: bool = True  # false: PyTorch computes everything, and attention=auto takes no kernel either
 
     def __post_init__(self) -> None:
         _one_of("executor.device", self.device, DEVICES)
         _one_of("executor.dtype", self.dtype, DTYPES)
+        _one_of("executor.weights", self.weights, WEIGHTS)
         _at_least("executor.threads", self.threads, 1)
 
 

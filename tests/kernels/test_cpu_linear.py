@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kvlab.kernels.cpu.linear import PackedWeight
+from kvlab.kv.int8 import quantize
 
 pytestmark = pytest.mark.usefixtures("cpu_architecture")
 
@@ -66,6 +67,53 @@ def test_rows_of_the_weight_read_back(outputs: int, inputs: int) -> None:
     weight = draw(outputs, inputs)
     ids = torch.randint(outputs, (20,))
     assert torch.equal(PackedWeight(weight).rows(ids), weight[ids])
+
+
+def dequantized(weight: torch.Tensor) -> torch.Tensor:
+    """What int8 leaves of a weight, exactly."""
+    numbers, scales = quantize(weight)
+    return numbers.double() * scales.double()[:, None]
+
+
+class TestInt8:
+    @pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 7, 13, 16, 19, 24, 25, 49])
+    @pytest.mark.parametrize(("outputs", "inputs"), AWKWARD)
+    def test_any_shape(self, rows: int, outputs: int, inputs: int) -> None:
+        weight, bias, x = draw(outputs, inputs), draw(outputs), draw(rows, inputs)
+        packed = PackedWeight(weight, int8=True)
+        if rows:
+            exact = x.double() @ dequantized(weight).T
+            assert_close(packed.multiply(x), exact)
+            assert_close(packed.multiply(x, bias), exact + bias.double())
+        assert packed.multiply(x).shape == (rows, outputs)
+
+    def test_a_vocabulary(self) -> None:
+        weight, x = draw(151_936, 32), draw(13, 32)
+        assert_close(PackedWeight(weight, int8=True).multiply(x), x.double() @ dequantized(weight).T)
+
+    def test_is_near_the_weight_as_it_was(self) -> None:
+        weight, x = draw(300, 1000), draw(13, 1000)
+        error = PackedWeight(weight, int8=True).multiply(x).double() - x.double() @ weight.double().T
+        assert error.norm() < 0.015 * (x.double() @ weight.double().T).norm()
+
+    def test_zeros_and_an_output_that_is_not_finite(self) -> None:
+        weight, x = draw(20, 40), draw(3, 40)
+        weight[3], weight[5, 7] = 0.0, float("inf")
+        found = PackedWeight(weight, int8=True).multiply(x)
+        assert not found[:, 3].any()
+        assert (~found.isfinite()).any(dim=0).nonzero().flatten().tolist() == [5]
+
+    @pytest.mark.parametrize(("outputs", "inputs"), AWKWARD)
+    def test_rows_of_the_weight_read_back(self, outputs: int, inputs: int) -> None:
+        weight = draw(outputs, inputs)
+        ids = torch.randint(outputs, (20,))
+        found = PackedWeight(weight, int8=True).rows(ids).double()
+        scale = weight[ids].double().abs().amax(dim=1, keepdim=True) / 127
+        # Half a step, and the rounding to bfloat16. (What lies halfway may be rounded either way.)
+        assert ((found - weight[ids].double()).abs() <= 0.501 * scale + 4e-3 * found.abs()).all()
+
+    def test_takes_half_the_bytes(self) -> None:
+        assert PackedWeight(draw(1024, 512), int8=True).num_bytes == 1024 * (512 + 4)
 
 
 def test_takes_the_bytes_of_the_weight_and_little_more() -> None:

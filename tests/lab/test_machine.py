@@ -14,7 +14,7 @@ from kvlab.lab import machine
 from kvlab.lab.machine import CpuWatch, oversubscription
 
 Times = namedtuple("Times", "user nice system idle iowait steal guest")
-Own = namedtuple("Own", "user system")
+Own = namedtuple("Own", "user system children_user children_system")
 
 
 class Processor:
@@ -27,7 +27,9 @@ class Processor:
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         monkeypatch.setattr(time, "sleep", self.wait)
         monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [self.times(busy) for busy in self.busy])
-        monkeypatch.setattr(psutil.Process, "cpu_times", lambda _: Own(self.own * 0.75, self.own * 0.25))
+        monkeypatch.setattr(
+            psutil.Process, "cpu_times", lambda _: Own(*[self.own * share for share in (0.25, 0.25, 0.375, 0.125)])
+        )
 
     def wait(self, seconds: float) -> None:
         self.now += seconds

@@ -41,11 +41,11 @@ RATES = MachineRates(read_bytes_per_s=1e9, flops_per_s=1e10)
 
 
 @contextmanager
-def known_rates() -> Iterator[None]:
+def known_machine() -> Iterator[None]:
     """The machine as if it had been measured."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (lab, src.roofline):
-            patch.setattr(module, "machine_rates", lambda *_, **__: RATES)
+            patch.setattr(module, "known_rates", lambda _: RATES)
         yield
 
 
@@ -60,7 +60,7 @@ def run(directory: Path, *overrides: str) -> tuple[RunResult, str]:
         console=Console(file=said, width=200),
         name="a run",
     )
-    with known_rates():
+    with known_machine():
         return execute(config, context), said.getvalue()
 
 
@@ -119,10 +119,25 @@ def test_a_runs_roofline_is_found_in_its_files(
     assert share > 0
     monkeypatch.setattr(sys, "argv", ["roofline", f"run={directory}"])
     threads = torch.get_num_threads()
-    with known_rates():
+    with known_machine():
         src.roofline.main()
     torch.set_num_threads(threads)
     assert f"{share:.1f} % of the roofline" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("crowded", "kept"), [(None, True), ("cores are shared", False)])
+def test_rates_measured_beside_others_are_not_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], crowded: str | None, kept: bool
+) -> None:
+    measured: list[bool] = []
+    monkeypatch.setattr(src.roofline, "oversubscription", lambda threads, busy: crowded)
+    monkeypatch.setattr(src.roofline, "known_rates", lambda dtype: None)
+    monkeypatch.setattr(src.roofline, "measure", lambda dtype: measured.append(False) or RATES)
+    monkeypatch.setattr(src.roofline, "measure_and_keep", lambda dtype: measured.append(True) or RATES)
+    monkeypatch.setattr(sys, "argv", ["roofline"])
+    src.roofline.main()
+    assert measured == [kept, kept]  # float32, bfloat16
+    assert ("not kept: cores are shared" in capsys.readouterr().out) is not kept
 
 
 def test_a_run_that_is_not_there_is_told(
@@ -145,16 +160,11 @@ def test_a_run_on_a_busy_machine_says_so_and_measures_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lab, "oversubscription", lambda threads, busy: "cores are shared")
-    asked: list[bool] = []
-
-    def unknown(dtype: str, *, may_measure: bool) -> None:
-        asked.append(may_measure)
-
+    monkeypatch.setattr(lab, "known_rates", lambda dtype: None)
+    monkeypatch.setattr(lab, "measure_and_keep", lambda dtype: pytest.fail("measured beside others"))
     config = compose_run(*SETTINGS)
     said = StringIO()
-    monkeypatch.setattr(lab, "machine_rates", unknown)
     result = execute(config, RunContext(tmp_path, tmp_path, "", {}, Console(file=said, width=200), "a run"))
-    assert asked == [False]
     assert "warning: cores are shared" in said.getvalue()
     assert "efficiency/roofline_share" not in result.metrics
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.lab import rates
-from kvlab.lab.rates import machine_rates, measure
+from kvlab.lab.rates import known_rates, measure, measure_and_keep
 from kvlab.lab.roofline import MachineRates
 
 
@@ -25,36 +25,30 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def test_a_machine_is_measured_once_for_each_dtype(measured: list[str]) -> None:
-    first, other = machine_rates("bfloat16"), machine_rates("float32")
-    assert (machine_rates("bfloat16"), machine_rates("float32")) == (first, other)
-    assert measured == ["bfloat16", "float32"]
+def test_what_was_measured_is_known(measured: list[str]) -> None:
+    assert known_rates("bfloat16") is None
+    first, other = measure_and_keep("bfloat16"), measure_and_keep("float32")
+    assert (known_rates("bfloat16"), known_rates("float32")) == (first, other)
+    assert first != other
 
 
-def test_it_is_measured_again_on_demand(measured: list[str]) -> None:
-    assert machine_rates("float32") == MachineRates(2e9, 1e11)
-    assert machine_rates("float32", again=True) == machine_rates("float32") == MachineRates(4e9, 1e11)
+def test_a_later_measurement_replaces_an_earlier(measured: list[str]) -> None:
+    measure_and_keep("float32")
+    assert measure_and_keep("float32") == known_rates("float32") == MachineRates(4e9, 1e11)
 
 
 def test_another_number_of_threads_is_another_machine(measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    machine_rates("float32")
+    measure_and_keep("float32")
     monkeypatch.setattr("torch.get_num_threads", lambda: 64)
-    machine_rates("float32")
-    assert len(measured) == 2
-
-
-def test_where_it_may_not_be_measured_there_are_only_known_rates(measured: list[str]) -> None:
-    assert machine_rates("float32", may_measure=False) is None
-    known = machine_rates("float32")
-    assert machine_rates("float32", may_measure=False) == known
-    assert len(measured) == 1
+    assert known_rates("float32") is None
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"a": 1}', '["a"]', '{"a": [1]}'])
 def test_a_spoiled_cache_is_replaced(measured: list[str], tmp_path: Path, text: str) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "rates.json").write_text(text)
-    assert machine_rates("float32") == machine_rates("float32") == MachineRates(2e9, 1e11)
+    assert known_rates("float32") is None
+    assert measure_and_keep("float32") == known_rates("float32") == MachineRates(2e9, 1e11)
 
 
 def test_without_a_folder_to_write_to_it_still_measures(
@@ -62,7 +56,7 @@ def test_without_a_folder_to_write_to_it_still_measures(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "file"))
-    assert machine_rates("float32") == MachineRates(2e9, 1e11)
+    assert measure_and_keep("float32") == MachineRates(2e9, 1e11)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

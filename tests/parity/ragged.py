@@ -29,7 +29,13 @@ class RaggedBatch:
 
 
 def make_spec(
-    group: int, head_dim: int, dtype: str = "float32", *, window: int | None = None, soft_cap: float | None = None
+    group: int,
+    head_dim: int,
+    dtype: str = "float32",
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    kv_dtype: str | None = None,
 ) -> AttentionSpec:
     return AttentionSpec(
         num_heads=KV_HEADS * group,
@@ -40,6 +46,7 @@ def make_spec(
         device="cpu",
         sliding_window=window,
         soft_cap=soft_cap,
+        kv_dtype=kv_dtype,
     )
 
 
@@ -62,9 +69,15 @@ def make_batch(
     q = draw(sum(new), spec.num_heads)
 
     num_blocks = 3 + sum(-(-length // block_size) for length in lengths)
-    storage = KVStorage(KVSpec(LAYERS, KV_HEADS, spec.head_dim, spec.dtype), num_blocks, block_size)
-    storage.keys.fill_(POISON)
-    storage.values.fill_(POISON)
+    kv_dtype = spec.kv_dtype or spec.dtype
+    storage = KVStorage(KVSpec(LAYERS, KV_HEADS, spec.head_dim, kv_dtype), num_blocks, block_size)
+    poisoned = [storage.keys, storage.values]
+    if storage.key_scales is not None and storage.value_scales is not None:
+        storage.keys.fill_(1)
+        storage.values.fill_(1)
+        poisoned = [storage.key_scales, storage.value_scales]
+    for tensor in poisoned:
+        tensor.fill_(POISON)
     pool = PagedKVCachePool(num_blocks, block_size, max(lengths), storage)
     pool.allocator.allocate(num_blocks)
     pool.allocator.free(torch.randperm(num_blocks, generator=random).tolist())

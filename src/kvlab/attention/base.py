@@ -23,6 +23,7 @@ class AttentionSpec:
     causal: bool = True
     sliding_window: int | None = None  # a token sees itself and the `sliding_window - 1` before it
     soft_cap: float | None = None
+    kv_dtype: str | None = None  # of K and V in the cache: "int8" or, as None says, `dtype`
 
     @property
     def group(self) -> int:

@@ -17,7 +17,9 @@ class CpuAttention:
     name = "cpu"
 
     def supports(self, spec: AttentionSpec) -> Support:
-        """Causal attention in float32 or bfloat16 on a CPU. The first call on a machine compiles the kernel."""
+        """Causal attention in float32 or bfloat16 on a CPU, K and V so or in int8. The first call on a machine compiles
+        the kernel.
+        """
         if torch.device(spec.device).type != "cpu":
             return Support(False, f"runs on a CPU, not on {spec.device}")
         if getattr(torch, spec.dtype) not in DTYPES:
@@ -42,4 +44,6 @@ class CpuAttention:
             scale=spec.scale,
             window=spec.sliding_window,
             soft_cap=spec.soft_cap,
+            key_scales=view.key_scales(layer),
+            value_scales=view.value_scales(layer),
         )

@@ -20,12 +20,12 @@ class BlockOfTokens(NamedTuple):
 
 
 def blocks_of(view: CacheView, layer: int, sequence: int) -> Iterator[BlockOfTokens]:
-    """A sequence's blocks in logical order, the last cut to the tokens there are. Nothing is copied."""
-    keys, values = view.keys(layer), view.values(layer)
+    """A sequence's blocks in logical order, the last cut to the tokens there are. Nothing is copied,
+    except of int8, which comes as float32.
+    """
     for entry, block in enumerate(view.blocks(sequence)):
         first = entry * view.block_size
-        stop = view.lengths[sequence] - first
-        yield BlockOfTokens(keys[block, :, :stop], values[block, :, :stop], first)
+        yield BlockOfTokens(*view.storage.read(layer, block, view.lengths[sequence] - first), first)
 
 
 def attention_scores(

@@ -61,14 +61,14 @@ def plan_engine(config: RunConfig) -> EnginePlan:
         max_batch_size=config.scheduler.max_batch_size,
         max_seq_len=config.model.max_seq_len,
     )
-    kernels = config.executor.kernels
+    kernels, int8 = config.executor.kernels, config.executor.weights == "int8"
     specs = attention_specs(model, config.executor.dtype, device, config.kv_dtype)
     registry, backend = default_registry(kernels=kernels), config.attention.backend
     if backend not in registry.names() and backend in default_registry().names():
         raise ConfigError("attention.backend", backend, "is a kernel, and executor.kernels=false allows none")
     attention = registry.select(specs, backend)
-    ops = select_ops(getattr(torch, config.executor.dtype), device, kernels=kernels)
-    weight_bytes = model.weight_bytes(config.executor.dtype, tied_copies=ops.tied_copies)
+    ops = select_ops(getattr(torch, config.executor.dtype), device, kernels=kernels, int8_weights=int8)
+    weight_bytes = model.weight_bytes(config.executor.dtype, tied_copies=ops.tied_copies, int8=int8)
     return EnginePlan(config, device, model, weight_bytes, pool, attention, specs, ops, threads)
 
 
@@ -81,15 +81,7 @@ def build_engine(
     """
     config = plan.config
     torch.set_num_threads(plan.threads)
-    dtype: torch.dtype = getattr(torch, config.executor.dtype)
-    weights = open_weights(
-        config.model.weights or "dummy",
-        dtype,
-        plan.device,
-        seed=config.seed,
-        norm_weight=plan.model.initial_norm_weight,
-    )
-    model = Decoder(plan.model, weights, plan.attention, plan.specs, config.model.max_seq_len, plan.ops)
+    model = build_decoder(plan)
     storage = KVStorage(
         plan.model.kv_spec(config.kv_dtype), plan.pool.num_blocks, plan.pool.block_size, plan.device
     )
@@ -118,6 +110,19 @@ def build_engine(
         vocab_size=plan.model.vocab_size,
         detokenize=detokenize,
     )
+
+
+def build_decoder(plan: EnginePlan) -> Decoder:
+    """The model with its weights. Raises WeightsError."""
+    config = plan.config
+    weights = open_weights(
+        config.model.weights or "dummy",
+        getattr(torch, config.executor.dtype),
+        plan.device,
+        seed=config.seed,
+        norm_weight=plan.model.initial_norm_weight,
+    )
+    return Decoder(plan.model, weights, plan.attention, plan.specs, config.model.max_seq_len, plan.ops)
 
 
 def _kv_spec(config: RunConfig, model: DecoderConfig) -> KVSpec:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+SCALE_BYTES = 4  # of the float32 that each head of a token has beside it in int8
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +15,15 @@ class KVSpec:
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    dtype: str  # "float32", "bfloat16" or "float16"
+    dtype: str  # "float32", "bfloat16", "float16" or "int8"
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether each token's K and V have a scale per head beside them."""
+        return self.dtype == "int8"
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of K and V of one token over all layers: 2 x layers x kv_heads x head_dim x element size."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+        """Bytes of one token over all layers: 2 x layers x kv_heads x (head_dim x element size + scale)."""
+        head = self.head_dim * DTYPE_BYTES[self.dtype] + (SCALE_BYTES if self.is_scaled else 0)
+        return 2 * self.num_layers * self.num_kv_heads * head

@@ -5,11 +5,16 @@ from __future__ import annotations
 import torch
 
 from kvlab.errors import CapacityError
+from kvlab.kv.int8 import quantize
 from kvlab.kv.spec import KVSpec
 
 
 class KVStorage:
-    """K and V of every block, `[layers, blocks, kv_heads, block_size, head_dim]` each, reserved at once."""
+    """K and V of every block, `[layers, blocks, kv_heads, block_size, head_dim]` each, reserved at once.
+
+    In int8 each token's head has a scale beside it: `key_scales` and `value_scales` `[layers, blocks, kv_heads,
+    block_size]` float32, which else are None. A number is what is stored times its scale.
+    """
 
     def __init__(self, spec: KVSpec, num_blocks: int, block_size: int, device: torch.device | str = "cpu") -> None:
         self.spec = spec
@@ -19,6 +24,10 @@ class KVStorage:
         try:
             self.keys = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=self.device)
             self.values = torch.zeros_like(self.keys)
+            self.key_scales = self.value_scales = None
+            if spec.is_scaled:
+                self.key_scales = torch.zeros(shape[:-1], dtype=torch.float32, device=self.device)
+                self.value_scales = torch.zeros_like(self.key_scales)
         except RuntimeError as error:  # torch has no narrower type for "no memory" on a CPU
             raise CapacityError(
                 f"KV cache of {num_blocks} blocks of {block_size} tokens "
@@ -31,18 +40,37 @@ class KVStorage:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of both tensors."""
-        return self.keys.nbytes + self.values.nbytes
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self._tensors)
+
+    @property
+    def _tensors(self) -> list[torch.Tensor]:
+        every = (self.keys, self.values, self.key_scales, self.value_scales)
+        return [tensor for tensor in every if tensor is not None]
 
     def write(
         self, layer: int, blocks: torch.Tensor, offsets: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> None:
         """Store `k` and `v` `[T, kv_heads, head_dim]` at `(blocks[t], offsets[t])`."""
+        if self.key_scales is not None and self.value_scales is not None:
+            k, self.key_scales[layer][blocks, :, offsets] = quantize(k)
+            v, self.value_scales[layer][blocks, :, offsets] = quantize(v)
         self.keys[layer][blocks, :, offsets] = k
         self.values[layer][blocks, :, offsets] = v
 
+    def read(self, layer: int, block: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of a block's first tokens, `[kv_heads, tokens, head_dim]`; no copy, except of int8 as float32."""
+        k, v = self.keys[layer, block, :, :tokens], self.values[layer, block, :, :tokens]
+        if self.key_scales is None or self.value_scales is None:
+            return k, v
+        return (
+            k * self.key_scales[layer, block, :, :tokens, None],
+            v * self.value_scales[layer, block, :, :tokens, None],
+        )
+
     def gather(self, layer: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of one sequence, `[kv_heads, token slots, head_dim]`, in buffers that the next call reuses.
+        """K and V of one sequence, `[kv_heads, token slots, head_dim]`, in buffers that the next call reuses; of
+        int8, new tensors in float32.
 
         `rows` `[kv_heads * n]` lists, head by head, `block_id * kv_heads + head` of the sequence's n blocks.
         """
@@ -55,9 +83,13 @@ class KVStorage:
         k, v = self._gathered_keys[:size].view(-1, row), self._gathered_values[:size].view(-1, row)
         torch.index_select(self.keys[layer].view(-1, row), 0, rows, out=k)
         torch.index_select(self.values[layer].view(-1, row), 0, rows, out=v)
-        return k.view(kv_heads, -1, head_dim), v.view(kv_heads, -1, head_dim)
+        k, v = k.view(kv_heads, -1, head_dim), v.view(kv_heads, -1, head_dim)
+        if self.key_scales is None or self.value_scales is None:
+            return k, v
+        scales = [x[layer].view(-1, self.block_size)[rows] for x in (self.key_scales, self.value_scales)]
+        return k * scales[0].view(kv_heads, -1, 1), v * scales[1].view(kv_heads, -1, 1)
 
     def copy_blocks(self, source: list[int], target: list[int]) -> None:
         """Copy whole blocks on every layer."""
-        self.keys[:, target] = self.keys[:, source]
-        self.values[:, target] = self.values[:, source]
+        for tensor in self._tensors:
+            tensor[:, target] = tensor[:, source]

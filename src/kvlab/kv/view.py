@@ -162,6 +162,16 @@ class CacheView:
         """V of all blocks, `[blocks, kv_heads, block_size, head_dim]`; no copy."""
         return self.storage.values[layer]
 
+    def key_scales(self, layer: int) -> torch.Tensor | None:
+        """What each row of int8 K is to be multiplied by, `[blocks, kv_heads, block_size]`; None: not in int8."""
+        scales = self.storage.key_scales
+        return None if scales is None else scales[layer]
+
+    def value_scales(self, layer: int) -> torch.Tensor | None:
+        """The same of V."""
+        scales = self.storage.value_scales
+        return None if scales is None else scales[layer]
+
     def blocks(self, sequence: int) -> list[int]:
         """Block ids that hold a sequence's tokens, in logical order; `sequence` counts within the view."""
         count = -(-self.lengths[sequence] // self.block_size)
@@ -171,13 +181,12 @@ class CacheView:
     def gather(self, layer: int, sequence: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of one sequence in order, `[kv_heads, length, head_dim]`, this step's tokens included.
 
-        One block is sliced without a copy; several are copied into buffers that the next call reuses.
+        One block is sliced without a copy; several are copied into buffers that the next call reuses. K and V in
+        int8 come as float32, always copied.
         """
         length = self.lengths[sequence]
         if length <= self.block_size:
-            block = int(self._tables.entries[self._slots[sequence], 0])
-            storage = self.storage
-            return storage.keys[layer, block, :, :length], storage.values[layer, block, :, :length]
+            return self.storage.read(layer, int(self._tables.entries[self._slots[sequence], 0]), length)
         rows = self._gather_rows.get(sequence)
         if rows is None:
             ids = np.asarray(self.blocks(sequence), dtype=np.int64)

@@ -23,7 +23,8 @@ from kvlab.lab.machine import CpuWatch, describe, oversubscription, peak_memory
 from kvlab.lab.metrics import run_metrics
 from kvlab.lab.profile import Part, Profiler
 from kvlab.lab.progress import RunProgress
-from kvlab.lab.rates import machine_rates
+from kvlab.lab.quality import quality_metrics, uses_int8
+from kvlab.lab.rates import known_rates, measure_and_keep
 from kvlab.lab.roofline import roofline, run_costs
 from kvlab.lab.tables import config_tree, profile_table, summary_table
 from kvlab.lab.trace import write_trace
@@ -87,7 +88,9 @@ def execute(config: RunConfig, context: RunContext) -> RunResult:
             write_trace(context.directory / "trace.json", context.name, profiler.steps)
         if log.interrupted:
             status = RunStatus.INTERRUPTED
-        elif not completed(log):
+        elif completed(log):
+            metrics |= _quality(plan, context.console)
+        else:
             status = RunStatus.FAILED
             engine_error = next(
                 (s.error for s in log.sequences if s.error), next(iter(log.refused), "no request completed")
@@ -126,13 +129,24 @@ def _drive(plan: RunPlan, console: Console, profiler: Profiler | None) -> tuple[
     return log, sum(finding.rule == "leaked" for finding in findings)
 
 
+def _quality(plan: RunPlan, console: Console) -> dict[str, float]:
+    """What int8 costs in quality, where the run uses it."""
+    if not uses_int8(plan.config):
+        return {}
+    metrics, problem = quality_metrics(plan, plan.requests)
+    if problem:
+        console.print(problem, highlight=False, soft_wrap=True)
+    return metrics
+
+
 def _efficiency(plan: RunPlan, log: RunLog, *, may_measure: bool) -> dict[str, float]:
     """The share of the roofline that the run reached; none on a GPU, or where this machine's rates are not known
     and cannot be measured now.
     """
     if plan.device != "cpu" or not log.steps:
         return {}
-    rates = machine_rates(plan.config.executor.dtype, may_measure=may_measure)
+    dtype = plan.config.executor.dtype
+    rates = known_rates(dtype) or (measure_and_keep(dtype) if may_measure else None)
     return {} if rates is None else {"efficiency/roofline_share": roofline(run_costs(plan), log.steps, rates).share}
 
 
@@ -248,10 +262,11 @@ def _announce(plan: RunPlan, context: RunContext) -> None:
     else:
         context.console.print(config_tree(dataclasses.asdict(config), context.choices))
     kind = "blocks" if config.kv.backend == "paged" else "slots"
+    weights = config.executor.dtype if config.executor.weights == "auto" else config.executor.weights
     context.console.print(
         f"{config.model.name}: {plan.model.num_parameters / 1e6:,.0f} M parameters, "
-        f"{format_bytes(plan.weight_bytes)} in {config.executor.dtype}; KV cache: {pool.num_blocks} {kind} of "
-        f"{pool.block_size} tokens, {format_bytes(pool.num_bytes)}; attention: {plan.attention.name}; "
+        f"{format_bytes(plan.weight_bytes)} in {weights}; KV cache: {pool.num_blocks} {kind} of "
+        f"{pool.block_size} tokens, {format_bytes(pool.num_bytes)} in {config.kv_dtype}; attention: {plan.attention.name}; "
         f"else: {plan.ops.name}; {len(plan.requests)} requests on {describe(plan.device)}"
         + (f", {plan.threads} threads" if plan.device == "cpu" else ""),
         highlight=False,

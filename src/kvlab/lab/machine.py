@@ -79,8 +79,8 @@ def _others_seconds() -> float:
     busy = 0.0
     for cpu in cpus & set(range(len(every))):
         busy += sum(value for name, value in every[cpu]._asdict().items() if name not in spare)
-    own = psutil.Process().cpu_times()
-    return busy - float(own.user + own.system)
+    own = psutil.Process().cpu_times()  # a compiler's is in the children's
+    return busy - float(own.user + own.system + own.children_user + own.children_system)
 
 
 def _processor() -> str:

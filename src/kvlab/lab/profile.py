@@ -71,7 +71,7 @@ class Profiler:
     def __init__(self) -> None:
         self.now: Callable[[], float] = time.perf_counter
         self.steps: list[ProfiledStep] = []
-        self._spans: list[Span] = []
+        self._spans: list[tuple[Part, float, float]] = []  # of the step that runs, made into Spans behind it
 
     def build(self, plan: EnginePlan) -> Engine:
         """The plan's engine, its parts timed."""
@@ -84,13 +84,13 @@ class Profiler:
 
     def add(self, part: Part, start: float) -> None:
         """A span of `part` from `start` until now."""
-        self._spans.append(Span(part, start, self.now()))
+        self._spans.append((part, start, self.now()))
 
     def end_step(self, record: StepRecord | None) -> None:
         """Give a step the spans since the last."""
         spans, self._spans = self._spans, []
         if record is not None and record.batch_seqs:
-            self.steps.append(ProfiledStep(record, tuple(spans)))
+            self.steps.append(ProfiledStep(record, tuple(Span(*span) for span in spans)))
 
     def metrics(self) -> dict[str, float]:
         """`profile/<part>_ms_mean`, per step, and `profile/<part>_share`, in percent of all steps' time."""

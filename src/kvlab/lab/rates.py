@@ -27,24 +27,29 @@ _ROUNDS = 3
 _PATIENCE_S = 0.15  # for one way to multiply one shape, where three rounds do not take longer
 
 
-def machine_rates(dtype: str, *, may_measure: bool = True, again: bool = False) -> MachineRates | None:
-    """The processor's rates with as many threads as PyTorch is set to, from the cache, or measured and put there:
-    about two seconds. None where that may not be now.
+def known_rates(dtype: str) -> MachineRates | None:
+    """The processor's rates with as many threads as PyTorch is set to, as far as they were measured before.
 
-    `KVLAB_CACHE` names the folder, as for kernels. A measurement belongs to a processor, a number of threads, a
-    dtype and a version of PyTorch.
+    They are in the folder that `KVLAB_CACHE` names, as kernels are. A measurement belongs to a processor, a number
+    of threads, a dtype and a version of PyTorch.
     """
-    path = cache_folder() / "rates.json"
-    key = f"{describe('cpu')}; {torch.get_num_threads()} threads; {dtype}; torch {torch.__version__}"
-    known = _load(path)
-    if key in known and not again:
-        return known[key]
-    if not may_measure:
-        return None
+    return _load(_file()).get(_key(dtype))
+
+
+def measure_and_keep(dtype: str) -> MachineRates:
+    """Measure the rates, about two seconds, and put them where `known_rates` finds them."""
     rates = measure(dtype)
     with suppress(OSError):  # a folder that cannot be written to costs a measurement each time
-        _save(path, {**_load(path), key: rates})
+        _save(_file(), {**_load(_file()), _key(dtype): rates})
     return rates
+
+
+def _file() -> Path:
+    return cache_folder() / "rates.json"
+
+
+def _key(dtype: str) -> str:
+    return f"{describe('cpu')}; {torch.get_num_threads()} threads; {dtype}; torch {torch.__version__}"
 
 
 @torch.inference_mode()

@@ -195,8 +195,10 @@ class Decoder:
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-def attention_specs(config: DecoderConfig, dtype: str, device: str) -> tuple[AttentionSpec, ...]:
-    """What each of the decoder's layers asks of an attention backend."""
+def attention_specs(
+    config: DecoderConfig, dtype: str, device: str, kv_dtype: str | None = None
+) -> tuple[AttentionSpec, ...]:
+    """What each of the decoder's layers asks of an attention backend; `kv_dtype`: of the cache, None: `dtype`."""
     return tuple(
         AttentionSpec(
             num_heads=config.num_heads,
@@ -207,6 +209,7 @@ def attention_specs(config: DecoderConfig, dtype: str, device: str) -> tuple[Att
             device=device,
             sliding_window=layer.sliding_window,
             soft_cap=config.attention_soft_cap,
+            kv_dtype=kv_dtype or dtype,
         )
         for layer in config.layers
     )

@@ -13,7 +13,7 @@
 // In memory the channels of bfloat16 values alternate; in the packed values and the sums, each stretch of 2 * LANES
 // channels has the even ones first and the odd ones behind, which costs a shift and a mask and no shuffle.
 
-#include "simd.hpp"
+#include "int8.hpp"
 
 #include <algorithm>
 #include <memory>
@@ -28,13 +28,16 @@ constexpr int MIN_SPAN = 128;    // keys below which splitting a sequence does n
 constexpr int FEW_ROWS = 4;      // rows up to which packing keys and values costs more than it saves
 constexpr float HIDDEN = -INFINITY;
 
+// What queries, outputs and the products are (Element), and what the cache holds (Stored).
 struct Float32 {
     using Element = float;
+    using Stored = float;
     static constexpr int PER_UNIT = 1, CHUNK = LANES;  // elements per unit of the left side; per load of channels
 };
 
 struct BFloat16 {
     using Element = uint16_t;
+    using Stored = uint16_t;
 #if defined(__AVX512BF16__)
     static constexpr int PER_UNIT = 2;
 #else
@@ -43,21 +46,51 @@ struct BFloat16 {
     static constexpr int CHUNK = 2 * LANES;
 };
 
-// One chunk of a row; WHOLE: it is known not to be the last, cut one, whose part beyond the row's end is zero.
-template <class Type, bool WHOLE = false>
-INLINE Words load_chunk(const typename Type::Element* row, int chunk, int head_dim) {
-    const int begin = chunk * Type::CHUNK;
-    if (WHOLE || begin + Type::CHUNK <= head_dim) return load_words(row + begin);
-    typename Type::Element padded[Type::CHUNK] = {};
-    std::memcpy(padded, row + begin, (head_dim - begin) * sizeof padded[0]);
-    return load_words(padded);
+// Keys and values are int8; each has a scale, by which its scores or its weights are multiplied.
+template <class Type>
+struct Int8 : Type {
+    using Stored = int8_t;
+};
+
+template <class Type>
+constexpr bool SCALED = sizeof(typename Type::Stored) == 1;
+
+// A chunk of elements; int8 become elements, or stay pairs where those would be widened next.
+template <class Type, class Number>
+INLINE Words load_numbers(const Number* at) {
+    if constexpr (sizeof(Number) != 1) return load_words(at);
+    else if constexpr (Type::CHUNK == LANES) return as_words(floats_of(at));
+#if defined(__AVX512BF16__)
+    else return bfloat16_of(at);
+#else
+    else return int8_pairs(at);
+#endif
 }
 
-INLINE Words even(Words pairs) { return pairs << 16; }           // bfloat16 to float32: its bits are the upper half
-INLINE Words odd(Words pairs) { return pairs & 0xffff0000u; }
+// One chunk of a row; WHOLE: it is known not to be the last, cut one, whose part beyond the row's end is zero.
+template <class Type, bool WHOLE = false, class Number>
+INLINE Words load_chunk(const Number* row, int chunk, int head_dim) {
+    const int begin = chunk * Type::CHUNK;
+    if (WHOLE || begin + Type::CHUNK <= head_dim) return load_numbers<Type>(row + begin);
+    Number padded[Type::CHUNK] = {};
+    std::memcpy(padded, row + begin, (head_dim - begin) * sizeof padded[0]);
+    return load_numbers<Type>(padded);
+}
+
+// One of each pair as float32. Of bfloat16 that is: its bits are the upper half.
+template <class Number>
+INLINE Words even(Words pairs) {
+    return sizeof(Number) == 1 ? as_words(even_int8(pairs)) : pairs << 16;
+}
+
+template <class Number>
+INLINE Words odd(Words pairs) {
+    return sizeof(Number) == 1 ? as_words(odd_int8(pairs)) : pairs & 0xffff0000u;
+}
 
 struct Problem {
     const void *queries, *keys, *values;
+    const float *key_scales, *value_scales;  // of int8 keys and values
     void* out;
     const int32_t *block_tables, *seq_lens, *query_start;
     int64_t query_stride;  // elements between tokens of `queries`
@@ -188,14 +221,14 @@ void multiply(const float* a, int a_stride, const float* b, int b_stride, int st
 }
 
 // A chunk of a row in the units and the order that `multiply` wants it in: 1 vector, or 2 when bfloat16 is widened.
-template <class Type>
+template <class Type, class Number>
 INLINE int units_of_chunk(Words chunk, Words (&units)[2]) {
     if constexpr (Type::CHUNK == LANES || Type::PER_UNIT == 2) {
         units[0] = chunk;
         return 1;
     }
-    units[0] = even(chunk);
-    units[1] = odd(chunk);
+    units[0] = even<Number>(chunk);
+    units[1] = odd<Number>(chunk);
     return 2;
 }
 
@@ -203,14 +236,20 @@ template <class Type>
 void pack_query(const typename Type::Element* row, const Shape<Type>& shape, float* out) {
     for (int chunk = 0; chunk < shape.chunks; ++chunk) {
         Words units[2];
-        const int count = units_of_chunk<Type>(load_chunk<Type>(row, chunk, shape.head_dim), units);
+        const Words loaded = load_chunk<Type>(row, chunk, shape.head_dim);
+        const int count = units_of_chunk<Type, typename Type::Element>(loaded, units);
         for (int i = 0; i < count; ++i) store_words(out + (chunk * count + i) * LANES, units[i]);
     }
 }
 
 // Where the keys or values of a tile lie. Entries beyond the tile's keys repeat one that may be read.
 template <class Type>
-using Rows = const typename Type::Element* [TILE_KEYS];
+using Rows = const typename Type::Stored* [TILE_KEYS];
+
+// The scales of a tile; zeros beyond its keys.
+struct Scales {
+    float keys[TILE_KEYS], values[TILE_KEYS];
+};
 
 INLINE void prefetch(const void* at) { __builtin_prefetch(at, 0, 3); }
 
@@ -226,7 +265,8 @@ void pack_keys(const Rows<Type>& rows, const Rows<Type>& ahead, int count, const
             for (int i = 0; i < LANES; ++i) {
                 Words of_key[2];
                 prefetch(ahead[key + i] + chunk * Type::CHUNK);
-                vectors = units_of_chunk<Type>(load_chunk<Type>(rows[key + i], chunk, shape.head_dim), of_key);
+                const Words loaded = load_chunk<Type>(rows[key + i], chunk, shape.head_dim);
+                vectors = units_of_chunk<Type, typename Type::Stored>(loaded, of_key);
                 for (int v = 0; v < vectors; ++v) units[v][i] = of_key[v];
             }
             for (int v = 0; v < vectors; ++v) {
@@ -243,11 +283,11 @@ INLINE void units_of_values(Words first, Words second, Words* out) {
     if constexpr (Type::CHUNK == LANES) {
         out[0] = first;
     } else if constexpr (Type::PER_UNIT == 1) {
-        out[0] = even(first);
-        out[1] = odd(first);
+        out[0] = even<typename Type::Stored>(first);
+        out[1] = odd<typename Type::Stored>(first);
     } else {
         out[0] = (first & 0xffffu) | (second << 16);
-        out[1] = (first >> 16) | odd(second);
+        out[1] = (first >> 16) | (second & 0xffff0000u);
     }
 }
 
@@ -275,8 +315,8 @@ struct Column {
 // Scores of ROWS query rows against KEYS keys, one lane a key. The dot products' lanes are added up in a tree in
 // which each vector that comes out holds twice as many keys.
 template <class Type, int ROWS, int KEYS>
-INLINE Column<ROWS> dot_keys(const float* queries, const typename Type::Element* const* rows,
-                             const typename Type::Element* const* ahead, const Shape<Type>& shape) {
+INLINE Column<ROWS> dot_keys(const float* queries, const typename Type::Stored* const* rows,
+                             const typename Type::Stored* const* ahead, const Shape<Type>& shape) {
     Column<ROWS> sums = {};
     if constexpr (KEYS > 1) {
         const Column<ROWS> low = dot_keys<Type, ROWS, KEYS / 2>(queries, rows, ahead, shape);
@@ -287,7 +327,7 @@ INLINE Column<ROWS> dot_keys(const float* queries, const typename Type::Element*
     const auto add = [&](int chunk, Words channels) {
         prefetch(ahead[0] + chunk * Type::CHUNK);
         Words units[2];
-        const int vectors = units_of_chunk<Type>(channels, units);
+        const int vectors = units_of_chunk<Type, typename Type::Stored>(channels, units);
         for (int v = 0; v < vectors; ++v)
             for (int r = 0; r < ROWS; ++r)
                 sums.row[r] = multiply_add<Type>(load(queries + r * shape.steps + (chunk * vectors + v) * LANES),
@@ -425,13 +465,15 @@ INLINE void store_weights(float* at, int key, Floats weights) {
 // Scores of one row to weights, the running maximum, total and sums brought up to date. `state` is the row's place
 // among those of all heads. The row sees keys [first, last) of the tile, which may be none.
 template <class Type>
-void soften(const Problem& problem, const Shape<Type>& shape, int row, int state, int first, int last, int width) {
+void soften(const Problem& problem, const Shape<Type>& shape, const Scales& scales, int row, int state, int first,
+            int last, int width) {
     float* scores = scratch.scores + row * TILE_KEYS;
     float* weights = scratch.weights + row * TILE_KEYS;
     Floats most = all(scratch.most[state]);
     Ints raised{};
     for (int key = 0; key < width; key += LANES) {
         Floats x = load(scores + key) * problem.scale;
+        if constexpr (SCALED<Type>) x *= load(scales.keys + key);
         if (problem.soft_cap > 0) x = hyperbolic_tangent(x / problem.soft_cap) * problem.soft_cap;
         if (key < first || key + LANES > last)
             for (int lane = 0; lane < LANES; ++lane)
@@ -456,8 +498,8 @@ void soften(const Problem& problem, const Shape<Type>& shape, int row, int state
     Floats total = load(scratch.total + state * LANES);
     for (int key = 0; key < width; key += LANES) {
         const Floats x = exponential(load(scores + key) - most);
-        store_weights<Type>(weights, key, x);
         total += x;
+        store_weights<Type>(weights, key, SCALED<Type> ? x * load(scales.values + key) : x);
     }
     store(scratch.total + state * LANES, total);
 }
@@ -465,8 +507,9 @@ void soften(const Problem& problem, const Shape<Type>& shape, int row, int state
 template <class Type>
 void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, float* partials) {
     using Element = typename Type::Element;
-    const auto* keys = static_cast<const Element*>(problem.keys);
-    const auto* values = static_cast<const Element*>(problem.values);
+    using Stored = typename Type::Stored;
+    const auto* keys = static_cast<const Stored*>(problem.keys);
+    const auto* values = static_cast<const Stored*>(problem.values);
     const int group = problem.group(), head_dim = problem.head_dim, block_size = problem.block_size;
     const int start = problem.query_start[item.sequence];
     const int new_tokens = problem.query_start[item.sequence + 1] - start;
@@ -474,7 +517,6 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
     const int heads = item.last_head - item.first_head;
     const int rows = (item.last_query - item.first_query) * group;  // of one KV head
     const int32_t* table = problem.block_tables + int64_t(item.sequence) * problem.table_width;
-    const int64_t head_size = int64_t(block_size) * head_dim, block_stride = head_size * problem.num_kv_heads;
 
     // The place of a row's head in `queries` and `out`, both [T, num_heads, head_dim].
     const auto token_of = [&](int row) { return int64_t(start + item.first_query + row / group); };
@@ -492,19 +534,30 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
     const int tile_keys = rows <= FEW_ROWS ? std::min(TILE_KEYS, std::max(block_size / LANES, 1) * LANES) : TILE_KEYS;
     const int tiles = (item.last_key - item.first_key + tile_keys - 1) / tile_keys, visits = tiles * heads;
     Rows<Type> key_rows[2], value_rows[2];
+    Scales scales[2];
     const auto locate = [&](int visit) {
         auto &k = key_rows[visit % 2], &v = value_rows[visit % 2];
         const int first = item.first_key + visit / heads * tile_keys;
         const int count = std::min(tile_keys, item.last_key - first);
-        const int64_t head_offset = (item.first_head + visit % heads) * head_size;
+        const int head = item.first_head + visit % heads;
         int key = 0;
         while (key < count) {
             const int position = first + key, offset = position % block_size;
-            int64_t at = table[position / block_size] * block_stride + head_offset + int64_t(offset) * head_dim;
-            for (int i = offset; i < block_size && key < count; ++i, ++key, at += head_dim) {
+            const int run = std::min(block_size - offset, count - key);
+            const int64_t row = (int64_t(table[position / block_size]) * problem.num_kv_heads + head) * block_size + offset;
+            if constexpr (SCALED<Type>) {
+                std::copy_n(problem.key_scales + row, run, scales[visit % 2].keys + key);
+                std::copy_n(problem.value_scales + row, run, scales[visit % 2].values + key);
+            }
+            int64_t at = row * head_dim;
+            for (int i = 0; i < run; ++i, ++key, at += head_dim) {
                 k[key] = keys + at;
                 v[key] = values + at;
             }
+        }
+        if constexpr (SCALED<Type>) {
+            std::fill(scales[visit % 2].keys + count, scales[visit % 2].keys + tile_keys, 0.0f);
+            std::fill(scales[visit % 2].values + count, scales[visit % 2].values + tile_keys, 0.0f);
         }
         for (; key < tile_keys; ++key) {
             k[key] = k[key - 1];
@@ -523,7 +576,8 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
         for (int row = 0; row < rows; ++row) {
             const int position = first_position + item.first_query + row / group - first;
             const int begin = problem.window > 0 ? position - problem.window + 1 : 0;
-            soften<Type>(problem, shape, row, head * rows + row, begin, std::min(position + 1, count), width);
+            soften<Type>(problem, shape, scales[now], row, head * rows + row, begin, std::min(position + 1, count),
+                         width);
         }
         add_values<Type>(value_rows[now], value_rows[next], count, rows, shape,
                          scratch.sums + head * rows * shape.channels);
@@ -647,17 +701,20 @@ void run(const Problem& problem, int threads) {
 // Pointers are to C-contiguous arrays: queries [T, num_heads, head_dim] with `query_stride` elements between tokens,
 // out the same without gaps, keys and values [blocks, num_kv_heads, block_size, head_dim], block_tables
 // [num_sequences, table_width], seq_lens [num_sequences], query_start [num_sequences + 1]. window and soft_cap: 0 for
-// none. element_bytes: 4 for float32, 2 for bfloat16.
+// none. element_bytes: 4 for float32, 2 for bfloat16. With scales [blocks, num_kv_heads, block_size], which else are
+// null, keys and values are int8.
 extern "C" void kvlab_paged_attention(void* out, const void* queries, const void* keys, const void* values,
-                                      const int32_t* block_tables, const int32_t* seq_lens,
-                                      const int32_t* query_start, int64_t query_stride, int table_width,
-                                      int num_sequences, int num_heads, int num_kv_heads, int head_dim, int block_size,
-                                      int window, float scale, float soft_cap, int element_bytes, int threads) {
-    const Problem problem{queries,     keys,          values,    out,          block_tables, seq_lens,
-                          query_start, query_stride,  table_width, num_sequences, num_heads,  num_kv_heads,
-                          head_dim,    block_size,    window,    scale,        soft_cap};
-    if (element_bytes == 4)
-        run<Float32>(problem, threads);
+                                      const float* key_scales, const float* value_scales, const int32_t* block_tables,
+                                      const int32_t* seq_lens, const int32_t* query_start, int64_t query_stride,
+                                      int table_width, int num_sequences, int num_heads, int num_kv_heads,
+                                      int head_dim, int block_size, int window, float scale, float soft_cap,
+                                      int element_bytes, int threads) {
+    const Problem problem{queries,      keys,          values,      key_scales,   value_scales, out,
+                          block_tables, seq_lens,      query_start, query_stride, table_width,  num_sequences,
+                          num_heads,    num_kv_heads,  head_dim,    block_size,   window,       scale,
+                          soft_cap};
+    if (key_scales)
+        element_bytes == 4 ? run<Int8<Float32>>(problem, threads) : run<Int8<BFloat16>>(problem, threads);
     else
-        run<BFloat16>(problem, threads);
+        element_bytes == 4 ? run<Float32>(problem, threads) : run<BFloat16>(problem, threads);
 }

@@ -22,13 +22,17 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of a ragged batch: decode, prefill, chunks, or all of them at once.
 
     `q` `[T, heads, head_dim]`, its last two dimensions dense; `keys` and `values` `[blocks, kv_heads, block_size,
     head_dim]`; `block_tables` `[B, width]`, `seq_lens` `[B]`, `query_start` `[B + 1]` int32. Sequence `b` has
     `seq_lens[b]` tokens, the newest of which are the queries `query_start[b]:query_start[b + 1]`. All in float32 or
-    all in bfloat16. Scores and sums are float32; weights are rounded to bfloat16 where the processor multiplies it.
+    all in bfloat16; or K and V in int8, each row with its factor in `key_scales` and `value_scales` `[blocks,
+    kv_heads, block_size]` float32. Scores and sums are float32; weights are rounded to bfloat16 where
+    the processor multiplies it.
     Returns `[T, heads, head_dim]`.
 
     Raises KernelError where the kernels cannot be compiled.
@@ -37,7 +41,9 @@ def paged_attention(
         q = q.contiguous()
     out = torch.empty(q.shape, dtype=q.dtype)
     load().kvlab_paged_attention(
-        *(c_void_p(x.data_ptr()) for x in (out, q, keys, values, block_tables, seq_lens, query_start)),
+        *(c_void_p(x.data_ptr()) for x in (out, q, keys, values)),
+        *(c_void_p(None if x is None else x.data_ptr()) for x in (key_scales, value_scales)),
+        *(c_void_p(x.data_ptr()) for x in (block_tables, seq_lens, query_start)),
         c_int64(q.stride(0)),
         c_int(block_tables.shape[1]),
         c_int(len(seq_lens)),

@@ -1,7 +1,7 @@
 // What stands between the matrix products: norms, rotary angles, the gate. Each pass reads and writes its tensors once;
 // all arithmetic is float32, whatever the tensors hold.
 
-#include "simd.hpp"
+#include "int8.hpp"
 
 #include <algorithm>
 
@@ -9,16 +9,6 @@ namespace {
 
 constexpr int MAX_HEAD_DIM = 512;
 constexpr int64_t WORTH_A_THREAD = 1 << 15;  // elements below which waking the other threads costs more
-
-typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
-
-template <class Element>
-INLINE Floats widen(const Element* at) {
-    if constexpr (sizeof(Element) == 4) return load(at);
-    Halves narrow;
-    std::memcpy(&narrow, at, sizeof narrow);
-    return as_floats(__builtin_convertvector(narrow, Words) << 16);
-}
 
 template <class Element>
 INLINE void narrow(Element* at, Floats x) {
@@ -34,22 +24,6 @@ INLINE void narrow(Element* at, Floats x) {
 template <class Element>
 INLINE Floats rounded(Floats x) {
     return sizeof(Element) == 4 ? x : as_floats(rounded_to_bfloat16(x));
-}
-
-// `count` elements, in whole vectors and one cut to size: `body(index, lanes)`.
-template <class Body>
-INLINE void for_each_vector(int count, Body body) {
-    int i = 0;
-    for (; i + LANES <= count; i += LANES) body(i, LANES);
-    if (i < count) body(i, count - i);
-}
-
-template <class Element>
-INLINE Floats widen_some(const Element* at, int lanes) {
-    if (lanes == LANES) return widen(at);
-    Element padded[LANES] = {};
-    std::memcpy(padded, at, lanes * sizeof padded[0]);
-    return widen(padded);
 }
 
 template <class Element>
@@ -132,18 +106,22 @@ INLINE void norm_and_rotate(const Element* x, const Weight* weight, float eps, c
 struct Heads {
     const void *qkv, *q_weight, *k_weight, *cosine, *sine;
     void *q, *keys, *values;
+    float *key_scales, *value_scales;  // of int8 keys and values
     const int64_t *positions, *slot_mapping;
     int tokens, num_heads, num_kv_heads, head_dim, block_size;
     float eps;
 };
 
-template <class Element, class Weight>
+// Element of the tensors, Weight of the norms' weights, Stored of the cache: Element or int8.
+template <class Element, class Weight, class Stored>
 void rotate_and_store(const Heads& heads, int threads) {
+    constexpr bool SCALED = sizeof(Stored) == 1;
     const int dim = heads.head_dim, kv_heads = heads.num_kv_heads, block_size = heads.block_size;
     const int64_t width = int64_t(heads.num_heads + 2 * kv_heads) * dim;
 #pragma omp parallel for num_threads(threads) schedule(static) if (heads.tokens * width > WORTH_A_THREAD)
     for (int token = 0; token < heads.tokens; ++token) {
         alignas(64) float scratch[MAX_HEAD_DIM + LANES];
+        Element row[SCALED ? MAX_HEAD_DIM : 1];
         const Element* x = static_cast<const Element*>(heads.qkv) + token * width;
         const Element* cosine = static_cast<const Element*>(heads.cosine) + heads.positions[token] * dim;
         const Element* sine = static_cast<const Element*>(heads.sine) + heads.positions[token] * dim;
@@ -154,14 +132,20 @@ void rotate_and_store(const Heads& heads, int threads) {
             norm_and_rotate(x, q_weight, heads.eps, cosine, sine, dim, scratch, q);
         const int64_t slot = heads.slot_mapping[token];
         if (slot < 0) continue;  // stored already
-        const int64_t at = (slot / block_size * kv_heads * block_size + slot % block_size) * dim;
-        const int64_t next_head = int64_t(block_size) * dim;
-        Element* key = static_cast<Element*>(heads.keys) + at;
-        for (int head = 0; head < kv_heads; ++head, x += dim, key += next_head)
-            norm_and_rotate(x, k_weight, heads.eps, cosine, sine, dim, scratch, key);
-        Element* value = static_cast<Element*>(heads.values) + at;
-        for (int head = 0; head < kv_heads; ++head, x += dim, value += next_head)
-            std::memcpy(value, x, dim * sizeof x[0]);
+        int64_t at = slot / block_size * kv_heads * block_size + slot % block_size;  // the row of the first head
+        auto* keys = static_cast<Stored*>(heads.keys);
+        auto* values = static_cast<Stored*>(heads.values);
+        for (int head = 0; head < kv_heads; ++head, x += dim, at += block_size) {
+            const Element* value = x + kv_heads * dim;
+            if constexpr (SCALED) {
+                norm_and_rotate(x, k_weight, heads.eps, cosine, sine, dim, scratch, row);
+                heads.key_scales[at] = quantize(row, dim, keys + at * dim);
+                heads.value_scales[at] = quantize(value, dim, values + at * dim);
+            } else {
+                norm_and_rotate(x, k_weight, heads.eps, cosine, sine, dim, scratch, keys + at * dim);
+                std::memcpy(values + at * dim, value, dim * sizeof value[0]);
+            }
+        }
     }
 }
 
@@ -222,21 +206,25 @@ extern "C" void kvlab_gated(const void* gate_up, int rows, int size, int gelu, v
 
 // qkv [tokens, num_heads + 2 * num_kv_heads, head_dim]: queries and keys are normed (weights may be null) and turned
 // by the angles of their positions, cosine and sine [positions, head_dim], the sine signed; queries go to q, keys and
-// values into their blocks [blocks, num_kv_heads, block_size, head_dim].
+// values into their blocks [blocks, num_kv_heads, block_size, head_dim]. With scales [blocks, num_kv_heads,
+// block_size], which else are null, the blocks are int8.
 extern "C" void kvlab_rotate_and_store(const void* qkv, const void* q_weight, const void* k_weight, float eps,
                                        const void* cosine, const void* sine, const int64_t* positions,
                                        const int64_t* slot_mapping, int tokens, int num_heads, int num_kv_heads,
                                        int head_dim, int block_size, void* q, void* keys, void* values,
-                                       int element_bytes, int weight_bytes, int threads) {
-    const Heads heads{qkv,          q_weight, k_weight,  cosine,       sine,     q,          keys,
-                      values,       positions, slot_mapping, tokens,   num_heads, num_kv_heads, head_dim,
-                      block_size,   eps};
-    if (element_bytes == 4)
-        rotate_and_store<float, float>(heads, threads);
-    else if (weight_bytes == 4)
-        rotate_and_store<uint16_t, float>(heads, threads);
-    else
-        rotate_and_store<uint16_t, uint16_t>(heads, threads);
+                                       float* key_scales, float* value_scales, int element_bytes, int weight_bytes,
+                                       int threads) {
+    const Heads heads{qkv,        q_weight,     k_weight,  cosine,       sine,   q,         keys,         values,
+                      key_scales, value_scales, positions, slot_mapping, tokens, num_heads, num_kv_heads, head_dim,
+                      block_size, eps};
+    const auto run = [&](auto element, auto weight) {
+        using Element = decltype(element);
+        using Weight = decltype(weight);
+        key_scales ? rotate_and_store<Element, Weight, int8_t>(heads, threads)
+                   : rotate_and_store<Element, Weight, Element>(heads, threads);
+    };
+    if (element_bytes == 4) return run(float{}, float{});
+    weight_bytes == 4 ? run(uint16_t{}, float{}) : run(uint16_t{}, uint16_t{});
 }
 
 // out [rows]: the place of the largest number of each row [size], the first of equals.

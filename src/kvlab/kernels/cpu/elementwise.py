@@ -70,10 +70,13 @@ def rotate_and_store(
     q_weight: torch.Tensor | None = None,
     k_weight: torch.Tensor | None = None,
     eps: float = 0.0,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Queries normed and rotated, keys normed, rotated and stored, values stored, in one pass.
 
-    `qkv` `[T, heads + 2 * kv_heads, head_dim]`; `keys`, `values` `[blocks, kv_heads, block_size, head_dim]`;
+    `qkv` `[T, heads + 2 * kv_heads, head_dim]`; `keys`, `values` `[blocks, kv_heads, block_size, head_dim]`, of the
+    same dtype or, with `key_scales` and `value_scales` `[blocks, kv_heads, block_size]` float32, in int8;
     `cosine` and signed `sine` `[positions, head_dim]`, indexed by `positions` `[T]` int64; `slot_mapping` `[T]`
     int64, -1 for a token that is stored already. Weights `[head_dim]` of the norms, both or neither. Returns the
     queries `[T, heads, head_dim]`.
@@ -99,6 +102,8 @@ def rotate_and_store(
         _at(q),
         _at(keys),
         _at(values),
+        _at(key_scales),
+        _at(value_scales),
         c_int(qkv.element_size()),
         c_int(qkv.element_size() if q_weight is None else q_weight.element_size()),
         c_int(torch.get_num_threads()),

@@ -1,4 +1,4 @@
-// y = x W^T + b in bfloat16, for any number of rows.
+// y = x W^T + b for any number of rows; x, y and b in bfloat16, W too or in int8 with a scale for each output.
 //
 // W is packed once: panels of LANES outputs, in a panel one vector for each pair of inputs, so that a panel is read
 // from its first byte to its last. x is packed per call, in blocks of rows, the rows of a pair of inputs side by side.
@@ -7,7 +7,7 @@
 // of the weights serves both ends: with few rows it is read at the speed of memory, with many at that of the
 // arithmetic.
 
-#include "simd.hpp"
+#include "int8.hpp"
 
 #include <algorithm>
 #include <memory>
@@ -22,18 +22,58 @@ constexpr bool PAIRS = false;
 constexpr int ROWS = LANES == 16 ? 24 : 12;  // of a block: its sums and one vector of weights fit the registers
 constexpr int PER_PAIR = PAIRS ? 1 : 2;      // numbers of packed x for each row and pair of inputs
 constexpr int PANELS = 4;                    // that share a block of rows while it is in the cache
-constexpr int AHEAD = 8192 / 4;              // floats between prefetch and use
+constexpr int AHEAD = 8192;                  // bytes between prefetch and use
 
-INLINE Floats add_pair(const float* x, Words weights, Floats sum) {
+// What a panel holds for a pair of inputs: a vector of pairs, each an output's, as they are multiplied.
 #if defined(__AVX512BF16__)
-    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)all(*x));
+struct Pairs {
+    Words both;
+};
 #else
-    return sum + all(x[0]) * as_floats(weights << 16) + all(x[1]) * as_floats(weights & 0xffff0000u);
+struct Pairs {
+    Floats first, second;
+};
+#endif
+
+struct BFloat16 {
+    static constexpr int BYTES = 4 * LANES;  // of a vector of pairs
+
+    INLINE Pairs load(const char* at) {
+        const Words pairs = load_words(at);
+#if defined(__AVX512BF16__)
+        return {pairs};
+#else
+        return {as_floats(pairs << 16), as_floats(pairs & 0xffff0000u)};
+#endif
+    }
+};
+
+struct Int8 {
+    static constexpr int BYTES = 2 * LANES;
+
+    INLINE Pairs load(const char* at) {
+        const auto* numbers = reinterpret_cast<const int8_t*>(at);
+#if defined(__AVX512BF16__)
+        return {bfloat16_of(numbers)};
+#else
+        const Words pairs = int8_pairs(numbers);
+        return {even_int8(pairs), odd_int8(pairs)};
+#endif
+    }
+};
+
+INLINE Floats add_pair(const float* x, const Pairs& weights, Floats sum) {
+#if defined(__AVX512BF16__)
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights.both, (__m512bh)all(*x));
+#else
+    return sum + all(x[0]) * weights.first + all(x[1]) * weights.second;
 #endif
 }
 
 struct Product {
-    const float *x, *weights;  // packed; x: [blocks, pairs, ROWS * PER_PAIR]
+    const float* x;       // packed: [blocks, pairs, ROWS * PER_PAIR]
+    const char* weights;  // packed
+    const float* scales;  // of each output of int8 weights, else null
     const uint16_t* bias;
     uint16_t* out;
     int rows, outputs, pairs;
@@ -48,8 +88,12 @@ INLINE float from_bfloat16(uint16_t x) {
     return result;
 }
 
+INLINE uint16_t to_bfloat16(float x) { return uint16_t(rounded_to_bfloat16(all(x))[0] >> 16); }
+
 void store_outputs(const Product& product, int row, int panel, Floats sums) {
     const int first = panel * LANES, count = std::min(LANES, product.outputs - first);
+    if (product.scales)
+        for (int i = 0; i < count; ++i) sums[i] *= product.scales[first + i];
     if (product.bias)
         for (int i = 0; i < count; ++i) sums[i] += from_bfloat16(product.bias[first + i]);
     const Words rounded = rounded_to_bfloat16(sums) >> 16;
@@ -59,17 +103,17 @@ void store_outputs(const Product& product, int row, int panel, Floats sums) {
 }
 
 // Up to COUNT rows of a block against VECTORS panels.
-template <int COUNT, int VECTORS>
+template <class Weight, int COUNT, int VECTORS>
 void multiply_block(const Product& product, int block, int panel) {
-    const int64_t panel_size = int64_t(product.pairs) * LANES;
+    const int64_t panel_size = int64_t(product.pairs) * Weight::BYTES;
     const float* x = product.x + int64_t(block) * product.pairs * ROWS * PER_PAIR;
-    const float* weights = product.weights + panel * panel_size;
+    const char* weights = product.weights + panel * panel_size;
     Floats sums[COUNT][VECTORS] = {};
-    for (int pair = 0; pair < product.pairs; ++pair, x += ROWS * PER_PAIR, weights += LANES) {
-        Words right[VECTORS];
+    for (int pair = 0; pair < product.pairs; ++pair, x += ROWS * PER_PAIR, weights += Weight::BYTES) {
+        Pairs right[VECTORS];
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; ++v) {
-            right[v] = load_words(weights + v * panel_size);
+            right[v] = Weight::load(weights + v * panel_size);
             __builtin_prefetch(weights + v * panel_size + AHEAD);
         }
 #pragma GCC unroll 24
@@ -82,24 +126,25 @@ void multiply_block(const Product& product, int block, int panel) {
             store_outputs(product, block * ROWS + row, panel + v, sums[row][v]);
 }
 
-template <int COUNT, int VECTORS>
+template <class Weight, int COUNT, int VECTORS>
 void multiply_panels(const Product& product, int block, int first, int last) {
     int panel = first;
-    for (; panel + VECTORS <= last; panel += VECTORS) multiply_block<COUNT, VECTORS>(product, block, panel);
-    for (; panel < last; ++panel) multiply_block<COUNT, 1>(product, block, panel);
+    for (; panel + VECTORS <= last; panel += VECTORS) multiply_block<Weight, COUNT, VECTORS>(product, block, panel);
+    for (; panel < last; ++panel) multiply_block<Weight, COUNT, 1>(product, block, panel);
 }
 
+template <class Weight>
 void multiply(const Product& product, int block, int first, int last) {
     const int rows = std::min(ROWS, product.rows - block * ROWS);
-    if (rows <= 1) return multiply_panels<1, 2>(product, block, first, last);
-    if (rows <= 2) return multiply_panels<2, 2>(product, block, first, last);
-    if (rows <= 4) return multiply_panels<4, 1>(product, block, first, last);
-    if (rows <= 8) return multiply_panels<8, 1>(product, block, first, last);
-    if (rows <= 12) return multiply_panels<12, 1>(product, block, first, last);
+    if (rows <= 1) return multiply_panels<Weight, 1, 2>(product, block, first, last);
+    if (rows <= 2) return multiply_panels<Weight, 2, 2>(product, block, first, last);
+    if (rows <= 4) return multiply_panels<Weight, 4, 1>(product, block, first, last);
+    if (rows <= 8) return multiply_panels<Weight, 8, 1>(product, block, first, last);
+    if (rows <= 12) return multiply_panels<Weight, 12, 1>(product, block, first, last);
     if constexpr (ROWS > 12) {
-        if (rows <= 16) return multiply_panels<16, 1>(product, block, first, last);
-        if (rows <= 20) return multiply_panels<20, 1>(product, block, first, last);
-        return multiply_panels<24, 1>(product, block, first, last);
+        if (rows <= 16) return multiply_panels<Weight, 16, 1>(product, block, first, last);
+        if (rows <= 20) return multiply_panels<Weight, 20, 1>(product, block, first, last);
+        return multiply_panels<Weight, 24, 1>(product, block, first, last);
     }
 }
 
@@ -144,9 +189,9 @@ void pack_rows(const uint16_t* x, int64_t stride, int rows, int inputs, int bloc
 
 }  // namespace
 
-// The number of bytes that the packed weight [outputs, inputs] takes.
-extern "C" int64_t kvlab_packed_linear_bytes(int outputs, int inputs) {
-    return int64_t((outputs + LANES - 1) / LANES) * LANES * ((inputs + 1) / 2) * 4;
+// The number of bytes that the packed weight [outputs, inputs] takes, in int8 or in bfloat16.
+extern "C" int64_t kvlab_packed_linear_bytes(int outputs, int inputs, int int8) {
+    return int64_t((outputs + LANES - 1) / LANES) * ((inputs + 1) / 2) * (int8 ? Int8::BYTES : BFloat16::BYTES);
 }
 
 // Pack `weight` [outputs, inputs], C-contiguous, into `packed`.
@@ -172,12 +217,36 @@ extern "C" void kvlab_pack_linear(const uint16_t* weight, int outputs, int input
     }
 }
 
-// out [rows, outputs] = x [rows, inputs] W^T + bias. `x_stride`: elements between rows of x. bias may be null.
-extern "C" void kvlab_linear(const uint16_t* x, int64_t x_stride, int rows, const void* packed, const uint16_t* bias,
-                             int outputs, int inputs, uint16_t* out, int threads) {
-    const int blocks = (rows + ROWS - 1) / ROWS, pairs = (inputs + 1) / 2;
-    const std::unique_ptr<float[]> packed_x(new float[int64_t(blocks) * pairs * ROWS * PER_PAIR]);
-    const Product product{packed_x.get(), static_cast<const float*>(packed), bias, out, rows, outputs, pairs};
+// The same in int8; writes each output's scale, `scales` [outputs].
+extern "C" void kvlab_pack_linear_int8(const uint16_t* weight, int outputs, int inputs, void* packed, float* scales,
+                                       int threads) {
+    const int panels = (outputs + LANES - 1) / LANES, pairs = (inputs + 1) / 2;
+#pragma omp parallel num_threads(threads)
+    {
+        const std::unique_ptr<int8_t[]> row(new int8_t[2 * pairs]());  // of an odd number of inputs the last stays 0
+#pragma omp for schedule(static)
+        for (int panel = 0; panel < panels; ++panel) {
+            int8_t* out = static_cast<int8_t*>(packed) + int64_t(panel) * pairs * Int8::BYTES;
+            for (int i = 0; i < LANES; ++i) {
+                const int output = panel * LANES + i;
+                if (output < outputs)
+                    scales[output] = quantize(weight + int64_t(output) * inputs, inputs, row.get());
+                else
+                    std::memset(row.get(), 0, 2 * pairs);
+                for (int pair = 0; pair < pairs; ++pair)
+                    std::memcpy(out + int64_t(pair) * Int8::BYTES + 2 * i, row.get() + 2 * pair, 2);
+            }
+        }
+    }
+}
+
+namespace {
+
+template <class Weight>
+void linear(Product product, const uint16_t* x, int64_t x_stride, int inputs, int threads) {
+    const int rows = product.rows, blocks = (rows + ROWS - 1) / ROWS;
+    const std::unique_ptr<float[]> packed_x(new float[int64_t(blocks) * product.pairs * ROWS * PER_PAIR]);
+    product.x = packed_x.get();
     const int panels = product.panels(), groups = (panels + PANELS - 1) / PANELS;
     const int at_once = std::max(1, groups / (threads * 16));
 #pragma omp parallel num_threads(threads)
@@ -188,19 +257,40 @@ extern "C" void kvlab_linear(const uint16_t* x, int64_t x_stride, int rows, cons
 #pragma omp for schedule(dynamic, at_once)
         for (int group = 0; group < groups; ++group)
             for (int block = 0; block < blocks; ++block)
-                multiply(product, block, group * PANELS, std::min(group * PANELS + PANELS, panels));
+                multiply<Weight>(product, block, group * PANELS, std::min(group * PANELS + PANELS, panels));
     }
 }
 
+}  // namespace
+
+// out [rows, outputs] = x [rows, inputs] W^T + bias. `x_stride`: elements between rows of x. bias may be null; so may
+// scales, for a weight that was packed in bfloat16.
+extern "C" void kvlab_linear(const uint16_t* x, int64_t x_stride, int rows, const void* packed, const float* scales,
+                             const uint16_t* bias, int outputs, int inputs, uint16_t* out, int threads) {
+    const Product product{nullptr, static_cast<const char*>(packed), scales, bias, out, rows, outputs,
+                          (inputs + 1) / 2};
+    scales ? linear<Int8>(product, x, x_stride, inputs, threads)
+           : linear<BFloat16>(product, x, x_stride, inputs, threads);
+}
+
 // out [count, inputs]: the rows `ids` of the weight that `packed` was made of.
-extern "C" void kvlab_packed_rows(const void* packed, int inputs, const int64_t* ids, int count, uint16_t* out,
-                                  int threads) {
+extern "C" void kvlab_packed_rows(const void* packed, const float* scales, int inputs, const int64_t* ids, int count,
+                                  uint16_t* out, int threads) {
     const int64_t pairs = (inputs + 1) / 2;
+    const int bytes = scales ? Int8::BYTES : BFloat16::BYTES;
 #pragma omp parallel for num_threads(threads) schedule(static) if (count > 8)
     for (int i = 0; i < count; ++i) {
-        const uint32_t* from = static_cast<const uint32_t*>(packed) + ids[i] / LANES * pairs * LANES + ids[i] % LANES;
+        const int64_t panel = ids[i] / LANES, lane = ids[i] % LANES;
+        const char* from = static_cast<const char*>(packed) + panel * pairs * bytes + lane * (bytes / LANES);
         uint16_t* to = out + int64_t(i) * inputs;
-        for (int pair = 0; pair < pairs; ++pair)
-            std::memcpy(to + 2 * pair, from + pair * LANES, std::min(2, inputs - 2 * pair) * sizeof to[0]);
+        for (int pair = 0; pair < pairs; ++pair, from += bytes) {
+            uint16_t both[2];
+            if (scales)
+                for (int k = 0; k < 2; ++k)
+                    both[k] = to_bfloat16(reinterpret_cast<const int8_t*>(from)[k] * scales[ids[i]]);
+            else
+                std::memcpy(both, from, sizeof both);
+            std::memcpy(to + 2 * pair, both, std::min(2, inputs - 2 * pair) * sizeof to[0]);
+        }
     }
 }

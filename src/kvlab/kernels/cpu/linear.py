@@ -12,26 +12,33 @@ from kvlab.kernels.cpu.library import load
 class PackedWeight:
     """A weight `[outputs, inputs]` in the order in which products read it, padded to whole vectors of outputs.
 
-    Raises KernelError where the kernels cannot be compiled.
+    With `int8` each output's weights are rounded to int8 with a scale, their largest magnitude / 127: half the bytes
+    to read. Products still take and give bfloat16, and are summed in float32. Raises KernelError where the kernels
+    cannot be compiled.
     """
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor, *, int8: bool = False) -> None:
         library = load()
         self.outputs, self.inputs = weight.shape
         shape = (c_int(self.outputs), c_int(self.inputs))
         library.kvlab_packed_linear_bytes.restype = c_int64
-        self._packed = torch.empty(library.kvlab_packed_linear_bytes(*shape), dtype=torch.uint8)
-        library.kvlab_pack_linear(
-            c_void_p(weight.contiguous().data_ptr()),
-            *shape,
-            c_void_p(self._packed.data_ptr()),
-            c_int(torch.get_num_threads()),
-        )
+        self._packed = torch.empty(library.kvlab_packed_linear_bytes(*shape, c_int(int8)), dtype=torch.uint8)
+        self._scales = torch.empty(self.outputs) if int8 else None
+        weight, threads = weight.contiguous(), c_int(torch.get_num_threads())
+        source, target = c_void_p(weight.data_ptr()), c_void_p(self._packed.data_ptr())
+        if int8:
+            library.kvlab_pack_linear_int8(source, *shape, target, self._at_scales, threads)
+        else:
+            library.kvlab_pack_linear(source, *shape, target, threads)
+
+    @property
+    def _at_scales(self) -> c_void_p:
+        return c_void_p(None if self._scales is None else self._scales.data_ptr())
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in memory, padding included."""
-        return self._packed.nbytes
+        """Bytes in memory, padding and scales included."""
+        return self._packed.nbytes + (0 if self._scales is None else self._scales.nbytes)
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """`x` `[rows, inputs]` W^T + bias `[outputs]`: `[rows, outputs]`, summed in float32, rounded once."""
@@ -43,6 +50,7 @@ class PackedWeight:
             c_int64(x.stride(0)),
             c_int(len(x)),
             c_void_p(self._packed.data_ptr()),
+            self._at_scales,
             c_void_p(None if bias is None else bias.data_ptr()),
             c_int(self.outputs),
             c_int(self.inputs),
@@ -52,10 +60,13 @@ class PackedWeight:
         return out
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rows `ids` `[n]` of the weight as it was: `[n, inputs]`. A tied embedding is looked up here."""
+        """The rows `ids` `[n]` of the weight, as it was or as int8 has it: `[n, inputs]` bfloat16. A tied embedding is
+        looked up here.
+        """
         out = torch.empty(len(ids), self.inputs, dtype=torch.bfloat16)
         load().kvlab_packed_rows(
             c_void_p(self._packed.data_ptr()),
+            self._at_scales,
             c_int(self.inputs),
             c_void_p(ids.data_ptr()),
             c_int(len(ids)),

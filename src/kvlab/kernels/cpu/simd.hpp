@@ -8,7 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512F__)
+#if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -23,6 +23,7 @@ constexpr int LANES = 4, TILE_ROWS = 4, TILE_VECTORS = 2;
 typedef float Floats __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
+typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
 // The same, wherever they lie in memory and whatever is stored there.
 typedef Floats FloatsAt __attribute__((aligned(4), may_alias));
 typedef Words WordsAt __attribute__((aligned(2), may_alias));
@@ -111,6 +112,32 @@ INLINE Words rounded_to_bfloat16(Floats x) {
     const Words bits = as_words(x);
     const Words rounded = bits + 0x7fff + ((bits >> 16) & 1);
     return (x == x ? rounded : bits | 0x400000) & 0xffff0000u;
+}
+
+// LANES elements, float32 or bfloat16, as float32.
+template <class Element>
+INLINE Floats widen(const Element* at) {
+    if constexpr (sizeof(Element) == 4) return load(at);
+    Halves narrow;
+    std::memcpy(&narrow, at, sizeof narrow);
+    return as_floats(__builtin_convertvector(narrow, Words) << 16);
+}
+
+// The same of `lanes` elements; zeros beyond them.
+template <class Element>
+INLINE Floats widen_some(const Element* at, int lanes) {
+    if (lanes == LANES) return widen(at);
+    Element padded[LANES] = {};
+    std::memcpy(padded, at, lanes * sizeof padded[0]);
+    return widen(padded);
+}
+
+// `count` elements, in whole vectors and one cut to size: `body(index, lanes)`.
+template <class Body>
+INLINE void for_each_vector(int count, Body body) {
+    int i = 0;
+    for (; i + LANES <= count; i += LANES) body(i, LANES);
+    if (i < count) body(i, count - i);
 }
 
 // Turn LANES vectors into their transpose, halving the distance of exchanged lanes from step to step.

@@ -16,8 +16,8 @@ from kvlab.models.rope import RotaryEmbedding
 class _NativeLinear:
     """One packed copy of the weight serves any number of rows, and lookups."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight = PackedWeight(weight)
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, int8: bool) -> None:
+        self._weight = PackedWeight(weight, int8=int8)
         self._bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -30,7 +30,8 @@ class _NativeLinear:
 
 
 class CpuOps:
-    """See Ops. Float32 and bfloat16; products in float32 are PyTorch's.
+    """See Ops. Float32 and bfloat16; products in float32 are PyTorch's. With `int8_weights` the matrices of a model
+    in bfloat16 are kept in int8.
 
     Raises KernelError where the kernels cannot be compiled.
     """
@@ -38,13 +39,14 @@ class CpuOps:
     name = "native"
     tied_copies = 1
 
-    def __init__(self) -> None:
+    def __init__(self, *, int8_weights: bool = False) -> None:
         load()
+        self._int8_weights = int8_weights
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False) -> Linear:
         """See Ops."""
         if weight.dtype == torch.bfloat16:
-            return _NativeLinear(weight, bias)
+            return _NativeLinear(weight, bias, int8=self._int8_weights)
         return TorchLinear(weight, bias, lookup=lookup)
 
     def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
@@ -79,6 +81,8 @@ class CpuOps:
             q_weight=None if q_norm is None else q_norm.weight,
             k_weight=None if k_norm is None else k_norm.weight,
             eps=0.0 if q_norm is None else q_norm.eps,
+            key_scales=view.key_scales(layer),
+            value_scales=view.value_scales(layer),
         )
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:

@@ -39,5 +39,8 @@ class TritonOps(TorchOps):
         if norms is not None:
             q, k = self.norm(q, norms[0]), self.norm(k, norms[1])
         rotate_in_place(q, k, angles.cosine, angles.sine, view.positions)
-        scatter_kv(k, v, view.keys(layer), view.values(layer), view.slot_mapping)
+        if view.key_scales(layer) is None:
+            scatter_kv(k, v, view.keys(layer), view.values(layer), view.slot_mapping)
+        else:
+            view.update(layer, k, v)
         return q
