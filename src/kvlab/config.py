@@ -224,7 +224,7 @@ class ExecutorConfig:
 
     device: str = "auto"  # auto: cuda where there is one, else cpu
     dtype: str = "bfloat16"
-    weights: str = "auto"  # auto: dtype; int8: of the matrices, with a scale per output; on a CPU, with dtype=bfloat16
+    weights: str = "auto"  # auto: dtype; int8: matrices with a scale per output, on a CPU beside dtype=bfloat16
     threads: int | None = None  # CPU threads; None: one for each core that the process may use
     kernels: bool = True  # false: PyTorch computes everything, and attention=auto takes no kernel either
 
