@@ -13,8 +13,8 @@ class PackedWeight:
     """A weight `[outputs, inputs]` in the order in which products read it, padded to whole vectors of outputs.
 
     With `int8` each output's weights are rounded to int8 with a scale, their largest magnitude / 127: half the
-    bytes to read. Products still take and give bfloat16, and are summed in float32. Raises KernelError where the kernels
-    cannot be compiled.
+    bytes to read. Products still take and give bfloat16, and are summed in float32. Raises KernelError where the
+    kernels cannot be compiled.
     """
 
     def __init__(self, weight: torch.Tensor, *, int8: bool = False) -> None:
