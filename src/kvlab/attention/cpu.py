@@ -17,8 +17,8 @@ class CpuAttention:
     name = "cpu"
 
     def supports(self, spec: AttentionSpec) -> Support:
-        """Causal attention in float32 or bfloat16 on a CPU, K and V so or in int8. The first call on a machine compiles
-        the kernel.
+        """Causal attention in float32 or bfloat16 on a CPU, K and V so or in int8. The first call on a machine
+        compiles the kernel.
         """
         if torch.device(spec.device).type != "cpu":
             return Support(False, f"runs on a CPU, not on {spec.device}")

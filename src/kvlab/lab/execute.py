@@ -266,8 +266,9 @@ def _announce(plan: RunPlan, context: RunContext) -> None:
     context.console.print(
         f"{config.model.name}: {plan.model.num_parameters / 1e6:,.0f} M parameters, "
         f"{format_bytes(plan.weight_bytes)} in {weights}; KV cache: {pool.num_blocks} {kind} of "
-        f"{pool.block_size} tokens, {format_bytes(pool.num_bytes)} in {config.kv_dtype}; attention: {plan.attention.name}; "
-        f"else: {plan.ops.name}; {len(plan.requests)} requests on {describe(plan.device)}"
+        f"{pool.block_size} tokens, {format_bytes(pool.num_bytes)} in {config.kv_dtype}; "
+        f"attention: {plan.attention.name}; else: {plan.ops.name}; "
+        f"{len(plan.requests)} requests on {describe(plan.device)}"
         + (f", {plan.threads} threads" if plan.device == "cpu" else ""),
         highlight=False,
     )

@@ -12,9 +12,9 @@ from kvlab.kernels.cpu.library import load
 class PackedWeight:
     """A weight `[outputs, inputs]` in the order in which products read it, padded to whole vectors of outputs.
 
-    With `int8` each output's weights are rounded to int8 with a scale, their largest magnitude / 127: half the bytes
-    to read. Products still take and give bfloat16, and are summed in float32. Raises KernelError where the kernels
-    cannot be compiled.
+    With `int8` each output's weights are rounded to int8 with a scale, their largest magnitude / 127: half the
+    bytes to read. Products still take and give bfloat16, and are summed in float32. Raises KernelError where the
+    kernels cannot be compiled.
     """
 
     def __init__(self, weight: torch.Tensor, *, int8: bool = False) -> None:
@@ -60,8 +60,8 @@ class PackedWeight:
         return out
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rows `ids` `[n]` of the weight, as it was or as int8 has it: `[n, inputs]` bfloat16. A tied embedding is
-        looked up here.
+        """The rows `ids` `[n]` of the weight, as it was or as int8 has it: `[n, inputs]` bfloat16. A tied embedding
+        is looked up here.
         """
         out = torch.empty(len(ids), self.inputs, dtype=torch.bfloat16)
         load().kvlab_packed_rows(
