@@ -95,9 +95,7 @@ class KVConfig:
     """
 
     backend: str = "paged"
-    dtype: str = (
-        "auto"  # auto: executor.dtype; int8: with a scale per token and head, about half of bfloat16's bytes
-    )
+    dtype: str = "auto"  # auto: executor.dtype; int8: with a scale per token and head
     block_size: int = 16  # token slots of a page; for contiguous only the unit of num_blocks
     num_blocks: int | None = None
     memory: str | None = None  # 512MiB, 4GiB, ...
@@ -224,7 +222,7 @@ class ExecutorConfig:
 
     device: str = "auto"  # auto: cuda where there is one, else cpu
     dtype: str = "bfloat16"
-    weights: str = "auto"  # auto: dtype; int8: matrices with a scale per output, on a CPU beside dtype=bfloat16
+    weights: str = "auto"  # auto: dtype; int8: matrices, with a scale per output (CPU, bfloat16)
     threads: int | None = None  # CPU threads; None: one for each core that the process may use
     kernels: bool = True  # false: PyTorch computes everything, and attention=auto takes no kernel either
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kvlab.kernels.cpu.attention import paged_attention
+from kvlab.kv.int8 import quantize
 from tests.kernels.paged import assert_close, bits, make_paged, plain_attention, unchanged
 
 SCALE = 0.2
@@ -91,6 +92,29 @@ def test_a_lone_sequence_is_split_over_threads(sequence: tuple[int, int], thread
         check([sequence], "all to 1", 64, 16, dtype, window=300)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [13, 64, 80])
+@pytest.mark.parametrize("heads", GROUPS)
+def test_keys_and_values_in_int8(heads: str, head_dim: int, dtype: torch.dtype) -> None:
+    """The same as attention over the numbers that int8 stands for; NaN in the scales of others would show."""
+    q_heads, kv_heads = HEADS[heads]
+    sequences = [(130, 130), (1, 1), (70, 3), (200, 100), (33, 1), (150, 1)]
+    new = [count for _, count in sequences]
+    paged = make_paged(
+        [length for length, _ in sequences], kv_heads, head_dim, 16, torch.float32, torch.device("cpu")
+    )
+    numbers, scales = zip(*map(quantize, (paged.keys, paged.values)), strict=True)
+    q, starts = torch.randn(sum(new), q_heads, head_dim).to(dtype), torch.tensor([0, *new]).cumsum(0).int()
+    found = paged_attention(
+        q, *numbers, *paged.cache[2:], starts, scale=SCALE, key_scales=scales[0], value_scales=scales[1]
+    )
+    rows = []
+    for i, kv in enumerate(zip(paged.k, paged.v, strict=True)):
+        k, v = (whole * scale[..., None] for whole, scale in map(quantize, kv))
+        rows.append(plain_attention(q[starts[i] : starts[i + 1]], k, v, scale=SCALE))
+    assert_close(found, torch.cat(rows))
 
 
 def test_more_query_heads_to_a_kv_head_than_rows_of_a_tile() -> None:

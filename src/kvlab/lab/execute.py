@@ -267,8 +267,9 @@ def _announce(plan: RunPlan, context: RunContext) -> None:
         f"{config.model.name}: {plan.model.num_parameters / 1e6:,.0f} M parameters, "
         f"{format_bytes(plan.weight_bytes)} in {weights}; KV cache: {pool.num_blocks} {kind} of "
         f"{pool.block_size} tokens, {format_bytes(pool.num_bytes)} in {config.kv_dtype}; "
-        f"attention: {plan.attention.name}, other kernels: {plan.ops.name}; {len(plan.requests)} requests on "
-        f"{describe(plan.device)}" + (f", {plan.threads} threads" if plan.device == "cpu" else ""),
+        f"attention: {plan.attention.name}, other kernels: {plan.ops.name}; "
+        f"{len(plan.requests)} requests on {describe(plan.device)}"
+        + (f", {plan.threads} threads" if plan.device == "cpu" else ""),
         highlight=False,
     )
 

@@ -544,7 +544,8 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
         while (key < count) {
             const int position = first + key, offset = position % block_size;
             const int run = std::min(block_size - offset, count - key);
-            const int64_t row = (int64_t(table[position / block_size]) * problem.num_kv_heads + head) * block_size + offset;
+            const int64_t block = table[position / block_size];
+            const int64_t row = (block * problem.num_kv_heads + head) * block_size + offset;
             if constexpr (SCALED<Type>) {
                 std::copy_n(problem.key_scales + row, run, scales[visit % 2].keys + key);
                 std::copy_n(problem.value_scales + row, run, scales[visit % 2].values + key);
@@ -698,23 +699,33 @@ void run(const Problem& problem, int threads) {
 
 }  // namespace
 
-// Pointers are to C-contiguous arrays: queries [T, num_heads, head_dim] with `query_stride` elements between tokens,
-// out the same without gaps, keys and values [blocks, num_kv_heads, block_size, head_dim], block_tables
-// [num_sequences, table_width], seq_lens [num_sequences], query_start [num_sequences + 1]. window and soft_cap: 0 for
-// none. element_bytes: 4 for float32, 2 for bfloat16. With scales [blocks, num_kv_heads, block_size], which else are
-// null, keys and values are int8.
-extern "C" void kvlab_paged_attention(void* out, const void* queries, const void* keys, const void* values,
-                                      const float* key_scales, const float* value_scales, const int32_t* block_tables,
-                                      const int32_t* seq_lens, const int32_t* query_start, int64_t query_stride,
-                                      int table_width, int num_sequences, int num_heads, int num_kv_heads,
-                                      int head_dim, int block_size, int window, float scale, float soft_cap,
+// Pointers are to C-contiguous arrays: queries [T, num_heads, head_dim] with `query_stride` elements between
+// tokens, out the same without gaps, keys and values [blocks, num_kv_heads, block_size, head_dim], block_tables
+// [num_sequences, table_width], seq_lens [num_sequences], query_start [num_sequences + 1]. window and soft_cap: 0
+// for none. element_bytes: 4 for float32, 2 for bfloat16. This file is compiled twice, side by side: as it is, and
+// with KVLAB_INT8 for keys and values in int8 with scales [blocks, num_kv_heads, block_size], which else are unused.
+#if defined(KVLAB_INT8)
+#define KVLAB_PAGED_ATTENTION kvlab_paged_attention_int8
+template <class Type>
+using Cached = Int8<Type>;
+#else
+#define KVLAB_PAGED_ATTENTION kvlab_paged_attention
+template <class Type>
+using Cached = Type;
+#endif
+extern "C" void KVLAB_PAGED_ATTENTION(void* out, const void* queries, const void* keys, const void* values,
+                                      const float* key_scales, const float* value_scales,
+                                      const int32_t* block_tables, const int32_t* seq_lens,
+                                      const int32_t* query_start, int64_t query_stride, int table_width,
+                                      int num_sequences, int num_heads, int num_kv_heads, int head_dim,
+                                      int block_size, int window, float scale, float soft_cap,
                                       int element_bytes, int threads) {
     const Problem problem{queries,      keys,          values,      key_scales,   value_scales, out,
                           block_tables, seq_lens,      query_start, query_stride, table_width,  num_sequences,
                           num_heads,    num_kv_heads,  head_dim,    block_size,   window,       scale,
                           soft_cap};
-    if (key_scales)
-        element_bytes == 4 ? run<Int8<Float32>>(problem, threads) : run<Int8<BFloat16>>(problem, threads);
+    if (element_bytes == 4)
+        run<Cached<Float32>>(problem, threads);
     else
-        element_bytes == 4 ? run<Float32>(problem, threads) : run<BFloat16>(problem, threads);
+        run<Cached<BFloat16>>(problem, threads);
 }

@@ -31,16 +31,17 @@ def paged_attention(
     head_dim]`; `block_tables` `[B, width]`, `seq_lens` `[B]`, `query_start` `[B + 1]` int32. Sequence `b` has
     `seq_lens[b]` tokens, the newest of which are the queries `query_start[b]:query_start[b + 1]`. All in float32 or
     all in bfloat16; or K and V in int8, each row with its factor in `key_scales` and `value_scales` `[blocks,
-    kv_heads, block_size]` float32. Scores and sums are float32; weights are rounded to bfloat16 where
-    the processor multiplies it.
-    Returns `[T, heads, head_dim]`.
+    kv_heads, block_size]` float32. Scores and sums are float32; weights are rounded to bfloat16 where the processor
+    multiplies it. Returns `[T, heads, head_dim]`.
 
     Raises KernelError where the kernels cannot be compiled.
     """
     if q.stride(2) != 1 or q.stride(1) != q.shape[2]:
         q = q.contiguous()
     out = torch.empty(q.shape, dtype=q.dtype)
-    load().kvlab_paged_attention(
+    library = load()
+    attend = library.kvlab_paged_attention if key_scales is None else library.kvlab_paged_attention_int8
+    attend(
         *(c_void_p(x.data_ptr()) for x in (out, q, keys, values)),
         *(c_void_p(None if x is None else x.data_ptr()) for x in (key_scales, value_scales)),
         *(c_void_p(x.data_ptr()) for x in (block_tables, seq_lens, query_start)),

@@ -204,9 +204,9 @@ extern "C" void kvlab_gated(const void* gate_up, int rows, int size, int gelu, v
         gated(static_cast<const uint16_t*>(gate_up), rows, size, gelu != 0, static_cast<uint16_t*>(out), threads);
 }
 
-// qkv [tokens, num_heads + 2 * num_kv_heads, head_dim]: queries and keys are normed (weights may be null) and turned
-// by the angles of their positions, cosine and sine [positions, head_dim], the sine signed; queries go to q, keys and
-// values into their blocks [blocks, num_kv_heads, block_size, head_dim]. With scales [blocks, num_kv_heads,
+// qkv [tokens, num_heads + 2 * num_kv_heads, head_dim]: queries and keys are normed (weights may be null) and
+// turned by the angles of their positions, cosine and sine [positions, head_dim], the sine signed; queries go to q,
+// keys and values into their blocks [blocks, num_kv_heads, block_size, head_dim]. With scales [blocks, num_kv_heads,
 // block_size], which else are null, the blocks are int8.
 extern "C" void kvlab_rotate_and_store(const void* qkv, const void* q_weight, const void* k_weight, float eps,
                                        const void* cosine, const void* sine, const int64_t* positions,

@@ -83,6 +83,8 @@ def rotate_and_store(
     """
     tokens, all_heads, head_dim = qkv.shape
     kv_heads, block_size = keys.shape[1], keys.shape[2]
+    if head_dim > MAX_HEAD_DIM or head_dim % 2:
+        raise ValueError(f"heads of {head_dim}: must be even, and at most {MAX_HEAD_DIM}")
     heads = all_heads - 2 * kv_heads
     q = qkv.new_empty(tokens, heads, head_dim)
     load().kvlab_rotate_and_store(

@@ -19,7 +19,7 @@ INLINE Floats floats_of(const int8_t* at) {
 #endif
 }
 
-// 2 * LANES of them, two to a word, the first in the lower half: `even_int8` and `odd_int8` are one of the two each.
+// 2 * LANES of them, two to a word, the first in the lower half; `even_int8` gives that, `odd_int8` the other.
 INLINE Words int8_pairs(const int8_t* at) {
     Halves pairs;
     std::memcpy(&pairs, at, sizeof pairs);

@@ -19,7 +19,8 @@ import torch  # first: the library then uses the OpenMP threads that torch has b
 
 from kvlab.errors import KernelError
 
-_SOURCES = ("attention.cpp", "linear.cpp", "elementwise.cpp")
+# Each with what it is compiled with besides; those that take longest first.
+_UNITS = (("attention.cpp", "-DKVLAB_INT8"), ("attention.cpp", ""), ("linear.cpp", ""), ("elementwise.cpp", ""))
 _HEADERS = ("simd.hpp", "int8.hpp")
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
@@ -53,7 +54,7 @@ def _attempt(compiler: str | None, architecture: str, cache: Path) -> ctypes.CDL
 def _find_or_build(compiler: str | None, architecture: str, cache: Path) -> ctypes.CDLL:
     command = [_find_compiler(compiler), f"-march={architecture}", *_FLAGS]
     folder = Path(__file__).parent
-    text = "".join((folder / name).read_text() for name in (*_SOURCES, *_HEADERS))
+    text = "".join((folder / name).read_text() for name in (*(name for name, _ in _UNITS), *_HEADERS))
     key = hashlib.sha256(
         "\0".join([text, *command, _compiler_stamp(command[0]), _cpu(), torch.__version__]).encode()
     )
@@ -88,10 +89,10 @@ def _build(command: list[str], path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
-            objects = [Path(folder) / f"{name}.o" for name in _SOURCES]
+            objects = [Path(folder) / f"{number}.o" for number in range(len(_UNITS))]
             compilations = [
-                [*command, "-c", str(Path(__file__).parent / name), "-o", str(target)]
-                for name, target in zip(_SOURCES, objects, strict=True)
+                [*command, *([flag] if flag else []), "-c", str(Path(__file__).parent / name), "-o", str(target)]
+                for (name, flag), target in zip(_UNITS, objects, strict=True)
             ]
             with ThreadPoolExecutor() as threads:
                 list(threads.map(_run, compilations))

@@ -223,7 +223,7 @@ extern "C" void kvlab_pack_linear_int8(const uint16_t* weight, int outputs, int 
     const int panels = (outputs + LANES - 1) / LANES, pairs = (inputs + 1) / 2;
 #pragma omp parallel num_threads(threads)
     {
-        const std::unique_ptr<int8_t[]> row(new int8_t[2 * pairs]());  // of an odd number of inputs the last stays 0
+        const std::unique_ptr<int8_t[]> row(new int8_t[2 * pairs]());  // a last half pair stays 0
 #pragma omp for schedule(static)
         for (int panel = 0; panel < panels; ++panel) {
             int8_t* out = static_cast<int8_t*>(packed) + int64_t(panel) * pairs * Int8::BYTES;
@@ -263,8 +263,8 @@ void linear(Product product, const uint16_t* x, int64_t x_stride, int inputs, in
 
 }  // namespace
 
-// out [rows, outputs] = x [rows, inputs] W^T + bias. `x_stride`: elements between rows of x. bias may be null; so may
-// scales, for a weight that was packed in bfloat16.
+// out [rows, outputs] = x [rows, inputs] W^T + bias. `x_stride`: elements between rows of x. bias may be null; so
+// may scales, for a weight that was packed in bfloat16.
 extern "C" void kvlab_linear(const uint16_t* x, int64_t x_stride, int rows, const void* packed, const float* scales,
                              const uint16_t* bias, int outputs, int inputs, uint16_t* out, int threads) {
     const Product product{nullptr, static_cast<const char*>(packed), scales, bias, out, rows, outputs,
@@ -274,8 +274,8 @@ extern "C" void kvlab_linear(const uint16_t* x, int64_t x_stride, int rows, cons
 }
 
 // out [count, inputs]: the rows `ids` of the weight that `packed` was made of.
-extern "C" void kvlab_packed_rows(const void* packed, const float* scales, int inputs, const int64_t* ids, int count,
-                                  uint16_t* out, int threads) {
+extern "C" void kvlab_packed_rows(const void* packed, const float* scales, int inputs, const int64_t* ids,
+                                  int count, uint16_t* out, int threads) {
     const int64_t pairs = (inputs + 1) / 2;
     const int bytes = scales ? Int8::BYTES : BFloat16::BYTES;
 #pragma omp parallel for num_threads(threads) schedule(static) if (count > 8)
