@@ -25,6 +25,8 @@ _HEADERS = ("simd.hpp", "int8.hpp")
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
 
+_SETTINGS = ("CXX", "KVLAB_CPU_ARCH", "KVLAB_CACHE", "XDG_CACHE_HOME")  # that decide which library it is
+
 _log = logging.getLogger(__name__)
 
 
@@ -35,17 +37,18 @@ def load() -> ctypes.CDLL:
     (`-march`: `x86-64-v3` for AVX2, `x86-64` for neither). Raises KernelError, with the reason, where it cannot be
     built; the log says so the first time.
     """
-    outcome = _attempt(os.environ.get("CXX"), os.environ.get("KVLAB_CPU_ARCH", "native"), cache_folder())
+    environ = os.environ
+    outcome = _attempt(*[environ.get(name) for name in _SETTINGS])
     if isinstance(outcome, KernelError):
         raise outcome
     return outcome
 
 
 @lru_cache
-def _attempt(compiler: str | None, architecture: str, cache: Path) -> ctypes.CDLL | KernelError:
-    """The library or the reason why there is none, remembered either way."""
+def _attempt(compiler: str | None, architecture: str | None, *_cache: str | None) -> ctypes.CDLL | KernelError:
+    """The library or the reason why there is none, remembered either way: every call of a kernel asks."""
     try:
-        return _find_or_build(compiler, architecture, cache)
+        return _find_or_build(compiler, architecture or "native", cache_folder())
     except KernelError as error:
         _log.warning("native CPU kernels are off: %s", error)
         return error
