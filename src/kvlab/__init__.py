@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvlab.config import AttentionConfig, ExecutorConfig, KVConfig, ModelConfig, SchedulerConfig
     from kvlab.core import FinishReason, Request, SamplingParams, StepOutput
-    from kvlab.engine.library import Engine
+    from kvlab.engine.service import Engine
     from kvlab.errors import KvlabError
 
 __version__ = "0.1.0"
@@ -37,7 +37,7 @@ __all__ = [
 _HOMES = {
     "kvlab.config": ("AttentionConfig", "ExecutorConfig", "KVConfig", "ModelConfig", "SchedulerConfig"),
     "kvlab.core": ("FinishReason", "Request", "SamplingParams", "StepOutput"),
-    "kvlab.engine.library": ("Engine",),
+    "kvlab.engine.service": ("Engine",),
     "kvlab.errors": ("KvlabError",),
 }
 

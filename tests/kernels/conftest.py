@@ -12,7 +12,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from kvlab.kernels.cpu.library import load
+from kvlab.kernels.cpu.native import load
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported

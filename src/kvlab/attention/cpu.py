@@ -7,7 +7,7 @@ import torch
 from kvlab.attention.base import AttentionSpec, Support
 from kvlab.errors import KernelError
 from kvlab.kernels.cpu.attention import DTYPES, paged_attention
-from kvlab.kernels.cpu.library import load
+from kvlab.kernels.cpu.native import load
 from kvlab.kv.view import CacheView
 
 

@@ -155,10 +155,6 @@ class ProfilingOps:
         self._profiler.add(Part.ELEMENTWISE, start)
         return out
 
-    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """See Ops; the sampler's, whose span it would be in."""
-        return self._ops.argmax(logits)
-
 
 class _ProfilingLinear:
     """A product, timed. See Linear."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from kvlab.kernels.cpu.library import cache_folder
+from kvlab.kernels.cpu.native import cache_folder
 from kvlab.lab.machine import describe
 from kvlab.lab.roofline import MachineRates
 from kvlab.models.ops import select_ops

@@ -6,7 +6,7 @@ from ctypes import c_float, c_int, c_int64, c_void_p
 
 import torch
 
-from kvlab.kernels.cpu.library import load
+from kvlab.kernels.cpu.native import load
 
 DTYPES = (torch.float32, torch.bfloat16)
 

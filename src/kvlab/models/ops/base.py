@@ -79,7 +79,3 @@ class Ops(Protocol):
         values stored in the view. Returns the queries `[T, heads, head_dim]`.
         """
         ...
-
-    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """`[rows]` int64: the place of the largest of each row, the first of equals."""
-        ...

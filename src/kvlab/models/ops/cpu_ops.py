@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from kvlab.kernels.cpu import elementwise
-from kvlab.kernels.cpu.library import load
 from kvlab.kernels.cpu.linear import PackedWeight
+from kvlab.kernels.cpu.native import load
 from kvlab.kv.view import CacheView
 from kvlab.models.ops.base import Angles, Linear, Norm
 from kvlab.models.ops.torch_ops import TorchLinear
@@ -84,7 +84,3 @@ class CpuOps:
             key_scales=view.key_scales(layer),
             value_scales=view.value_scales(layer),
         )
-
-    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """See Ops."""
-        return elementwise.argmax(logits)

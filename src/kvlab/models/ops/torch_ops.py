@@ -99,8 +99,3 @@ class TorchOps:
             q, k = self.norm(q, norms[0]), self.norm(k, norms[1])
         view.update(layer, rotate(k, angles.cosine, angles.sine), v)
         return rotate(q, angles.cosine, angles.sine)
-
-    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """See Ops."""
-        # Several times as fast as torch.argmax in bfloat16.
-        return logits.max(dim=-1).indices

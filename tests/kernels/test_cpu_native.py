@@ -11,7 +11,7 @@ import pytest
 from kvlab.attention.base import AttentionSpec
 from kvlab.attention.registry import default_registry
 from kvlab.errors import BackendError, KernelError
-from kvlab.kernels.cpu import library
+from kvlab.kernels.cpu import native
 
 SPEC = AttentionSpec(4, 2, 16, 0.25, "bfloat16", "cpu")
 
@@ -41,34 +41,34 @@ def needs_compiler() -> None:
 
 @pytest.mark.usefixtures("needs_compiler")
 def test_is_compiled_once_and_then_found(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library.load()
+    native.load()
     built = list(cache.iterdir())
     assert [path.suffix for path in built] == [".so"]
-    library._attempt.cache_clear()
-    monkeypatch.setattr(library, "_build", lambda *_: pytest.fail("built again"))
-    library.load()
+    native._attempt.cache_clear()
+    monkeypatch.setattr(native, "_build", lambda *_: pytest.fail("built again"))
+    native.load()
 
 
 @pytest.mark.usefixtures("needs_compiler")
 def test_a_library_that_cannot_be_loaded_is_built_again(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library.load()
+    native.load()
     (built,) = cache.iterdir()
     spoiled = tmp_path / "spoiled" / built.name
     spoiled.parent.mkdir()
     spoiled.write_bytes(b"cut off")
     monkeypatch.setenv("KVLAB_CACHE", str(spoiled.parent))
-    library.load()
+    native.load()
     assert spoiled.stat().st_size > 1000
 
 
 @pytest.mark.usefixtures("needs_compiler")
 def test_another_machine_another_library(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library.load()
-    monkeypatch.setattr(library, "_cpu", lambda: "another processor")
-    library._attempt.cache_clear()
-    library.load()
+    native.load()
+    monkeypatch.setattr(native, "_cpu", lambda: "another processor")
+    native._attempt.cache_clear()
+    native.load()
     assert len(list(cache.iterdir())) == 2
 
 
@@ -93,14 +93,14 @@ def test_chosen_by_name_it_is_refused_with_the_compilers_words(broken_compiler: 
 
 def test_a_failed_build_leaves_nothing(broken_compiler: Path, cache: Path) -> None:
     with pytest.raises(KernelError):
-        library.load()
+        native.load()
     assert list(cache.iterdir()) == []
 
 
 def test_a_compiler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(KernelError, match="CXX=no-such-compiler: there is no such compiler"):
-        library.load()
+        native.load()
 
 
 @pytest.mark.usefixtures("needs_compiler")
@@ -108,7 +108,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "file"))
     with pytest.raises(KernelError, match="KVLAB_CACHE names another folder"):
-        library.load()
+        native.load()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 import kvlab
 from kvlab.core import FinishReason, Request, StepOutput, StepPlan
 from kvlab.engine.clock import WallClock
-from kvlab.engine.library import Engine
+from kvlab.engine.service import Engine
 from kvlab.errors import ConfigError, EngineStoppedError, KvlabError, RequestRefusedError
 from kvlab.kv.view import CacheView
 from tests.engine.support import (
