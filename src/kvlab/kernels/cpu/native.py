@@ -21,7 +21,7 @@ from kvlab.errors import KernelError
 
 # Each with what it is compiled with besides; those that take longest first.
 _UNITS = (("attention.cpp", "-DKVLAB_INT8"), ("attention.cpp", ""), ("linear.cpp", ""), ("elementwise.cpp", ""))
-_HEADERS = ("simd.hpp", "int8.hpp")
+_HEADERS = ("simd.hpp", "int8.hpp", "tiles.hpp")
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
 
