@@ -14,9 +14,11 @@
 // channels has the even ones first and the odd ones behind, which costs a shift and a mask and no shuffle.
 
 #include "int8.hpp"
+#include "tiles.hpp"
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -26,6 +28,7 @@ constexpr int TILE_KEYS = 64;    // keys packed at once
 constexpr int ROWS_AT_ONCE = 96; // query rows that share a packed tile, where a group has no more
 constexpr int MIN_SPAN = 128;    // keys below which splitting a sequence does not pay
 constexpr int FEW_ROWS = 4;      // rows up to which packing keys and values costs more than it saves
+constexpr int TILED_FROM = 8;   // rows from which matrix tiles pay, where there are any
 constexpr float HIDDEN = -INFINITY;
 
 // What queries, outputs and the products are (Element), and what the cache holds (Stored).
@@ -135,10 +138,12 @@ struct Shape {
 struct Scratch {
     float *queries, *keys, *values, *scores, *weights, *sums, *most, *total;
     std::vector<float> memory;
+    bool tiled = false;  // whether the item at hand is multiplied in tiles
 
     template <class Type>
     void fit(const Shape<Type>& shape, size_t rows) {
         const size_t row = shape.channels, tile = TILE_KEYS;
+        rows = (rows + 31) / 32 * 32;  // of tiles, which are read and written whole
         const size_t sizes[] = {rows * row, tile * row, tile * row, rows * tile, rows * tile, rows * row, rows, rows * LANES};
         size_t all_of_them = 16;
         for (size_t size : sizes) all_of_them += (size + 15) / 16 * 16;
@@ -200,10 +205,34 @@ void multiply_rows(const float* a, int a_stride, const float* b, int b_stride, i
         multiply_tile<Type, ROWS, 1>(a, a_stride, b + column, b_stride, steps, c + column, c_stride, add);
 }
 
+#if defined(KVLAB_TILES)
+// The same as `multiply` in tiles: steps a multiple of 16. Rows of c up to the next multiple of 16 are written.
+void multiply_in_tiles(const float* a, int a_stride, const float* b, int b_stride, int steps, float* c, int c_stride,
+                       int rows, int columns, bool add) {
+    constexpr int SIDE = TILE_SIDE;
+    const int64_t a_row = a_stride * sizeof(float), b_row = b_stride * sizeof(float);
+    const auto at = [](const float* x) { return reinterpret_cast<const char*>(x); };
+    for (int row = 0; row < rows; row += 2 * SIDE)
+        for (int column = 0; column < columns; column += 2 * SIDE) {
+            const TiledSide left{at(a + row * a_stride), a_row, SIDE * a_row, TILE_BYTES};
+            const TiledSide right{at(b + column), b_row, TILE_BYTES, SIDE * b_row};
+            float* sums = c + row * c_stride + column;
+            const bool tall = rows - row > SIDE, wide = columns - column > SIDE;
+            const auto multiply = tall ? (wide ? multiply_tiles<2, 2> : multiply_tiles<2, 1>)
+                                       : (wide ? multiply_tiles<1, 2> : multiply_tiles<1, 1>);
+            multiply(left, right, steps / SIDE, sums, c_stride, add, nullptr);
+        }
+}
+#endif
+
 // c [rows, columns] (+)= a [rows, steps] * b [steps, columns], in units; columns a multiple of LANES.
 template <class Type>
 void multiply(const float* a, int a_stride, const float* b, int b_stride, int steps, float* c, int c_stride, int rows,
               int columns, bool add) {
+#if defined(KVLAB_TILES)
+    if constexpr (Type::PER_UNIT == 2)
+        if (scratch.tiled) return multiply_in_tiles(a, a_stride, b, b_stride, steps, c, c_stride, rows, columns, add);
+#endif
     int row = 0;
     for (; row + TILE_ROWS <= rows; row += TILE_ROWS)
         multiply_rows<Type, TILE_ROWS>(a + row * a_stride, a_stride, b, b_stride, steps, c + row * c_stride, c_stride,
@@ -427,8 +456,14 @@ void add_values(const Rows<Type>& values, const Rows<Type>& ahead, int count, in
         default: break;
     }
     pack_values<Type>(values, ahead, count, shape, scratch.values);
-    multiply<Type>(weights, TILE_KEYS, scratch.values, shape.channels, (count + Type::PER_UNIT - 1) / Type::PER_UNIT,
-                   sums, shape.channels, rows, shape.channels, true);
+    int steps = (count + Type::PER_UNIT - 1) / Type::PER_UNIT;
+    if (scratch.tiled) {  // whole tiles: values of weight 0, which have to be numbers
+        const int whole = (steps + LANES - 1) / LANES * LANES;
+        std::fill(scratch.values + steps * shape.channels, scratch.values + whole * shape.channels, 0.0f);
+        steps = whole;
+    }
+    multiply<Type>(weights, TILE_KEYS, scratch.values, shape.channels, steps, sums, shape.channels, rows,
+                   shape.channels, true);
 }
 
 template <class Type>
@@ -518,6 +553,10 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
     const int rows = (item.last_query - item.first_query) * group;  // of one KV head
     const int32_t* table = problem.block_tables + int64_t(item.sequence) * problem.table_width;
 
+#if defined(KVLAB_TILES)
+    scratch.tiled = Type::PER_UNIT == 2 && heads == 1 && rows >= TILED_FROM && has_tiles();
+#endif
+
     // The place of a row's head in `queries` and `out`, both [T, num_heads, head_dim].
     const auto token_of = [&](int row) { return int64_t(start + item.first_query + row / group); };
     const auto head_of = [&](int head, int row) { return (item.first_head + head) * group + row % group; };
@@ -570,7 +609,7 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
     for (int visit = 0; visit < visits; ++visit) {
         const int first = item.first_key + visit / heads * tile_keys, head = visit % heads;
         const int count = std::min(tile_keys, item.last_key - first);
-        const int width = (count + LANES - 1) / LANES * LANES;
+        const int whole = scratch.tiled ? 2 * LANES : LANES, width = (count + whole - 1) / whole * whole;
         locate(std::min(visit + 1, visits - 1) );
         const int now = visit % 2, next = std::min(visit + 1, visits - 1) % 2;
         score<Type>(key_rows[now], key_rows[next], count, rows, shape, scratch.queries + head * rows * shape.steps);
@@ -689,6 +728,10 @@ void run(const Problem& problem, int threads) {
 #pragma omp parallel num_threads(threads)
     {
         scratch.fit(shape, problem.rows_at_once());
+#if defined(KVLAB_TILES)
+        std::optional<Tiles> tiles;
+        if (has_tiles()) tiles.emplace();
+#endif
 #pragma omp for schedule(dynamic, 1)
         for (size_t i = 0; i < order.size(); ++i) attend<Type>(problem, shape, items[order[i]], partials.get());
 #pragma omp for schedule(dynamic, 1)

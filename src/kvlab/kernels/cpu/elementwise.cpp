@@ -15,7 +15,7 @@ INLINE void narrow(Element* at, Floats x) {
     if constexpr (sizeof(Element) == 4) {
         store(at, x);
     } else {
-        const Halves halves = __builtin_convertvector(rounded_to_bfloat16(x) >> 16, Halves);
+        const Halves halves = narrowed(x);
         std::memcpy(at, &halves, sizeof halves);
     }
 }
@@ -23,7 +23,8 @@ INLINE void narrow(Element* at, Floats x) {
 // x rounded to the precision of Element, as if it had been stored and read again.
 template <class Element>
 INLINE Floats rounded(Floats x) {
-    return sizeof(Element) == 4 ? x : as_floats(rounded_to_bfloat16(x));
+    if constexpr (sizeof(Element) == 4) return x;
+    return as_floats(__builtin_convertvector(narrowed(x), Words) << 16);
 }
 
 template <class Element>
@@ -76,10 +77,8 @@ void gated(const Element* gate_up, int rows, int size, bool gelu, Element* out, 
             const Floats x = widen_some(gate + i, lanes);
             // gelu in its tanh form is x * sigmoid(2 y), silu is x * sigmoid(x)
             const Floats y = gelu ? 1.5957691216f * (x + 0.044715f * x * x * x) : x;
-            const Floats bounded = y > 80.0f ? all(80.0f) : y;
-            const Floats small = exponential(bounded > 0.0f ? -bounded : bounded);
-            const Floats sigmoid = (y > 0.0f ? all(1.0f) : small) / (1.0f + small);
-            narrow_some(to + i, rounded<Element>(x * sigmoid) * widen_some(up + i, lanes), lanes);
+            const Floats bounded = y < -80.0f ? all(-80.0f) : y;  // e^80 is still finite
+            narrow_some(to + i, rounded<Element>(x / (1.0f + exponential(-bounded))) * widen_some(up + i, lanes), lanes);
         });
     }
 }

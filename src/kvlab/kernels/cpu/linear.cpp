@@ -96,7 +96,7 @@ void store_outputs(const Product& product, int row, int panel, Floats sums) {
     const int first = panel * LANES, lanes = std::min(LANES, product.outputs - first);
     if (product.scales) sums *= widen_some(product.scales + first, lanes);
     if (product.bias) sums += widen_some(product.bias + first, lanes);
-    const Halves narrow = __builtin_convertvector(rounded_to_bfloat16(sums) >> 16, Halves);
+    const Halves narrow = narrowed(sums);
     uint16_t* out = product.out + int64_t(row) * product.outputs + first;
     if (lanes == LANES)
         std::memcpy(out, &narrow, sizeof narrow);
@@ -373,7 +373,7 @@ private:
         alignas(64) float sums[BLOCK_ROWS * 2 * LANES];
         for (int stripe = begin; stripe < end; ++stripe) {
             const char* weights = widened(stripe, 0);
-            const char* ahead = stripe_of(std::min(stripe + 1, end - 1));
+            const char* ahead = stripe_of(std::min(stripe + 1, stripes - 1));
             for (int row = 0; row < product.rows; row += BLOCK_ROWS, ahead += int64_t(steps) * LINES * 64) {
                 const int rows = std::min(BLOCK_ROWS, product.rows - row);
                 multiply_stripe<LINES>(left(row, 0), right(weights, 0), rows, panels_of(stripe), steps, sums, false, ahead);

@@ -62,15 +62,23 @@ INLINE Floats add_halves(Floats a, Floats b) {
 }
 
 INLINE float largest(Floats x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)x);
+#else
     float most = x[0];
     for (int lane = 1; lane < LANES; ++lane) most = x[lane] > most ? x[lane] : most;
     return most;
+#endif
 }
 
 INLINE float sum(Floats x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)x);
+#else
     float total = 0;
     for (int lane = 0; lane < LANES; ++lane) total += x[lane];
     return total;
+#endif
 }
 
 INLINE bool any(Ints condition) {
@@ -112,6 +120,15 @@ INLINE Words rounded_to_bfloat16(Floats x) {
     const Words bits = as_words(x);
     const Words rounded = bits + 0x7fff + ((bits >> 16) & 1);
     return (x == x ? rounded : bits | 0x400000) & 0xffff0000u;
+}
+
+// The same, as bfloat16. (The processor's own rounding takes numbers below 1e-38 for 0.)
+INLINE Halves narrowed(Floats x) {
+#if defined(__AVX512BF16__)
+    return (Halves)_mm512_cvtneps_pbh((__m512)x);
+#else
+    return __builtin_convertvector(rounded_to_bfloat16(x) >> 16, Halves);
+#endif
 }
 
 // LANES elements, float32 or bfloat16, as float32.
