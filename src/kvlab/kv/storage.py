@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvlab.errors import CapacityError
+from kvlab.kernels.cpu.memory import empty
 from kvlab.kv.int8 import quantize
 from kvlab.kv.spec import KVSpec
 
@@ -22,13 +23,13 @@ class KVStorage:
         self.device = torch.device(device)
         shape = (spec.num_layers, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         try:
-            self.keys = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=self.device)
-            self.values = torch.zeros_like(self.keys)
+            self.keys = self._zeros(shape, getattr(torch, spec.dtype))
+            self.values = self._zeros(shape, self.keys.dtype)
             self.key_scales = self.value_scales = None
             if spec.is_scaled:
-                self.key_scales = torch.zeros(shape[:-1], dtype=torch.float32, device=self.device)
-                self.value_scales = torch.zeros_like(self.key_scales)
-        except RuntimeError as error:  # torch has no narrower type for "no memory" on a CPU
+                self.key_scales = self._zeros(shape[:-1], torch.float32)
+                self.value_scales = self._zeros(shape[:-1], torch.float32)
+        except (RuntimeError, OSError) as error:  # torch has no narrower type for "no memory" on a CPU
             raise CapacityError(
                 f"KV cache of {num_blocks} blocks of {block_size} tokens "
                 f"({num_blocks * block_size * spec.bytes_per_token} bytes) does not fit on {self.device}: {error}"
@@ -37,6 +38,14 @@ class KVStorage:
         # Buffers of `gather`, sized on first use for the longest sequence so far.
         self._gathered_keys = torch.empty(0, dtype=self.keys.dtype, device=self.device)
         self._gathered_values = torch.empty_like(self._gathered_keys)
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """On a CPU in large pages, since blocks are read from all over the pool, and all of them taken now: the first
+        sequences are not to wait for memory.
+        """
+        if self.device.type == "cpu":
+            return empty(shape, dtype).zero_()
+        return torch.zeros(shape, dtype=dtype, device=self.device)
 
     @property
     def num_bytes(self) -> int:

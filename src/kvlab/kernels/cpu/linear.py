@@ -6,6 +6,7 @@ from ctypes import c_int, c_int64, c_void_p
 
 import torch
 
+from kvlab.kernels.cpu import memory
 from kvlab.kernels.cpu.native import load
 
 
@@ -22,7 +23,7 @@ class PackedWeight:
         self.outputs, self.inputs = weight.shape
         shape = (c_int(self.outputs), c_int(self.inputs))
         library.kvlab_packed_linear_bytes.restype = c_int64
-        self._packed = torch.empty(library.kvlab_packed_linear_bytes(*shape, c_int(int8)), dtype=torch.uint8)
+        self._packed = memory.empty((library.kvlab_packed_linear_bytes(*shape, c_int(int8)),), torch.uint8)
         self._scales = torch.empty(self.outputs) if int8 else None
         weight, threads = weight.contiguous(), c_int(torch.get_num_threads())
         source, target = c_void_p(weight.data_ptr()), c_void_p(self._packed.data_ptr())

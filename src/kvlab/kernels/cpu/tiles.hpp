@@ -73,8 +73,11 @@ void multiply_tiles(const TiledSide& left, const TiledSide& right, int steps, fl
     const char *a = left.at, *b = right.at;
     for (int step = 0; step < steps; ++step, a += left.step, b += right.step) {
 #pragma GCC unroll 32
-        for (int line = 0; line < LINES; ++line) __builtin_prefetch(ahead + line * 64, 0, 2);  // into the second cache
-        ahead += LINES * 64;
+        for (int line = 0; line < LINES / 2; ++line) {  // into the second cache
+            __builtin_prefetch(ahead + line * 64, 0, 2);
+            __builtin_prefetch(ahead + steps * (LINES / 2 * 64) + line * 64, 0, 2);
+        }
+        ahead += LINES / 2 * 64;
         _tile_loadd(4, a, left.row_bytes);
         _tile_loadd(6, b, right.row_bytes);
         _tile_dpbf16ps(0, 4, 6);
