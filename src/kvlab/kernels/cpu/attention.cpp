@@ -280,7 +280,7 @@ struct Scales {
     float keys[TILE_KEYS], values[TILE_KEYS];
 };
 
-INLINE void prefetch(const void* at) { __builtin_prefetch(at, 0, 3); }
+INLINE void prefetch(const void* at) { __builtin_prefetch(at, 0, 2); }
 
 // Keys, transposed: out [steps, TILE_KEYS]; scores of keys beyond `count` are not used. Reading a line asks for the
 // same line of `ahead`, so that memory is kept busy evenly.
