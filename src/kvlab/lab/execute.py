@@ -18,6 +18,7 @@ from kvlab.errors import AuditError, CapacityError, KvlabError, TrackingError
 from kvlab.lab.artifacts import write_artifacts
 from kvlab.lab.build import RunPlan, plan_run
 from kvlab.lab.drive import RunLog, completed, drive
+from kvlab.lab.flat import flatten
 from kvlab.lab.interrupt import stop_on_signal
 from kvlab.lab.machine import CpuWatch, describe, oversubscription, peak_memory
 from kvlab.lab.metrics import run_metrics
@@ -188,6 +189,7 @@ class _Tracking:
             "error": error,
             "metrics": metrics,
             "choices": dict(self._context.choices),
+            "config": flatten(dataclasses.asdict(self._config)),
             "peak_memory_bytes": peak_memory(),
         }
         if plan is not None:
@@ -216,17 +218,6 @@ class _Tracking:
         self.tracker = NullTracker()
         self._context.console.print(f"[yellow]warning:[/] {error}", highlight=False, soft_wrap=True)
         self._context.console.print(f"the run's results are kept in {self._context.directory}", highlight=False)
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    """Nested settings as dotted keys."""
-    flat: dict[str, object] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        elif value != {}:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _check(engine: Engine, log: RunLog) -> None:
