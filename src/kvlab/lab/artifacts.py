@@ -32,6 +32,8 @@ _REQUEST_TYPES: dict[str, pa.DataType] = {
     "preemptions": pa.int64(),
     "recomputed_tokens": pa.int64(),
     "token_times_s": pa.list_(pa.float64()),
+    "preempted_s": pa.list_(pa.float64()),
+    "resumed_s": pa.list_(pa.float64()),
 }
 
 
@@ -87,4 +89,6 @@ def _request_row(sequence: Sequence) -> dict[str, Any]:
         "preemptions": sequence.preemptions,
         "recomputed_tokens": sequence.recomputed_tokens,
         "token_times_s": times,
+        "preempted_s": sequence.preempted_s,
+        "resumed_s": sequence.resumed_s,
     }
