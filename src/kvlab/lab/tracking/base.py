@@ -35,6 +35,9 @@ class Tracker:
         More than SERIES_POINTS points are sampled evenly, first and last included.
         """
 
+    def watch_system(self) -> None:
+        """Sample the machine's load until `finish`, where `tracking.system_metrics` asks for it."""
+
     def log_artifacts(self, directory: Path) -> None:
         """Store what is in a directory with the run."""
 

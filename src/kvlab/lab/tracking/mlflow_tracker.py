@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 import time
@@ -13,6 +14,8 @@ from kvlab.errors import TrackingError
 from kvlab.lab.tracking.base import Point, RunStatus, Tracker
 from kvlab.lab.tracking.sampling import sample
 from kvlab.lab.tracking.store import Store
+from kvlab.lab.tracking.system import SystemMetrics
+from kvlab.workloads.describe import WorkloadFacts
 
 PARAM_CHARS, TAG_CHARS = 6000, 8000  # what MLflow takes
 
@@ -24,13 +27,23 @@ _MLFLOW_STATUS = {
 }
 
 
+_DATASET_NAME_CHARS = 500
+_COLUMNS = [
+    {"type": kind, "name": name, "required": True}
+    for name, kind in (("arrival_s", "double"), ("prompt_token_ids", "array"), ("max_tokens", "long"))
+]
+
+
 class MlflowTracker(Tracker):
     """A run in an MLflow store; `start_run` makes one. Tracker says what the methods do."""
 
-    def __init__(self, store: Store, experiment_id: str, run_id: str, started_ms: int) -> None:
+    def __init__(
+        self, store: Store, experiment_id: str, run_id: str, started_ms: int, system_metrics: bool = False
+    ) -> None:
         self.run_id = run_id
         self._store = store
         self._started_ms = started_ms
+        self._system = SystemMetrics() if system_metrics else None
         self._fragment = f"/#/experiments/{experiment_id}/runs/{run_id}"
 
     def log_params(self, params: Mapping[str, object]) -> None:
@@ -38,6 +51,22 @@ class MlflowTracker(Tracker):
         from mlflow.entities import Param
 
         self._log_batch(params=[Param(key, str(value)[:PARAM_CHARS]) for key, value in params.items()])
+
+    def log_input(self, workload: WorkloadFacts) -> None:
+        """Record the workload as the dataset that the run used."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+        from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
+
+        dataset = Dataset(
+            workload.name[:_DATASET_NAME_CHARS],
+            workload.digest,
+            workload.source_type,
+            json.dumps(workload.source),
+            json.dumps({"mlflow_colspec": _COLUMNS}),
+            json.dumps(workload.profile),
+        )
+        tags = [InputTag(MLFLOW_DATASET_CONTEXT, "workload")]
+        self._store.call("log_inputs", self.run_id, [DatasetInput(dataset, tags)])
 
     def log_metrics(self, metrics: Mapping[str, float]) -> None:
         """Record final figures."""
@@ -53,6 +82,11 @@ class MlflowTracker(Tracker):
             for step, seconds, value in sample([point for point in points if math.isfinite(point[2])])
         )
 
+    def watch_system(self) -> None:
+        """Start sampling."""
+        if self._system is not None:
+            self._system.start()
+
     def log_artifacts(self, directory: Path) -> None:
         """Store a directory's files."""
         if not directory.is_dir():
@@ -63,6 +97,8 @@ class MlflowTracker(Tracker):
         """Close the run."""
         from mlflow.entities import RunTag
 
+        if self._system is not None:
+            self._log_points(iter(self._system.stop()))
         tags = {"kvlab.status": status.value} | ({} if error is None else {"kvlab.error": error})
         self._log_batch(tags=[RunTag(key, value[:TAG_CHARS]) for key, value in tags.items()])
         self._store.call("set_terminated", self.run_id, _MLFLOW_STATUS[status])

@@ -12,7 +12,8 @@ from kvlab.lab.provenance import provenance
 from kvlab.lab.tracking.base import NullTracker, RunStatus, Tracker
 from kvlab.lab.tracking.mlflow_tracker import TAG_CHARS, MlflowTracker
 from kvlab.lab.tracking.store import Store
-from kvlab.lab.tracking.uri import resolve_uri
+from kvlab.lab.tracking.uri import resolve_artifacts, resolve_uri
+from kvlab.workloads.describe import WorkloadFacts
 
 _MLFLOW_NAMES = {
     "user": "mlflow.user",
@@ -29,27 +30,33 @@ def start_run(
     params: Mapping[str, object],
     tags: Mapping[str, str],
     parent_run_id: str | None = None,
+    workload: WorkloadFacts | None = None,
+    facts: Mapping[str, str] | None = None,
 ) -> Tracker:
     """Open a run in the configured store; a local store and the experiment are created on demand.
 
-    `params` is the whole configuration under flat dotted keys. `tags` are added to those that say who and
-    what made the run, from which commit in `root`. Raises TrackingError for a store that cannot be used; one
+    `params` is the whole configuration under flat dotted keys. `tags` are added to `facts`, which say who and
+    what made the run, from which commit in `root`; without, they are found out. `workload` becomes the run's
+    input. Raises TrackingError for a store that cannot be used; one
     that does not answer is given up after `tracking.timeout_s` in all.
     """
     if config.backend == "off":
         return NullTracker()
     store = Store(resolve_uri(config, root), config.timeout_s)
-    facts = provenance(root).items()
-    all_tags = {_MLFLOW_NAMES.get(key, key): value for key, value in facts} | dict(tags)
+    known = provenance(root) if facts is None else facts
+    all_tags = {_MLFLOW_NAMES.get(key, key): value for key, value in known.items()} | dict(tags)
+    all_tags["mlflow.source.type"] = "LOCAL"  # or the page shows no source
     if parent_run_id is not None:
         all_tags["mlflow.parentRunId"] = parent_run_id
     store.connect()
-    experiment_id = store.experiment_id(config.experiment)
+    experiment_id = store.experiment_id(config.experiment, resolve_artifacts(config, root, store.uri))
     cut_tags = {key: str(value)[:TAG_CHARS] for key, value in all_tags.items()}
     run = store.call("create_run", experiment_id, tags=cut_tags, run_name=run_name)
-    tracker = MlflowTracker(store, experiment_id, run.info.run_id, run.info.start_time)
+    tracker = MlflowTracker(store, experiment_id, run.info.run_id, run.info.start_time, config.system_metrics)
     try:
         tracker.log_params(params)
+        if workload is not None:
+            tracker.log_input(workload)
     except TrackingError as error:
         with suppress(TrackingError):
             tracker.finish(RunStatus.FAILED, str(error))
