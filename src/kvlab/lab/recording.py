@@ -7,6 +7,7 @@ it imports. `settle` waits for that, so that nothing of it happens while request
 from __future__ import annotations
 
 import dataclasses
+import time
 from threading import Thread
 from typing import Any
 
@@ -46,6 +47,7 @@ class Recording:
         self._config, self._context, self._plan = config, context, plan
         self.error: str | None = None
         self.tracker: Tracker = NullTracker()
+        self._started = time.time()  # seconds since 1970
         self._workload = _describe(config, plan)
         self._facts: dict[str, str] = {}
         self._problem: BaseException | None = None
@@ -120,6 +122,8 @@ class Recording:
             "error": error,
             "metrics": metrics,
             "choices": dict(self._context.choices),
+            "config": _params(self._config),
+            "started": self._started,
             "peak_memory_bytes": peak_memory(),
             "environment": self._facts,
         }
