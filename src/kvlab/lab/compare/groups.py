@@ -1,0 +1,158 @@
+"""Which runs are repeats of each other, and what tells the groups apart."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvlab.errors import ConfigError
+from kvlab.lab.records import RunRecord
+
+SET = "set"  # a key of its own for `by`: the argument that a run came with
+
+_MISSING = "-"
+# What names a run, says where it is recorded or which of the repeats it is, and changes nothing of what it does.
+_NOT_CONFIGURATION = ("tracking", "tags", "run_name", "optimize", "repeat", "repeats", "resume")
+
+
+@dataclass(frozen=True, slots=True)
+class RunSet:
+    """The runs of one argument: a sweep, a folder, a filter, one run or several joined by commas."""
+
+    name: str
+    runs: tuple[RunRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A run of a group. Members of two groups with the same `partner` were made to be compared: they are the same
+    repeat of the same sweep, and alike in all that their groups do not say.
+    """
+
+    run: RunRecord
+    partner: tuple[object, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs that are repeats of each other. `members` finished; `left_out` did not, and are compared in nothing."""
+
+    name: str
+    members: tuple[Member, ...]
+    left_out: tuple[RunRecord, ...]
+
+    @property
+    def runs(self) -> list[RunRecord]:
+        """The runs that finished."""
+        return [member.run for member in self.members]
+
+    @property
+    def example(self) -> RunRecord:
+        """A run that stands for the group: the first that finished, else the first."""
+        return (*self.runs, *self.left_out)[0]
+
+    def values(self, metric: str) -> list[float]:
+        """The metric in each run that has it."""
+        return [run.metrics[metric] for run in self.runs if metric in run.metrics]
+
+
+def settings(run: RunRecord) -> dict[str, object]:
+    """The flat configuration less what changes nothing of what the run does."""
+    return {key: value for key, value in run.config.items() if key.split(".")[0] not in _NOT_CONFIGURATION}
+
+
+def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
+    """The keys that are not the same in all of them, in the order in which they come."""
+    keys = list(dict.fromkeys(key for config in configs for key in config))
+    return [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
+
+
+def short_keys(runs: Sequence[RunRecord], keys: Sequence[str]) -> list[str]:
+    """The keys as one would give them on the command line: a group's choice stands for all that it sets."""
+    chosen = [group for group in runs[0].choices if len({run.choices.get(group) for run in runs}) > 1]
+    return [*chosen, *(key for key in keys if key.split(".")[0] not in chosen)]
+
+
+def value_of(run: RunRecord, key: str) -> object:
+    """The run's value for a configuration key, a tag (`tags.x`) or a group whose choice is meant (`kv`)."""
+    if key in run.choices:
+        return run.choices[key]
+    if key.startswith("tags."):
+        return run.tags.get(key.removeprefix("tags."), run.config.get(key, _MISSING))
+    return run.config.get(key, _MISSING)
+
+
+def group_runs(sets: Sequence[RunSet], by: Sequence[str] = ()) -> list[Group]:
+    """Sort runs into groups, in the order in which they come.
+
+    With `by`, runs that agree in those keys are a group (`set`: in the argument they came with). Without, it is runs
+    of the same configuration; where several arguments have the very same configurations, the arguments are compared.
+    """
+    pairs = [(chosen, run) for chosen in sets for run in chosen.runs]
+    _check_keys([run for _, run in pairs], by)
+    by = tuple(by) or _default_by(sets)
+    varied = differing([settings(run) for _, run in pairs])
+
+    def key_of(chosen: RunSet, run: RunRecord) -> tuple[object, ...]:
+        if not by:
+            return tuple(repr(settings(run).get(key)) for key in varied)
+        return tuple(chosen.name if key == SET else repr(value_of(run, key)) for key in by)
+
+    found: dict[tuple[object, ...], list[RunRecord]] = {}
+    for chosen, run in pairs:
+        found.setdefault(key_of(chosen, run), []).append(run)
+    name_of = _namer(pairs, by, varied)
+    names = {key_of(chosen, run): name_of(chosen, run) for chosen, run in reversed(pairs)}
+    return [_group(names[key], runs, by, varied) for key, runs in found.items()]
+
+
+def _default_by(sets: Sequence[RunSet]) -> tuple[str, ...]:
+    """By argument, where there are several and each has the same configurations; else by configuration."""
+    contents = {frozenset(repr(sorted(settings(run).items())) for run in chosen.runs) for chosen in sets}
+    several = any(len(chosen.runs) > 1 for chosen in sets) or len(sets) == 2
+    return (SET,) if len(sets) > 1 and len(contents) == 1 and several else ()
+
+
+def _namer(
+    pairs: Sequence[tuple[RunSet, RunRecord]], by: Sequence[str], varied: Sequence[str]
+) -> Callable[[RunSet, RunRecord], str]:
+    runs = [run for _, run in pairs]
+    keys = list(by) or short_keys(runs, varied)
+
+    def name(chosen: RunSet, run: RunRecord) -> str:
+        if not keys:
+            return chosen.name if len({other.name for other, _ in pairs}) == 1 else run.name
+        if keys == [SET]:
+            return chosen.name
+        return " ".join(f"{key}={chosen.name if key == SET else _text(value_of(run, key))}" for key in keys)
+
+    return name
+
+
+def _group(name: str, runs: Sequence[RunRecord], by: Sequence[str], varied: Sequence[str]) -> Group:
+    finished = [run for run in runs if run.finished]
+    rest = [key for key in varied if key not in by and key.split(".")[0] not in by]
+    partners = [_partner(run, rest if by else []) for run in finished]
+    alone = len(set(partners)) == len(partners)  # two runs of a group cannot be the same repeat
+    members = tuple(Member(run, p if alone else None) for run, p in zip(finished, partners, strict=True))
+    return Group(name, members, tuple(run for run in runs if not run.finished))
+
+
+def _partner(run: RunRecord, rest: Iterable[str]) -> tuple[object, ...] | None:
+    if run.config.get("repeat") is None:
+        return None
+    sweep = run.tags.get("mlflow.parentRunId") or str(run.directory.resolve().parent)
+    return (sweep, run.config["repeat"], *(repr(run.config.get(key)) for key in rest))
+
+
+def _check_keys(runs: Sequence[RunRecord], by: Sequence[str]) -> None:
+    known = {SET} | {key for run in runs for key in (*run.config, *run.choices, *(f"tags.{tag}" for tag in run.tags))}
+    for key in by:
+        if key not in known:
+            near = difflib.get_close_matches(key, sorted(known), n=3, cutoff=0.4)
+            raise ConfigError("by", key, f"no run has this key{'; near it: ' + ', '.join(near) if near else ''}")
+
+
+def _text(value: object) -> str:
+    return "null" if value is None else str(value)
