@@ -1,0 +1,84 @@
+"""Latencies as cumulative distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from kvlab.lab.figures import style
+from kvlab.lab.figures.timeline import ENDED
+
+WORDS = {
+    "ttft": "First token",
+    "tpot": "Per output token, mean of a request",
+    "itl": "Between two tokens",
+    "e2el": "Whole request",
+}
+_WIDE = 20.0  # times the smallest value: a logarithmic axis from here on
+_MARKS = ((50, style.GREEN), (90, style.ORANGE), (99, style.VERMILION))
+
+
+def request_latencies_ms(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Latencies of completed requests, sorted, by the names and formulas of docs/metrics.md."""
+    values: dict[str, list[float]] = {name: [] for name in WORDS}
+    for row in rows:
+        times = row["token_times_s"] or []
+        if row["finish_reason"] not in ENDED or not times:
+            continue
+        values["ttft"].append(1000 * (times[0] - row["arrival_s"]))
+        values["e2el"].append(1000 * (times[-1] - row["arrival_s"]))
+        if len(times) > 1:
+            values["tpot"].append(1000 * (times[-1] - times[0]) / (len(times) - 1))
+            values["itl"].extend((1000 * np.diff(times)).tolist())
+    return {name: sorted(each) for name, each in values.items()}
+
+
+def latency_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Four distributions: which share of requests, or of gaps, took at most so long."""
+    latencies = request_latencies_ms(rows)
+    figure = style.new_figure(5.4)
+    for place, (name, words) in enumerate(WORDS.items(), start=1):
+        axes = figure.add_subplot(2, 2, place)
+        style.tidy(axes, grid="both")
+        _distribution(axes, f"{words} ({name})", latencies[name])
+        axes.set_ylabel("share at most so long, %" if place in (1, 3) else "")
+    return figure
+
+
+def _distribution(axes: Any, name: str, values: Sequence[float]) -> None:
+    axes.set_ylim(0, 102)
+    if not values:
+        style.title(axes, name)
+        style.nothing(axes, "no completed request" if "between" not in name.lower() else "no request of two tokens")
+        axes.set_xticks([])
+        return
+    x = np.asarray(values)
+    shares = 100 * np.arange(1, len(x) + 1) / len(x)
+    chosen = np.unique(np.linspace(0, len(x) - 1, min(len(x), 2000)).round().astype(int))
+    style.title(axes, name, f"{len(x):,} value{'s' if len(x) > 1 else ''}, in ms")
+    axes.step(
+        np.append(x[0], x[chosen]), np.append(0, shares[chosen]), where="post", color=style.BLUE, linewidth=1.6
+    )
+    for percent, colour in _MARKS:
+        at = float(np.percentile(x, percent))
+        label = f"p{percent}  {style.number(at)}"
+        axes.plot(
+            [at], [percent], marker="o", markersize=6, linestyle="none", color=colour, label=label, clip_on=False
+        )
+    if x[0] > 0 and x[-1] / x[0] > _WIDE:
+        axes.set_xscale("log")
+        axes.tick_params(axis="x", which="minor", length=2)
+    elif x[-1] > x[0]:
+        axes.set_xlim(left=min(0.0, float(x[0])) if x[0] < x[-1] / 2 else None)
+    style.plain(axes.xaxis)
+    from_right = float(np.mean(x)) < (float(x[0]) + float(x[-1])) / 2
+    axes.legend(
+        loc="lower right" if from_right else "upper left",
+        fontsize=9,
+        frameon=True,
+        framealpha=0.9,
+        edgecolor="none",
+    )
