@@ -39,7 +39,7 @@ class Tracker:
         """Sample the machine's load until `finish`, where `tracking.system_metrics` asks for it."""
 
     def log_artifacts(self, directory: Path) -> None:
-        """Store what is in a directory with the run."""
+        """Store what is in a directory with the run, hidden files and folders left out."""
 
     def finish(self, status: RunStatus, error: str | None = None) -> None:
         """Close the run: MLflow's own status, ours as tag `kvlab.status`, `error` as tag `kvlab.error`."""

@@ -45,9 +45,7 @@ def database_door(uri: str, timeout_s: float) -> Iterator[None]:
     from sqlalchemy.pool import NullPool
 
     url = make_url(uri)
-    postgres = url.get_backend_name() == "postgresql"
-    if url.drivername == "postgres":
-        raise TrackingError("say postgresql:// instead of postgres://")
+    postgres = url.drivername.startswith("postgresql")
     try:
         # Rounded up to two: below that libpq counts differently.
         patience = {"connect_timeout": max(2, math.ceil(timeout_s))} if postgres else {}

@@ -91,7 +91,9 @@ class MlflowTracker(Tracker):
         """Store a directory's files."""
         if not directory.is_dir():
             raise TrackingError(f"artifacts in {directory}: there is no such directory")
-        self._store.call("log_artifacts", self.run_id, str(directory), bulk=True)
+        for entry in sorted(directory.iterdir()):
+            if not entry.name.startswith("."):  # Hydra's folder repeats config.yaml, passwords included
+                self._store.call("log_artifact", self.run_id, str(entry), bulk=True)
 
     def finish(self, status: RunStatus, error: str | None = None) -> None:
         """Close the run."""

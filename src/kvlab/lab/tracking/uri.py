@@ -7,13 +7,13 @@ from pathlib import Path
 
 from kvlab.config import TrackingConfig
 
-_DATABASES = ("postgresql", "postgres", "mysql", "mssql")
+_DATABASES = ("postgresql", "mysql", "mssql")
 
 
 def resolve_uri(config: TrackingConfig, root: Path) -> str:
     """Return the store's URI: `tracking.uri`, else MLFLOW_TRACKING_URI, else an SQLite file in `root`."""
     default = f"sqlite:///{root.resolve() / 'mlflow.db'}"
-    return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or default
+    return _with_driver(config.uri or os.environ.get("MLFLOW_TRACKING_URI") or default)
 
 
 def resolve_artifacts(config: TrackingConfig, root: Path, uri: str) -> str | None:
@@ -43,6 +43,12 @@ def is_sqlite(uri: str) -> bool:
 def is_database(uri: str) -> bool:
     """Whether a database server is meant, without an MLflow server before it."""
     return uri.split(":", 1)[0].split("+", 1)[0] in _DATABASES
+
+
+def _with_driver(uri: str) -> str:
+    """PostgreSQL's URI with the driver that kvlab's extra installs: SQLAlchemy's own choice differs by version."""
+    scheme, separator, rest = uri.partition("://")
+    return f"postgresql+psycopg2://{rest}" if separator and scheme in ("postgresql", "postgres") else uri
 
 
 def sqlite_path(uri: str) -> Path:
