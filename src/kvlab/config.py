@@ -362,6 +362,7 @@ class RunConfig:
     repeats: int = 1  # runs of each configuration, to see how much its figures vary
     repeat: int = 0  # which of them this is; a sweep sets it
     resume: bool = False  # leave out what the tracking store has finished already
+    figures: bool = True  # keep what happens to each block, and draw the run's pictures when it is over
 
     @property
     def kv_dtype(self) -> str:

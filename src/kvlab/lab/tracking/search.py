@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvlab.config import TrackingConfig
 from kvlab.lab.tracking.base import RunStatus
 from kvlab.lab.tracking.mlflow_tracker import TAG_CHARS, MlflowTracker
 from kvlab.lab.tracking.store import Store
@@ -87,13 +86,6 @@ def fetch_files(store: Store, run_id: str, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for file in store.call("list_artifacts", run_id):
         store.call("download_artifacts", run_id, file.path, str(directory), bulk=True)
-
-
-def open_for_search(config: TrackingConfig, root: Path) -> Store:
-    """The configured store, which is made where there is none: what is looked up is about to be added to."""
-    from kvlab.lab.tracking.store import open_store
-
-    return open_store(config, root, create=True)
 
 
 def _run(run: Any) -> TrackedRun:
