@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +36,7 @@ class RunRecord:
     tags: Mapping[str, str]
     directory: Path
     facts: Mapping[str, Any] = field(default_factory=dict)  # the summary's rest: machine, device, ...
+    fetch: Callable[[], None] | None = None  # brings the files into `directory`, for a run of a tracking store
 
     @property
     def finished(self) -> bool:
@@ -55,13 +56,22 @@ class RunRecord:
 
     @cached_property
     def _steps(self) -> list[StepRecord]:
-        rows = _rows(self.directory / "steps.parquet")
+        rows = self._read("steps.parquet")
         missing = dict.fromkeys(_STEP_FIELDS, 0)
         return [StepRecord(**(missing | {key: row[key] for key in _STEP_FIELDS & row.keys()})) for row in rows]
 
     @cached_property
     def _requests(self) -> list[dict[str, Any]]:
-        return _rows(self.directory / "requests.parquet")
+        return self._read("requests.parquet")
+
+    @cached_property
+    def _fetched(self) -> bool:
+        if self.fetch is not None:
+            self.fetch()
+        return True
+
+    def _read(self, name: str) -> list[dict[str, Any]]:
+        return _rows(self.directory / name) if self._fetched else []
 
 
 def read_run(directory: Path) -> RunRecord:

@@ -31,16 +31,19 @@ class Member:
     """
 
     run: RunRecord
-    partner: tuple[object, ...] | None
+    partner: tuple[object, ...] | None  # None where the group has no order to pair by
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs that are repeats of each other. `members` finished; `left_out` did not, and are compared in nothing."""
+    """Runs that are repeats of each other. `members` finished; `left_out` did not, and are compared in nothing.
+    `mixed` are keys in which its own runs differ, which `by` left aside.
+    """
 
     name: str
     members: tuple[Member, ...]
-    left_out: tuple[RunRecord, ...]
+    left_out: tuple[RunRecord, ...] = ()
+    mixed: tuple[str, ...] = ()
 
     @property
     def runs(self) -> list[RunRecord]:
@@ -55,6 +58,13 @@ class Group:
     def values(self, metric: str) -> list[float]:
         """The metric in each run that has it."""
         return [run.metrics[metric] for run in self.runs if metric in run.metrics]
+
+
+def pairs_of(baseline: Group, other: Group) -> list[tuple[RunRecord, RunRecord]]:
+    """Runs of both that were made in turn; none unless every run of the smaller group has its partner."""
+    partners = {member.partner: member.run for member in baseline.members if member.partner is not None}
+    found = [(partners[m.partner], m.run) for m in other.members if m.partner is not None and m.partner in partners]
+    return found if len(found) >= 2 and len(found) == min(len(baseline.members), len(other.members)) else []
 
 
 def settings(run: RunRecord) -> dict[str, object]:
@@ -132,22 +142,24 @@ def _namer(
 
 def _group(name: str, runs: Sequence[RunRecord], by: Sequence[str], varied: Sequence[str]) -> Group:
     finished = [run for run in runs if run.finished]
-    rest = [key for key in varied if key not in by and key.split(".")[0] not in by]
-    partners = [_partner(run, rest if by else []) for run in finished]
-    alone = len(set(partners)) == len(partners)  # two runs of a group cannot be the same repeat
-    members = tuple(Member(run, p if alone else None) for run, p in zip(finished, partners, strict=True))
-    return Group(name, members, tuple(run for run in runs if not run.finished))
+    rest = [key for key in varied if key not in by and key.split(".")[0] not in by] if by else []
+    partners = [_partner(run, rest, any_sweep=SET in by and bool(rest)) for run in finished]
+    distinct = len(set(partners)) == len(partners)  # two runs of a group cannot be the same repeat
+    members = tuple(Member(run, p if distinct else None) for run, p in zip(finished, partners, strict=True))
+    mixed = differing([settings(run) for run in runs])
+    return Group(name, members, tuple(run for run in runs if not run.finished), tuple(mixed))
 
 
-def _partner(run: RunRecord, rest: Iterable[str]) -> tuple[object, ...] | None:
-    if run.config.get("repeat") is None:
-        return None
+def _partner(run: RunRecord, rest: Iterable[str], *, any_sweep: bool) -> tuple[object, ...]:
+    """What a run has in common with those it was made in turn with."""
     sweep = run.tags.get("mlflow.parentRunId") or str(run.directory.resolve().parent)
-    return (sweep, run.config["repeat"], *(repr(run.config.get(key)) for key in rest))
+    return ("" if any_sweep else sweep, run.config.get("repeat", 0), *(repr(run.config.get(key)) for key in rest))
 
 
 def _check_keys(runs: Sequence[RunRecord], by: Sequence[str]) -> None:
-    known = {SET} | {key for run in runs for key in (*run.config, *run.choices, *(f"tags.{tag}" for tag in run.tags))}
+    known = {SET} | {
+        key for run in runs for key in (*run.config, *run.choices, *(f"tags.{tag}" for tag in run.tags))
+    }
     for key in by:
         if key not in known:
             near = difflib.get_close_matches(key, sorted(known), n=3, cutoff=0.4)
