@@ -96,8 +96,9 @@ def value_of(run: RunRecord, key: str) -> object:
 def group_runs(sets: Sequence[RunSet], by: Sequence[str] = ()) -> list[Group]:
     """Sort runs into groups, in the order in which they come.
 
-    With `by`, runs that agree in those keys are a group (`set`: in the argument they came with). Without, it is runs
-    of the same configuration; where several arguments have the very same configurations, the arguments are compared.
+    With `by`, runs that agree in those keys are a group (`set`: in the argument they came with). Without, it is
+    runs of the same configuration; where several arguments have the very same configurations, the arguments are
+    compared.
     """
     pairs = [(chosen, run) for chosen in sets for run in chosen.runs]
     _check_keys([run for _, run in pairs], by)

@@ -1,17 +1,17 @@
 """How much a metric differs between two groups of repeats, and how sure that is.
 
 Times and rates are compared as ratios, so everything is computed on logarithms: a machine that is 5 % slower in one
-repeat multiplies what it measures. The interval is Student's for the mean of those logarithms, which with three to ten
-repeats is what the data can carry: ranks cannot reach 95 % with three against three, and resampling three numbers
-makes intervals that are too short.
+repeat multiplies what it measures. The interval is Student's for the mean of those logarithms, which with three to
+ten repeats is what the data can carry: ranks cannot reach 95 % with three against three, and resampling three
+numbers makes intervals that are too short.
 
 - Repeats made in turns (repeat 1 of each configuration, then repeat 2, ...) are compared pair by pair: what the
   machine did in that turn is in both numbers and cancels (Fisher's blocks; a paired t-interval).
 - Others are compared as two samples of unlike variance (Welch 1947).
 
 For the method on computers: Georges, Buytaert, Eeckhout, "Statistically rigorous Java performance evaluation",
-OOPSLA 2007; Kalibera, Jones, "Rigorous benchmarking in reasonable time", ISMM 2013. Ratios are averaged on logarithms
-after Fleming, Wallace, "How not to lie with statistics", CACM 29(3), 1986.
+OOPSLA 2007; Kalibera, Jones, "Rigorous benchmarking in reasonable time", ISMM 2013. Ratios are averaged on
+logarithms after Fleming, Wallace, "How not to lie with statistics", CACM 29(3), 1986.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def estimate(
 ) -> Estimate:
     """Compare a metric's values over repeats. Both groups have at least one value.
 
-    `pairs` are (baseline, other) of repeats made in turn; fewer than two count as none. Values that are all positive
-    are compared as ratios, others (counts that may be 0) as differences relative to the baseline's mean.
+    `pairs` are (baseline, other) of repeats made in turn; fewer than two count as none. Values that are all
+    positive are compared as ratios, others (counts that may be 0) as differences relative to the baseline's mean.
     """
     paired = len(pairs) >= 2
     if paired:
@@ -74,9 +74,10 @@ def estimate(
     difference = median(other) - median(baseline)
     scale = sum(baseline) / len(baseline)
     if scale == 0:
-        same = 0.0 if not any(other) else None
-        method = Method.NONE if min(runs) < 2 or same is None else Method.WELCH
-        return Estimate(difference, same, *((same, same) if method is Method.WELCH else ()), method, runs)
+        if any(other):
+            return Estimate(difference, None, runs=runs)
+        bound, method = (None, Method.NONE) if min(runs) < 2 else (0.0, Method.WELCH)
+        return Estimate(difference, 0.0, bound, bound, method, runs)
     logs = min(*baseline, *other) > 0
     first = [math.log(value) if logs else value / abs(scale) for value in baseline]
     second = [math.log(value) if logs else value / abs(scale) for value in other]

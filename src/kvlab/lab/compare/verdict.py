@@ -13,8 +13,8 @@ def verdict(metric: str, found: Estimate, min_effect: float = MIN_EFFECT) -> str
     """The word that the interval allows; None where there is no interval.
 
     It is `same` unless the whole interval lies beyond `min_effect` on one side: then even the least difference that
-    agrees with the repeats is one that matters. The margin keeps a difference that is real and far too small to care
-    about (a machine's second core is a fraction of a percent warmer) from being called one.
+    agrees with the repeats is one that matters. Without the margin, enough repeats would call any two runs
+    different: something real and far too small to care about always is.
     """
     if found.low is None or found.high is None:
         return None
