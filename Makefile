@@ -36,8 +36,8 @@ format: $(READY) ## Bring the code into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-ui: $(READY) ## Open the tracked runs at http://127.0.0.1:5000
-	$(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db
+ui: $(READY) ## Open the tracked runs at http://127.0.0.1:5000 (of MLFLOW_TRACKING_URI, if set)
+	@$(BIN)/python -m src.ui
 
 gpu: ## Try kernels, attention, parity and serving on a GPU, in nine minutes; needs no setup
 	PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m experiments.gpu.run

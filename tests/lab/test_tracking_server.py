@@ -68,11 +68,11 @@ def mlflow_server(backend, artifacts):
         server.wait(60)
 
 
-def command(tmp_path, *arguments):
+def command(*arguments):
     """A command of the repository's, and what it said."""
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, "-m", "src.run", *TINY, *arguments],
+        [sys.executable, "-m", "src.run", *arguments, *TINY],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -87,17 +87,11 @@ def test_a_run_and_a_parallel_sweep_on_a_server_with_postgresql(database, tmp_pa
 
     with mlflow_server(database.create("served").replace("://", "+psycopg2://"), tmp_path / "files") as uri:
         server = f"tracking.uri={uri}"
-        done = command(tmp_path, server, "tracking.timeout_s=120", f"hydra.run.dir={tmp_path / 'one'}")
+        done = command(server, "tracking.timeout_s=120", f"hydra.run.dir={tmp_path / 'one'}")
         assert done.returncode == 0, done.stderr + done.stdout
         assert f"{uri}/#/experiments/" in done.stdout
-        sweep = [
-            server,
-            "tracking.timeout_s=120",
-            "-m",
-            "kv.num_blocks=64,128",
-            f"hydra.sweep.dir={tmp_path / 'many'}",
-        ]
-        done = command(tmp_path, *sweep, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+        sweep = ["kv.num_blocks=64,128", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+        done = command("-m", server, "tracking.timeout_s=120", *sweep, f"hydra.sweep.dir={tmp_path / 'many'}")
         assert done.returncode == 0, done.stderr + done.stdout
 
         client = MlflowClient(tracking_uri=uri)
