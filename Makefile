@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test features lint format ui gpu clean
+.PHONY: help setup run test features requirements lint format ui gpu clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ test: $(READY) ## Run every requirement and every test
 
 features: $(READY) ## Run the requirements alone
 	$(BIN)/python -m pytest features
+
+requirements: $(READY) ## Run the requirements, and write docs/requirements.md
+	$(BIN)/python -m src.requirements
 
 lint: $(READY) ## Check style, types and the direction of imports
 	$(BIN)/ruff check .

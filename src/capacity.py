@@ -142,9 +142,7 @@ def plan(question: Question) -> CapacityPlan:
     memory = question.memory
     if memory is None and config.kv.memory is None and config.kv.num_blocks is None:
         if device == "cuda" and resolve_device("auto") != "cuda":
-            raise ConfigError(
-                "memory", None, "this machine has no CUDA device; say how much there is: memory=80GiB"
-            )
+            raise ConfigError("memory", None, "there is no CUDA device here; say how much one has: memory=80GiB")
         memory = available_memory(device)
     return plan_capacity(config, device=device, memory=memory, lengths=question.lengths)
 
@@ -165,7 +163,7 @@ def show(found: CapacityPlan) -> None:
     )
     lines = Table(box=None, show_header=False, pad_edge=False)
     for justify in ("left", "right", "left"):
-        lines.add_column(justify=justify)  # type: ignore[arg-type]
+        lines.add_column(justify=justify)
     for line in capacity_lines(found):
         lines.add_row(*line)
     console.print(lines)

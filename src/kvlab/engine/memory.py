@@ -1,4 +1,4 @@
-"""What an engine takes of its device beside the cache: the weights as they are loaded, and what its steps work with.
+"""What an engine takes of its device beside the cache: weights as they are loaded, and what its steps work with.
 
 Nothing here is measured or allocated. Weights are exact; working memory is an estimate of the largest step.
 """
@@ -51,9 +51,9 @@ class EngineSettings:
 
 
 class Matrix(NamedTuple):
-    """Weights `[outputs, inputs]` of a product, `count` times."""
+    """Weights `[outputs, inputs]` of a product that occurs `times` times."""
 
-    count: int
+    times: int
     outputs: int
     inputs: int
 
@@ -91,7 +91,7 @@ def weight_bytes(model: DecoderConfig, settings: EngineSettings) -> WeightBytes:
     element, hidden = settings.element, model.hidden_size
     vocabulary = model.vocab_size * hidden
     matrices = list(_matrices(model))
-    outputs = sum(matrix.count * matrix.outputs for matrix in matrices)
+    outputs = sum(matrix.times * matrix.outputs for matrix in matrices)
     # oneDNN's order of a tied embedding cannot be looked up in.
     own_table = not model.tie_word_embeddings or (settings.is_packed and not settings.native)
     head = 2 * model.head_dim if model.qk_norm else 0
@@ -99,9 +99,9 @@ def weight_bytes(model: DecoderConfig, settings: EngineSettings) -> WeightBytes:
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     biases = (q + 2 * kv if model.qkv_bias else 0) + (hidden if model.output_bias else 0)
     ropes = len({layer.rope for layer in model.layers})
-    numbers = sum(matrix.count * matrix.numbers for matrix in matrices)
+    numbers = sum(matrix.times * matrix.numbers for matrix in matrices)
     return WeightBytes(
-        matrices=sum(matrix.count * _matrix_bytes(matrix, settings) for matrix in matrices),
+        matrices=sum(matrix.times * _matrix_bytes(matrix, settings) for matrix in matrices),
         embedding=vocabulary * element if own_table else 0,
         norms=norms * (_FLOAT32 if model.norm_offset else element),
         biases=model.num_layers * biases * element,

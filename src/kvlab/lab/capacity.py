@@ -189,7 +189,7 @@ def capacity_curve(
 
 
 def _attention(config: RunConfig, device: str) -> str:
-    """The backend that `auto` will find; where a kernel cannot be built it is another, which needs a little more."""
+    """The backend that `auto` will find; where a kernel cannot be built it is another, that needs more."""
     from kvlab.attention.registry import default_registry
     from kvlab.errors import BackendError
 
@@ -257,8 +257,9 @@ def _too_small(
     beside = f"{format_bytes(working.peak)} of working memory and {format_bytes(block)} for one block"
     if working.loading > working.peak + block:
         beside = f"{format_bytes(working.loading)} for a moment to load them"
+    dtype = "int8" if settings.int8_weights else settings.dtype
     return CapacityError(
         f"memory={format_bytes(memory)}: {config.model.name} needs {format_bytes(weights.total)} for weights in "
-        f"{'int8' if settings.int8_weights else settings.dtype}, and {beside}: {format_bytes(needed - memory)} more "
-        f"than that; {'; '.join(advice)}; or take a smaller model"
+        f"{dtype}, and {beside}: {format_bytes(needed - memory)} more than that; {'; '.join(advice)}; or take a "
+        "smaller model"
     )

@@ -111,8 +111,8 @@ def closing_notes(plan: CapacityPlan) -> Iterator[str]:
     """What the table does not say."""
     most, batch = max(row.paged for row in plan.lengths), plan.settings.max_batch_size
     yield (
-        "Sequences are counted at their full length, each with blocks of its own: those that share a prefix, or are "
-        "still short, fit in greater numbers. Unused is what varying lengths leave of a slot, or of half a block."
+        "Sequences are counted at their full length, each with blocks of its own: those that share a prefix or are "
+        "still short fit in greater numbers. Unused is what varying lengths leave of a slot, or of half a block."
     )
     if most > batch:
         yield f"scheduler.max_batch_size={batch} lets {batch} run at once; more than that have to wait."
