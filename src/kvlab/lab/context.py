@@ -21,3 +21,4 @@ class RunContext:
     name: str
     in_sweep: bool = False
     parent_run_id: str | None = None
+    heading: str | None = None  # of a run in a sweep: which of how many it is; None: its name

@@ -13,12 +13,15 @@ from kvlab.core import StepRecord
 from kvlab.engine.build import build_engine
 from kvlab.engine.engine import Engine
 from kvlab.errors import AuditError, CapacityError, KvlabError
+from kvlab.kv.journal import BlockJournal
+from kvlab.lab.artifacts import request_rows
 from kvlab.lab.build import RunPlan, plan_run
 from kvlab.lab.context import RunContext as RunContext
 from kvlab.lab.drive import RunLog, completed, drive
 from kvlab.lab.interrupt import stop_on_signal
 from kvlab.lab.machine import CpuWatch, describe, oversubscription
 from kvlab.lab.metrics import run_metrics
+from kvlab.lab.planned import planned_metrics
 from kvlab.lab.profile import Part, Profiler
 from kvlab.lab.progress import RunProgress
 from kvlab.lab.quality import quality_metrics, uses_int8
@@ -66,10 +69,13 @@ def execute(config: RunConfig, context: RunContext) -> RunResult:
     try:
         log, leaked = _drive(plan, context.console, profiler, tracking)
         metrics = run_metrics(log, plan.pool, leaked_blocks=leaked)
+        metrics |= planned_metrics(plan)
         metrics |= _efficiency(plan, log, may_measure=crowded is None)
         if profiler is not None:
             metrics |= profiler.metrics()
-            write_trace(context.directory / "trace.json", context.name, profiler.steps)
+        if profiler is not None or config.figures:
+            parts = profiler.steps if profiler is not None else ()
+            write_trace(context.directory / "trace.json", context.name, log.steps, request_rows(log), parts)
         if log.interrupted:
             status = RunStatus.INTERRUPTED
         elif completed(log):
@@ -96,7 +102,8 @@ def _drive(plan: RunPlan, console: Console, profiler: Profiler | None, tracking:
     """Build the engine, which is gone at the end, and serve the requests. Returns what happened and the number of
     leaked blocks.
     """
-    engine = build_engine(plan) if profiler is None else profiler.build(plan)
+    journal = BlockJournal() if plan.config.figures else None
+    engine = build_engine(plan, journal=journal) if profiler is None else profiler.build(plan, journal)
     tracking.settle()  # nothing of it while requests are served
     with stop_on_signal(console) as stop, RunProgress(plan.requests, console) as progress:
 
@@ -105,9 +112,12 @@ def _drive(plan: RunPlan, console: Console, profiler: Profiler | None, tracking:
                 _check(engine, log)
             if profiler is not None:
                 profiler.end_step(record)
+            if journal is not None and record is not None:
+                journal.end_step()
             progress(log, record)
 
         log = drive(engine, plan.requests, should_stop=lambda: stop.is_set, on_step=after_step)
+    log.journal = journal
     findings = engine.pool.audit()
     for finding in findings:
         console.print(f"[red]audit: {finding}[/]")
@@ -150,7 +160,7 @@ def _failure(error: KvlabError) -> RunStatus:
 def _announce(plan: RunPlan, context: RunContext) -> None:
     config, pool = plan.config, plan.pool
     if context.in_sweep:
-        context.console.rule(f"[bold]{context.name}[/]", align="left", style="dim")
+        context.console.rule(f"[bold]{context.heading or context.name}[/]", align="left", style="dim")
     else:
         context.console.print(config_tree(dataclasses.asdict(config), context.choices))
     kind = "blocks" if config.kv.backend == "paged" else "slots"

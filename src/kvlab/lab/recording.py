@@ -19,9 +19,12 @@ from kvlab.lab.context import RunContext
 from kvlab.lab.drive import RunLog
 from kvlab.lab.flat import flatten
 from kvlab.lab.machine import describe, peak_memory
+from kvlab.lab.pictures import draw_run
 from kvlab.lab.provenance import provenance, uncommitted
 from kvlab.lab.roofline import run_costs
 from kvlab.lab.secrets import without_password
+from kvlab.lab.sweep.digest import config_digest
+from kvlab.lab.sweep.process import this_process
 from kvlab.lab.tracking import NullTracker, RunStatus, Tracker, start_run
 from kvlab.workloads.describe import WorkloadFacts, describe_workload
 
@@ -77,6 +80,8 @@ class Recording:
         directory = self._context.directory
         summary = self._summary(metrics, status, error)
         write_artifacts(directory, log, summary, without_password(self._context.config_yaml))
+        if self._config.figures and log.steps:
+            draw_run(directory, self._context.console, hover=not self._context.in_sweep)
         try:
             self.tracker.log_metrics(metrics)
             self.tracker.log_series(_series(log))
@@ -104,6 +109,11 @@ class Recording:
     def _tags(self) -> dict[str, str]:
         """What tells runs apart in the store's page, whatever was swept: every run carries all of it."""
         tags = {f"choice.{group}": choice for group, choice in self._context.choices.items()}
+        tags |= {
+            "kvlab.config_digest": config_digest(self._config),
+            "kvlab.repeat": str(self._config.repeat),
+            "kvlab.process": this_process(),
+        }
         if self._plan is not None and self._workload is not None:
             tags |= {
                 "resolved.attention": self._plan.attention.name,
@@ -112,7 +122,7 @@ class Recording:
                 "resolved.threads": str(self._plan.threads),
                 "workload.digest": self._workload.digest,
             }
-        return tags | self._config.tags
+        return tags | {key: without_password(value) for key, value in self._config.tags.items()}
 
     def _summary(self, metrics: dict[str, float], status: RunStatus, error: str | None) -> dict[str, Any]:
         summary: dict[str, Any] = {
@@ -126,6 +136,8 @@ class Recording:
             "started": self._started,
             "peak_memory_bytes": peak_memory(),
             "environment": self._facts,
+            "config_digest": config_digest(self._config),
+            "repeat": self._config.repeat,
         }
         plan = self._plan
         if plan is not None and self._workload is not None:

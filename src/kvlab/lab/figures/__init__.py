@@ -12,7 +12,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from kvlab.lab.figures.blocks import read_blocks
+from kvlab.lab.block_log import read_blocks
 from kvlab.lab.figures.capacity import capacity_figure
 from kvlab.lab.figures.interactive import heat_map_hover, page, pareto_hover, pool_map_hover, timeline_hover
 from kvlab.lab.figures.latency import latency_figure

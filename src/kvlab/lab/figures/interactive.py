@@ -17,7 +17,8 @@ from kvlab.lab.figures.blocks import CACHED, FREE, SHARED, UNKNOWN, colour_numbe
 from kvlab.lab.figures.pareto import LATENCY, measured_points, pareto_front
 from kvlab.lab.figures.pool_map import run_grid
 from kvlab.lab.figures.sweep import METRICS, THROUGHPUT, Grid, Point
-from kvlab.lab.figures.timeline import Row, lives
+from kvlab.lab.figures.timeline import lives
+from kvlab.lab.life import Row
 
 _WORDS = {FREE: "free", CACHED: "free, content cached", SHARED: "shared by several", UNKNOWN: "no known sequence"}
 _COLOURS = {FREE: style.FREE, CACHED: style.CACHED, SHARED: style.SHARED, UNKNOWN: style.FAINT}
@@ -181,4 +182,4 @@ def _name(rows: Sequence[Row], number: int) -> str:
     if number >= len(rows):
         return f"sequence {number}"
     sample = rows[number]["sample"]
-    return rows[number]["request_id"] + (f" #{sample}" if sample else "")
+    return str(rows[number]["request_id"]) + (f" #{sample}" if sample else "")

@@ -9,13 +9,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from kvlab.lab.figures import style
-from kvlab.lab.figures.timeline import ENDED
+from kvlab.lab.life import ENDED
 
 WORDS = {
-    "ttft": "First token",
-    "tpot": "Per output token, mean of a request",
-    "itl": "Between two tokens",
-    "e2el": "Whole request",
+    "ttft": ("First token", "request"),
+    "tpot": ("Per output token", "request's mean"),
+    "itl": ("Between two tokens", "gap"),
+    "e2el": ("Whole request", "request"),
 }
 _WIDE = 20.0  # times the smallest value: a logarithmic axis from here on
 _MARKS = ((50, style.GREEN), (90, style.ORANGE), (99, style.VERMILION))
@@ -40,25 +40,26 @@ def latency_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Four distributions: which share of requests, or of gaps, took at most so long."""
     latencies = request_latencies_ms(rows)
     figure = style.new_figure(5.4)
-    for place, (name, words) in enumerate(WORDS.items(), start=1):
+    for place, (name, (words, unit)) in enumerate(WORDS.items(), start=1):
         axes = figure.add_subplot(2, 2, place)
         style.tidy(axes, grid="both")
-        _distribution(axes, f"{words} ({name})", latencies[name])
+        _distribution(axes, f"{words} ({name})", unit, latencies[name])
+        axes.set_xlabel("ms")
         axes.set_ylabel("share at most so long, %" if place in (1, 3) else "")
     return figure
 
 
-def _distribution(axes: Any, name: str, values: Sequence[float]) -> None:
+def _distribution(axes: Any, name: str, unit: str, values: Sequence[float]) -> None:
     axes.set_ylim(0, 102)
     if not values:
         style.title(axes, name)
-        style.nothing(axes, "no completed request" if "between" not in name.lower() else "no request of two tokens")
+        style.nothing(axes, f"no {unit} of a completed request" if unit != "request" else "no completed request")
         axes.set_xticks([])
         return
     x = np.asarray(values)
     shares = 100 * np.arange(1, len(x) + 1) / len(x)
     chosen = np.unique(np.linspace(0, len(x) - 1, min(len(x), 2000)).round().astype(int))
-    style.title(axes, name, f"{len(x):,} value{'s' if len(x) > 1 else ''}, in ms")
+    style.title(axes, name, f"{len(x):,} {unit}{'s' if len(x) > 1 else ''}")
     axes.step(
         np.append(x[0], x[chosen]), np.append(0, shares[chosen]), where="post", color=style.BLUE, linewidth=1.6
     )

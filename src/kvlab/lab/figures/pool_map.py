@@ -21,7 +21,7 @@ _OTHERS = {FREE: style.FREE, CACHED: style.CACHED, SHARED: style.SHARED, UNKNOWN
 
 
 def run_grid(
-    events: BlockEvents, steps: Sequence[StepRecord], *, most_rows: int = 320, most_columns: int = 640
+    events: BlockEvents, steps: Sequence[StepRecord], *, most_rows: int = 400, most_columns: int = 800
 ) -> PoolGrid:
     """A run's pool as a grid of at most so many cells."""
     starts = [step.start_s for step in steps]
@@ -45,7 +45,7 @@ def pool_image(grid: PoolGrid) -> NDArray[np.uint8]:
 
 def pool_map_figure(events: BlockEvents | None, steps: Sequence[StepRecord], *, unit: str = "block") -> Figure:
     """Block by time."""
-    figure = style.new_figure(5.0)
+    figure = style.new_figure(5.3)
     axes = figure.add_subplot()
     style.tidy(axes, grid="")
     axes.set_xlabel("time, s")

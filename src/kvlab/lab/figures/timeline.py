@@ -1,9 +1,8 @@
-"""What each request was doing when: queued, in prefill, decoding, preempted."""
+"""A line for each request: when it was queued, in prefill, decoding, preempted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,52 +13,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from kvlab.lab.figures import style
+from kvlab.lab.life import ENDED, Life, Row, request_life
 
-Row = Mapping[str, Any]  # of requests.parquet
 MOST_ROWS = 400
-ENDED = ("stop", "length")
-
-
-@dataclass(slots=True)
-class Life:
-    """A request's phases, each (name of style.PHASES, start, end) in seconds, without gaps between them."""
-
-    name: str
-    arrival_s: float
-    phases: list[tuple[str, float, float]] = field(default_factory=list)
-    first_token_s: float | None = None
-    end_s: float = 0.0
-    completed: bool = True
-
-
-def request_life(row: Row) -> Life:
-    """A row of requests.parquet as phases.
-
-    After an admission a request is in prefill until its next token; a preemption ends either phase.
-    """
-    arrival, times = row["arrival_s"], row["token_times_s"] or []
-    ends = [time for time in (row["end_s"], times[-1] if times else None) if time is not None]
-    end = ends[0] if ends else arrival
-    life = Life(
-        name=row["request_id"] + (f" #{row['sample']}" if row["sample"] else ""),
-        arrival_s=arrival,
-        first_token_s=row["first_token_s"],
-        end_s=end,
-        completed=row["finish_reason"] in ENDED,
-    )
-    scheduled = row["scheduled_s"]
-    gone, back = row.get("preempted_s") or [], row.get("resumed_s") or []
-    moments = [end] if scheduled is None else [scheduled]
-    _add(life, "queued", arrival, min(moments[0], end))
-    entries = [] if scheduled is None else [scheduled, *back]
-    for turn, entered in enumerate(entries):
-        left = gone[turn] if turn < len(gone) else end
-        token = next((time for time in times if time > entered), left)
-        _add(life, "prefill", entered, min(token, left))
-        _add(life, "decode", min(token, left), left)
-        if turn < len(gone):
-            _add(life, "preempted", left, back[turn] if turn < len(back) else end)
-    return life
 
 
 def lives(rows: Sequence[Row], most: int = MOST_ROWS) -> tuple[list[Life], int]:
@@ -128,11 +84,6 @@ def _marks(axes: Any, shown: Sequence[Life], every: int, phases: set[str]) -> No
         axes.plot(place[:, 0], place[:, 1], markersize=tall if marker == "|" else 4, clip_on=False, **options)
         handles.append(Line2D([], [], markersize=8 if marker == "|" else 5, label=label, **options))
     style.legend(axes, handles=handles, columns=6, bbox_to_anchor=(0, -0.5 / axes.figure.get_figheight() - 0.03))
-
-
-def _add(life: Life, phase: str, start: float, end: float) -> None:
-    if end > start:
-        life.phases.append((phase, start, end))
 
 
 def _ordinal(number: int) -> str:
