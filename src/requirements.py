@@ -103,7 +103,7 @@ class Recorder:
         from pytest_bdd.scenario import scenario_wrapper_template_registry as templates
 
         for item in items:
-            function = getattr(item, "obj", None)
+            function: Any = getattr(item, "obj", None)
             if function in templates:
                 template = templates[function]
                 self._places[item.nodeid] = (Path(template.feature.filename).name, template.line_number)

@@ -36,6 +36,7 @@ SECTIONS: dict[str, list[Row]] = {
     "capacity": [
         Row("KV cache", "capacity/kv_bytes", "bytes"),
         Row("token slots", "capacity/token_slots", digits=0),
+        Row("sequences at once, planned", "capacity/planned_running", digits=0),
         Row("sequences at once, peak", "capacity/peak_running", digits=0),
         Row("sequences at once, mean", "capacity/mean_running"),
     ],
