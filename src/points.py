@@ -27,6 +27,7 @@ class Composed:
     overrides: list[str]
     name: str
     group: str  # its name without the repeat
+    settings: dict[str, str]  # of the keys that are swept
     repeat: int
     config: RunConfig | None
     digest: str
@@ -112,7 +113,8 @@ def _point(composed: DictConfig, chosen: dict[str, str], varied: dict[str, str])
     group = " ".join(text for key, text in chosen.items() if key in varied)
     group = group or composed.run_name or (run_title(config) if config else "run")
     repeated = f" {chosen[_REPEAT]}" if _REPEAT in chosen and _REPEAT not in varied else ""
-    return Composed(list(chosen.values()), group + repeated, group, int(composed.repeat), config, digest)
+    settings = {key: text.partition("=")[2] for key, text in chosen.items() if key in varied}
+    return Composed(list(chosen.values()), group + repeated, group, settings, int(composed.repeat), config, digest)
 
 
 def _refuse_nested(composed: DictConfig, swept: object, chosen: list[str]) -> None:

@@ -334,7 +334,7 @@ def _place(
         else:
             place, other = str(other), other + 1
         run_id = run.run_id if run else None
-        planned.append(Point(point.name, point.group, point.digest, place, point.repeat, run_id))
+        planned.append(Point(point.name, point.group, point.digest, place, point.settings, point.repeat, run_id))
     return planned, first
 
 

@@ -18,6 +18,7 @@ class Point:
     group: str  # without
     digest: str
     directory: str  # within the sweep's; the number of the job, for those that are to run
+    settings: dict[str, str] = field(default_factory=dict)  # of the keys that are swept
     repeat: int = 0
     done_before: str | None = None  # the run in the tracking store that had finished already
 

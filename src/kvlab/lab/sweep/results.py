@@ -38,14 +38,12 @@ def read_results(directory: Path, plan: SweepPlan | None) -> list[dict[str, Any]
         files = sorted(
             directory.glob("*/summary.json"), key=lambda file: (len(file.parent.name), file.parent.name)
         )
-        summaries = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        summaries = [summary for file in files if (summary := _read(file))]
         return [{**summary, "group": summary["name"]} for summary in summaries]
     results = []
     for point in plan.points:
-        file = directory / point.directory / "summary.json"
-        if file.exists():
-            summary = json.loads(file.read_text(encoding="utf-8"))
-            results.append({**summary, "name": point.name, "group": point.group})
+        if summary := _read(directory / point.directory / "summary.json"):
+            results.append({**summary, "name": point.name, "group": point.group, "settings": point.settings})
     return results
 
 
@@ -54,9 +52,17 @@ def with_missing(results: list[dict[str, Any]], plan: SweepPlan | None, status: 
     known = {result["name"] for result in results}
     reason = "not run" if status is RunStatus.INTERRUPTED else "its process ended without a result"
     missing = [
-        {"name": p.name, "group": p.group, "status": status.value, "error": reason, "metrics": {}, "choices": {}}
-        for p in (plan.points if plan else [])
-        if p.name not in known
+        {
+            "name": point.name,
+            "group": point.group,
+            "settings": point.settings,
+            "status": status.value,
+            "error": reason,
+            "metrics": {},
+            "choices": {},
+        }
+        for point in (plan.points if plan else [])
+        if point.name not in known
     ]
     return [*results, *missing]
 
@@ -106,6 +112,15 @@ def write_csv(results: Sequence[dict[str, Any]], path: Path) -> None:
             writer.writerow([result["name"], result["status"], result["error"] or "", *row])
 
 
+def _read(file: Path) -> dict[str, Any] | None:
+    """A run's summary; None where it has none yet, or another process is writing it just now."""
+    try:
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return found
+
+
 def _median(group: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     if len(rows) == 1:
         return {**rows[0], "name": group}
@@ -114,5 +129,5 @@ def _median(group: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     finished = [row["metrics"] for row in rows if row["status"] == "finished"]
     names = {name for metrics in finished for name in metrics}
     values = {name: [metrics[name] for metrics in finished if name in metrics] for name in names}
-    shown = f"{group} ({len(finished)} runs)" if finished else group
+    shown = f"{group} (median of {len(finished)})" if finished else group
     return {**worst, "name": shown, "metrics": {name: median(found) for name, found in values.items()}}

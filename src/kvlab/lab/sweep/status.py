@@ -56,12 +56,15 @@ class SweepProgress:
             return
         self._told = done
         line = f"{done} of {len(jobs)} jobs done"
-        leader = best(read_results(self._directory, self._plan), self._plan.optimize)
+        results = read_results(self._directory, self._plan)
+        leader = best(results, self._plan.optimize)
         if leader:
             line += f", best so far {leader}"
-        if done < len(jobs):
+        # What failed or did not fit took no time; a run that had finished before took none of this sweep's.
+        ran = sum(result["status"] == "finished" for result in results) - len(self._plan.done_before)
+        if done < len(jobs) and ran > 0:
             passed = time.time() - self._plan.started
-            line += f", about {clock(passed / done * (len(jobs) - done))} left"
+            line += f", about {clock(passed / ran * (len(jobs) - done))} left"
         self._console.print(line, highlight=False, soft_wrap=True)
 
 
@@ -96,10 +99,9 @@ def print_results(results: Sequence[dict[str, Any]], plan: SweepPlan | None, con
     else:
         console.print(comparison_table([(row["name"], row["metrics"]) for row in rows]))
     before = {point.name for point in plan.done_before} if plan else set()
-    for result in results:
-        if result["error"] and len(rows) <= _SIDE_BY_SIDE:
-            text = f"{result['name']}: {result['status']}: {result['error']}"
-            console.print(text, highlight=False, soft_wrap=True)
+    ended = {(result["group"], result["status"].replace("_", " "), result["error"]) for result in results}
+    for group, status, error in sorted((found for found in ended if found[2]), key=str):
+        console.print(f"{group}: {status}: {error}", highlight=False, soft_wrap=True, markup=False)
     by_backend = {row.get("choices", {}).get("kv"): row["metrics"] for row in rows}
     if set(by_backend) == {"contiguous", "paged"} and len(rows) == 2:
         sentence = paging_sentence(by_backend["contiguous"], by_backend["paged"])
