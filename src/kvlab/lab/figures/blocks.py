@@ -72,10 +72,13 @@ class PoolGrid:
     """The pool as cells `[rows, columns]`: FREE, CACHED, SHARED, UNKNOWN or a sequence's number.
 
     A row is `blocks_per_row` blocks, a column `end_s / columns` seconds. A cell is in use if one of its blocks is
-    at any moment of it, else cached if one is: no block that was used is lost.
+    at any moment of it, else cached if one is: no block that was used is lost. `in_use` and `cached` are the shares
+    of its blocks that were so, 0 to 1.
     """
 
     cells: NDArray[np.int64]
+    in_use: NDArray[np.float64]
+    cached: NDArray[np.float64]
     blocks_per_row: int
     num_blocks: int
     end_s: float
@@ -100,6 +103,7 @@ def pool_grid(
     first = np.clip(np.floor(borders[np.minimum(found.start, last)]).astype(np.int64), 0, columns - 1)
     until = np.clip(np.ceil(borders[np.minimum(found.end, last)]).astype(np.int64), first + 1, columns)
     # What is painted last stays: cached below held, shared on top, else who came later.
+    counts = np.zeros((2, rows * columns))  # in use, cached
     rank = np.select([found.holder == CACHED, found.holder == SHARED], [0, 2], 1)
     for level in range(3):
         chosen = np.flatnonzero(rank == level)
@@ -107,8 +111,11 @@ def pool_grid(
         for part in np.array_split(chosen, max(len(chosen) // 100_000, 1)):  # so that memory stays small
             lengths = until[part] - first[part]
             column = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths - first[part], lengths)
-            cells[np.repeat(found.block[part] // per_row, lengths), column] = np.repeat(found.holder[part], lengths)
-    return PoolGrid(cells, per_row, num_blocks, end_s)
+            row = np.repeat(found.block[part] // per_row, lengths)
+            cells[row, column] = np.repeat(found.holder[part], lengths)
+            counts[int(level == 0)] += np.bincount(row * columns + column, minlength=rows * columns)
+    in_use, cached = np.minimum(counts.reshape(2, rows, columns) / per_row, 1)
+    return PoolGrid(cells, in_use, np.minimum(cached, 1 - in_use), per_row, num_blocks, end_s)
 
 
 def colour_numbers(cells: NDArray[np.int64], colours: int) -> dict[int, int]:

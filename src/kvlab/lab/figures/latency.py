@@ -7,18 +7,19 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from kvlab.lab.figures import style
 from kvlab.lab.life import ENDED
 
 WORDS = {
     "ttft": ("First token", "request"),
-    "tpot": ("Per output token", "request's mean"),
+    "tpot": ("Per output token", "request"),
     "itl": ("Between two tokens", "gap"),
     "e2el": ("Whole request", "request"),
 }
 _WIDE = 20.0  # times the smallest value: a logarithmic axis from here on
-_MARKS = ((50, style.GREEN), (90, style.ORANGE), (99, style.VERMILION))
+_MARKS = (50, 90, 99)
 
 
 def request_latencies_ms(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
@@ -53,33 +54,25 @@ def _distribution(axes: Any, name: str, unit: str, values: Sequence[float]) -> N
     axes.set_ylim(0, 102)
     if not values:
         style.title(axes, name)
-        style.nothing(axes, f"no {unit} of a completed request" if unit != "request" else "no completed request")
-        axes.set_xticks([])
+        style.nothing(axes, f"no completed {unit}" if unit != "gap" else "no gap between tokens")
         return
     x = np.asarray(values)
     shares = 100 * np.arange(1, len(x) + 1) / len(x)
     chosen = np.unique(np.linspace(0, len(x) - 1, min(len(x), 2000)).round().astype(int))
-    style.title(axes, name, f"{len(x):,} {unit}{'s' if len(x) > 1 else ''}")
-    axes.step(
-        np.append(x[0], x[chosen]), np.append(0, shares[chosen]), where="post", color=style.BLUE, linewidth=1.6
-    )
-    for percent, colour in _MARKS:
-        at = float(np.percentile(x, percent))
-        label = f"p{percent}  {style.number(at)}"
-        axes.plot(
-            [at], [percent], marker="o", markersize=6, linestyle="none", color=colour, label=label, clip_on=False
-        )
-    if x[0] > 0 and x[-1] / x[0] > _WIDE:
+    steps = np.append(x[0], x[chosen]), np.append(0, shares[chosen])
+    axes.step(*steps, where="post", color=style.BLUE, linewidth=1.6)
+    marks = np.percentile(x, _MARKS)
+    axes.plot(marks, _MARKS, linestyle="none", marker="o", markersize=6, color=style.VERMILION, clip_on=False)
+    told = ",  ".join(f"p{percent} {style.number(at)}" for percent, at in zip(_MARKS, marks.tolist(), strict=True))
+    style.title(axes, name, f"{told}  ({style.count(len(x), unit)})")
+    low, high = float(x[0]), float(x[-1])
+    if low > 0 and high / low > _WIDE:
         axes.set_xscale("log")
-        axes.tick_params(axis="x", which="minor", length=2)
-    elif x[-1] > x[0]:
-        axes.set_xlim(left=min(0.0, float(x[0])) if x[0] < x[-1] / 2 else None)
+        style.logarithmic(axes.xaxis, low, high)
+        return
+    if high - low < 0.01 * high:
+        axes.set_xlim(low * 0.9, high * 1.1)
+    elif low < high / 2:
+        axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
     style.plain(axes.xaxis)
-    from_right = float(np.mean(x)) < (float(x[0]) + float(x[-1])) / 2
-    axes.legend(
-        loc="lower right" if from_right else "upper left",
-        fontsize=9,
-        frameon=True,
-        framealpha=0.9,
-        edgecolor="none",
-    )

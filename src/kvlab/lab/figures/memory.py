@@ -64,14 +64,16 @@ def memory_figure(steps: Sequence[StepRecord], config: Mapping[str, object] | No
     unit = "slot" if (config or {}).get("kv.backend") == "contiguous" else "block"
     figure = style.new_figure(5.4)
     grid = figure.add_gridspec(2, 1, height_ratios=(3, 2))
+    if not steps:
+        axes = figure.add_subplot()
+        style.tidy(axes)
+        style.title(axes, "Memory over time")
+        style.nothing(axes, "the run ended before its first step")
+        return figure
     above = figure.add_subplot(grid[0])
     below = figure.add_subplot(grid[1], sharex=above)
     for axes in (above, below):
         style.tidy(axes)
-    if not steps:
-        style.title(above, "Memory over time")
-        style.nothing(above, "the run ended before its first step")
-        return figure
     _blocks(above, series, unit)
     _sequences(below, series)
     above.set_xlim(min(series.at[0], 0), max(series.at[-1], 1e-3))
@@ -80,7 +82,7 @@ def memory_figure(steps: Sequence[StepRecord], config: Mapping[str, object] | No
     peak = 100 * float(series.in_use.max()) / max(series.capacity, 1)
     style.title(
         above,
-        f"At its fullest, {peak:.0f} % of {series.capacity:,} {unit}s were in use",
+        f"{peak:.0f} % of {style.count(series.capacity, unit)} in use at the fullest",
         f"a {unit} is {series.block_tokens:,} token slots; between the line and the area's edge they hold no token",
     )
     return figure
@@ -96,7 +98,7 @@ def _blocks(axes: Any, series: MemorySeries, unit: str) -> None:
     axes.axhline(series.capacity, color=style.INK, linewidth=1.2, linestyle=(0, (4, 2)), label="capacity")
     axes.set_ylim(0, series.capacity * 1.06)
     axes.set_ylabel(f"{unit}s")
-    style.plain(axes.yaxis)
+    style.whole(axes.yaxis)
     style.legend(axes, columns=4, bbox_to_anchor=(0, -0.04))
 
 
@@ -118,5 +120,5 @@ def _sequences(axes: Any, series: MemorySeries) -> None:
             clip_on=False,
         )
     axes.set_ylabel("sequences")
-    style.plain(axes.yaxis)
+    style.whole(axes.yaxis)
     style.legend(axes, columns=3, bbox_to_anchor=(0, -0.3))

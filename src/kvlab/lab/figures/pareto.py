@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from kvlab.lab.figures import style
-from kvlab.lab.figures.sweep import METRICS, THROUGHPUT, Point, usable
+from kvlab.lab.figures.sweep import METRICS, THROUGHPUT, Point, by_settings, usable, varied_keys
 
 LATENCY = "latency/tpot_ms_p50"
 _MOST_LABELS = 12
@@ -27,12 +28,14 @@ class Measured:
 def measured_points(
     points: Sequence[Point], latency: str = LATENCY, throughput: str = THROUGHPUT
 ) -> list[Measured]:
-    """The finished points that have both metrics."""
-    return [
-        Measured(point.name, x, y)
-        for point in points
-        if (x := usable(point, latency)) is not None and (y := usable(point, throughput)) is not None
-    ]
+    """Where finished points lie that have both metrics; repeats of one by their medians."""
+    found = []
+    for label, members in by_settings(points, varied_keys(points)).items():
+        both = [(usable(point, latency), usable(point, throughput)) for point in members]
+        known = [(x, y) for x, y in both if x is not None and y is not None]
+        if known:
+            found.append(Measured(label, median(x for x, _ in known), median(y for _, y in known)))
+    return found
 
 
 def pareto_front(points: Sequence[Measured]) -> list[Measured]:

@@ -17,6 +17,7 @@ from kvlab.kv.journal import BlockEvents
 from kvlab.lab.figures import style
 from kvlab.lab.figures.blocks import CACHED, FREE, SHARED, UNKNOWN, PoolGrid, colour_numbers, pool_grid, stretches
 
+_PALEST = 0.35  # of a colour, where a single block of a row is in use
 _OTHERS = {FREE: style.FREE, CACHED: style.CACHED, SHARED: style.SHARED, UNKNOWN: style.FAINT}
 
 
@@ -33,13 +34,23 @@ def run_grid(
 
 
 def pool_image(grid: PoolGrid) -> NDArray[np.uint8]:
-    """The grid in colours, [rows, columns, 3]."""
+    """The grid in colours, [rows, columns, 3]. Where a row is several blocks, it is paler the fewer of them are in
+    use, yet never so pale that one that is could not be seen.
+    """
     colours = {value: to_rgb(colour) for value, colour in _OTHERS.items()}
     for sequence, number in colour_numbers(grid.cells, len(style.SEQUENCES)).items():
         colours[sequence] = to_rgb(style.SEQUENCES[number])
     values, where = np.unique(grid.cells, return_inverse=True)
     palette = np.array([colours[int(value)] for value in values])
-    image: NDArray[np.uint8] = (255 * palette[where.reshape(grid.cells.shape)]).round().astype(np.uint8)
+    painted = palette[where.reshape(grid.cells.shape)]
+    if grid.blocks_per_row > 1:
+        used, cached = grid.in_use[..., None], grid.cached[..., None]
+        free = np.clip(1 - used - cached, 0, 1)
+        grey, white = np.array(to_rgb(style.CACHED)), np.array(to_rgb(style.FREE))
+        rest = (grey * cached + white * free) / (cached + free + 1e-9)
+        weight = np.where(used > 0, np.maximum(used, _PALEST), 0)
+        painted = painted * weight + rest * (1 - weight)
+    image: NDArray[np.uint8] = (255 * painted).round().astype(np.uint8)
     return image
 
 
@@ -62,11 +73,11 @@ def pool_map_figure(events: BlockEvents | None, steps: Sequence[StepRecord], *, 
         interpolation="nearest",
     )
     axes.set_ylim(grid.num_blocks, 0)
-    style.plain(axes.yaxis)
+    style.whole(axes.yaxis)
     note = "white is free"
     if grid.blocks_per_row > 1:
-        note += f"; a row is {grid.blocks_per_row} {unit}s, and has the colour of one that is in use"
-    style.title(axes, f"Who held which of {grid.num_blocks:,} {unit}s, and when", note)
+        note += f"; a row is {grid.blocks_per_row} {unit}s, paler where fewer of them are in use"
+    style.title(axes, f"Who held which of {style.count(grid.num_blocks, unit)}, and when", note)
     _legend(figure, axes, grid)
     return figure
 
@@ -74,7 +85,7 @@ def pool_map_figure(events: BlockEvents | None, steps: Sequence[StepRecord], *, 
 def _legend(figure: Figure, axes: Any, grid: PoolGrid) -> None:
     several = tuple(Patch(color=colour) for colour in style.SEQUENCES[:4])
     handles: list[object] = [several]
-    names = ["a sequence each (colours come again)"]
+    names = ["sequences (colours repeat)"]
     for value, name in (
         (SHARED, "shared by several sequences"),
         (CACHED, "free, content cached"),

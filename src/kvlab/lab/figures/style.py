@@ -5,13 +5,14 @@ Colours are Okabe and Ito's (2008), which people who see few colours tell apart,
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
@@ -37,7 +38,7 @@ def title(axes: Axes, text: str, note: str = "") -> None:
     """What one sees, above the axes at the left; a note in small print below it."""
     axes.set_title(text + ("\n" if note else ""), loc="left", fontsize=11.5, fontweight="bold", color=INK)
     if note:
-        axes.annotate(
+        small = axes.annotate(
             note,
             (0, 1),
             xytext=(0, 6),
@@ -46,6 +47,7 @@ def title(axes: Axes, text: str, note: str = "") -> None:
             fontsize=9,
             color="#555555",
         )
+        small.set_in_layout(False)  # a long one shall not make the axes narrow
 
 
 def tidy(axes: Axes, *, grid: Literal["", "x", "y", "both"] = "y") -> None:
@@ -75,6 +77,8 @@ def legend(axes: Any, *args: Any, columns: int = 6, **options: Any) -> None:
 
 def nothing(axes: Axes, text: str) -> None:
     """Say why there is nothing to see."""
+    axes.set(xticks=[], yticks=[])
+    axes.grid(False)
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=FAINT, fontsize=11)
 
 
@@ -88,6 +92,26 @@ def number(value: float) -> str:
 def plain(axis: Any) -> None:
     """Ticks as plain numbers, on a logarithmic axis too."""
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def whole(axis: Any) -> None:
+    """Ticks at whole numbers alone, written plainly."""
+    axis.set_major_locator(MaxNLocator(nbins=9, integer=True, min_n_ticks=1))
+    plain(axis)
+
+
+def logarithmic(axis: Any, low: float, high: float) -> None:
+    """Ticks of a logarithmic axis from `low` to `high`: few enough to be read, numbers written out."""
+    decades = math.log10(high / low)
+    steps = (1.0, 3.0) if decades < 2.3 else (1.0,)
+    axis.set_major_locator(LogLocator(subs=steps, numticks=12))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def shorten(text: str, length: int = 42) -> str:

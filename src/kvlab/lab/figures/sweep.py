@@ -49,6 +49,19 @@ def varied_keys(points: Sequence[Point]) -> list[str]:
     ]
 
 
+def point_label(point: Point, keys: Sequence[str]) -> str:
+    """What tells a point from the others, with the last part of each setting's name."""
+    return ", ".join(f"{key.rsplit('.', 1)[-1]}={point.config.get(key)}" for key in keys) or point.name or "run"
+
+
+def by_settings(points: Sequence[Point], keys: Sequence[str]) -> dict[str, list[Point]]:
+    """Points that have these settings alike, repeats of each other, by their label."""
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        groups.setdefault(point_label(point, keys), []).append(point)
+    return groups
+
+
 @dataclass(frozen=True, slots=True)
 class Grid:
     """A metric over two settings: medians `[rows, columns]`, NaN where there is none, and the share of points that
@@ -123,12 +136,13 @@ def heat_map(grid: Grid, row_key: str, column_key: str, metric: str) -> Figure:
     axes.set_yticks(range(len(grid.rows)), [style.shorten(str(value), 18) for value in grid.rows])
     axes.set_xlabel(column_key)
     axes.set_ylabel(row_key)
-    bar = figure.colorbar(image, ax=axes, pad=0.015, aspect=max(height * 4, 12))
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=9)
-    style.plain(bar.ax.yaxis)
+    axes.set_facecolor("#F0F0F0")  # of cells without a value
     note = "* some of its repeats failed" if ((grid.failed > 0) & (grid.failed < 1)).any() else ""
     if len(finite):
+        bar = figure.colorbar(image, ax=axes, pad=0.015, aspect=max(height * 4, 12))
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(labelsize=9)
+        style.plain(bar.ax.yaxis)
         row, column = np.unravel_index(int(np.nanargmax(grid.values)), grid.values.shape)
         best = f"most: {style.number(high)} at {row_key}={grid.rows[row]}, {column_key}={grid.columns[column]}"
         note = f"{best}; {note}" if note else best
@@ -163,7 +177,7 @@ def line_chart(points: Sequence[Point], key: str, metric: str) -> Figure:
         axes.set_xscale("log")
         axes.set_xticks(values, [str(value) for value in values])
         axes.minorticks_off()
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * max((y for value in known for y in by_value[value]), default=1.0))
     style.plain(axes.yaxis)
     _mark_failed(axes, [(value, value) for value in values if not by_value[value]])
     return figure
@@ -172,12 +186,7 @@ def line_chart(points: Sequence[Point], key: str, metric: str) -> Figure:
 def bars(points: Sequence[Point], keys: Sequence[str], metric: str) -> Figure:
     """A bar for each point, or each set of repeats, by the settings in which they differ."""
     words = METRICS.get(metric, metric)
-    groups: dict[str, list[Point]] = {}
-    for point in points:
-        label = (
-            ", ".join(f"{key.rsplit('.', 1)[-1]}={point.config.get(key)}" for key in keys) or point.name or "run"
-        )
-        groups.setdefault(label, []).append(point)
+    groups = by_settings(points, keys)
     figure = style.new_figure(min(1.5 + 0.42 * len(groups), 12.0))
     axes = figure.add_subplot()
     style.tidy(axes, grid="x")

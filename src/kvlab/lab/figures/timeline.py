@@ -10,7 +10,6 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from kvlab.lab.figures import style
 from kvlab.lab.life import ENDED, Life, Row, request_life
@@ -48,7 +47,7 @@ def timeline_figure(rows: Sequence[Row]) -> Figure:
     bars: dict[str, list[Any]] = {phase: [] for phase in style.PHASES}
     thickness = 0.8 if len(shown) <= 100 else 1.0
     for number, life in enumerate(shown):
-        low, high = number * every - every * thickness / 2, number * every + every * thickness / 2
+        low, high = 1 + every * (number - thickness / 2), 1 + every * (number + thickness / 2)
         for phase, start, end in life.phases:
             bars[phase].append([(start, low), (end, low), (end, high), (start, high)])
     for phase, boxes in bars.items():
@@ -56,9 +55,8 @@ def timeline_figure(rows: Sequence[Row]) -> Figure:
             axes.add_collection(PolyCollection(boxes, facecolors=style.PHASES[phase], linewidths=0))
     end = max(life.end_s for life in shown)
     axes.set_xlim(min(0.0, *(life.arrival_s for life in shown)), max(end * 1.01, 1e-3))
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    style.plain(axes.yaxis)
+    axes.set_ylim(max(len(rows), 1) + 0.6, 0.4)
+    style.whole(axes.yaxis)
     _marks(axes, shown, every, {phase for phase, boxes in bars.items() if boxes})
     return figure
 
@@ -69,12 +67,12 @@ def _marks(axes: Any, shown: Sequence[Life], every: int, phases: set[str]) -> No
         Patch(color=colour, label=phase) for phase, colour in style.PHASES.items() if phase in phases
     ]
     for marker, colour, label, points in (
-        ("|", style.BLACK, "first token", [(life.first_token_s, i * every) for i, life in enumerate(shown)]),
+        ("|", style.BLACK, "first token", [(life.first_token_s, 1 + i * every) for i, life in enumerate(shown)]),
         (
             "x",
             style.BLACK,
             "did not complete",
-            [(s.end_s, i * every) for i, s in enumerate(shown) if not s.completed],
+            [(s.end_s, 1 + i * every) for i, s in enumerate(shown) if not s.completed],
         ),
     ):
         place = np.array([(x, y) for x, y in points if x is not None], dtype=float).reshape(-1, 2)
