@@ -20,6 +20,7 @@ from features.steps.allocator_steps import *
 from features.steps.attention_steps import *
 from features.steps.backend_steps import *
 from features.steps.canary_steps import *
+from features.steps.capacity_steps import *
 from features.steps.checkpoints import Checkpoints
 from features.steps.ending_steps import *
 from features.steps.engine_steps import *

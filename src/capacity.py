@@ -93,8 +93,13 @@ def _model(value: str, question: Question) -> list[str]:
     if file.name != "config.json":
         raise ConfigError("model", value, "a model's configuration is called config.json; rename it")
     question.model_file = file
-    quoted = str(file.parent).replace("\\", "\\\\").replace("'", "\\'")
-    return ["model=checkpoint", f"model.path='{quoted}'", f"model.name='{file.resolve().parent.name}'"]
+    parent = file.resolve().parent
+    return ["model=checkpoint", f"model.path={_quoted(str(parent))}", f"model.name={_quoted(parent.name)}"]
+
+
+def _quoted(text: str) -> str:
+    """Text that Hydra takes as it is."""
+    return "'" + text.replace("'", "\\'") + "'"
 
 
 def compose_config(overrides: Sequence[str]) -> RunConfig:

@@ -27,7 +27,7 @@ def capacity_lines(plan: CapacityPlan) -> Iterator[tuple[str, str, str]]:
         yield "sliding windows", f"{layers} of {model.num_layers} layers", note
     yield "", "", ""
     if plan.memory is not None:
-        yield "memory", format_bytes(plan.memory), f"of the {settings.device}"
+        yield "memory", format_bytes(plan.memory), f"on {settings.device}"
     yield "weights", format_bytes(plan.weights.total), weights_formula(plan)
     yield "working memory", format_bytes(plan.working.peak), working_formula(plan)
     pool = plan.paged
@@ -91,8 +91,8 @@ def capacity_table(plan: CapacityPlan) -> Table:
         "contiguous",
         "paged",
         "advantage",
-        "unused, contiguous",
-        "unused, paged",
+        "of it unused: contiguous",
+        "paged",
     ):
         table.add_column(name, justify="right")
     for row in plan.lengths:
