@@ -36,7 +36,8 @@ def main() -> None:
     # Not on the command line, where everybody on the machine could read a database's password.
     environment = os.environ | {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_DISABLE_TELEMETRY": "true"}
     command = [sys.executable, "-m", "mlflow", "ui", "--port", str(options.port)]
-    print(f"{without_password(uri)} at http://127.0.0.1:{options.port} (Ctrl-C ends it)", flush=True)
+    page = f"http://127.0.0.1:{options.port}/#/experiments?workflowType=machine_learning"
+    print(f"{without_password(uri)}\n{page}\nCtrl-C ends it", flush=True)
     try:
         os.execve(command[0], command, environment)
     except OSError as error:

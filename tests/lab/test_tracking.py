@@ -165,7 +165,7 @@ def test_runs_nest_and_do_not_disturb_each_other(root, client):
 def test_where_shows_the_run(root, client, monkeypatch):
     tracker = start(root)
     experiment = client.get_experiment_by_name("kvlab").experiment_id
-    url = f"http://127.0.0.1:5000/#/experiments/{experiment}/runs/{tracker.run_id}"
+    url = f"http://127.0.0.1:5000/#/experiments/{experiment}/runs/{tracker.run_id}?workflowType=machine_learning"
     command = f"mlflow ui --backend-store-uri 'sqlite:///{root}/mlflow.db'"
     assert tracker.where() == f"{command}\n{url}"
     monkeypatch.chdir(root)
@@ -437,7 +437,7 @@ def test_a_server_is_used_and_shown_without_its_password(client, tmp_path, capfd
     with StandIn(fault) as server:
         tracker = start(tmp_path, uri=server.uri.replace("://", "://user:secret@") + "/", params={"a": 1})
         assert isinstance(tracker, MlflowTracker)
-        assert tracker.where() == f"{server.uri}/#/experiments/7/runs/abc"
+        assert tracker.where() == f"{server.uri}/#/experiments/7/runs/abc?workflowType=machine_learning"
         tracker.log_metrics({"x": 2.0})
         tracker.finish(RunStatus.FINISHED)
     kinds = ["params", "metrics", "tags"]

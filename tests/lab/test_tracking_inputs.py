@@ -154,3 +154,16 @@ def test_hidden_folders_are_not_stored(tmp_path, root):
     tracker.log_artifacts(tmp_path)
     assert [file.path for file in client(root).list_artifacts(tracker.run_id)] == ["figures"]
     assert [file.path for file in client(root).list_artifacts(tracker.run_id, "figures")] == ["figures/a.png"]
+
+
+def test_the_page_of_a_run_begins_with_its_command_and_its_choices(root):
+    known = {"command": "python -m src.run " + " ".join(f"kv.num_blocks={i}" for i in range(12)), "host.name": "h"}
+    tags = {"choice.kv": "paged", "host.name": "mine"}
+    tracker = start_run(TrackingConfig(), root=root, run_name="a", params={}, tags=tags, facts=known)
+    kept = client(root).get_run(tracker.run_id).data.tags
+    note = kept["mlflow.note.content"]
+    assert max(map(len, note.splitlines())) <= 74
+    assert note.replace("\\\n ", "").strip("`\n") == known["command"]
+    assert kept["host.name"] == "mine"
+    experiment = client(root).get_experiment_by_name("kvlab")
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"

@@ -44,7 +44,8 @@ class MlflowTracker(Tracker):
         self._store = store
         self._started_ms = started_ms
         self._system = SystemMetrics() if system_metrics else None
-        self._fragment = f"/#/experiments/{experiment_id}/runs/{run_id}"
+        # Without the last part the page shows what is for chats.
+        self._fragment = f"/#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
 
     def log_params(self, params: Mapping[str, object]) -> None:
         """Record flat keys; values are written as text, cut to what MLflow takes."""

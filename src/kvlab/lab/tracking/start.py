@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from kvlab.lab.tracking.store import Store
 from kvlab.lab.tracking.uri import resolve_artifacts, resolve_uri
 from kvlab.workloads.describe import WorkloadFacts
 
+_NOTE_CHARS = 72
 _MLFLOW_NAMES = {
     "user": "mlflow.user",
     "program": "mlflow.source.name",
@@ -37,15 +39,13 @@ def start_run(
 
     `params` is the whole configuration under flat dotted keys. `tags` are added to `facts`, which say who and
     what made the run, from which commit in `root`; without, they are found out. `workload` becomes the run's
-    input. Raises TrackingError for a store that cannot be used; one
-    that does not answer is given up after `tracking.timeout_s` in all.
+    input. Raises TrackingError for a store that cannot be used; one that does not answer is given up after
+    `tracking.timeout_s` in all.
     """
     if config.backend == "off":
         return NullTracker()
     store = Store(resolve_uri(config, root), config.timeout_s)
-    known = provenance(root) if facts is None else facts
-    all_tags = {_MLFLOW_NAMES.get(key, key): value for key, value in known.items()} | dict(tags)
-    all_tags["mlflow.source.type"] = "LOCAL"  # or the page shows no source
+    all_tags = _tags(tags, provenance(root) if facts is None else facts)
     if parent_run_id is not None:
         all_tags["mlflow.parentRunId"] = parent_run_id
     store.connect()
@@ -63,3 +63,16 @@ def start_run(
         raise
     store.deadline = None
     return tracker
+
+
+def _tags(tags: Mapping[str, str], facts: Mapping[str, str]) -> dict[str, str]:
+    """All tags of a run, its own first: MLflow's page keeps the order."""
+    known = {_MLFLOW_NAMES.get(key, key): value for key, value in facts.items()}
+    known["mlflow.source.type"] = "LOCAL"  # or the page shows no source
+    if "command" in facts:
+        lines = textwrap.wrap(
+            facts["command"], _NOTE_CHARS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+        # The page's description, which makes the page as wide as its longest line.
+        known["mlflow.note.content"] = "```\n" + " \\\n".join(lines) + "\n```"
+    return {**tags, **{key: value for key, value in known.items() if key not in tags}}

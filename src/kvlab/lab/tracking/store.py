@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from kvlab.lab.tracking.doors import LOCK_S, database_door, file_door
 from kvlab.lab.tracking.patience import probe, within
 from kvlab.lab.tracking.reasons import reason, remedy
 from kvlab.lab.tracking.uri import is_database, is_server, is_sqlite, resolve_uri, sqlite_path
+
+_KIND = {"mlflow.experimentKind": "custom_model_development"}  # or the page shows what is for chats
 
 
 def open_store(config: TrackingConfig, root: Path, *, create: bool = False) -> Store:
@@ -98,7 +101,8 @@ class Store:
         found = self._bounded(lambda: client.get_experiment_by_name(name))
         if found is None:
             try:
-                return str(self._bounded(lambda: client.create_experiment(name, artifact_location=artifacts)))
+                make = partial(client.create_experiment, name, artifact_location=artifacts, tags=_KIND)
+                return str(self._bounded(make))
             except Exception:  # on a server another client may have been faster
                 found = self._bounded(lambda: client.get_experiment_by_name(name))
                 if found is None:
