@@ -124,4 +124,6 @@ def _refuse_nested(composed: DictConfig, swept: object, chosen: list[str]) -> No
         return
     guilty = [text for text in chosen if text.split("=")[0] in ("sweep", "experiment")] or chosen
     keys = " and ".join(inner)
-    raise ConfigError(*(" ".join(guilty).partition("=")[::2]), f"is a sweep (over {keys}) inside a sweep; run it alone")
+    raise ConfigError(
+        *(" ".join(guilty).partition("=")[::2]), f"is a sweep (over {keys}) inside a sweep; run it alone"
+    )

@@ -60,7 +60,9 @@ class SweepCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Told by Hydra that a multirun begins."""
         if not str(config.hydra.sweeper.get("_target_")).endswith(".KvlabSweeper"):
-            _open(config, [], {key: str(value) for key, value in (config.hydra.sweeper.get("params") or {}).items()})
+            _open(
+                config, [], {key: str(value) for key, value in (config.hydra.sweeper.get("params") or {}).items()}
+            )
 
 
 def register_callback() -> None:
@@ -310,9 +312,7 @@ def _done(
     return earlier.finished([point.digest for point in points], parent)
 
 
-def _place(
-    directory: Path, points: list[Composed], done: list[TrackedRun | None]
-) -> tuple[list[Point], int]:
+def _place(directory: Path, points: list[Composed], done: list[TrackedRun | None]) -> tuple[list[Point], int]:
     """Give every point a directory: jobs are numbered behind what is there, then comes what was done before."""
     import json
 

@@ -23,9 +23,7 @@ class KvlabSweeperConfig:
     params: dict[str, str] | None = None  # what is swept: key to values, in Hydra's sweep syntax
 
 
-ConfigStore.instance().store(
-    group="hydra/sweeper", name="kvlab", node=KvlabSweeperConfig, provider="kvlab_sweeper"
-)
+ConfigStore.instance().store(group="hydra/sweeper", name="kvlab", node=KvlabSweeperConfig, provider="kvlab_sweeper")
 
 
 class KvlabSweeper(Sweeper):

@@ -81,7 +81,9 @@ def test_four_sweeps_started_at_once_on_a_fresh_store_all_finish(tmp_path: Path)
     ],
     ids=["joblib", "submitit"],
 )
-def test_points_run_in_other_processes_belong_to_one_sweep(tmp_path: Path, launcher: list[str], module: str) -> None:
+def test_points_run_in_other_processes_belong_to_one_sweep(
+    tmp_path: Path, launcher: list[str], module: str
+) -> None:
     pytest.importorskip(f"hydra_plugins.{module}")
     lab = SweepLab(tmp_path)
     # One does not fit, which is a result in any process.

@@ -113,7 +113,8 @@ def points_table(points: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
     ends = [key.rpartition(".")[2] for key in keys]
     for key, end in zip(keys, ends, strict=True):
-        table.add_column(end if ends.count(end) == 1 else key, overflow="fold")
+        label = end if ends.count(end) == 1 else key
+        table.add_column(label, overflow="fold", min_width=len(label))
     if not keys:
         table.add_column("point", overflow="fold")
     for row in rows:

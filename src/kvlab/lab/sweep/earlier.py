@@ -67,6 +67,11 @@ class Earlier:
             mark_interrupted(self.store, run.run_id, "its process ended before the run did")
         return len(running)
 
+    def abandoned(self, parent: TrackedRun) -> list[TrackedRun]:
+        """The runs of a parent that are open, and whose process is known to be gone."""
+        running = self._children(parent, "RUNNING")
+        return [run for run in running if is_alive(run.tags.get("kvlab.process")) is False]
+
     def seconds_per_job(self, configs: Iterable[RunConfig]) -> list[float | None]:
         """How long each is likely to take: the median of the latest runs of that model on that workload."""
         known: dict[tuple[str, str, int], float | None] = {}

@@ -35,9 +35,7 @@ def read_results(directory: Path, plan: SweepPlan | None) -> list[dict[str, Any]
     Without a plan, in the order of the directories' names.
     """
     if plan is None:
-        files = sorted(
-            directory.glob("*/summary.json"), key=lambda file: (len(file.parent.name), file.parent.name)
-        )
+        files = sorted(directory.glob("*/summary.json"), key=lambda file: (len(file.parent.name), file.parent.name))
         summaries = [summary for file in files if (summary := _read(file))]
         return [{**summary, "group": summary["name"]} for summary in summaries]
     results = []
