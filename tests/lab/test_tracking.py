@@ -451,6 +451,7 @@ def test_a_server_that_hangs_once_it_is_asked_for_something(client, tmp_path):
 
 
 def test_a_server_that_hangs_or_dies_in_the_middle_of_a_run(client, tmp_path, capfd, caplog):
+    (tmp_path / "summary.json").touch()
     with StandIn() as server:
         tracker = start(tmp_path, uri=server.uri, timeout_s=1.0)
         server.faults.add("hang")

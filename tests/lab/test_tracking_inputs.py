@@ -163,7 +163,7 @@ def test_the_page_of_a_run_begins_with_its_command_and_its_choices(root):
     kept = client(root).get_run(tracker.run_id).data.tags
     note = kept["mlflow.note.content"]
     assert max(map(len, note.splitlines())) <= 74
-    assert note.replace("\\\n ", "").strip("`\n") == known["command"]
+    assert note.replace("\\\n  ", "").strip("`\n") == known["command"]
     assert kept["host.name"] == "mine"
     experiment = client(root).get_experiment_by_name("kvlab")
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
