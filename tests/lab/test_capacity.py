@@ -21,6 +21,8 @@ from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kv.sizing import PoolSize
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
+from kvlab.lab import build
+from kvlab.lab.build import RunPlan
 from kvlab.lab.capacity import (
     CapacityPlan,
     capacity_curve,
@@ -276,6 +278,36 @@ class TestRefusals:
     def test_a_length_that_is_not_served(self) -> None:
         with pytest.raises(ConfigError, match=r"lengths=2000: .* model\.max_seq_len=1024"):
             plan_capacity(composed("model=qwen3_4b"), device="cpu", memory=16 * GIB, lengths=[2000])
+
+
+class TestRunThatDoesNotFit:
+    """The run's own check before it starts, on machines of several sizes."""
+
+    CONFIG = ("model=qwen3_mini", "kv.memory=512MiB", "executor=cpu")
+
+    def plan(self, monkeypatch: pytest.MonkeyPatch, available: int, *overrides: str) -> RunPlan:
+        monkeypatch.setattr(build, "available_memory", lambda device: available)
+        return build.plan_run(composed(*(overrides or self.CONFIG)))
+
+    def test_what_it_advises_fits_and_a_mebibyte_more_does_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(
+            CapacityError, match=r"cpu has 600\.0 MiB available; kv\.memory=\d+MiB would fit"
+        ) as caught:
+            self.plan(monkeypatch, 600 * 2**20)
+        advised = int(str(caught.value).rpartition("kv.memory=")[2].split("MiB")[0])
+        less = ("model=qwen3_mini", f"kv.memory={advised}MiB", "executor=cpu")
+        assert self.plan(monkeypatch, 600 * 2**20, *less).pool.num_bytes <= advised * 2**20
+        with pytest.raises(CapacityError):
+            self.plan(monkeypatch, 600 * 2**20, "model=qwen3_mini", f"kv.memory={advised + 1}MiB", "executor=cpu")
+
+    def test_weights_that_do_not_fit_leave_no_room_for_a_cache(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(CapacityError, match="no KV cache fits beside these weights: take a smaller model"):
+            self.plan(monkeypatch, 50 * 2**20)
+
+    def test_with_room_for_all_it_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        plan = self.plan(monkeypatch, 4 * GIB)
+        needed = plan.weights.total + plan.pool.num_bytes + plan.working.peak
+        assert 0 < needed < GIB
 
 
 def loaded_bytes(model: Decoder) -> tuple[int, int]:

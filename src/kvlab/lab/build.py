@@ -13,6 +13,8 @@ from kvlab.lab.machine import available_memory
 from kvlab.workloads import build_requests
 from kvlab.workloads.prompts import grown_lengths
 
+_LIBRARIES = 256 * 2**20  # for tracking and pictures, which a run loads into main memory behind the check
+
 
 @dataclass(frozen=True, slots=True)
 class RunPlan(EnginePlan):
@@ -55,10 +57,11 @@ def _check_memory(plan: EnginePlan) -> None:
     """Raise CapacityError unless the device has memory for weights, cache and steps, or for loading the weights."""
     config, pool, working, device = plan.config, plan.pool, plan.working, plan.device
     available, weights = available_memory(device), plan.weights.total
-    needed = weights + max(pool.num_bytes + working.peak, working.loading)
+    steps = working.peak + (_LIBRARIES if device == "cpu" else 0)
+    needed = weights + max(pool.num_bytes + steps, working.loading)
     if needed <= available:
         return
-    left = available - weights - working.peak
+    left = available - weights - steps
     if weights + working.loading > available or left < pool.block_size * pool.bytes_per_token:
         advice = "no KV cache fits beside these weights: take a smaller model"
         if config.executor.dtype == "float32":
@@ -70,6 +73,6 @@ def _check_memory(plan: EnginePlan) -> None:
     raise CapacityError(
         f"the run needs {format_bytes(needed)} ({config.model.name} weights "
         f"{format_bytes(weights)}, KV cache {format_bytes(pool.num_bytes)}, working memory "
-        f"{format_bytes(working.peak)}) and {device} has {format_bytes(available)} available; "
+        f"{format_bytes(steps)}) and {device} has {format_bytes(available)} available; "
         f"{advice}"
     )

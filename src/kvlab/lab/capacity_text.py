@@ -40,7 +40,7 @@ def token_formula(plan: CapacityPlan) -> str:
     head = f"{spec.head_dim} numbers x {DTYPE_BYTES[spec.dtype]} bytes"
     if spec.is_scaled:
         head = f"({spec.head_dim} numbers x 1 byte + {SCALE_BYTES} of their scale)"
-    heads = f"{spec.num_kv_heads} KV heads"
+    heads = f"{spec.num_kv_heads} KV head{'s' if spec.num_kv_heads > 1 else ''}"
     return f"2 (K and V) x {spec.num_layers} layers x {heads} x {head}, {spec.dtype}"
 
 
@@ -91,8 +91,8 @@ def capacity_table(plan: CapacityPlan) -> Table:
         "contiguous",
         "paged",
         "advantage",
-        "of it unused: contiguous",
-        "paged",
+        "unused in slots",
+        "unused in pages",
     ):
         table.add_column(name, justify="right")
     for row in plan.lengths:
