@@ -150,13 +150,26 @@ def working_memory(model: DecoderConfig, cache: KVSpec, settings: EngineSettings
     )
 
 
+class LayerTensors(NamedTuple):
+    """How many tensors a layer holds for a token at its peak: `stream` of `hidden` numbers, and either `wide` of
+    `intermediate` numbers or `queries` of all query heads and `keys` of all KV heads, whichever is more.
+    """
+
+    stream: int
+    wide: int
+    queries: int
+    keys: int
+
+
+IN_PLACE = LayerTensors(stream=4, wide=3, queries=3, keys=2)  # kvlab's kernels
+NEW_TENSORS = LayerTensors(stream=5, wide=4, queries=6, keys=4)  # PyTorch
+
+
 def _activations(model: DecoderConfig, *, native: bool) -> int:
     """Numbers that a layer holds for a token at its peak."""
-    hidden, wide = model.hidden_size, model.intermediate_size
-    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    if native:
-        return 4 * hidden + max(3 * wide, 3 * q + 2 * kv)
-    return 5 * hidden + max(4 * wide, 6 * q + 4 * kv)
+    count = IN_PLACE if native else NEW_TENSORS
+    heads = (count.queries * model.num_heads + count.keys * model.num_kv_heads) * model.head_dim
+    return count.stream * model.hidden_size + max(count.wide * model.intermediate_size, heads)
 
 
 def _attention(model: DecoderConfig, cache: KVSpec, settings: EngineSettings) -> int:

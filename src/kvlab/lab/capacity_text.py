@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from kvlab.config import format_bytes
+from kvlab.engine.memory import IN_PLACE, NEW_TENSORS
 from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES
 from kvlab.lab.capacity import CapacityPlan
 
@@ -65,10 +66,17 @@ def working_formula(plan: CapacityPlan) -> str:
     working, settings, model = plan.working, plan.settings, plan.model
     small = f", and {format_bytes(working.small)} for small things"
     if working.logits > working.layers + working.attention:
-        how = ", and sampling them" if settings.by_chance else ""
-        return f"largest: logits of {settings.rows} rows x {model.vocab_size:,}{how}" + small
-    each = working.layers // settings.max_batched_tokens
-    text = f"largest: {settings.max_batched_tokens} tokens x {each:,} bytes of activations"
+        stream = 2 * settings.max_batched_tokens * model.hidden_size * settings.element
+        each = (working.logits - stream) // (settings.rows * model.vocab_size)
+        logits = f"{settings.rows} rows x {model.vocab_size:,} logits x {each} bytes"
+        return f"largest: {logits} + {format_bytes(stream)} of the step's tokens{small}"
+    count = IN_PLACE if settings.native else NEW_TENSORS
+    queries, keys = (heads * model.head_dim for heads in (model.num_heads, model.num_kv_heads))
+    most = f"{count.wide} x {model.intermediate_size:,} intermediate"
+    if count.queries * queries + count.keys * keys > count.wide * model.intermediate_size:
+        most = f"{count.queries} x {queries:,} of query heads + {count.keys} x {keys:,} of KV heads"
+    numbers = f"({count.stream} x {model.hidden_size:,} hidden + {most}) x {settings.element} bytes"
+    text = f"largest: {settings.max_batched_tokens} tokens x {numbers}"
     if working.attention:
         text += f", {format_bytes(working.attention)} for attention={settings.attention}"
     return text + small
