@@ -82,7 +82,7 @@ def check(
     if not condition.relative:
         sentence = f"{condition.metric} of {other.name} is {value:,.6g}"
         violated = condition.holds(value)
-        return Finding(violated, f"{sentence}, and fails at {condition.text}" if violated else sentence)
+        return Finding(violated, f"{sentence}, {'beyond' if violated else 'within'} the limit of {condition.text}")
     if reason is not None or found is None or found.delta is None:
         why = reason or f"{baseline.name} has no {condition.metric} to compare with, or 0"
         return Finding(True, f"{condition.text}: {other.name} cannot be compared with {baseline.name}: {why}")

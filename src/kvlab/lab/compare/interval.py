@@ -89,7 +89,7 @@ def estimate(
         changes = [after - before for before, after in zip(first, second, strict=True)]
         low, high = _paired(changes, confidence)
         return Estimate(difference, relative(median(changes)), relative(low), relative(high), Method.PAIRED, runs)
-    change = relative(median(second) - median(first))
+    change = difference / median(baseline) if logs else median(second) - median(first)
     if min(runs) < 2:
         return Estimate(difference, change, runs=runs)
     low, high = _welch(first, second, confidence)

@@ -21,9 +21,10 @@ def obstacle(baseline: Group, other: Group, by: Sequence[str] = ()) -> str | Non
         empty = baseline if not baseline.members else other
         return f"no run of {empty.name} finished"
     pairs = pairs_of(baseline, other)
-    if baseline.mixed and not pairs:
-        keys = short_keys([*baseline.runs, *other.runs], baseline.mixed)
-        return f"the runs of a group differ among themselves in {_listed(keys)}; name these keys in `by` too"
+    for group in (baseline, other):
+        if group.mixed and not pairs:
+            keys = _listed(short_keys(group.runs, group.mixed))
+            return f"the runs of {group.name} differ among themselves in {keys}; name these keys in `by` too"
     for first, second in pairs or [(baseline.example, other.example)]:
         keys = [key for key in _other_work(first, second) if not _named(key, by)]
         if keys:

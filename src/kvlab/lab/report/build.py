@@ -26,6 +26,8 @@ from kvlab.lab.report.model import Cell, Difference, Line, Report
 from kvlab.lab.report.notes import method_notes, warnings
 from kvlab.lab.report.options import ReportOptions
 
+_NARROW = 0.05  # an interval within this says `same` without a reservation
+
 
 def build_report(sets: Sequence[RunSet], options: ReportOptions) -> Report:
     """Compare the groups of these runs with the baseline.
@@ -126,20 +128,22 @@ class _Comparison:
         if word is None:
             reason = self._refused.get(group.name) or "one run each, so that there is no interval and no verdict"
             return f"{group.name} against {self._baseline.name}: {figures}; {reason}."
-        wide = f"{self._options.confidence:g} % interval {interval_text(found)}"
+        wide = f"{self._options.confidence:g} % interval {interval_text(found)}".replace("interval exact", "exact")
         runs = f"{found.runs[0]} and {found.runs[1]} runs" if found.method == "welch" else f"{found.runs[0]} pairs"
-        what = f"the same as {self._baseline.name}" if word == SAME else f"{word} than {self._baseline.name}"
-        return f"{group.name} is {what}: {figures} ({wide}, {runs}).{_hidden(word, found)}"
+        what = (
+            f"the same as {self._baseline.name}{_hidden(found)}"
+            if word == SAME
+            else f"{word} than {self._baseline.name}"
+        )
+        return f"{group.name} is {what}: {figures} ({wide}, {runs})."
 
 
-def _hidden(word: str, found: Estimate) -> str:
+def _hidden(found: Estimate) -> str:
     """What a verdict of `same` leaves open."""
-    if word != SAME or found.low is None or found.high is None:
+    widest = max(abs(found.low or 0.0), abs(found.high or 0.0))
+    if widest < _NARROW:
         return ""
-    widest = max(abs(found.low), abs(found.high))
-    if widest < 0.05:
-        return ""
-    return f" These repeats would not show a difference of less than about {100 * widest:.0f} %."
+    return f" as far as these repeats show (up to {100 * widest:.0f} % may hide; more would tell)"
 
 
 def _baseline_first(groups: list[Group], name: str | None) -> list[Group]:

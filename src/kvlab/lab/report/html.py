@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.lab.compare.groups import Group
+from kvlab.lab.report.metrics import row_of, value_text
 from kvlab.lab.report.model import Line, Picture, Report
 
 _TEMPLATE = "report.html.j2"
@@ -32,6 +34,7 @@ def to_html(report: Report) -> str:
 
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["code"] = _code
     script = ""
     if report.interactive:
         from plotly.offline import get_plotlyjs
@@ -45,6 +48,13 @@ def to_html(report: Report) -> str:
         configurations=[(group, _settings(group), _facts(group)) for group in report.groups],
         plotly=script,
     )
+
+
+def _code(text: str) -> Any:
+    """Text in which `this` is code."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _strips(report: Report) -> list[Strip]:
@@ -69,7 +79,8 @@ def _strip(groups: Sequence[Group], line: Line) -> Strip | None:
         ordered = sorted(cell.dots)
         middle = (ordered[len(ordered) // 2] + ordered[(len(ordered) - 1) // 2]) / 2 if ordered else 0.0
         rows.append((group.name, tuple(place(value) for value in cell.dots), place(middle)))
-    return Strip(line.label, f"{low:,.4g}", f"{high:,.4g}", tuple(rows))
+    _, row = row_of(line.metric)
+    return Strip(line.label, value_text(row, low), value_text(row, high), tuple(rows))
 
 
 def _pictures(pictures: Sequence[Picture]) -> list[tuple[str, list[tuple[str, str]]]]:

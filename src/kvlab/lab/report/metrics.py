@@ -91,8 +91,10 @@ def delta_text(found: Estimate, row: Row) -> str:
 
 
 def interval_text(found: Estimate) -> str:
-    """The interval in percent; empty where there is none."""
+    """The interval in percent; empty where there is none, `exact` where no repeat differs from another."""
     if found.low is None or found.high is None:
         return ""
+    if found.low == found.high:
+        return "exact"
     low, high = (percent(limit).removesuffix(" %") for limit in (found.low, found.high))
     return f"{low} to {high} %"

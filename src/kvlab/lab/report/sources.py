@@ -52,11 +52,15 @@ class Sources:
 
     def _argument(self, text: str) -> list[RunRecord]:
         """One argument: runs joined by commas are repeats of each other, or a set of points."""
-        found = [run for part in text.split(",") if part for run in self._one(part)]
+        found = [run for part in text.split(",") for run in self._one(part.strip())]
         seen: dict[object, RunRecord] = {run.run_id or run.directory.resolve(): run for run in found}
         return list(seen.values())
 
     def _one(self, text: str) -> list[RunRecord]:
+        if not text:
+            raise RecordError(
+                "a run's directory or id is missing: an argument, or what stands beside a comma, is empty"
+            )
         directory = Path(text)
         if directory.is_file() and directory.name == SUMMARY:
             directory = directory.parent
