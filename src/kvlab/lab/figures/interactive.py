@@ -30,7 +30,7 @@ def timeline_hover(rows: Sequence[Row]) -> Any:
     figure = go.Figure()
     for phase, colour in style.PHASES.items():
         spans = [
-            (n * every, start, end, life)
+            (1 + n * every, start, end, life)
             for n, life in enumerate(shown)
             for p, start, end in life.phases
             if p == phase
@@ -49,25 +49,26 @@ def timeline_hover(rows: Sequence[Row]) -> Any:
             hovertemplate=f"<b>%{{customdata[0]}}</b><br>{phase} from %{{customdata[1]:.3f}} s "
             "to %{customdata[2]:.3f} s, %{x:.3f} s<extra></extra>",
         )
-    first = [(n * every, life) for n, life in enumerate(shown) if life.first_token_s is not None]
+    first = [(1 + n * every, life) for n, life in enumerate(shown) if life.first_token_s is not None]
     figure.add_scatter(
         name="first token",
         mode="markers",
         x=[life.first_token_s for _, life in first],
         y=[y for y, _ in first],
-        marker={"symbol": "line-ns-open", "color": style.BLACK, "size": 9},
+        marker={"symbol": "line-ns-open", "color": style.BLACK, "size": max(3, 9 - len(shown) // 12)},
         customdata=[(life.name, 1000 * ((life.first_token_s or 0.0) - life.arrival_s)) for _, life in first],
         hovertemplate="<b>%{customdata[0]}</b><br>first token after %{customdata[1]:,.0f} ms<extra></extra>",
     )
     note = "" if every == 1 else f" (one in {every})"
     _lay_out(figure, f"Requests over time{note}", "time, s", "request, by arrival")
     figure.update_layout(barmode="overlay")
+    figure.update_xaxes(rangemode="tozero")
     figure.update_yaxes(autorange="reversed")
     return figure
 
 
 def pool_map_hover(events: BlockEvents, steps: Sequence[StepRecord], rows: Sequence[Row]) -> Any:
-    """Block by time, in the colours of the printed map; hovering tells whose a block is."""
+    """Block by time; hovering tells whose a block is."""
     grid = run_grid(events, steps, most_rows=200, most_columns=320)
     values, where = np.unique(grid.cells, return_inverse=True)
     numbers = colour_numbers(grid.cells, len(style.SEQUENCES))
