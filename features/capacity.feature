@@ -111,3 +111,11 @@ Feature: How many sequences fit
         | head_dim            |
         | num_hidden_layers   |
         | model_type          |
+
+    @R2.6
+    Scenario: A model of a family that is not known
+      Given a directory with the config.json of "qwen3_tiny"
+      And the config.json has "gpt2" as "model_type"
+      When I plan for that directory in 16 GiB
+      Then the command fails without a traceback
+      And the message names "gpt2 unknown llama qwen3"

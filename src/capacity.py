@@ -40,7 +40,6 @@ class Question:
     memory: int | None = None
     lengths: list[int] | None = None
     as_json: bool = False
-    model_file: Path | None = None
 
 
 def read_arguments(arguments: Sequence[str]) -> Question:
@@ -61,7 +60,7 @@ def read_arguments(arguments: Sequence[str]) -> Question:
         elif key == "lengths":
             question.lengths = [_length(text) for text in value.strip("[]").split(",")]
         elif key == "model":
-            question.overrides += _model(value, question)
+            question.overrides += _model(value)
         else:
             question.overrides.append(argument)
     return question
@@ -79,7 +78,8 @@ def _length(text: str) -> int:
     return int(text)
 
 
-def _model(value: str, question: Question) -> list[str]:
+def _model(value: str) -> list[str]:
+    """The overrides for a model's name or path."""
     known = sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
     if value in known:
         return [f"model={value}"]
@@ -92,7 +92,6 @@ def _model(value: str, question: Question) -> list[str]:
         )
     if file.name != "config.json":
         raise ConfigError("model", value, "a model's configuration is called config.json; rename it")
-    question.model_file = file
     parent = file.resolve().parent
     return ["model=checkpoint", f"model.path={_quoted(str(parent))}", f"model.name={_quoted(parent.name)}"]
 
@@ -138,9 +137,11 @@ def plan(question: Question) -> CapacityPlan:
     from kvlab.lab.machine import available_memory
     from kvlab.lab.model_file import check_model_file
 
-    if question.model_file is not None:
-        check_model_file(question.model_file)
     config = compose_config(question.overrides)
+    if config.model.path is not None:
+        file = Path(config.model.path).expanduser() / "config.json"
+        if file.is_file():  # else the id of a hub, or an error with a name of its own
+            check_model_file(file)
     # A GPU can be planned for where there is none.
     device = config.executor.device
     device = resolve_device("auto") if device == "auto" else device

@@ -82,6 +82,12 @@ def lacks(model_directory: Path, key: str) -> None:
     file.write_text(json.dumps(values))
 
 
+@given(parsers.parse('the config.json has "{value}" as "{key}"'))
+def has(model_directory: Path, value: str, key: str) -> None:
+    file = model_directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+
+
 @when(parsers.parse("a server starts with kv={backend} and the KV memory of the plan"), target_fixture="started")
 def started(planner: Planner, backend: str) -> tuple[str, dict[str, Any], Engine]:
     figures = planner.figures()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.errors import ConfigError
+from kvlab.models.families import FAMILIES
 
 _NEEDED = (
     "vocab_size",
@@ -38,6 +39,8 @@ def check_model_file(path: Path) -> None:
     family = values.get("model_type") if isinstance(values, dict) else None
     if not isinstance(family, str):
         raise ConfigError("model", path, "has no model_type, so it is not a model's config.json")
+    if family not in FAMILIES:
+        raise ConfigError("model", path, f"model_type {family} is unknown; known: {', '.join(FAMILIES)}")
     text: Any = values.get("text_config", {}) if family == "gemma3" else values
     missing = [key for key in _NEEDED if text.get(key) is None and key not in _OPTIONAL.get(family, ())]
     if missing:
