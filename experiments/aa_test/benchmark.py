@@ -63,9 +63,9 @@ def main() -> None:
         spreads.append(100 * (rates[-1] / rates[0] - 1))
     print(
         f"\n{describe('cpu')}, {options.repeats} repeats: of {options.trials} comparisons of a configuration with "
-        f"itself, {same} came out `same` in throughput, and {all_same} in every line of the report; of as many with "
-        f"one that was slowed down by 20 %, {slower} came out `slower`. The fastest and the slowest repeat of a group "
-        f"lay {median(spreads):.0f} % apart (median of the trials), at most {max(spreads):.0f} %."
+        f"itself, {same} came out `same` in throughput, and {all_same} in every line of the report; of as many "
+        f"with one that was slowed down by 20 %, {slower} came out `slower`. The fastest and the slowest repeat of "
+        f"a group lay {median(spreads):.0f} % apart (median of the trials), at most {max(spreads):.0f} %."
     )
 
 

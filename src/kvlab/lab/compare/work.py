@@ -23,8 +23,8 @@ def obstacle(baseline: Group, other: Group, by: Sequence[str] = ()) -> str | Non
     pairs = pairs_of(baseline, other)
     for group in (baseline, other):
         if group.mixed and not pairs:
-            keys = _listed(short_keys(group.runs, group.mixed))
-            return f"the runs of {group.name} differ among themselves in {keys}; name these keys in `by` too"
+            unlike = _listed(short_keys(group.runs, group.mixed))
+            return f"the runs of {group.name} differ among themselves in {unlike}; name these keys in `by` too"
     for first, second in pairs or [(baseline.example, other.example)]:
         keys = [key for key in _other_work(first, second) if not _named(key, by)]
         if keys:
