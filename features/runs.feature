@@ -84,6 +84,13 @@ Feature: Runs
       And the message names "attention linear elementwise sampling scheduling"
 
     @R13.2
+    Scenario: A run is looked at rather than read
+      When I run "figures=true kv.num_blocks=6 scheduler.admission_reserve=0" on a tiny model
+      Then the command succeeds
+      And its artifacts are "blocks.parquet figures trace.json"
+      And its folder "figures" holds "memory.png pool_map.png timeline.png latency.png hover.html"
+
+    @R13.2
     Scenario: A tracking server that does not answer costs no result
       Given a tracking server that accepts connections and never answers
       When I run "tracking.timeout_s=2" on a tiny model against that server
