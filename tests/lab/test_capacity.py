@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Iterator
+from ctypes import c_int, c_int64
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -15,9 +16,10 @@ import torch
 from kvlab.attention.concat import ConcatAttention
 from kvlab.config import RunConfig
 from kvlab.engine.build import EnginePlan, build_decoder, build_engine, plan_engine
-from kvlab.engine.memory import weight_bytes
+from kvlab.engine.memory import matrices, weight_bytes
 from kvlab.errors import CapacityError, ConfigError, OutOfBlocksError
 from kvlab.kernels.cpu.linear import PackedWeight
+from kvlab.kernels.cpu.native import load
 from kvlab.kv.sizing import PoolSize
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
@@ -30,6 +32,7 @@ from kvlab.lab.capacity import (
     plan_capacity,
     sequences_that_fit,
 )
+from kvlab.lab.planned import planned_metrics
 from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.rope import RotaryEmbedding
 from kvlab.models.weights import DummyWeights
@@ -148,6 +151,18 @@ class TestWeights:
         assert weights.stored == model.num_parameters
         wider = weights.norms // 2 if model.norm_offset else 0
         assert weights.parameters == 2 * model.num_parameters + wider
+
+    @pytest.mark.parametrize("weights", ["auto", "int8"])
+    @pytest.mark.parametrize("name", MODELS)
+    def test_equal_what_the_kernels_pack_every_model_into(self, name: str, weights: str) -> None:
+        plan = planned(f"model={name}", f"executor.weights={weights}")
+        packed_bytes = load().kvlab_packed_linear_bytes
+        packed_bytes.restype = c_int64
+        packed = (
+            matrix.times * packed_bytes(c_int(matrix.outputs), c_int(matrix.inputs), c_int(weights == "int8"))
+            for matrix in matrices(plan.model)
+        )
+        assert plan.weights.matrices == sum(packed)
 
     def test_outputs_are_padded_as_they_are_packed(self) -> None:
         overrides = ("model=qwen3_tiny", "model.architecture.vocab_size=97", "executor=cpu")
@@ -278,6 +293,35 @@ class TestRefusals:
     def test_a_length_that_is_not_served(self) -> None:
         with pytest.raises(ConfigError, match=r"lengths=2000: .* model\.max_seq_len=1024"):
             plan_capacity(composed("model=qwen3_4b"), device="cpu", memory=16 * GIB, lengths=[2000])
+
+
+class TestPlanOfARun:
+    def metrics(self, *overrides: str) -> dict[str, float]:
+        return planned_metrics(build.plan_run(composed("model=qwen3_tiny", "executor=cpu", *overrides)))
+
+    def test_every_sequence_counts_at_its_full_length(self) -> None:
+        fixed = ("workload.prompt_len={min: 20, max: 20}", "workload.output_len={min: 13, max: 13}")
+        found = self.metrics("workload.num_requests=4", "kv.num_blocks=10", *fixed)
+        assert (found["capacity/mean_length"], found["capacity/planned_sequences"]) == (33, 3)
+
+    def test_samples_are_sequences_of_their_own(self) -> None:
+        found = self.metrics("workload=parallel_sampling", "workload.num_requests=2", "kv.num_blocks=1000")
+        assert found["capacity/planned_running"] == 8 < found["capacity/planned_sequences"]
+
+    def test_a_later_turn_has_the_earlier_ones_before_it(self) -> None:
+        fixed = ("workload.prompt_len={min: 20, max: 20}", "workload.output_len={min: 10, max: 10}")
+        found = self.metrics("workload=multi_turn", "workload.turns=3", "workload.system_len=0", *fixed)
+        assert found["capacity/mean_length"] == (30 + 60 + 90) / 3
+
+    def test_no_more_run_than_the_scheduler_lets(self) -> None:
+        found = self.metrics("scheduler.max_batch_size=5", "kv.num_blocks=1000")
+        assert found["capacity/planned_running"] == 5 < found["capacity/planned_sequences"]
+
+    def test_bytes_are_those_of_the_plan(self) -> None:
+        plan = planned("model=qwen3_tiny", "executor=cpu")
+        found = self.metrics()
+        assert found["capacity/weight_bytes"] == plan.weights.total
+        assert found["capacity/working_bytes"] == plan.working.peak
 
 
 class TestRunThatDoesNotFit:

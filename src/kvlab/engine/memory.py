@@ -90,8 +90,8 @@ def weight_bytes(model: DecoderConfig, settings: EngineSettings) -> WeightBytes:
     """What the model takes once it is loaded."""
     element, hidden = settings.element, model.hidden_size
     vocabulary = model.vocab_size * hidden
-    matrices = list(_matrices(model))
-    outputs = sum(matrix.times * matrix.outputs for matrix in matrices)
+    products = list(matrices(model))
+    outputs = sum(matrix.times * matrix.outputs for matrix in products)
     # oneDNN's order of a tied embedding cannot be looked up in.
     own_table = not model.tie_word_embeddings or (settings.is_packed and not settings.native)
     head = 2 * model.head_dim if model.qk_norm else 0
@@ -99,9 +99,9 @@ def weight_bytes(model: DecoderConfig, settings: EngineSettings) -> WeightBytes:
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     biases = (q + 2 * kv if model.qkv_bias else 0) + (hidden if model.output_bias else 0)
     ropes = len({layer.rope for layer in model.layers})
-    numbers = sum(matrix.times * matrix.numbers for matrix in matrices)
+    numbers = sum(matrix.times * matrix.numbers for matrix in products)
     return WeightBytes(
-        matrices=sum(matrix.times * _matrix_bytes(matrix, settings) for matrix in matrices),
+        matrices=sum(matrix.times * _matrix_bytes(matrix, settings) for matrix in products),
         embedding=vocabulary * element if own_table else 0,
         norms=norms * (_FLOAT32 if model.norm_offset else element),
         biases=model.num_layers * biases * element,
@@ -192,14 +192,14 @@ def _attention(model: DecoderConfig, cache: KVSpec, settings: EngineSettings) ->
 def _loading(model: DecoderConfig, settings: EngineSettings) -> int:
     """A product's parts, joined, and packed from that; an output layer of its own comes last."""
     copies = 2 if settings.is_packed else 1
-    *layer, output = _matrices(model)
+    *layer, output = matrices(model)
     largest = max(matrix.numbers for matrix in layer)
     vocabulary = output.numbers if settings.is_packed else 0
     return max(copies * largest, vocabulary) * settings.element + _TILE * (_FLOAT32 + settings.element)
 
 
-def _matrices(model: DecoderConfig) -> Iterator[Matrix]:
-    """Every product, as the decoder joins them; the output layer last."""
+def matrices(model: DecoderConfig) -> Iterator[Matrix]:
+    """Every product of a model, as the decoder joins them; the output layer last."""
     hidden, wide, layers = model.hidden_size, model.intermediate_size, model.num_layers
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     yield Matrix(layers, q + 2 * kv, hidden)

@@ -41,7 +41,7 @@ def check_model_file(path: Path) -> None:
         raise ConfigError("model", path, "has no model_type, so it is not a model's config.json")
     if family not in FAMILIES:
         raise ConfigError("model", path, f"model_type {family} is unknown; known: {', '.join(FAMILIES)}")
-    text: Any = values.get("text_config", {}) if family == "gemma3" else values
+    text: Any = (values.get("text_config") or {}) if family == "gemma3" else values
     missing = [key for key in _NEEDED if text.get(key) is None and key not in _OPTIONAL.get(family, ())]
     if missing:
         where = "text_config of " if family == "gemma3" else ""
