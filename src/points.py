@@ -74,7 +74,7 @@ def compose_points(
     loader: ConfigLoader, master: DictConfig, values: dict[str, list[str]], varied: dict[str, str]
 ) -> list[Composed]:
     """Every combination. Raises ConfigError for a sweep inside the sweep, and Hydra's errors as they are."""
-    swept = OmegaConf.to_container(master.hydra.sweeper).get("params")
+    swept = _swept(master)
     points = []
     for chosen in itertools.product(*values.values()):
         composed = loader.load_sweep_config(master, list(chosen))
@@ -117,9 +117,14 @@ def _point(composed: DictConfig, chosen: dict[str, str], varied: dict[str, str])
     return Composed(list(chosen.values()), group + repeated, group, settings, int(composed.repeat), config, digest)
 
 
-def _refuse_nested(composed: DictConfig, swept: object, chosen: list[str]) -> None:
+def _swept(config: DictConfig) -> dict[str, str]:
+    """What its files sweep."""
+    return {str(key): str(value) for key, value in (config.hydra.sweeper.get("params") or {}).items()}
+
+
+def _refuse_nested(composed: DictConfig, swept: dict[str, str], chosen: list[str]) -> None:
     """A choice that makes a run a sweep cannot be swept itself: Hydra would run it once and say nothing."""
-    inner = OmegaConf.to_container(composed.hydra.sweeper).get("params")
+    inner = _swept(composed)
     if inner == swept or not inner:
         return
     guilty = [text for text in chosen if text.split("=")[0] in ("sweep", "experiment")] or chosen

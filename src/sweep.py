@@ -27,7 +27,6 @@ from src.points import Composed, combinations, compose_points
 
 if TYPE_CHECKING:
     from hydra_plugins.kvlab_sweeper import KvlabSweeper
-
     from kvlab.lab.execute import RunResult
     from kvlab.lab.sweep.earlier import Earlier
     from kvlab.lab.sweep.plan import Point, SweepPlan
@@ -85,7 +84,7 @@ def refuse_missing_launcher(arguments: list[str]) -> None:
 
 def run(sweeper: KvlabSweeper, arguments: list[str]) -> list[Any]:
     """Plan a sweep and run what of it is not done yet. Called by Hydra, through its sweeper."""
-    config, loader = sweeper.config, sweeper.context.config_loader
+    config, loader = sweeper.master, sweeper.context.config_loader
     texts = [f"{key}={value}" for key, value in sweeper.params.items()] + arguments
     try:
         values, varied = combinations(loader, texts, _repeats(config))

@@ -24,7 +24,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from kvlab.config import parse_bytes
-from kvlab.errors import CapacityError, ConfigError, KvlabError, TrackingError
+from kvlab.errors import ConfigError, KvlabError, TrackingError
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -281,11 +281,8 @@ class Search:
             gain = ""
             if first.value and best.number != first.number:
                 gain = f", {best.value / first.value:.2f} times that of the settings it began with"
-            self.console.print(
-                f"best: {self.question.optimize} = {best.value:,.4g} (trial {best.number} of {len(study.trials)}){gain}",
-                highlight=False,
-                soft_wrap=True,
-            )
+            text = f"best: {self.question.optimize} = {best.value:,.4g} (trial {best.number}){gain}"
+            self.console.print(text, highlight=False, soft_wrap=True)
             self.console.print(command, highlight=False, soft_wrap=True, markup=False)
             self.console.print(f"pictures: {pictures / 'tune.html'}  {pictures / 'tune.png'}", highlight=False,
                                soft_wrap=True)  # fmt: skip

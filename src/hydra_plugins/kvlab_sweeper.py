@@ -37,7 +37,7 @@ class KvlabSweeper(Sweeper):
         """Take what Hydra offers."""
         from hydra.core.plugins import Plugins
 
-        self.config = config
+        self.master = config
         self.context = hydra_context
         self.launcher: Launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config

@@ -10,10 +10,22 @@ from typing import Any
 import optuna
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 from optuna.trial import FrozenTrial, TrialState
 
 from kvlab.lab.directions import direction
-from kvlab.lab.figures.style import BLUE, CACHED, VERMILION, logarithmic, new_figure, nothing, tidy, title
+from kvlab.lab.figures.style import (
+    BLUE,
+    INK,
+    VERMILION,
+    count,
+    logarithmic,
+    new_figure,
+    nothing,
+    plain,
+    tidy,
+    title,
+)
 from kvlab.lab.tune.space import SEARCHED
 
 _NAMES = {
@@ -22,7 +34,7 @@ _NAMES = {
     "kv.block_size": "tokens in a block (block_size)",
     "scheduler.max_batched_tokens": "tokens of a step (max_batched_tokens)",
 }
-_UNITS = {"_per_s": "per second", "_ms_": "ms", "_s": "s"}
+_UNITS = {"_per_s_": "per second", "_ms_": "ms", "_s_": "s"}
 
 
 def write_trials(study: optuna.Study, path: Path) -> None:
@@ -46,6 +58,7 @@ def draw_search(study: optuna.Study, metric: str) -> Figure:
     done = _done(study)
     keys = [key for key in SEARCHED if any(key in trial.params for trial in done)]
     figure = new_figure(height=8.4, width=10.5)
+    figure.suptitle(f"{metric}: {count(len(done), 'trial')} measured", x=0.01, ha="left", color=INK)
     axes = figure.subplots(3, 2)
     _history(axes[0, 0], study, done, metric)
     _importances(axes[0, 1], study)
@@ -66,6 +79,9 @@ def write_page(study: optuna.Study, metric: str, command: str, path: Path) -> No
     parts: list[tuple[str, Any]] = []
     if done:
         figure = visualization.plot_optimization_history(study, target_name=label)
+        figure.data[0].update(name="trial", marker={"color": BLUE, "size": 7})
+        if len(figure.data) > 1:
+            figure.data[1].update(name="best so far", line={"color": VERMILION})
         parts.append(("Trial by trial", figure))
     keys = [key for key in SEARCHED if len({trial.params.get(key) for trial in done}) > 1]
     for heading, draw in (
@@ -89,14 +105,16 @@ def _page(study: optuna.Study, metric: str, command: str, parts: list[tuple[str,
     body = []
     for number, (heading, figure) in enumerate(parts):
         figure.update_layout(title=None, template="plotly_white", font={"size": 13}, margin={"t": 30, "r": 30})
+        figure.for_each_xaxis(_short_title)
+        figure.for_each_yaxis(_short_title)
         if heading == "Two settings at a time":
             figure.update_layout(height=900)
         shown = figure.to_html(full_html=False, include_plotlyjs="inline" if number == 0 else False)
         body.append(f"<h2>{heading}</h2>\n{shown}")
     value = f"{metric} = {best.value:,.4g} (trial {best.number})" if best else "no trial has a value yet"
     text = (
-        f"{states.count(TrialState.COMPLETE)} trials measured, {states.count(TrialState.PRUNED)} left out because they "
-        f"do not fit, {states.count(TrialState.FAIL)} failed or interrupted."
+        f"{states.count(TrialState.COMPLETE)} trials measured, {states.count(TrialState.PRUNED)} left out because "
+        f"they do not fit, {states.count(TrialState.FAIL)} failed or interrupted."
     )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>kvlab: {html.escape(metric)}</title>
@@ -114,18 +132,36 @@ h2 {{ font-size: 1.1rem; margin-top: 2rem }}
 
 
 def _done(study: optuna.Study) -> list[FrozenTrial]:
-    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    done: list[FrozenTrial] = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return done
 
 
 def _label(metric: str) -> str:
-    unit = next((unit for part, unit in _UNITS.items() if part in metric), "")
-    return f"{metric}, {unit}" if unit else metric
+    """What its axis is called: the last part of its name, in words, with its unit."""
+    words = metric.rpartition("/")[2]
+    for part, unit in _UNITS.items():
+        if part in words + "_":
+            rest = " ".join((words + "_").replace(part, "_", 1).split("_")).strip()
+            return f"{rest}, {unit}" if unit != "per second" else f"{rest} {unit}"
+    return words.replace("_", " ")
+
+
+def _short_title(axis: Any) -> None:
+    """A setting without its group, so that titles side by side do not touch."""
+    text = axis.title.text or ""
+    if text in SEARCHED:
+        axis.title.text = text.rpartition(".")[2]
+    elif text.startswith("Hyperparameter"):
+        axis.title.text = "share of the differences that it explains" if "Importance" in text else ""
+    elif text == "Trial":
+        axis.title.text = "trial"
 
 
 def _plot_importances(study: optuna.Study, target_name: str) -> Any:
     from optuna import visualization
 
-    return visualization.plot_param_importances(study, target_name=target_name)
+    figure = visualization.plot_param_importances(study, target_name=target_name)
+    return figure.update_traces(marker={"color": BLUE})
 
 
 def _history(axes: Axes, study: optuna.Study, done: list[FrozenTrial], metric: str) -> None:
@@ -146,6 +182,7 @@ def _history(axes: Axes, study: optuna.Study, done: list[FrozenTrial], metric: s
                      label="does not fit")  # fmt: skip
     axes.set(xlabel="trial", ylabel=_label(metric))
     axes.legend(frameon=False, fontsize=9)
+    plain(axes.yaxis)
     tidy(axes)
 
 
@@ -171,11 +208,11 @@ def _slice(axes: Axes, done: list[FrozenTrial], key: str, metric: str, study: op
     axes.scatter([int(best.params[key])], [best.value], s=70, facecolor="none", edgecolor=VERMILION, linewidth=1.8)
     axes.set_xscale("log")
     values = sorted({x for x, _ in points})
-    if len(values) <= 6:
+    if len(values) <= 9:
         axes.set_xticks(values, [f"{value:,}" for value in values])
-        axes.xaxis.set_minor_locator(__import__("matplotlib").ticker.NullLocator())
+        axes.xaxis.set_minor_locator(NullLocator())
     else:
         logarithmic(axes.xaxis, values[0], values[-1])
     axes.set(xlabel=_NAMES[key], ylabel=_label(metric))
-    axes.spines["left"].set_color(CACHED)
+    plain(axes.yaxis)
     tidy(axes)

@@ -14,7 +14,7 @@ from kvlab.lab.sweep.process import is_alive, this_process
 from kvlab.lab.tune.space import Space
 
 _STARTUP = 8  # trials at random before the sampler learns from them
-_ASKED_FOR_NOTHING = 50  # times each trial that may be asked for without one that is new and fits
+_ASKED_FOR_NOTHING = 30  # times each trial that may be asked for without one that is new and fits
 
 
 @dataclass(frozen=True, slots=True)
