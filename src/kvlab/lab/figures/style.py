@@ -96,7 +96,7 @@ def plain(axis: Any) -> None:
 
 def whole(axis: Any) -> None:
     """Ticks at whole numbers alone, written plainly."""
-    axis.set_major_locator(MaxNLocator(nbins=9, integer=True, min_n_ticks=1))
+    axis.set_major_locator(MaxNLocator(nbins=9, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     plain(axis)
 
 
