@@ -290,6 +290,18 @@ class TestRefusals:
         with pytest.raises(CapacityError, match="less than a block of 16"):
             planned("model=qwen3_4b", "kv.memory=1MiB", memory=None)
 
+    @pytest.mark.parametrize(
+        ("override", "device", "reason"),
+        [
+            ("executor.dtype=float32", "cpu", "is for executor.dtype=bfloat16"),
+            ("executor.kernels=false", "cpu", "executor.kernels=false allows none"),
+            ("executor.dtype=bfloat16", "cuda", "runs on a CPU, not on cuda"),
+        ],
+    )
+    def test_int8_weights_where_a_run_has_none(self, override: str, device: str, reason: str) -> None:
+        with pytest.raises(ConfigError, match=rf"executor\.weights=int8: .*{reason}"):
+            planned("model=qwen3_mini", "executor.weights=int8", override, device=device)
+
     def test_a_length_that_is_not_served(self) -> None:
         with pytest.raises(ConfigError, match=r"lengths=2000: .* model\.max_seq_len=1024"):
             plan_capacity(composed("model=qwen3_4b"), device="cpu", memory=16 * GIB, lengths=[2000])

@@ -121,6 +121,8 @@ def plan_capacity(
     config = replace(config, kv=replace(config.kv, backend="paged"))
     native = config.executor.kernels and device == "cpu" and config.executor.dtype in ("float32", "bfloat16")
     settings = memory_settings(config, device, _attention(config, device), native=native)
+    if settings.int8_weights and not (native and settings.is_packed):
+        _refuse_int8(config, device)
     weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
     kv = config.kv
     if memory is not None and kv.memory is None and kv.num_blocks is None:
@@ -202,6 +204,16 @@ def _attention(config: RunConfig, device: str) -> str:
     if config.executor.kernels and device == "cuda":
         return "triton"
     return "cpu" if config.executor.kernels and config.executor.dtype != "float16" else "sdpa"
+
+
+def _refuse_int8(config: RunConfig, device: str) -> None:
+    """Say, as a run would, why there are no weights in int8."""
+    import torch
+
+    from kvlab.models.ops import select_ops
+
+    executor = config.executor
+    select_ops(getattr(torch, executor.dtype), device, kernels=executor.kernels, int8_weights=True)
 
 
 def _pool(config: RunConfig, kv: KVConfig, spec: KVSpec) -> PoolSize | None:
