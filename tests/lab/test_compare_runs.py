@@ -74,6 +74,14 @@ def test_by_compares_what_it_names_within_all_else(tmp_path):
     ]
 
 
+def test_a_choice_stands_for_what_it_decides_and_for_nothing_else(tmp_path):
+    points = {f"{kv}{size}": {"kv__backend": kv, "kv__block_size": size} for kv in POINTS for size in (8, 16)}
+    runs = record_sweep(tmp_path, points, {name: [1.0] for name in points})
+    names = [group.name for group in group_runs([RunSet("sweep", tuple(runs))])]
+    assert names[0] == "kv=contiguous kv.block_size=8"
+    assert len(set(names)) == 4
+
+
 def test_a_tag_tells_groups_of_one_configuration_apart(tmp_path):
     points = {side: {"tags": {"side": side}} for side in ("a", "b")}
     runs = record_sweep(tmp_path, points, {"a": [1.0, 2.0], "b": [1.0, 2.0]})

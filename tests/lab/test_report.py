@@ -151,7 +151,17 @@ def test_many_groups_are_rows(tmp_path):
     report = build_report([RunSet("sweep", tuple(runs))], ReportOptions())
     text = printed(report)
     assert all(f"kv.block_size={size} (2)" in text for size in (1, 2, 4, 8))
+    assert report.outputs == [
+        ("kv.block_size=1, kv.block_size=2, kv.block_size=4, kv.block_size=8", "equal for 2 requests")
+    ]
     assert "| kv.block_size=1 (2) | kv.block_size=2 (2) |" in to_markdown(report)
+
+
+def test_of_very_many_groups_the_first_sentences_name_the_extremes(tmp_path):
+    points = {str(size): {"kv__block_size": size} for size in range(1, 10)}
+    runs = record_sweep(tmp_path, points, {name: [100.0 * int(name), 101.0 * int(name)] for name in points})
+    headlines = build_report([RunSet("sweep", tuple(runs))], ReportOptions()).headlines
+    assert [text.split(" is ")[0] for text in headlines] == ["kv.block_size=2", "kv.block_size=9"]
 
 
 def test_markdown_is_a_table_of_equal_rows(sweep):

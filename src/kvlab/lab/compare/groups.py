@@ -79,9 +79,15 @@ def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def short_keys(runs: Sequence[RunRecord], keys: Sequence[str]) -> list[str]:
-    """The keys as one would give them on the command line: a group's choice stands for all that it sets."""
+    """The keys as one would give them on the command line: a group's choice stands for what it alone decides."""
     chosen = [group for group in runs[0].choices if len({run.choices.get(group) for run in runs}) > 1]
-    return [*chosen, *(key for key in keys if key.split(".")[0] not in chosen)]
+
+    def decided(key: str) -> bool:
+        group = key.split(".")[0]
+        both = {(run.choices.get(group), repr(run.config.get(key))) for run in runs}
+        return group in chosen and len(both) == len({choice for choice, _ in both})
+
+    return [*chosen, *(key for key in keys if not decided(key))]
 
 
 def value_of(run: RunRecord, key: str) -> object:

@@ -27,6 +27,7 @@ from kvlab.lab.report.notes import method_notes, warnings
 from kvlab.lab.report.options import ReportOptions
 
 _NARROW = 0.05  # an interval within this says `same` without a reservation
+_MOST_HEADLINES = 6
 
 
 def build_report(sets: Sequence[RunSet], options: ReportOptions) -> Report:
@@ -47,15 +48,9 @@ def build_report(sets: Sequence[RunSet], options: ReportOptions) -> Report:
         title=_title(sets, groups),
         groups=groups,
         differences=_differences(groups),
-        headlines=[
-            comparison.headline(group, primary_metric(groups, metrics if options.metrics else ()))
-            for group in others
-        ],
+        headlines=comparison.headlines(others, primary_metric(groups, metrics if options.metrics else ())),
         lines=[comparison.line(metric, others) for metric in metrics],
-        outputs=[
-            (group.name, check_groups(baseline, group).text)
-            for group in (groups if len(baseline.runs) > 1 else others)
-        ],
+        outputs=_outputs(baseline, others),
         method=method_notes(groups, options),
         warnings=warnings(groups, obstacles, options),
     )
@@ -114,6 +109,13 @@ class _Comparison:
             cells.append(Cell(value, delta_text(found, row), interval_text(found), word or "", tone, tuple(values)))
         return Line(section, row.label, metric, tuple(cells))
 
+    def headlines(self, others: Sequence[Group], metric: str) -> list[str]:
+        """A sentence for each group; of many the one with the least and the one with the most of the metric."""
+        if len(others) > _MOST_HEADLINES:
+            known = sorted((g for g in others if g.values(metric)), key=lambda group: median(group.values(metric)))
+            others = list(dict.fromkeys([known[0], known[-1]])) if known else []
+        return [self.headline(group, metric) for group in others]
+
     def headline(self, group: Group, metric: str) -> str:
         """What there is to say of a group, in a sentence on one metric."""
         _, row = row_of(metric)
@@ -144,6 +146,17 @@ def _hidden(found: Estimate) -> str:
     if widest < _NARROW:
         return ""
     return f" as far as these repeats show (up to {100 * widest:.0f} % may hide; more would tell)"
+
+
+def _outputs(baseline: Group, others: Sequence[Group]) -> list[tuple[str, str]]:
+    """What became of the outputs, and the groups of which it is true."""
+    found: dict[str, list[str]] = {}
+    for group in (baseline, *others) if len(baseline.runs) > 1 else others:
+        found.setdefault(check_groups(baseline, group).text, []).append(group.name)
+    return [
+        (", ".join(names[:4]) + f" and {len(names) - 4} more" * (len(names) > 4), text)
+        for text, names in found.items()
+    ]
 
 
 def _baseline_first(groups: list[Group], name: str | None) -> list[Group]:

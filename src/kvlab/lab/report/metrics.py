@@ -74,7 +74,8 @@ def value_text(row: Row, value: float) -> str:
     if row.unit in ("", "bytes") and row.digits == 0:
         return row.text({row.metric: value})
     digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
-    return replace(row, digits=max(row.digits, digits)).text({row.metric: value})
+    digits = 0 if abs(value) >= 1000 else max(row.digits, digits)
+    return replace(row, digits=digits).text({row.metric: value})
 
 
 def percent(fraction: float, digits: int = 1) -> str:

@@ -56,7 +56,7 @@ class Report:
     differences: list[Difference]
     headlines: list[str]
     lines: list[Line]
-    outputs: list[tuple[str, str]]  # group and whether its tokens are the baseline's
+    outputs: list[tuple[str, str]]  # groups, and whether their tokens are the baseline's
     method: list[str]
     warnings: list[str]
     findings: list[Finding] = field(default_factory=list)
