@@ -9,11 +9,11 @@ Feature: Reports
       And I report on that sweep
       Then the command succeeds
       And the message names "kv=contiguous kv=paged interval pairs"
-      And the report says "greedy outputs of kv=paged: equal for 4 requests"
+      And the report says "greedy outputs of kv=contiguous, kv=paged: equal for 4 requests"
       And the page and the Markdown of the report have every configuration
       When I report on that sweep by its id in the tracking store
       Then the command succeeds
-      And the report says "greedy outputs of kv=paged: equal for 4 requests"
+      And the report says "greedy outputs of kv=contiguous, kv=paged: equal for 4 requests"
 
   Rule: A difference gets a word only where the interval says so
 

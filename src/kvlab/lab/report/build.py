@@ -113,7 +113,7 @@ class _Comparison:
         """A sentence for each group; of many the one with the least and the one with the most of the metric."""
         if len(others) > _MOST_HEADLINES:
             known = sorted((g for g in others if g.values(metric)), key=lambda group: median(group.values(metric)))
-            others = list(dict.fromkeys([known[0], known[-1]])) if known else []
+            others = [known[0], known[-1]] if len(known) > 1 else known
         return [self.headline(group, metric) for group in others]
 
     def headline(self, group: Group, metric: str) -> str:
