@@ -41,6 +41,7 @@ from features.steps.sharing_steps import *
 from features.steps.sizing_steps import *
 from features.steps.sweep_steps import *
 from features.steps.table_steps import *
+from features.steps.tracking_steps import *
 from features.steps.weights_steps import *
 from kvlab.attention.registry import default_registry
 

@@ -62,6 +62,14 @@ Feature: Runs
       And its artifacts are "config.yaml requests.parquet steps.parquet summary.json"
 
     @R13.2
+    Scenario: A run says what it served, where and by which program
+      When I run "kv=paged scheduler=continuous attention=sdpa" on a tiny model
+      Then the tracked run's input is the workload "burst16" with the digest of summary.json
+      And its profile tells of 4 requests and the lengths that requests.parquet has
+      And its tags name "host.cpu host.os host.memory version.torch version.kvlab version.python command"
+      And the message tells of uncommitted changes if and only if the tag "git.dirty" does
+
+    @R13.2
     Scenario: The logs agree with the figures
       When I run "kv=paged scheduler=continuous attention=sdpa" on a tiny model
       Then requests.parquet holds a row for each of 4 requests with its tokens and times
