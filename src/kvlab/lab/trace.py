@@ -90,7 +90,8 @@ def _request(number: int, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _slice(name: str, category: str, start: float, end: float) -> dict[str, Any]:
     where = {"pid": _STEPS, "tid": _THREAD}
-    return {"name": name, "cat": category, "ph": "X", "ts": _us(start), "dur": _us(end - start), **where}
+    begin = _us(start)  # slices that end together shall do so to the last digit, or they do not nest
+    return {"name": name, "cat": category, "ph": "X", "ts": begin, "dur": round(_us(end) - begin, 3), **where}
 
 
 def _us(seconds: float) -> float:
