@@ -20,10 +20,11 @@ def method_notes(groups: Sequence[Group], options: ReportOptions) -> list[str]:
     welch = [group for group in others if group not in paired and group not in single]
     notes = []
     if paired:
+        mixed = any(group.mixed for group in (baseline, *paired))
+        pairing = "point by point, alike in all else" if mixed else "repeat by repeat, for they ran in turns"
         notes.append(
-            f"{_which(paired, others)} compared repeat by repeat, for they ran in turns: delta is the median of "
-            f"the ratios, the interval (t, {options.confidence:g} %) that of their geometric mean. What the "
-            "machine did in a turn is in both and cancels."
+            f"{_which(paired, others)} compared {pairing}: delta is the median of the ratios, the interval (t, "
+            f"{options.confidence:g} %) that of their geometric mean. What both of a pair have in common cancels."
         )
     if welch:
         notes.append(
