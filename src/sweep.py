@@ -234,6 +234,7 @@ def _open(config: DictConfig, points: list[Composed], varied: dict[str, str]) ->
     global _current
     from rich.console import Console
 
+    from kvlab.lab.provenance import provenance, uncommitted
     from kvlab.lab.sweep.digest import sweep_digest
     from kvlab.lab.sweep.plan import SweepPlan
     from kvlab.lab.sweep.process import this_process
@@ -278,6 +279,8 @@ def _open(config: DictConfig, points: list[Composed], varied: dict[str, str]) ->
         console.print(announcement(plan, _repeats(config), estimates), highlight=False, soft_wrap=True)
         for point in plan.done_before:
             console.print(f"done before: {point.name} (run {point.done_before})", highlight=False, soft_wrap=True)
+    if note := uncommitted(provenance(ROOT)):
+        console.print(f"[yellow]note:[/] {note}", highlight=False, soft_wrap=True)
     _current = _Sweep(directory, plan, tracker, tracking, problem, SweepProgress(directory, plan, console))
     return first
 
