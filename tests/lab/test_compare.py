@@ -56,9 +56,11 @@ def test_counts_that_are_zero_are_compared_as_differences():
     assert (found.low, found.high) == pytest.approx((expected.low / 2, expected.high / 2))
     nothing = estimate([0.0, 0.0], [0.0, 0.0])
     assert (nothing.delta, nothing.low, nothing.high) == (0, 0, 0)
-    grown = estimate([0.0, 0.0], [3.0, 3.0])
-    assert (grown.delta, grown.difference) == (None, 3.0)
-    assert verdict("requests/preemptions", grown) is None
+    grown = estimate([0.0, 0.0], [3.0, 5.0])
+    assert (grown.delta, grown.difference) == (None, 4.0)
+    assert verdict("requests/preemptions", grown) == "worse"
+    for sometimes in (estimate([0.0, 0.0], [0.0, 5.0]), estimate([0.0], [3.0])):
+        assert verdict("requests/preemptions", sometimes) is None
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ class Estimate:
     """How a group differs from the baseline, relative to it: 0.05 is 5 % more.
 
     `delta` is the median of the ratios of paired repeats, or the ratio of the medians, less 1; [low, high] is the
-    interval. All are None where the baseline is 0, and then `difference`, in the metric's unit, is all there is.
+    interval. Without an interval its ends are None. Where the baseline is 0 and the group is not, there is no
+    `delta`, and the ends are infinite if every one of several runs is above 0.
     """
 
     difference: float  # between the medians, in the metric's unit
@@ -75,7 +76,9 @@ def estimate(
     scale = sum(baseline) / len(baseline)
     if scale == 0:
         if any(other):
-            return Estimate(difference, None, runs=runs)
+            if min(runs) < 2 or min(other) <= 0:
+                return Estimate(difference, None, runs=runs)
+            return Estimate(difference, None, math.inf, math.inf, Method.WELCH, runs)
         bound, method = (None, Method.NONE) if min(runs) < 2 else (0.0, Method.WELCH)
         return Estimate(difference, 0.0, bound, bound, method, runs)
     logs = min(*baseline, *other) > 0

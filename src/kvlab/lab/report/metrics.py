@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -95,6 +96,8 @@ def interval_text(found: Estimate) -> str:
     """The interval in percent; empty where there is none, `exact` where no repeat differs from another."""
     if found.low is None or found.high is None:
         return ""
+    if math.isinf(found.low):
+        return "in every run"
     if found.low == found.high:
         return "exact"
     low, high = (percent(limit).removesuffix(" %") for limit in (found.low, found.high))
