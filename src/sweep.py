@@ -46,6 +46,7 @@ class _Sweep:
     tracking: TrackingConfig
     tracking_error: str | None
     progress: SweepProgress
+    figures: bool
     problems: list[str] = field(default_factory=list)  # of the launcher
     interrupted: bool = False
 
@@ -98,7 +99,8 @@ def run(sweeper: KvlabSweeper, arguments: list[str]) -> list[Any]:
     serial = _parallel(config) == 1
     returns: list[Any] = []
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _as_ctrl_c)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _on_signal)
     with nullcontext() if serial else _watch(_current.progress):
         for start in range(0, len(overrides), size):
             try:
@@ -171,7 +173,8 @@ def after_job(result: RunResult | None) -> None:
         _current.tracking_error = _current.tracking_error or result.tracking_error
         if result.status == "interrupted":
             interrupt()
-            sys.exit(130)
+    if _current.interrupted:
+        sys.exit(130)
     _current.progress.tell()
 
 
@@ -189,6 +192,7 @@ def finish() -> None:
         return
     from rich.console import Console
 
+    from kvlab.lab.sweep.pictures import draw_sweep
     from kvlab.lab.sweep.results import metric_names, read_results, status_of, with_missing, write_csv
     from kvlab.lab.sweep.status import print_results
     from kvlab.lab.tracking import RunStatus
@@ -208,6 +212,9 @@ def finish() -> None:
     status = RunStatus.INTERRUPTED if sweep.interrupted else status_of(results)
     report = sweep.directory / "report"
     write_csv(results, report / "sweep.csv")
+    if sweep.figures and plan is not None and len(found) > 1:
+        warning = draw_sweep([sweep.directory / point.directory for point in plan.points], report)
+        print(f"warning: {warning}" if warning else f"pictures: {report}")
     if sweep.tracking_error is None:
         try:
             sweep.tracker.log_artifacts(report)
@@ -220,7 +227,8 @@ def finish() -> None:
         _close_open_runs(sweep)
     print(f"results: {sweep.directory}")
     if status is RunStatus.INTERRUPTED:
-        print("the same command with resume=true runs the rest" if sweep.tracker.run_id else "")
+        if sweep.tracker.run_id:
+            print("the same command with resume=true runs the rest")
         sys.exit(130)
     if status is RunStatus.FAILED or sweep.tracking_error or (wanted and wanted not in names):
         sys.exit(1)
@@ -281,7 +289,9 @@ def _open(config: DictConfig, points: list[Composed], varied: dict[str, str]) ->
             console.print(f"done before: {point.name} (run {point.done_before})", highlight=False, soft_wrap=True)
     if note := uncommitted(provenance(ROOT)):
         console.print(f"[yellow]note:[/] {note}", highlight=False, soft_wrap=True)
-    _current = _Sweep(directory, plan, tracker, tracking, problem, SweepProgress(directory, plan, console))
+    _current = _Sweep(
+        directory, plan, tracker, tracking, problem, SweepProgress(directory, plan, console), config.figures
+    )
     return first
 
 
@@ -420,7 +430,9 @@ def _mode(repeats: object) -> str | None:
     return "MULTIRUN" if str(repeats).isdigit() and int(str(repeats)) > 1 else None
 
 
-def _as_ctrl_c(_number: int, _frame: FrameType | None) -> NoReturn:
+def _on_signal(_number: int, _frame: FrameType | None) -> NoReturn:
+    """Ctrl-C between two runs. It is noted too: raised while an object is deleted, an exception would be lost."""
+    interrupt()
     raise KeyboardInterrupt
 
 

@@ -102,8 +102,8 @@ def says(laboratory: Commands, text: str) -> None:
 
 @then(
     parsers.parse(
-        "the store holds one sweep with {done:d} finished runs, each of another configuration, and {killed:d} marked "
-        "as interrupted"
+        "the store holds one sweep with {done:d} finished runs, each of another configuration, and {killed:d} "
+        "marked as interrupted"
     )
 )
 def one_sweep(laboratory: Commands, done: int, killed: int) -> None:
