@@ -3,7 +3,7 @@ Feature: Reports
 
   Rule: A sweep with repeats becomes a table, Markdown and a page
 
-    @R13
+    @R13.6
     Scenario: Two memories in one sweep
       When I sweep "repeats=2 kv=contiguous,paged" on a tiny model
       And I report on that sweep
@@ -17,7 +17,7 @@ Feature: Reports
 
   Rule: A difference gets a word only where the interval says so
 
-    @R13
+    @R13.6
     Scenario Outline: Five repeats in turns
       Given five repeats of a configuration on a machine that slows down, and of another that makes <factor> times the tokens
       When I report on the two
@@ -29,7 +29,7 @@ Feature: Reports
         | 0.8    | slower |
         | 1.25   | faster |
 
-    @R13
+    @R13.6
     Scenario: One run each has no verdict
       Given one run of a configuration, and one of another that makes 0.8 times the tokens
       When I report on the two
@@ -38,7 +38,7 @@ Feature: Reports
 
   Rule: A gate fails by exit code and says why
 
-    @R13
+    @R13.7
     Scenario Outline: A limit on throughput
       Given five repeats of a configuration on a machine that slows down, and of another that makes 0.9 times the tokens
       When I report on the two with "<condition>"
@@ -52,7 +52,7 @@ Feature: Reports
 
   Rule: A mistake is told in a sentence
 
-    @R13
+    @R13.6
     Scenario Outline: What cannot be reported
       Given one run of a configuration, and one of another that makes 0.8 times the tokens
       When I report on the two with "<setting>"
@@ -66,7 +66,7 @@ Feature: Reports
         | 0123456789                                           | 0123456789 id                                     |
         | by=kv.backnd                                         | by kv.backnd kv.backend                           |
 
-    @R13
+    @R13.6
     Scenario: Runs of different work
       Given two runs of different requests
       When I report on the two
