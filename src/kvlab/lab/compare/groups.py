@@ -13,7 +13,7 @@ SET = "set"  # a key of its own for `by`: the argument that a run came with
 
 _MISSING = "-"
 # What names a run, says where it is recorded or which of the repeats it is, and changes nothing of what it does.
-_NOT_CONFIGURATION = ("tracking", "tags", "run_name", "optimize", "repeat", "repeats", "resume")
+_NOT_CONFIGURATION = ("tracking", "tags", "run_name", "optimize", "repeat", "repeats", "resume", "figures")
 
 
 @dataclass(frozen=True, slots=True)
