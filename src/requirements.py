@@ -132,7 +132,7 @@ def page(
         "# Requirements",
         "",
         f"Written by `make requirements` on {today.isoformat()}: {met} of {len(requirements)} requirements met. "
-        f"Of {len(scenarios)} scenarios {len(outcomes)} ran, with {sum(ended.values())} examples: "
+        f"Of {len(scenarios)} scenarios {sum(map(bool, outcomes.values()))} ran, with {sum(ended.values())} examples: "
         + ", ".join(f"{ended[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
         + ".",
         "",
