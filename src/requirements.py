@@ -125,6 +125,7 @@ def page(
     ended = Counter[str]()
     for counts in outcomes.values():
         ended.update(counts)
+    ran = sum(map(bool, outcomes.values()))
     shown = {r.id: [s for s in scenarios if r.id in s.tags] for r in requirements}
     passed = {scenario.place: _passed(outcomes.get(scenario.place, {})) for scenario in scenarios}
     met = sum(bool(mine) and all(passed[s.place] for s in mine) for mine in shown.values())
@@ -132,7 +133,7 @@ def page(
         "# Requirements",
         "",
         f"Written by `make requirements` on {today.isoformat()}: {met} of {len(requirements)} requirements met. "
-        f"Of {len(scenarios)} scenarios {sum(map(bool, outcomes.values()))} ran, with {sum(ended.values())} examples: "
+        f"Of {len(scenarios)} scenarios {ran} ran, with {sum(ended.values())} examples: "
         + ", ".join(f"{ended[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
         + ".",
         "",
