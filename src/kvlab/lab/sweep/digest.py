@@ -18,8 +18,9 @@ _NOT_MEASURED_GROUPS = ("tracking.", "tags.")
 def config_digest(config: RunConfig, *, any_repeat: bool = False) -> str:
     """The first 16 digits of a SHA-256 of all settings that a measurement depends on.
 
-    Left out: where it is tracked and under which name and tags, `optimize`, `resume`, `repeats`, `figures`; with `any_repeat`
-    also `repeat`, so that the repeats of a point have it in common. A workload file counts with its content.
+    Left out: where it is tracked and under which name and tags, `figures`, `optimize`, `resume`, `repeats`; with
+    `any_repeat` also `repeat`, so that the repeats of a point have it in common. A workload file counts with its
+    content.
     """
     settings = flatten(dataclasses.asdict(config))
     kept = {

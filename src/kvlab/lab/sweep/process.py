@@ -17,7 +17,10 @@ def this_process() -> str:
 
 def is_alive(process: str | None) -> bool | None:
     """Whether the process that `this_process` described still runs; None where that cannot be known from here."""
-    host, pid, start = ((process or "").rsplit(":", 2) + ["", "", ""])[:3]
+    parts = (process or "").rsplit(":", 2)
+    if len(parts) != 3:
+        return None
+    host, pid, start = parts
     if host != platform.node() or not pid.isdigit():
         return None
     try:
