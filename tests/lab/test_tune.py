@@ -63,7 +63,7 @@ def test_what_is_given_is_not_searched() -> None:
 
 
 def test_a_memory_smaller_than_the_weights_is_refused() -> None:
-    with pytest.raises(CapacityError, match="memory=97.7 KiB: qwen3_tiny"):
+    with pytest.raises(CapacityError, match=r"memory=97\.7 KiB: qwen3_tiny"):
         build_space(compose_run(TINY).config, 100_000, frozenset())
 
 
