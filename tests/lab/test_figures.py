@@ -356,6 +356,9 @@ class TestARun:
         record = read_run(pressed)
         other = dataclasses.replace(record, config={**record.config, "kv.num_blocks": 12})
         assert set(figures.sweep_figures([record, other])) == {"throughput", "pareto", "capacity"}
+        longer = dataclasses.replace(other, config={**other.config, "kv.block_size": 16})
+        names = {"throughput", "sequences", "pareto", "capacity"}
+        assert set(figures.sweep_figures([record, other, longer])) == names
         assert figures.sweep_figures([record]) == {}
         html = page("two", figures.interactive_sweep([record, other]).values())
         assert html.count("plotly.js v") == 1

@@ -25,9 +25,9 @@ from kvlab.lab.figures.sweep import (
     Point,
     bars,
     heat_map,
-    is_number,
     line_chart,
     metric_grid,
+    varied_amounts,
     varied_keys,
 )
 from kvlab.lab.figures.timeline import timeline_figure
@@ -51,13 +51,15 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
 
 
 def sweep_figures(records: Sequence[RunRecord]) -> dict[str, Figure]:
-    """What runs show together, by name: `throughput` over what was varied, `pareto`, and `capacity` where the runs
-    say how large their cache was. Nothing for fewer than two runs.
+    """What runs show together, by name: `throughput` over what was varied, `sequences` that ran at once where that
+    is two amounts, `pareto`, and `capacity` where runs say how large their cache was. Nothing for less than two runs.
     """
     if len(records) < 2:
         return {}
     points = sweep_points(records)
     figures = {"throughput": throughput_figure(points)}
+    if len(varied_amounts(points)) == 2:
+        figures["sequences"] = throughput_figure(points, "capacity/peak_running")
     if measured_points(points):
         figures["pareto"] = pareto_figure(points)
     curves, measured, heading = capacity_inputs(records)
@@ -68,14 +70,10 @@ def sweep_figures(records: Sequence[RunRecord]) -> dict[str, Figure]:
 
 def throughput_figure(points: Sequence[Point], metric: str = THROUGHPUT) -> Figure:
     """A metric over what was varied: a heat map for two amounts, a curve for one, else bars."""
-    keys = varied_keys(points)
-    amounts = [key for key in keys if all(is_number(point.config.get(key)) for point in points)]
-    if len(keys) == len(amounts) == 2:
-        row_key, column_key = amounts
-        return heat_map(metric_grid(points, row_key, column_key, metric), row_key, column_key, metric)
-    if len(keys) == len(amounts) == 1:
-        return line_chart(points, keys[0], metric)
-    return bars(points, keys, metric)
+    amounts = varied_amounts(points)
+    if len(amounts) == 2:
+        return heat_map(metric_grid(points, *amounts, metric), *amounts, metric)
+    return line_chart(points, amounts[0], metric) if amounts else bars(points, varied_keys(points), metric)
 
 
 def interactive_run(record: RunRecord) -> dict[str, Any]:
@@ -91,10 +89,10 @@ def interactive_run(record: RunRecord) -> dict[str, Any]:
 def interactive_sweep(records: Sequence[RunRecord]) -> dict[str, Any]:
     """Plotly figures of runs together by name: throughput where two amounts were varied, and pareto."""
     points = sweep_points(records)
-    keys = varied_keys(points)
+    amounts = varied_amounts(points)
     figures: dict[str, Any] = {}
-    if len(keys) == 2 and all(is_number(point.config.get(key)) for point in points for key in keys):
-        figures["throughput"] = heat_map_hover(metric_grid(points, keys[0], keys[1], THROUGHPUT), keys[0], keys[1])
+    if len(amounts) == 2:
+        figures["throughput"] = heat_map_hover(metric_grid(points, *amounts, THROUGHPUT), *amounts)
     if measured_points(points):
         figures["pareto"] = pareto_hover(points)
     return figures

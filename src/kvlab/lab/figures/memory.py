@@ -68,7 +68,7 @@ def memory_figure(steps: Sequence[StepRecord], config: Mapping[str, object] | No
         axes = figure.add_subplot()
         style.tidy(axes)
         style.title(axes, "Memory over time")
-        style.nothing(axes, "the run ended before its first step")
+        style.nothing(axes, "there is no step to show")
         return figure
     above = figure.add_subplot(grid[0])
     below = figure.add_subplot(grid[1], sharex=above)

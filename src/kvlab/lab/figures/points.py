@@ -42,15 +42,17 @@ def capacity_inputs(records: Sequence[RunRecord]) -> tuple[dict[str, Curve], lis
     if not sizes:
         return {}, [], ""
     (kv_bytes, per_token, longest), chosen = max(sizes.items(), key=lambda item: len(item[1]))
-    block = chosen[0].config.get("kv.block_size")
-    lengths = sorted({max(1, round(longest * 2 ** (-step / 4))) for step in range(4 * 6 + 1)})
+    setting = chosen[0].config.get("kv.block_size")
+    block = setting if isinstance(setting, int) else 16
+    # Whole blocks, from a thirty-second of the longest: between them the curve has steps that a line would cut.
+    lengths = sorted({max(1, round(longest * 2 ** (-step / 4) / block)) * block for step in range(4 * 5 + 1)})
     curves = {
         curve.backend: Curve(curve.lengths, curve.sequences)
         for curve in capacity_curve(
             kv_bytes,
             per_token,
             max_seq_len=longest,
-            block_size=block if isinstance(block, int) else 16,
+            block_size=block,
             lengths=lengths,
         )
     }

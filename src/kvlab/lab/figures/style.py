@@ -84,7 +84,7 @@ def nothing(axes: Axes, text: str) -> None:
 
 def number(value: float) -> str:
     """A number for people: three digits that count, thousands with commas."""
-    if value == 0 or abs(value) >= 100:
+    if value == round(value) or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.{1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3}f}"
 

@@ -50,8 +50,8 @@ def varied_keys(points: Sequence[Point]) -> list[str]:
 
 
 def point_label(point: Point, keys: Sequence[str]) -> str:
-    """What tells a point from the others, with the last part of each setting's name."""
-    return ", ".join(f"{key.rsplit('.', 1)[-1]}={point.config.get(key)}" for key in keys) or point.name or "run"
+    """What tells a point from the others, by its settings without their groups' names."""
+    return ", ".join(f"{key.split('.', 1)[-1]}={point.config.get(key)}" for key in keys) or point.name or "run"
 
 
 def by_settings(points: Sequence[Point], keys: Sequence[str]) -> dict[str, list[Point]]:
@@ -60,6 +60,13 @@ def by_settings(points: Sequence[Point], keys: Sequence[str]) -> dict[str, list[
     for point in points:
         groups.setdefault(point_label(point, keys), []).append(point)
     return groups
+
+
+def varied_amounts(points: Sequence[Point]) -> list[str]:
+    """The one or two settings in which points differ, where they are amounts; else none."""
+    keys = varied_keys(points)
+    amounts = [key for key in keys if all(is_number(point.config.get(key)) for point in points)]
+    return amounts if 1 <= len(keys) == len(amounts) <= 2 else []
 
 
 @dataclass(frozen=True, slots=True)
