@@ -32,9 +32,7 @@ def test_repeats_of_a_configuration_are_a_group_and_are_paired_in_turns(sweep):
 
 def test_names_tags_and_tracking_do_not_make_a_configuration(tmp_path):
     runs = [
-        record_run(
-            tmp_path / str(number), run_name=f"run {number}", tracking__experiment=str(number), tags__x=number
-        )
+        record_run(tmp_path / str(number), run_name=f"run {number}", tracking__uri=str(number), figures=number > 1)
         for number in range(3)
     ]
     assert len(group_runs([RunSet("all", tuple(runs))])) == 1
