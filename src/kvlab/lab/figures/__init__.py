@@ -52,7 +52,7 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
 
 def sweep_figures(records: Sequence[RunRecord]) -> dict[str, Figure]:
     """What runs show together, by name: `throughput` over what was varied, `sequences` that ran at once where that
-    is two amounts, `pareto`, and `capacity` where runs say how large their cache was. Nothing for less than two runs.
+    is two amounts, `pareto`, and `capacity` where runs say how large their cache was. Nothing for one run.
     """
     if len(records) < 2:
         return {}
@@ -72,7 +72,8 @@ def throughput_figure(points: Sequence[Point], metric: str = THROUGHPUT) -> Figu
     """A metric over what was varied: a heat map for two amounts, a curve for one, else bars."""
     amounts = varied_amounts(points)
     if len(amounts) == 2:
-        return heat_map(metric_grid(points, *amounts, metric), *amounts, metric)
+        row_key, column_key = amounts
+        return heat_map(metric_grid(points, row_key, column_key, metric), row_key, column_key, metric)
     return line_chart(points, amounts[0], metric) if amounts else bars(points, varied_keys(points), metric)
 
 
@@ -92,7 +93,9 @@ def interactive_sweep(records: Sequence[RunRecord]) -> dict[str, Any]:
     amounts = varied_amounts(points)
     figures: dict[str, Any] = {}
     if len(amounts) == 2:
-        figures["throughput"] = heat_map_hover(metric_grid(points, *amounts, THROUGHPUT), *amounts)
+        row_key, column_key = amounts
+        grid = metric_grid(points, row_key, column_key, THROUGHPUT)
+        figures["throughput"] = heat_map_hover(grid, row_key, column_key)
     if measured_points(points):
         figures["pareto"] = pareto_hover(points)
     return figures
