@@ -41,7 +41,7 @@ def test_a_sweep_killed_in_the_middle_and_resumed_leaves_each_point_finished_onc
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     before = Counter(run.state for run in lab.children())
-    assert 4 <= before["FINISHED"] < 12
+    assert 3 <= before["FINISHED"] < 12  # the fourth has its files, and may yet be open in the store
     assert before["RUNNING"] == 1
     assert [run.state for run in lab.parents()] == ["RUNNING"]
 
