@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test features lint format ui gpu clean
+.PHONY: help setup run test features requirements lint format ui gpu clean
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Create .venv and install everything (again only when the pins change)
 
@@ -26,6 +26,9 @@ test: $(READY) ## Run every requirement and every test
 features: $(READY) ## Run the requirements alone
 	$(BIN)/python -m pytest features
 
+requirements: $(READY) ## Run the requirements, and write docs/requirements.md
+	$(BIN)/python -m src.requirements
+
 lint: $(READY) ## Check style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -36,8 +39,8 @@ format: $(READY) ## Bring the code into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-ui: $(READY) ## Open the tracked runs at http://127.0.0.1:5000
-	$(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db
+ui: $(READY) ## Open the tracked runs at http://127.0.0.1:5000 (of MLFLOW_TRACKING_URI, if set)
+	@$(BIN)/python -m src.ui
 
 gpu: ## Try kernels, attention, parity and serving on a GPU, in nine minutes; needs no setup
 	PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m experiments.gpu.run

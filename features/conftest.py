@@ -20,6 +20,7 @@ from features.steps.allocator_steps import *
 from features.steps.attention_steps import *
 from features.steps.backend_steps import *
 from features.steps.canary_steps import *
+from features.steps.capacity_steps import *
 from features.steps.checkpoints import Checkpoints
 from features.steps.ending_steps import *
 from features.steps.engine_steps import *
@@ -31,13 +32,16 @@ from features.steps.metrics_steps import *
 from features.steps.model_steps import *
 from features.steps.pool_steps import *
 from features.steps.recovery_steps import *
+from features.steps.report_steps import *
 from features.steps.run_steps import *
 from features.steps.sample_steps import *
 from features.steps.scheduling_steps import *
 from features.steps.sharing_server_steps import *
 from features.steps.sharing_steps import *
 from features.steps.sizing_steps import *
+from features.steps.sweep_steps import *
 from features.steps.table_steps import *
+from features.steps.tracking_steps import *
 from features.steps.weights_steps import *
 from kvlab.attention.registry import default_registry
 

@@ -62,6 +62,14 @@ Feature: Runs
       And its artifacts are "config.yaml requests.parquet steps.parquet summary.json"
 
     @R13.2
+    Scenario: A run says what it served, where and by which program
+      When I run "kv=paged scheduler=continuous attention=sdpa" on a tiny model
+      Then the tracked run's input is the workload "burst16" with the digest of summary.json
+      And its profile tells of 4 requests and the lengths that requests.parquet has
+      And its tags name "host.cpu host.os host.memory version.torch version.kvlab version.python command"
+      And the message tells of uncommitted changes if and only if the tag "git.dirty" does
+
+    @R13.2
     Scenario: The logs agree with the figures
       When I run "kv=paged scheduler=continuous attention=sdpa" on a tiny model
       Then requests.parquet holds a row for each of 4 requests with its tokens and times
@@ -82,6 +90,13 @@ Feature: Runs
         | profile/other_share         |
       And its artifacts are "config.yaml requests.parquet steps.parquet summary.json trace.json"
       And the message names "attention linear elementwise sampling scheduling"
+
+    @R13.2
+    Scenario: A run is looked at rather than read
+      When I run "figures=true kv.num_blocks=6 scheduler.admission_reserve=0" on a tiny model
+      Then the command succeeds
+      And its artifacts are "blocks.parquet figures trace.json"
+      And its folder "figures" holds "memory.png pool_map.png timeline.png latency.png hover.html"
 
     @R13.2
     Scenario: A tracking server that does not answer costs no result

@@ -1,4 +1,4 @@
-"""python -m src.run: one run, or with -m (or a sweep=) one run per point.
+"""python -m src.run: one run, or with -m, a sweep= or repeats= one run per point.
 
 Everything else is in the package; here Hydra composes the configuration and its mistakes become sentences.
 """
@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from kvlab.config import RunConfig
 from kvlab.errors import KvlabError
 from src import sweep
+from src.points import run_title
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS = ("model", "kv", "scheduler", "attention", "executor", "workload", "tracking")
@@ -32,9 +33,13 @@ def job(cfg: DictConfig) -> float | None:
     hydra_config = HydraConfig.get()
     in_sweep = hydra_config.mode is RunMode.MULTIRUN
     directory = Path(hydra_config.runtime.output_dir)
-    point = sweep.point_name(list(hydra_config.overrides.task)) if in_sweep else ""
+    point = sweep.Job("", "", None)
+    if in_sweep:
+        point = sweep.job(Path(hydra_config.sweep.dir), directory, list(hydra_config.overrides.task))
     try:
         config = cast(RunConfig, OmegaConf.to_object(cfg))
+        if config.resume and not in_sweep and sweep.was_done(config):
+            return None
         # Imported this late so that --help and a mistyped option answer at once.
         from rich.console import Console
 
@@ -46,27 +51,27 @@ def job(cfg: DictConfig) -> float | None:
             config_yaml=OmegaConf.to_yaml(cfg, resolve=True),
             choices={group: hydra_config.runtime.choices[group] for group in GROUPS},
             console=Console(),
-            name=point or config.run_name or _name(config),
+            name=point.name or config.run_name or run_title(config),
             in_sweep=in_sweep,
-            parent_run_id=sweep.parent_run_id() if in_sweep else None,
+            parent_run_id=point.parent_run_id,
+            heading=point.heading or None,
         )
         result = execute(config, context)
-    except KvlabError as error:
+    except Exception as error:
         if not in_sweep:
-            _fail(str(error), code=2)
-        sweep.record_failure(directory, point, error)
+            if isinstance(error, KvlabError):
+                _fail(str(error), code=2)
+            raise
+        sweep.record_failure(directory, point.name, error)
+        sweep.after_job(None)
         return float("nan")
     if in_sweep:
-        sweep.stop_if_interrupted(result)
+        sweep.after_job(result)
     elif result.status != "finished":
         sys.exit(130 if result.status == "interrupted" else 1)
     elif result.tracking_error:
         sys.exit(1)
     return result.metrics.get(config.optimize, float("nan")) if config.optimize else None
-
-
-def _name(config: RunConfig) -> str:
-    return f"{config.model.name} {config.kv.backend} {config.workload.name}"
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -76,8 +81,12 @@ def _fail(message: str, code: int) -> NoReturn:
 
 def main() -> None:
     """Run the command line; a sweep is summed up when its last point is done."""
+    sweep.refuse_missing_launcher(sys.argv[1:])
     try:
         job()
+    except KeyboardInterrupt:
+        if not sweep.interrupt():
+            raise
     finally:
         sweep.finish()
 

@@ -36,6 +36,7 @@ TINY = [
     "workload.num_requests=4",
     "workload.prompt_len={min: 17, max: 24}",
     "workload.output_len={min: 16, max: 20}",
+    "figures=false",  # which takes a second, and is asked for where it matters
 ]
 
 
@@ -248,6 +249,14 @@ def artifacts(commands: list[Command], names: str) -> None:
     command = commands[-1]
     found = MlflowClient(command.uri).list_artifacts(command.summary["run_id"])
     assert {file.path for file in found} >= set(names.split())
+
+
+@then(parsers.parse('its folder "{folder}" holds "{names}"'))
+def folder_holds(commands: list[Command], folder: str, names: str) -> None:
+    command = commands[-1]
+    found = MlflowClient(command.uri).list_artifacts(command.summary["run_id"], folder)
+    assert {Path(file.path).name for file in found} == set(names.split())
+    assert all(file.file_size > 1000 for file in found)
 
 
 @then(parsers.parse("requests.parquet holds a row for each of {count:d} requests with its tokens and times"))

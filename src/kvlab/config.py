@@ -305,7 +305,9 @@ class TrackingConfig:
     backend: str = "mlflow"
     uri: str | None = None  # None: MLFLOW_TRACKING_URI, else an SQLite store at the repository root
     experiment: str = "kvlab"
+    artifacts: str | None = None  # where a new experiment keeps files; None: by the store, or as its server says
     timeout_s: float = 10.0  # how long a server may take to answer
+    system_metrics: bool = False  # sample the machine's load each second: the one thing tracked while requests run
 
     def __post_init__(self) -> None:
         _one_of("tracking.backend", self.backend, TRACKING_BACKENDS)
@@ -343,7 +345,7 @@ class DebugConfig:
 
 @dataclass
 class RunConfig:
-    """One run. `tags` go to the tracking store as they are; `optimize` names the metric a sweeper is given."""
+    """One run. `tags` go to the tracking store as they are; `optimize` names the metric that tells a sweep's best."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     kv: KVConfig = field(default_factory=KVConfig)
@@ -357,6 +359,10 @@ class RunConfig:
     run_name: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
     optimize: str | None = None
+    repeats: int = 1  # runs of each configuration, to see how much its figures vary
+    repeat: int = 0  # which of them this is; a sweep sets it
+    resume: bool = False  # leave out what the tracking store has finished already
+    figures: bool = True  # keep what happens to each block, and draw the run's pictures when it is over
 
     @property
     def kv_dtype(self) -> str:
@@ -365,6 +371,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _at_least("seed", self.seed, 0)
+        _at_least("repeats", self.repeats, 1)
+        _at_least("repeat", self.repeat, 0)
         if self.kv.backend == "paged" and self.scheduler.max_batched_tokens < self.kv.block_size:
             raise ConfigError(
                 "scheduler.max_batched_tokens",

@@ -108,6 +108,8 @@ class Sequence:
     recomputed_tokens: int = 0  # tokens computed again because of a preemption
     high_water: int = 0  # the largest num_computed reached so far
     scheduled_s: float | None = None  # first admitted
+    preempted_s: list[float] = field(default_factory=list)  # when it gave up its memory
+    resumed_s: list[float] = field(default_factory=list)  # when it was admitted again, after each of those
     token_times_s: list[float] = field(default_factory=list)  # when each output token was there
     text: str = ""  # of the output, as far as it was told
     next_logprobs: TokenLogprobs | None = None  # the sampler's, of the token about to be appended

@@ -103,3 +103,7 @@ class EngineStoppedError(KvlabError, RuntimeError):
 
 class TrackingError(KvlabError, RuntimeError):
     """The tracking store cannot be reached or refused what was logged; results stay on disk."""
+
+
+class RecordError(KvlabError, ValueError):
+    """A run that was asked for is not there, or what it left cannot be read."""

@@ -40,6 +40,19 @@ class TestVictim:
     def test_the_last_admitted(self, victim: str | None) -> None:
         assert self.first_victim(victim, *map(asked, range(3)), gap=2) == "r2"
 
+    def test_when_it_gave_way_and_came_back_is_kept(self) -> None:
+        engine = table_engine(table_pool(24), admission_reserve=0.0)
+        sequences = [engine.submit(asked(number)) for number in range(3)]
+        drain(engine)
+        assert sum(sequence.preemptions for sequence in sequences) > 0
+        for sequence in sequences:
+            assert len(sequence.preempted_s) == len(sequence.resumed_s) == sequence.preemptions
+            moments = [sequence.scheduled_s or 0.0]
+            for gone, back in zip(sequence.preempted_s, sequence.resumed_s, strict=True):
+                moments += [gone, back]
+            assert moments == sorted(moments)
+            assert moments[-1] <= (sequence.finished_s or 0.0)
+
     def test_the_one_with_the_fewest_tokens(self) -> None:
         """`r1` is computed in one step; the long prompt of `r0`, admitted before it, takes four."""
         engine = table_engine(

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 
-import src.run
 from kvlab.config import RunConfig
 from kvlab.models.families import decoder_config, load_transformers_config
+from tests.lab.small_runs import CONF, run_small
 
-CONF = Path(src.run.ROOT) / "conf"
 NEEDS = {"model=checkpoint": ["model.path=somewhere"], "workload=jsonl": ["workload.path=somewhere"]}
+SWEEPS = sorted(
+    f"{group}={file.stem}" for group in ("sweep", "experiment") for file in CONF.glob(f"{group}/*.yaml")
+)
 CHOICES = sorted(f"{file.parent.name}={file.stem}" for file in CONF.glob("*/*.yaml"))
 MODELS = sorted(file.stem for file in CONF.glob("model/*.yaml") if file.stem != "checkpoint")
 
@@ -30,6 +34,33 @@ def compose_run(*overrides: str) -> RunConfig:
 @pytest.mark.parametrize("choice", CHOICES)
 def test_choice_composes(choice: str) -> None:
     compose_run(choice, *NEEDS.get(choice, []))
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_experiment_and_sweep_run_in_a_reduced_form(name: str, tmp_path: Path) -> None:
+    """Every point composes; and so that each value of each setting is used, as many as the longest list run."""
+    swept = swept_values(name)
+    for point in itertools.product(*swept):
+        compose_run(name, *point)
+    for number in range(max((len(values) for values in swept), default=1)):
+        point = [values[number % len(values)] for values in swept]
+        result = run_small(tmp_path / str(number), name, *point)
+        assert (result.status, result.error) == ("finished", None), point
+        assert result.metrics["requests/completed"] >= 2
+        assert (tmp_path / str(number) / "summary.json").is_file()
+
+
+def swept_values(name: str) -> list[list[str]]:
+    """The overrides of each setting that a file sweeps, as Hydra reads them; none for an experiment of one run."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        params = compose("run", [name], return_hydra_config=True).hydra.sweeper.get("params") or {}
+    overrides = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()])
+    return [
+        [f"{each.get_key_element()}={value}" for value in each.sweep_string_iterator()]
+        if each.is_sweep_override()
+        else [f"{each.get_key_element()}={each.get_value_element_as_str()}"]
+        for each in overrides
+    ]
 
 
 @pytest.mark.parametrize("file", sorted(CONF.glob("**/*.yaml")), ids=lambda file: f"{file.parent.name}/{file.stem}")

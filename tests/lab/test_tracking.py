@@ -18,9 +18,8 @@ from filelock import FileLock
 
 from kvlab.config import TrackingConfig
 from kvlab.errors import TrackingError
-from kvlab.lab import tracking
 from kvlab.lab.provenance import provenance
-from kvlab.lab.tracking import SERIES_POINTS, MlflowTracker, NullTracker, RunStatus, resolve_uri, start_run
+from kvlab.lab.tracking import SERIES_POINTS, MlflowTracker, NullTracker, RunStatus, doors, resolve_uri, start_run
 
 SLACK_S = 1.5  # a busy machine's share of a deadline
 
@@ -166,7 +165,7 @@ def test_runs_nest_and_do_not_disturb_each_other(root, client):
 def test_where_shows_the_run(root, client, monkeypatch):
     tracker = start(root)
     experiment = client.get_experiment_by_name("kvlab").experiment_id
-    url = f"http://127.0.0.1:5000/#/experiments/{experiment}/runs/{tracker.run_id}"
+    url = f"http://127.0.0.1:5000/#/experiments/{experiment}/runs/{tracker.run_id}?workflowType=machine_learning"
     command = f"mlflow ui --backend-store-uri 'sqlite:///{root}/mlflow.db'"
     assert tracker.where() == f"{command}\n{url}"
     monkeypatch.chdir(root)
@@ -307,13 +306,13 @@ def test_a_store_without_permission(tmp_path):
 
 
 def test_a_lock_that_is_never_released(root, client, monkeypatch):
-    monkeypatch.setattr(tracking, "_LOCK_S", 0.1)
+    monkeypatch.setattr(doors, "LOCK_S", 0.1)
     with FileLock(root / "mlflow.db.lock"), pytest.raises(TrackingError, match=r"has held .*mlflow\.db\.lock"):
         start(root)
 
 
 def test_a_store_that_another_program_has_locked(root, client, monkeypatch):
-    monkeypatch.setattr(tracking, "_SQLITE_BUSY_S", 0.1)
+    monkeypatch.setattr(doors, "SQLITE_BUSY_S", 0.1)
     began = time.monotonic()
     with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -438,7 +437,7 @@ def test_a_server_is_used_and_shown_without_its_password(client, tmp_path, capfd
     with StandIn(fault) as server:
         tracker = start(tmp_path, uri=server.uri.replace("://", "://user:secret@") + "/", params={"a": 1})
         assert isinstance(tracker, MlflowTracker)
-        assert tracker.where() == f"{server.uri}/#/experiments/7/runs/abc"
+        assert tracker.where() == f"{server.uri}/#/experiments/7/runs/abc?workflowType=machine_learning"
         tracker.log_metrics({"x": 2.0})
         tracker.finish(RunStatus.FINISHED)
     kinds = ["params", "metrics", "tags"]
@@ -452,6 +451,7 @@ def test_a_server_that_hangs_once_it_is_asked_for_something(client, tmp_path):
 
 
 def test_a_server_that_hangs_or_dies_in_the_middle_of_a_run(client, tmp_path, capfd, caplog):
+    (tmp_path / "summary.json").touch()
     with StandIn() as server:
         tracker = start(tmp_path, uri=server.uri, timeout_s=1.0)
         server.faults.add("hang")

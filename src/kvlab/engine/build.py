@@ -13,6 +13,7 @@ from kvlab.engine.clock import WallClock
 from kvlab.engine.engine import Engine
 from kvlab.engine.executor import Executor, SamplerProtocol, TorchExecutor
 from kvlab.engine.faults import FaultyExecutor
+from kvlab.engine.memory import EngineSettings, WeightBytes, WorkingMemory, weight_bytes, working_memory
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.text import Detokenizer
@@ -20,6 +21,7 @@ from kvlab.engine.threads import resolve_threads
 from kvlab.errors import ConfigError, DeviceError
 from kvlab.kv.contiguous import SlottedKVCachePool
 from kvlab.kv.eviction import POLICIES as EVICTION
+from kvlab.kv.journal import BlockJournal
 from kvlab.kv.paged import PagedKVCachePool
 from kvlab.kv.sizing import PoolSize, size_pool
 from kvlab.kv.spec import KVSpec
@@ -39,12 +41,18 @@ class EnginePlan:
     config: RunConfig
     device: str
     model: DecoderConfig
-    weight_bytes: int
+    weights: WeightBytes
+    working: WorkingMemory
     pool: PoolSize
     attention: AttentionBackend
     specs: tuple[AttentionSpec, ...]  # of each layer
     ops: Ops
     threads: int  # of the CPU
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the model's weights as they are loaded."""
+        return self.weights.parameters
 
 
 def plan_engine(config: RunConfig) -> EnginePlan:
@@ -57,7 +65,7 @@ def plan_engine(config: RunConfig) -> EnginePlan:
     model = decoder_config(config.model)
     pool = size_pool(
         config.kv,
-        _kv_spec(config, model),
+        kv_spec(config, model),
         max_batch_size=config.scheduler.max_batch_size,
         max_seq_len=config.model.max_seq_len,
     )
@@ -68,15 +76,38 @@ def plan_engine(config: RunConfig) -> EnginePlan:
         raise ConfigError("attention.backend", backend, "is a kernel, and executor.kernels=false allows none")
     attention = registry.select(specs, backend)
     ops = select_ops(getattr(torch, config.executor.dtype), device, kernels=kernels, int8_weights=int8)
-    weight_bytes = model.weight_bytes(config.executor.dtype, tied_copies=ops.tied_copies, int8=int8)
-    return EnginePlan(config, device, model, weight_bytes, pool, attention, specs, ops, threads)
+    settings = memory_settings(config, device, attention.name, native=ops.name == "native")
+    weights, working = weight_bytes(model, settings), working_memory(model, kv_spec(config, model), settings)
+    return EnginePlan(config, device, model, weights, working, pool, attention, specs, ops, threads)
+
+
+def memory_settings(config: RunConfig, device: str, attention: str, *, native: bool) -> EngineSettings:
+    """What of a configuration decides the memory of an engine."""
+    max_seq_len = config.model.max_seq_len
+    return EngineSettings(
+        dtype=config.executor.dtype,
+        device=device,
+        attention=attention,
+        native=native,
+        int8_weights=config.executor.weights == "int8",
+        max_batched_tokens=config.scheduler.max_batched_tokens,
+        max_batch_size=config.scheduler.max_batch_size,
+        max_seq_len=max_seq_len,
+        block_size=config.kv.block_size if config.kv.backend == "paged" else max_seq_len,
+        by_chance=config.workload.temperature > 0 or config.workload.source == "jsonl",
+    )
 
 
 def build_engine(
-    plan: EnginePlan, detokenize: Detokenizer | None = None, *, sampler: SamplerProtocol | None = None
+    plan: EnginePlan,
+    detokenize: Detokenizer | None = None,
+    *,
+    sampler: SamplerProtocol | None = None,
+    journal: BlockJournal | None = None,
 ) -> Engine:
     """Load the weights, reserve the pool, put the engine together. Raises WeightsError or CapacityError.
 
+    What happens to blocks is written in the `journal`, where one is given.
     The plan's `threads` are set for the whole process: PyTorch has one setting.
     """
     config = plan.config
@@ -95,9 +126,10 @@ def build_engine(
             storage,
             prefix_sharing=config.kv.prefix_sharing,
             eviction=EVICTION[config.kv.eviction](),
+            journal=journal,
         )
     else:
-        pool = SlottedKVCachePool(plan.pool.num_blocks, max_seq_len, storage)
+        pool = SlottedKVCachePool(plan.pool.num_blocks, max_seq_len, storage, journal=journal)
     executor: Executor = TorchExecutor(model, sampler or Sampler(), plan.device)
     if config.debug.faults.rate > 0:
         executor = FaultyExecutor(executor, config.debug.faults)
@@ -109,6 +141,7 @@ def build_engine(
         eos_token_ids=plan.model.eos_token_ids,
         vocab_size=plan.model.vocab_size,
         detokenize=detokenize,
+        journal=journal,
     )
 
 
@@ -125,7 +158,7 @@ def build_decoder(plan: EnginePlan) -> Decoder:
     return Decoder(plan.model, weights, plan.attention, plan.specs, config.model.max_seq_len, plan.ops)
 
 
-def _kv_spec(config: RunConfig, model: DecoderConfig) -> KVSpec:
+def kv_spec(config: RunConfig, model: DecoderConfig) -> KVSpec:
     """What a token stores. Raises ConfigError where int8 saves nothing."""
     spec, plain = model.kv_spec(config.kv_dtype), model.kv_spec(config.executor.dtype)
     if spec.is_scaled and spec.bytes_per_token >= plain.bytes_per_token:

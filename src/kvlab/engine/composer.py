@@ -12,6 +12,7 @@ from kvlab.engine.admission import Admission
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.scheduler.orders import Stage
 from kvlab.errors import OutOfBlocksError
+from kvlab.kv.journal import BlockJournal
 from kvlab.kv.protocol import CachePoolProtocol
 
 Fail = Callable[[Sequence, str], None]
@@ -48,10 +49,13 @@ class Composition:
 class Composer:
     """Puts a step's batch together. `fail` ends a sequence for which there is no memory."""
 
-    def __init__(self, pool: CachePoolProtocol, scheduler: Scheduler, fail: Fail) -> None:
+    def __init__(
+        self, pool: CachePoolProtocol, scheduler: Scheduler, fail: Fail, journal: BlockJournal | None = None
+    ) -> None:
         self._pool = pool
         self._scheduler = scheduler
         self._fail = fail
+        self._journal = journal
 
     def compose(self, now: float) -> Composition:
         """Plan and reserve stage by stage, within `max_batched_tokens`."""
@@ -61,24 +65,24 @@ class Composer:
         for stage in self._scheduler.stages:
             if stage is not Stage.ADMIT:
                 batch.stages[stage] = self._scheduler.plan(stage, budget)
-                self._reserve(batch, stage)
+                self._reserve(batch, stage, now)
             elif not batch.preempted:  # who enters now would take what running sequences just gave up
                 held_back = 0 if Stage.DECODE in batch.stages else self._scheduler.num_decoding()
                 batch.stages[stage] = self._admit(budget, held_back, now)
             budget -= sum(entry.num_tokens for entry in batch.stages.get(stage, ()))
         return batch
 
-    def _reserve(self, batch: Composition, stage: Stage) -> None:
+    def _reserve(self, batch: Composition, stage: Stage, now: float) -> None:
         """Make room for a stage's entries: preempt until they fit, or fail those that do not."""
         while entries := batch.stages[stage]:
             try:
                 self._pool.reserve(slots_of(s for s, _ in entries), [count for _, count in entries])
             except OutOfBlocksError as error:
-                self._give_way(batch, stage, error)
+                self._give_way(batch, stage, error, now)
             else:
                 return
 
-    def _give_way(self, batch: Composition, stage: Stage, error: OutOfBlocksError) -> None:
+    def _give_way(self, batch: Composition, stage: Stage, error: OutOfBlocksError, now: float) -> None:
         running = self._scheduler.running
         if self._scheduler.config.on_exhaustion == "fail" or len(running) == 1:
             entries = batch.stages[stage]
@@ -92,6 +96,7 @@ class Composer:
         self._pool.free_slot(slot_of(victim))
         victim.slot = None
         victim.preemptions += 1
+        victim.preempted_s.append(now)
         self._scheduler.preempt(victim)
         batch.preempted += 1
         for of_stage, entries in batch.stages.items():
@@ -121,6 +126,10 @@ class Composer:
             if sequence.scheduled_s is None:
                 sequence.scheduled_s = now
                 sequence.cached_tokens = sequence.num_computed
+            else:
+                sequence.resumed_s.append(now)
+            if self._journal is not None:
+                self._journal.seat(sequence.slot, sequence)
             entry = self._scheduler.chunk(sequence, budget)
             self._pool.reserve([sequence.slot], [entry.num_tokens])
             budget -= entry.num_tokens

@@ -26,6 +26,7 @@ from kvlab.engine.refusal import check_sampling
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.text import Detokenizer, TextStream
 from kvlab.errors import OutOfBlocksError, RequestRefusedError
+from kvlab.kv.journal import BlockJournal
 from kvlab.kv.protocol import CachePoolProtocol
 from kvlab.kv.view import CacheView
 
@@ -47,8 +48,8 @@ class Engine:
     """Serves requests from one pool with one scheduler and one executor.
 
     `eos_token_ids` end a sequence whose request does not ignore them; prompts with ids outside `vocab_size` are
-    refused; with a `detokenize`, outputs carry text and requests may have stop strings. Engines share nothing:
-    several can live in one process.
+    refused; with a `detokenize`, outputs carry text and requests may have stop strings; a `journal` that the pool
+    writes is told whose each slot is. Engines share nothing: several can live in one process.
     """
 
     def __init__(
@@ -61,11 +62,12 @@ class Engine:
         eos_token_ids: tuple[int, ...] = (),
         vocab_size: int | None = None,
         detokenize: Detokenizer | None = None,
+        journal: BlockJournal | None = None,
     ) -> None:
         self.pool = pool
         self.scheduler = scheduler
         self.clock = clock
-        self._composer = Composer(pool, scheduler, self._fail)
+        self._composer = Composer(pool, scheduler, self._fail, journal)
         self._runner = PassRunner(pool, executor, self._account, self._fail)
         self._booked = _Booked()
         self._eos = frozenset(eos_token_ids)
@@ -74,6 +76,7 @@ class Engine:
         self._live: dict[str, list[Sequence]] = {}  # the sequences of each request that have not ended
         self._sinks: dict[str, Sink] = {}
         self._texts: dict[Sequence, TextStream] = {}  # of the live sequences, with a detokenizer
+        self._journal = journal
         self._steps = 0
         self._seeds = random.Random()
 
@@ -263,6 +266,8 @@ class Engine:
             sequence.num_computed = self.pool.get_seq_len(sequence.slot)
             sequence.high_water = sequence.num_computed
             sequence.scheduled_s = first.scheduled_s
+            if self._journal is not None:
+                self._journal.seat(sequence.slot, sequence)
             self.scheduler.join(sequence)
         self.scheduler.put_first(waiting)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
 from kvlab.errors import BlockError, OutOfBlocksError
 from kvlab.kv.eviction import EvictionPolicy, LruEviction
+from kvlab.kv.journal import BlockEvent, BlockJournal
 
 
 class BlockAllocator:
@@ -23,7 +24,7 @@ class BlockAllocator:
 
     A block may have content, set and cleared by whoever indexes it (`set_content`, `clear_content`); taking such a
     block from the queue is its eviction, told to `on_evict` beforehand. References may have owners, so that
-    those of an owner that is gone can be found.
+    those of an owner that is gone can be found. With a `journal`, what happens to each block is written there.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class BlockAllocator:
         num_blocks: int,
         eviction: EvictionPolicy | None = None,
         on_evict: Callable[[int], None] = lambda block: None,
+        journal: BlockJournal | None = None,
     ) -> None:
         if isinstance(num_blocks, bool) or not isinstance(num_blocks, int) or num_blocks < 0:
             raise ValueError(f"num_blocks={num_blocks!r}: must be a whole number, at least 0")
@@ -42,6 +44,7 @@ class BlockAllocator:
         self._content: set[int] = set()
         self._owned: dict[Hashable, Counter[int]] = {}
         self._on_evict = on_evict
+        self._journal = journal
         self.num_references = 0
         self.total_allocated = 0  # blocks handed out since the start
         self.total_freed = 0  # blocks that came back to the queue since the start
@@ -107,6 +110,8 @@ class BlockAllocator:
         self.total_allocated += count
         if owner is not None:
             self._own(blocks, owner)
+        if self._journal is not None:
+            self._journal.add(BlockEvent.ALLOCATED, blocks, owner)
         return blocks
 
     def share(self, blocks: Iterable[int], owner: Hashable = None) -> list[int]:
@@ -129,6 +134,8 @@ class BlockAllocator:
         self.total_allocated += len(revived)
         if owner is not None:
             self._own(blocks, owner)
+        if self._journal is not None:
+            self._journal.add(BlockEvent.SHARED, blocks, owner)
         return revived
 
     def touch(self, blocks: Iterable[int]) -> None:
@@ -161,6 +168,8 @@ class BlockAllocator:
             for block in blocks[:done]:
                 references[block] = 1
             released = self._drop_references(blocks)
+        if self._journal is not None:
+            self._journal.add(BlockEvent.FREED, blocks, owner)
         if self._content:
             self._enqueue(released)
         else:
@@ -186,6 +195,8 @@ class BlockAllocator:
             if not self._references[block]:
                 self._cached.remove(block)
                 self._scratch.append(block)
+                if self._journal is not None:
+                    self._journal.add(BlockEvent.DROPPED, (block,))
             self._cached.forget(block)
 
     def owned_blocks(self, owner: Hashable) -> Counter[int]:
@@ -225,6 +236,8 @@ class BlockAllocator:
             if not self._owned[owner]:
                 del self._owned[owner]
         for block in lost:
+            if self._journal is not None:
+                self._journal.add(BlockEvent.FREED, [block] * self._references[block])
             self.num_references -= self._references[block]
             self._references[block] = 0
         self._enqueue(lost)
@@ -254,6 +267,8 @@ class BlockAllocator:
         for block in blocks:
             self._cached.forget(block)
             self._on_evict(block)
+        if self._journal is not None:
+            self._journal.add(BlockEvent.DROPPED, blocks)
         self.evictions += 1
         self.evicted_blocks += count
         return blocks
@@ -266,6 +281,8 @@ class BlockAllocator:
             else:
                 plain.append(block)
         self._scratch += reversed(plain)
+        if self._journal is not None and len(plain) < len(released):
+            self._journal.add(BlockEvent.CACHED, [block for block in released if block in self._content])
 
     def _check_id(self, block: int) -> None:
         if type(block) is not int:

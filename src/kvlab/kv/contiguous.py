@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pool import KVCachePool
 from kvlab.kv.storage import KVStorage
 
@@ -9,8 +10,15 @@ from kvlab.kv.storage import KVStorage
 class SlottedKVCachePool(KVCachePool):
     """Paging with one page per sequence: a block is `max_seq_len` tokens. Nothing is shared; a fork copies."""
 
-    def __init__(self, num_slots: int, max_seq_len: int, storage: KVStorage | None = None) -> None:
-        super().__init__(num_slots, max_seq_len, max_seq_len, storage)
+    def __init__(
+        self,
+        num_slots: int,
+        max_seq_len: int,
+        storage: KVStorage | None = None,
+        *,
+        journal: BlockJournal | None = None,
+    ) -> None:
+        super().__init__(num_slots, max_seq_len, max_seq_len, storage, journal=journal)
 
     def free_token_capacity(self) -> int | None:
         """None: a slot is taken whole, whatever its sequence needs."""

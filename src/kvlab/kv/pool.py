@@ -12,6 +12,7 @@ from kvlab.errors import CapacityError, OutOfBlocksError, SlotError
 from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.audit import Finding, audit
 from kvlab.kv.eviction import EvictionPolicy
+from kvlab.kv.journal import BlockJournal
 from kvlab.kv.occupancy import Occupancy
 from kvlab.kv.prefix import PrefixIndex
 from kvlab.kv.protocol import Salt
@@ -38,6 +39,7 @@ class KVCachePool(ABC):
         *,
         prefix_sharing: bool = False,
         eviction: EvictionPolicy | None = None,
+        journal: BlockJournal | None = None,
     ) -> None:
         if num_blocks < 1:
             raise CapacityError(
@@ -49,7 +51,10 @@ class KVCachePool(ABC):
         self.tables = BlockTables(-(-max_seq_len // block_size), block_size)
         self.index = PrefixIndex(block_size) if prefix_sharing else None
         self.allocator = BlockAllocator(
-            num_blocks, eviction, on_evict=self.index.unpublish if self.index is not None else lambda block: None
+            num_blocks,
+            eviction,
+            on_evict=self.index.unpublish if self.index is not None else lambda block: None,
+            journal=journal,
         )
         self._sharing = PrefixSharing(self.index, self.allocator, self.tables) if self.index is not None else None
         self._occupancy = Occupancy(num_blocks, block_size)

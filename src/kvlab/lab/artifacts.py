@@ -1,4 +1,6 @@
-"""What a run leaves on disk, and reads back: summary.json, requests.parquet, steps.parquet, config.yaml."""
+"""What a run leaves on disk, and reads back: summary.json, requests.parquet, steps.parquet, config.yaml, and
+blocks.parquet where it kept a journal.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvlab.core import Sequence, StepRecord
+from kvlab.lab.block_log import write_blocks
 from kvlab.lab.drive import RunLog
 
 _REQUEST_TYPES: dict[str, pa.DataType] = {
@@ -32,6 +35,8 @@ _REQUEST_TYPES: dict[str, pa.DataType] = {
     "preemptions": pa.int64(),
     "recomputed_tokens": pa.int64(),
     "token_times_s": pa.list_(pa.float64()),
+    "preempted_s": pa.list_(pa.float64()),
+    "resumed_s": pa.list_(pa.float64()),
 }
 
 
@@ -42,10 +47,19 @@ def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], confi
     directory.mkdir(parents=True, exist_ok=True)
     write_summary(directory, summary)
     (directory / "config.yaml").write_text(config_yaml, encoding="utf-8")
-    rows = [_request_row(sequence) for sequence in log.sequences]
+    rows = request_rows(log)
     pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(_REQUEST_TYPES)), directory / "requests.parquet")
     steps = [dataclasses.asdict(step) for step in log.steps]
     pq.write_table(pa.Table.from_pylist(steps), directory / "steps.parquet")
+    if log.journal is not None:
+        row_of = {id(sequence): row for row, sequence in enumerate(log.sequences)}
+        tenants = [row_of.get(id(tenant), -1) for tenant in log.journal.tenants]
+        write_blocks(directory, log.journal.columns(), tenants)
+
+
+def request_rows(log: RunLog) -> list[dict[str, Any]]:
+    """A row for each request and sample."""
+    return [_request_row(sequence) for sequence in log.sequences]
 
 
 def write_summary(directory: Path, summary: dict[str, Any]) -> None:
@@ -87,4 +101,6 @@ def _request_row(sequence: Sequence) -> dict[str, Any]:
         "preemptions": sequence.preemptions,
         "recomputed_tokens": sequence.recomputed_tokens,
         "token_times_s": times,
+        "preempted_s": sequence.preempted_s,
+        "resumed_s": sequence.resumed_s,
     }

@@ -13,7 +13,7 @@ from kvlab.lab.machine import available_memory
 from kvlab.workloads import build_requests
 from kvlab.workloads.prompts import grown_lengths
 
-_WORKING_MEMORY = 512 * 2**20  # activations, logits, gather buffers, the weights' random tile
+_LIBRARIES = 256 * 2**20  # for tracking and pictures, which a run loads into main memory behind the check
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +54,25 @@ def _check_lengths(requests: list[Request], config: RunConfig) -> int:
 
 
 def _check_memory(plan: EnginePlan) -> None:
-    config, weight_bytes, pool, device = plan.config, plan.weight_bytes, plan.pool, plan.device
-    available, needed = available_memory(device), weight_bytes + pool.num_bytes + _WORKING_MEMORY
+    """Raise CapacityError unless the device has memory for weights, cache and steps, or for loading the weights."""
+    config, pool, working, device = plan.config, plan.pool, plan.working, plan.device
+    available, weights = available_memory(device), plan.weights.total
+    steps = working.peak + (_LIBRARIES if device == "cpu" else 0)
+    needed = weights + max(pool.num_bytes + steps, working.loading)
     if needed <= available:
         return
-    left = available - weight_bytes - _WORKING_MEMORY
-    if left < pool.block_size * pool.bytes_per_token:
+    left = available - weights - steps
+    if weights + working.loading > available or left < pool.block_size * pool.bytes_per_token:
         advice = "no KV cache fits beside these weights: take a smaller model"
         if config.executor.dtype == "float32":
             advice += " or executor.dtype=bfloat16"
+    elif left < 2**20:
+        advice = f"kv.memory={left // 2**10}KiB would fit"
     else:
         advice = f"kv.memory={left // 2**20}MiB would fit"
     raise CapacityError(
         f"the run needs {format_bytes(needed)} ({config.model.name} weights "
-        f"{format_bytes(weight_bytes)}, KV cache {format_bytes(pool.num_bytes)}, working memory "
-        f"{format_bytes(_WORKING_MEMORY)}) and {device} has {format_bytes(available)} available; {advice}"
+        f"{format_bytes(weights)}, KV cache {format_bytes(pool.num_bytes)}, working memory "
+        f"{format_bytes(steps)}) and {device} has {format_bytes(available)} available; "
+        f"{advice}"
     )

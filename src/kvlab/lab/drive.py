@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from kvlab.core import FinishReason, Request, Sequence, StepRecord
 from kvlab.engine.engine import Engine
 from kvlab.errors import RequestRefusedError
+from kvlab.kv.journal import BlockJournal
 
 _NAP_S = 0.05  # the longest sleep, so that a request to stop is seen soon
 
@@ -23,6 +24,7 @@ class RunLog:
     refused: list[str] = field(default_factory=list)  # why, of each request that the engine did not take
     duration_s: float = 0.0  # from the first possible arrival to the last event
     interrupted: bool = False
+    journal: BlockJournal | None = None  # what happened to each block, where that was kept
 
 
 def drive(

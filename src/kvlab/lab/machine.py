@@ -38,7 +38,7 @@ def describe(device: str) -> str:
     """Device, cores and memory in a line."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = psutil.virtual_memory().total / 2**30
-    host = f"{_processor()}, {cores} cores, {memory:.0f} GiB"
+    host = f"{processor()}, {cores} cores, {memory:.0f} GiB"
     return f"{torch.cuda.get_device_name()} ({host})" if device == "cuda" else host
 
 
@@ -83,7 +83,8 @@ def _others_seconds() -> float:
     return busy - float(own.user + own.system + own.children_user + own.children_system)
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The processor's name, as its maker gives it where that can be found out."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

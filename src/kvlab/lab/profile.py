@@ -22,6 +22,7 @@ from kvlab.engine.clock import Clock
 from kvlab.engine.engine import Engine
 from kvlab.engine.executor import SamplerProtocol
 from kvlab.engine.sampler import Sampler
+from kvlab.kv.journal import BlockJournal
 from kvlab.kv.view import CacheView
 from kvlab.models.ops.base import Angles, Linear, Norm, Ops
 from kvlab.models.rope import RotaryEmbedding
@@ -73,12 +74,11 @@ class Profiler:
         self.steps: list[ProfiledStep] = []
         self._spans: list[tuple[Part, float, float]] = []  # of the step that runs, made into Spans behind it
 
-    def build(self, plan: EnginePlan) -> Engine:
+    def build(self, plan: EnginePlan, journal: BlockJournal | None = None) -> Engine:
         """The plan's engine, its parts timed."""
         ops, attention = ProfilingOps(plan.ops, self), ProfilingAttention(plan.attention, self)
-        engine = build_engine(
-            replace(plan, ops=ops, attention=attention), sampler=ProfilingSampler(Sampler(), self)
-        )
+        plan = replace(plan, ops=ops, attention=attention)
+        engine = build_engine(plan, sampler=ProfilingSampler(Sampler(), self), journal=journal)
         self.now = partial(_now_on_gpu, engine.clock) if plan.device == "cuda" else engine.clock.now
         return engine
 

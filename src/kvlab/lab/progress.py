@@ -112,15 +112,15 @@ class RunProgress:
         used = 100 * record.blocks_in_use / record.blocks_total
         status = (
             f"{tokens / record.end_s:6.1f} tok/s  {record.running} running  {record.waiting} waiting  "
-            f"KV {used:3.0f} %  {'' if left is None else _clock(left) + ' left'}"
+            f"KV {used:3.0f} %  {'' if left is None else clock(left) + ' left'}"
         )
         if self._console.is_terminal:
             self._progress.update(self._task, completed=tokens, requests=requests, status=status)
         else:
-            self._console.print(f"{_clock(record.end_s)}  {requests}  {' '.join(status.split())}", highlight=False)
+            self._console.print(f"{clock(record.end_s)}  {requests}  {' '.join(status.split())}", highlight=False)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

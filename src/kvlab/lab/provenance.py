@@ -1,26 +1,42 @@
-"""What produced a result: who, which program and commit, which packages and machine; as flat text."""
+"""What produced a result: who, which command and commit, which packages and machine; as flat text."""
 
 from __future__ import annotations
 
 import getpass
 import os
 import platform
+import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_PACKAGES = ("kvlab", "torch", "transformers")
+import psutil
+
+from kvlab.config import format_bytes
+from kvlab.lab.machine import processor
+from kvlab.lab.secrets import without_password
+
+_PACKAGES = ("kvlab", "torch", "triton", "transformers", "mlflow")
 _GIT_TIMEOUT_S = 10.0
 
 
 def provenance(root: Path) -> dict[str, str]:
-    """Describe user, program, machine, package versions and, where `root` is in a git repository, its commit.
+    """Describe user, command, machine, package versions and, where `root` is in a git repository, its commit.
 
-    Never raises: what cannot be found out is left out.
+    Never raises: what cannot be found out is left out. No password of a URL is in it.
     """
-    facts = {"host.name": platform.node(), "host.cpus": str(os.cpu_count()), "program": _program(root)}
+    facts = {
+        "host.name": platform.node(),
+        "host.os": platform.platform(),
+        "host.cpu": processor(),
+        "host.cpus": str(os.cpu_count()),
+        "host.memory": format_bytes(psutil.virtual_memory().total),
+        "program": _program(root),
+        "command": _command(),
+    }
     with suppress(OSError, KeyError):  # a container's user may have no name
         facts["user"] = getpass.getuser()
     facts["version.python"] = platform.python_version()
@@ -37,9 +53,23 @@ def provenance(root: Path) -> dict[str, str]:
     return facts
 
 
+def uncommitted(facts: Mapping[str, str]) -> str | None:
+    """What to say of a run whose commit does not tell what ran, else None."""
+    if facts.get("git.dirty") != "true":
+        return None
+    commit = facts["git.commit"][:10]
+    return f"uncommitted changes: commit {commit} alone does not tell what runs here (git.dirty=true)"
+
+
 def _program(root: Path) -> str:
     program = Path(sys.argv[0] or "python").absolute()
     return str(program.relative_to(root.absolute())) if program.is_relative_to(root.absolute()) else program.name
+
+
+def _command() -> str:
+    """The command line as it can be typed again, whichever way the interpreter was found."""
+    words = ["python", *sys.orig_argv[1:]] if sys.orig_argv else sys.argv
+    return without_password(shlex.join(words))
 
 
 def _git(root: Path, *arguments: str) -> str | None:

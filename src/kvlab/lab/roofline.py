@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 from kvlab.core import StepRecord
 from kvlab.engine.build import EnginePlan
-from kvlab.kv.spec import DTYPE_BYTES
 from kvlab.models.config import DecoderConfig
 
 
@@ -95,8 +94,7 @@ class Roofline:
 
 def run_costs(plan: EnginePlan) -> RunCosts:
     """The costs of a planned engine. Its weights' bytes are spread evenly, whatever each is stored in."""
-    stored = plan.model.weight_bytes("float32", tied_copies=plan.ops.tied_copies) // DTYPE_BYTES["float32"]
-    return RunCosts(plan.model, plan.weight_bytes / stored, plan.pool.bytes_per_token)
+    return RunCosts(plan.model, plan.weights.parameters / plan.weights.stored, plan.pool.bytes_per_token)
 
 
 def roofline(costs: RunCosts, steps: Iterable[StepRecord], rates: MachineRates) -> Roofline:

@@ -10,17 +10,17 @@ from rich.table import Table
 from rich.tree import Tree
 
 from kvlab.config import format_bytes
+from kvlab.lab.directions import direction
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of a table: a metric, how to write it, and whether more is better (None: neither)."""
+    """A line of a table: a metric and how to write it."""
 
     label: str
     metric: str
     unit: str = ""
     digits: int = 1
-    more_is_better: bool | None = None
 
     def text(self, metrics: Mapping[str, float]) -> str:
         """The metric's value for people; a dash where it has none."""
@@ -36,38 +36,39 @@ SECTIONS: dict[str, list[Row]] = {
     "capacity": [
         Row("KV cache", "capacity/kv_bytes", "bytes"),
         Row("token slots", "capacity/token_slots", digits=0),
-        Row("sequences at once, peak", "capacity/peak_running", digits=0, more_is_better=True),
-        Row("sequences at once, mean", "capacity/mean_running", more_is_better=True),
+        Row("sequences at once, planned", "capacity/planned_running", digits=0),
+        Row("sequences at once, peak", "capacity/peak_running", digits=0),
+        Row("sequences at once, mean", "capacity/mean_running"),
     ],
     "throughput": [
-        Row("duration", "duration_s", "s", 2, more_is_better=False),
-        Row("output tokens", "throughput/output_tokens_per_s", "tok/s", more_is_better=True),
-        Row("prompt + output tokens", "throughput/total_tokens_per_s", "tok/s", more_is_better=True),
-        Row("of what the machine could do", "efficiency/roofline_share", "%", more_is_better=True),
+        Row("duration", "duration_s", "s", 2),
+        Row("output tokens", "throughput/output_tokens_per_s", "tok/s"),
+        Row("prompt + output tokens", "throughput/total_tokens_per_s", "tok/s"),
+        Row("of what the machine could do", "efficiency/roofline_share", "%"),
     ],
     "latency": [
-        Row("first token, p50", "latency/ttft_ms_p50", "ms", 0, more_is_better=False),
-        Row("first token, p99", "latency/ttft_ms_p99", "ms", 0, more_is_better=False),
-        Row("per output token, p50", "latency/tpot_ms_p50", "ms", 1, more_is_better=False),
-        Row("whole request, p50", "latency/e2el_ms_p50", "ms", 0, more_is_better=False),
-        Row("whole request, p99", "latency/e2el_ms_p99", "ms", 0, more_is_better=False),
+        Row("first token, p50", "latency/ttft_ms_p50", "ms", 0),
+        Row("first token, p99", "latency/ttft_ms_p99", "ms", 0),
+        Row("per output token, p50", "latency/tpot_ms_p50", "ms", 1),
+        Row("whole request, p50", "latency/e2el_ms_p50", "ms", 0),
+        Row("whole request, p99", "latency/e2el_ms_p99", "ms", 0),
     ],
     "waste": [
         Row("blocks in use, mean", "kv/block_utilization_mean", "%"),
-        Row("token slots in use, mean", "kv/token_utilization_mean", "%", more_is_better=True),
-        Row("unused part of blocks in use", "kv/internal_fragmentation_mean", "%", more_is_better=False),
-        Row("tokens computed in prefill", "tokens/prefill", digits=0, more_is_better=False),
-        Row("prompt tokens found in the cache", "kv/prefix_hit_tokens", digits=0, more_is_better=True),
-        Row("blocks saved by sharing, peak", "kv/shared_blocks_peak", digits=0, more_is_better=True),
+        Row("token slots in use, mean", "kv/token_utilization_mean", "%"),
+        Row("unused part of blocks in use", "kv/internal_fragmentation_mean", "%"),
+        Row("tokens computed in prefill", "tokens/prefill", digits=0),
+        Row("prompt tokens found in the cache", "kv/prefix_hit_tokens", digits=0),
+        Row("blocks saved by sharing, peak", "kv/shared_blocks_peak", digits=0),
         Row("cached blocks evicted", "kv/evicted_blocks", digits=0),
-        Row("preemptions", "requests/preemptions", digits=0, more_is_better=False),
-        Row("tokens computed twice", "tokens/recomputed", digits=0, more_is_better=False),
-        Row("their share of all computed", "tokens/recomputed_share", "%", more_is_better=False),
+        Row("preemptions", "requests/preemptions", digits=0),
+        Row("tokens computed twice", "tokens/recomputed", digits=0),
+        Row("their share of all computed", "tokens/recomputed_share", "%"),
     ],
     "requests": [
         Row("completed", "requests/completed", digits=0),
-        Row("failed", "requests/failed", digits=0, more_is_better=False),
-        Row("refused", "requests/refused", digits=0, more_is_better=False),
+        Row("failed", "requests/failed", digits=0),
+        Row("refused", "requests/refused", digits=0),
     ],
 }
 
@@ -95,7 +96,9 @@ def comparison_table(runs: Sequence[tuple[str, Mapping[str, float]]]) -> Table:
 
 
 def points_table(points: Sequence[Mapping[str, Any]]) -> Table:
-    """The points of a sweep, a row each: what was varied and the figures that tell most."""
+    """The points of a sweep, a row each: their `settings`, each in a column of its own, and the figures that tell
+    most. A point without settings has its `name` there.
+    """
     rows = [
         Row("KV cache", "capacity/kv_bytes", "bytes"),
         Row("at once, peak", "capacity/peak_running", digits=0),
@@ -106,14 +109,22 @@ def points_table(points: Sequence[Mapping[str, Any]]) -> Table:
         Row("preemptions", "requests/preemptions", digits=0),
         Row("computed twice, %", "tokens/recomputed_share"),
     ]
+    keys = list(dict.fromkeys(key for point in points for key in point.get("settings", {})))
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    table.add_column("point")
+    ends = [key.rpartition(".")[2] for key in keys]
+    for key, end in zip(keys, ends, strict=True):
+        label = end if ends.count(end) == 1 else key
+        table.add_column(label, overflow="fold", min_width=len(label))
+    if not keys:
+        table.add_column("point", overflow="fold")
     for row in rows:
         table.add_column(row.label, justify="right")
     table.add_column("")
     for point in points:
-        ended = "" if point["status"] == "finished" else f"{point['status']}: {point['error'] or ''}"
-        table.add_row(point["name"], *(row.text(point["metrics"]) for row in rows), ended)
+        settings = point.get("settings", {})
+        cells = [settings.get(key, "") for key in keys] or [point["name"]]
+        ended = "" if point["status"] == "finished" else point["status"].replace("_", " ")
+        table.add_row(*cells, *(row.text(point["metrics"]) for row in rows), ended)
     return table
 
 
@@ -162,10 +173,11 @@ def _table(runs: Sequence[tuple[str, Mapping[str, float]]], *, compare: bool) ->
 
 def _ratio(row: Row, runs: Sequence[tuple[str, Mapping[str, float]]]) -> str:
     first, second = (metrics.get(row.metric) for _, metrics in runs)
-    if not first or second is None or row.more_is_better is None:
+    more_is_better = direction(row.metric).more_is_better
+    if not first or second is None or more_is_better is None:
         return ""
     ratio = second / first
-    better = ratio > 1 if row.more_is_better else ratio < 1
+    better = ratio > 1 if more_is_better else ratio < 1
     style = "dim" if 0.98 < ratio < 1.02 else "green" if better else "red"
     return f"[{style}]{ratio:.2f}x[/]"
 

@@ -1,53 +1,97 @@
-"""A profiled run as a Chrome trace, which ui.perfetto.dev and chrome://tracing open."""
+"""A run as a Chrome trace, which ui.perfetto.dev and chrome://tracing open: steps, requests, counters.
+
+The format is the Trace Event Format: "X" is a slice on a thread, "b" and "e" begin and end a slice on a track of
+its own (those of one `id` nest), "C" is a counter, "M" names a process or a thread.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvlab.core import StepRecord
+from kvlab.lab.life import request_life
 from kvlab.lab.profile import Part, ProfiledStep, Span
 
 _MAX_SLICES = 200_000  # of parts, some 20 MB: the steps behind have their own slice and their counters alone
-_PROCESS, _THREAD = 1, 1
+_MAX_STEPS = 100_000  # what comes later is not in the trace
+_MAX_REQUESTS = 1_000  # with a track each
+_STEPS, _REQUESTS, _THREAD = 1, 2, 1  # processes and thread
 
 
-def write_trace(path: Path, name: str, steps: Iterable[ProfiledStep]) -> None:
-    """Write the steps with their parts within them, and counters of sequences and blocks, as JSON in the Trace
-    Event Format; times are microseconds since the run began.
+def write_trace(
+    path: Path,
+    name: str,
+    steps: Sequence[StepRecord],
+    rows: Sequence[Mapping[str, Any]] = (),
+    profiled: Iterable[ProfiledStep] = (),
+) -> None:
+    """Write steps with their parts within them, requests (as rows of requests.parquet) with their phases, and
+    counters of sequences and blocks, as JSON; times are microseconds since the run began.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    encode = json.JSONEncoder(separators=(",", ":")).encode
     with path.open("w", encoding="utf-8") as file:
-        file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-        file.write(",\n".join(json.dumps(event) for event in trace_events(name, steps)))
+        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        file.write(",\n".join(map(encode, trace_events(name, steps, rows, profiled))))
         file.write("\n]}\n")
 
 
-def trace_events(name: str, steps: Iterable[ProfiledStep]) -> Iterator[dict[str, Any]]:
+def trace_events(
+    name: str,
+    steps: Sequence[StepRecord],
+    rows: Sequence[Mapping[str, Any]] = (),
+    profiled: Iterable[ProfiledStep] = (),
+) -> Iterator[dict[str, Any]]:
     """The events of a trace."""
-    yield {"name": "process_name", "ph": "M", "pid": _PROCESS, "args": {"name": name}}
-    yield {"name": "thread_name", "ph": "M", "pid": _PROCESS, "tid": _THREAD, "args": {"name": "engine"}}
+    yield {"name": "process_name", "ph": "M", "pid": _STEPS, "args": {"name": name}}
+    yield {"name": "thread_name", "ph": "M", "pid": _STEPS, "tid": _THREAD, "args": {"name": "engine"}}
+    if rows:
+        yield {"name": "process_name", "ph": "M", "pid": _REQUESTS, "args": {"name": "requests"}}
+    spans = {each.record.index: each.spans for each in profiled}
     left = _MAX_SLICES
-    for step in steps:
-        record = step.record
+    for record in steps[:_MAX_STEPS]:
         of_batch = ("batch_seqs", "prefill_tokens", "decode_tokens", "context_tokens", "preempted")
         arguments = {name: getattr(record, name) for name in of_batch}
-        yield _slice(f"step {record.index}", "step", record.start_s, record.end_s) | {"args": arguments}
+        what = (f"step {record.index}", "step") if record.batch_seqs else ("memory given back", "release")
+        yield _slice(*what, record.start_s, record.end_s) | {"args": arguments}
         for counter, values in (
             ("sequences", {"running": record.running, "waiting": record.waiting}),
             ("KV blocks", {"in use": record.blocks_in_use, "cached": record.blocks_cached}),
         ):
-            yield {"name": counter, "ph": "C", "pid": _PROCESS, "ts": _us(record.start_s), "args": values}
-        planned = Span(Part.SCHEDULING, record.start_s, record.start_s + record.schedule_ms / 1000)
-        for part, start, end in (planned, *step.spans)[: max(left, 0)]:
+            yield {"name": counter, "ph": "C", "pid": _STEPS, "ts": _us(record.start_s), "args": values}
+        if left <= 0 or not record.batch_seqs:
+            continue
+        launched = record.start_s + record.schedule_ms / 1000
+        parts = (Span(Part.SCHEDULING, record.start_s, launched), *spans.get(record.index, ()))
+        for part, start, end in parts[:left]:
             yield _slice(part, "part", start, end)
-        left -= 1 + len(step.spans)
+        if record.index not in spans:
+            yield _slice("execution", "part", launched, record.end_s)
+        left -= len(parts)
+    for number, row in enumerate(rows[:_MAX_REQUESTS]):
+        yield from _request(number, row)
+
+
+def _request(number: int, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A request on a track of its own, its phases within it."""
+    life = request_life(row)
+    track = {"cat": "request", "id": number, "pid": _REQUESTS, "tid": _THREAD}
+    what = ("prompt_tokens", "cached_tokens", "finish_reason", "preemptions")
+    arguments = {name: row[name] for name in what} | {"output_tokens": len(row["token_times_s"] or ())}
+    yield {"name": life.name, "ph": "b", "ts": _us(life.arrival_s), "args": arguments, **track}
+    for phase, start, end in life.phases:
+        yield {"name": phase, "ph": "b", "ts": _us(start), **track}
+        yield {"name": phase, "ph": "e", "ts": _us(end), **track}
+    yield {"name": life.name, "ph": "e", "ts": _us(life.end_s), **track}
 
 
 def _slice(name: str, category: str, start: float, end: float) -> dict[str, Any]:
-    where = {"pid": _PROCESS, "tid": _THREAD}
-    return {"name": name, "cat": category, "ph": "X", "ts": _us(start), "dur": _us(end - start), **where}
+    where = {"pid": _STEPS, "tid": _THREAD}
+    begin = _us(start)  # slices that end together shall do so to the last digit, or they do not nest
+    return {"name": name, "cat": category, "ph": "X", "ts": begin, "dur": round(_us(end) - begin, 3), **where}
 
 
 def _us(seconds: float) -> float:

@@ -1,0 +1,121 @@
+Feature: How many sequences fit
+  Before anything is started, the planner says how many sequences a memory holds. It is right to the byte.
+
+  Rule: What is planned is what a server takes
+
+    @R2.1
+    Scenario Outline: <model> with kv=<backend> and kv.dtype=<dtype> in 80 MiB
+      When I plan "model=<model> memory=80MiB kv.dtype=<dtype> executor=cpu"
+      And a server starts with kv=<backend> and the KV memory of the plan
+      Then its pool is as planned, and its tensors take the planned bytes
+      And less than one block of the 80 MiB is left over
+
+      Examples:
+        | model       | backend    | dtype |
+        | qwen3_tiny  | paged      | auto  |
+        | qwen3_tiny  | contiguous | auto  |
+        | qwen3_tiny  | paged      | int8  |
+        | gemma3_tiny | paged      | auto  |
+        | gemma3_tiny | contiguous | int8  |
+        | llama_tiny  | paged      | int8  |
+
+    @R2.1
+    Scenario: A token costs what its KV heads store, however many query heads read it
+      When I plan "model=qwen3_4b memory=16GiB"
+      Then the planner says "2 (K and V) x 36 layers x 8 KV heads x 128 numbers x 2 bytes"
+      And a token takes 147456 bytes and a block of 16 tokens 2359296
+
+    @R2.1
+    Scenario: In int8 a head's scale is counted
+      When I plan "model=qwen3_4b memory=16GiB kv.dtype=int8"
+      Then the planner says "2 (K and V) x 36 layers x 8 KV heads x (128 numbers x 1 byte + 4 of their scale)"
+      And a token takes 76032 bytes and a block of 16 tokens 1216512
+
+    @R2.5
+    Scenario Outline: A memory holds <contiguous> slots of 4096 tokens, or <paged> sequences of <length>
+      When I plan "model=qwen3_0_6b kv.memory=4GiB model.max_seq_len=4096 lengths=<length>"
+      Then <contiguous> contiguous and <paged> paged sequences of <length> tokens fit
+
+      # 4 GiB at 112 KiB a token are 37,449 tokens: 9 slots, or 2,340 blocks of 16.
+      Examples:
+        | length | contiguous | paged |
+        | 256    | 9          | 146   |
+        | 257    | 9          | 137   |
+        | 1024   | 9          | 36    |
+        | 4096   | 9          | 9     |
+
+  Rule: As many sequences as planned run at once, and no more
+
+    @R10.3
+    Scenario Outline: Sequences of <length> tokens enter pools of 1 MiB until one finds no room
+      When I plan "model=qwen3_tiny kv.memory=1MiB model.max_seq_len=512 lengths=<length> executor=cpu"
+      Then exactly as many sequences of <length> tokens as planned enter the server with kv=paged
+      And exactly as many sequences of <length> tokens as planned enter the server with kv=contiguous
+
+      Examples:
+        | length |
+        | 1      |
+        | 16     |
+        | 17     |
+        | 100    |
+        | 512    |
+
+    @R10.3
+    Scenario Outline: A run with kv=<kv> has what was planned beside what it measured
+      When I run "kv=<kv> kv.num_blocks=20 workload.num_requests=12 workload.prompt_len={min:17,max:17} workload.output_len={min:15,max:15} scheduler.admission_reserve=0" on a tiny model
+      Then the command succeeds
+      And <planned> sequences were planned to run at once, and as many did
+
+      # Sequences of 32 tokens: 2 blocks each, or a slot of 64 tokens.
+      Examples:
+        | kv         | planned |
+        | paged      | 10      |
+        | contiguous | 5       |
+
+  Rule: What cannot be planned is told in a sentence
+
+    @R13.1
+    Scenario: A model is a name, a directory or its config.json
+      Given a directory with the config.json of "qwen3_tiny"
+      Then the planner finds the same for "model=qwen3_tiny", the directory and the file
+
+    @R2.6
+    Scenario Outline: The planner refuses <arguments>
+      When I plan "<arguments>"
+      Then the command fails without a traceback
+      And the message names "<words>"
+
+      Examples:
+        | arguments                        | words                                                            |
+        | model=qwen3_4b memory=6GiB       | memory=6.0 7.5 more executor.weights=int8 would fit              |
+        | model=qwen3_4b memory=100MiB     | memory=100.0 MiB more smaller model                              |
+        | model=qwen9 memory=16GiB         | model=qwen9 qwen3_4b llama3_2_1b config.json directory           |
+        | memory=abc                       | memory=abc 512MiB                                                |
+        | memory=16GiB lengths=0           | lengths=0 256,512                                                |
+        | memory=16GiB lengths=5000        | lengths=5000 model.max_seq_len=1024                              |
+        | memory=16GiB kv.blok_size=8      | kv.blok_size                                                     |
+        | memory=16GiB kv.block_size=8,16  | kv.block_size one value                                          |
+        | memory=16GiB kv=segmented        | segmented contiguous paged                                       |
+
+    @R2.6
+    Scenario Outline: A config.json without <key>
+      Given a directory with the config.json of "qwen3_tiny"
+      And the config.json lacks "<key>"
+      When I plan for that directory in 16 GiB
+      Then the command fails without a traceback
+      And the message names "config.json <key>"
+
+      Examples:
+        | key                 |
+        | num_key_value_heads |
+        | head_dim            |
+        | num_hidden_layers   |
+        | model_type          |
+
+    @R2.6
+    Scenario: A model of a family that is not known
+      Given a directory with the config.json of "qwen3_tiny"
+      And the config.json has "gpt2" as "model_type"
+      When I plan for that directory in 16 GiB
+      Then the command fails without a traceback
+      And the message names "gpt2 unknown llama qwen3"

@@ -1,0 +1,74 @@
+Feature: Reports
+  Runs are compared with one command, which says that they differ only where their repeats show it.
+
+  Rule: A sweep with repeats becomes a table, Markdown and a page
+
+    @R13.6
+    Scenario: Two memories in one sweep
+      When I sweep "repeats=2 kv=contiguous,paged" on a tiny model
+      And I report on that sweep
+      Then the command succeeds
+      And the message names "kv=contiguous kv=paged interval pairs"
+      And the report says "greedy outputs of kv=contiguous, kv=paged: equal for 4 requests"
+      And the page and the Markdown of the report have every configuration
+      When I report on that sweep by its id in the tracking store
+      Then the command succeeds
+      And the report says "greedy outputs of kv=contiguous, kv=paged: equal for 4 requests"
+
+  Rule: A difference gets a word only where the interval says so
+
+    @R13.6
+    Scenario Outline: Five repeats in turns
+      Given five repeats of a configuration on a machine that slows down, and of another that makes <factor> times the tokens
+      When I report on the two
+      Then the verdict on output tokens is "<word>"
+
+      Examples:
+        | factor | word   |
+        | 1.0    | same   |
+        | 0.8    | slower |
+        | 1.25   | faster |
+
+    @R13.6
+    Scenario: One run each has no verdict
+      Given one run of a configuration, and one of another that makes 0.8 times the tokens
+      When I report on the two
+      Then the verdict on output tokens is ""
+      And the message names "20.0 verdict"
+
+  Rule: A gate fails by exit code and says why
+
+    @R13.7
+    Scenario Outline: A limit on throughput
+      Given five repeats of a configuration on a machine that slows down, and of another that makes 0.9 times the tokens
+      When I report on the two with "<condition>"
+      Then the command ends with status <code>
+      And the message names "throughput/output_tokens_per_s second first <said>"
+
+      Examples:
+        | condition                                      | code | said    |
+        | fail_if=throughput/output_tokens_per_s < -5%   | 3    | failed: |
+        | fail_if=throughput/output_tokens_per_s < -15%  | 0    | passed: |
+
+  Rule: A mistake is told in a sentence
+
+    @R13.6
+    Scenario Outline: What cannot be reported
+      Given one run of a configuration, and one of another that makes 0.8 times the tokens
+      When I report on the two with "<setting>"
+      Then the command ends with status 2
+      And the message names "error: <said>"
+
+      Examples:
+        | setting                                              | said                                              |
+        | metrics=throughput/tokens                            | metrics throughput/output_tokens_per_s duration_s |
+        | filter=tags.x = 'y' tracking.uri=sqlite:////no/where | tracking.uri sqlite:////no/where                  |
+        | 0123456789                                           | 0123456789 id                                     |
+        | by=kv.backnd                                         | by kv.backnd kv.backend                           |
+
+    @R13.6
+    Scenario: Runs of different work
+      Given two runs of different requests
+      When I report on the two
+      Then the command ends with status 2
+      And the message names "error: compared workload.num_requests force=true"

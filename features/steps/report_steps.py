@@ -1,0 +1,119 @@
+"""Steps about reports: the real command, in this process, on runs that were made or written for it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from pytest_bdd import given, parsers, then, when
+
+from features.steps.run_steps import Command, Lab
+from src import report
+from tests.lab.recorded import record_run, record_sweep
+
+DRIFT = (1.0, 0.97, 0.9, 0.91, 0.85)
+CHANCE = (1.002, 0.998, 1.001, 0.997, 1.0)
+
+
+class Reporter:
+    """Runs the command in a folder of its own."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
+        self.folder, self._monkeypatch, self._capture = folder, monkeypatch, capture
+
+    def run(self, *arguments: str) -> Command:
+        output = self.folder / "report"
+        self._monkeypatch.setattr(report, "ROOT", self.folder)
+        self._monkeypatch.setattr(sys, "argv", ["report", *arguments, "figures=false", f"output={output}"])
+        self._monkeypatch.setenv("COLUMNS", "200")
+        code: object = 0
+        try:
+            report.main()
+        except SystemExit as error:
+            code = error.code
+        assert isinstance(code, int)
+        said = self._capture.readouterr()
+        return Command(code, said.out + said.err, output, "")
+
+
+@pytest.fixture
+def reporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Reporter:
+    return Reporter(tmp_path, monkeypatch, capsys)
+
+
+@given(
+    parsers.parse(
+        "five repeats of a configuration on a machine that slows down, and of another that makes {factor:g} times "
+        "the tokens"
+    )
+)
+def repeats(reporter: Reporter, factor: float) -> None:
+    points = {
+        name: {"kv__block_size": size, "tags": {"side": name}} for name, size in (("first", 16), ("second", 32))
+    }
+    second = [1000 * factor * drift * chance for drift, chance in zip(DRIFT, CHANCE, strict=True)]
+    record_sweep(reporter.folder / "two", points, {"first": [1000 * drift for drift in DRIFT], "second": second})
+
+
+@given(parsers.parse("one run of a configuration, and one of another that makes {factor:g} times the tokens"))
+def single_runs(reporter: Reporter, factor: float) -> None:
+    points = {
+        name: {"kv__block_size": size, "tags": {"side": name}} for name, size in (("first", 16), ("second", 32))
+    }
+    record_sweep(reporter.folder / "two", points, {"first": [1000.0], "second": [1000 * factor]})
+
+
+@given("two runs of different requests")
+def different_requests(reporter: Reporter) -> None:
+    for number in (2, 3):
+        facts = {"workload_digest": f"d{number}"}
+        tags = {"side": f"{number} requests"}
+        record_run(reporter.folder / "two" / str(number), workload__num_requests=number, facts=facts, tags=tags)
+
+
+@when("I report on the two")
+def report_on_two(reporter: Reporter, commands: list[Command]) -> None:
+    commands.append(reporter.run(str(reporter.folder / "two"), "by=tags.side"))
+
+
+@when(parsers.parse('I report on the two with "{setting}"'))
+def report_with(reporter: Reporter, commands: list[Command], setting: str) -> None:
+    settings = [setting] if setting.startswith("fail_if") else re.split(r" (?=tracking)", setting)
+    by = [] if setting.startswith("by=") else ["by=tags.side"]
+    commands.append(reporter.run(str(reporter.folder / "two"), *by, *settings))
+
+
+@when("I report on that sweep")
+def report_on_sweep(reporter: Reporter, commands: list[Command]) -> None:
+    commands.append(reporter.run(str(commands[-1].directory)))
+
+
+@when("I report on that sweep by its id in the tracking store")
+def report_by_id(reporter: Reporter, commands: list[Command], lab: Lab) -> None:
+    swept = commands[-2]
+    match = re.search(r"/runs/([0-9a-f]{32})", swept.output)
+    assert match, shlex.quote(swept.output)
+    commands.append(reporter.run(match[1], f"tracking.uri={lab.uri}"))
+
+
+@then(parsers.parse('the report says "{text}"'))
+def says(commands: list[Command], text: str) -> None:
+    assert text in commands[-1].output, commands[-1].output
+
+
+@then(parsers.re(r'the verdict on output tokens is "(?P<word>\w*)"'))
+def verdict_is(commands: list[Command], word: str) -> None:
+    line = next(row for row in commands[-1].output.splitlines() if row.startswith("  output tokens"))
+    assert re.split(r"\s*│\s*", line.strip())[-1] == word, line
+
+
+@then("the page and the Markdown of the report have every configuration")
+def forms(commands: list[Command]) -> None:
+    page, text = ((commands[-1].directory / name).read_text() for name in ("report.html", "report.md"))
+    for group in ("kv=contiguous", "kv=paged"):
+        assert group in text
+        assert f"<summary>{group}</summary>" in page
+    assert "kv.block_size" in page

@@ -1,0 +1,152 @@
+"""Steps about sweeps and searches: the real commands in this process, which has their imports behind it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytest_bdd import given, parsers, then, when
+
+from kvlab.config import TrackingConfig, parse_bytes
+from kvlab.lab.sweep.plan import read_plan
+from kvlab.lab.tracking import open_store
+from kvlab.lab.tune.space import check_fits
+from src import tune
+from src.composing import compose_run
+from tests.lab.sweeps import TINY, Ended, SweepLab
+
+
+class Commands(SweepLab):
+    """Remembers how the latest command ended."""
+
+    last: Ended
+    count = 0
+
+    def sweep(self, text: str) -> None:
+        self.count += 1
+        self.last = self.here("-m", *shlex.split(text), directory=f"sweep{self.count}")
+
+    @property
+    def directory(self) -> Path:
+        return self.base / f"sweep{self.count}"
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Making a store takes seconds; a copy takes none."""
+    file = tmp_path_factory.mktemp("empty") / "store.db"
+    open_store(TrackingConfig(uri=f"sqlite:///{file}"), file.parent, create=True)
+    return file.read_bytes()
+
+
+@given("a laboratory with a store of its own", target_fixture="laboratory")
+def laboratory(tmp_path: Path, capfd: pytest.CaptureFixture[str], empty_store: bytes) -> Commands:
+    (tmp_path / "store.db").write_bytes(empty_store)
+    return Commands(tmp_path, capfd.readouterr)
+
+
+@given(parsers.parse('a sweep over "{text}" that was interrupted behind its first point'))
+def interrupted(laboratory: Commands, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import kvlab.lab.execute as lab
+
+    original, runs = lab.drive, iter(range(10))
+
+    def drive(*args: Any, **kwargs: Any) -> Any:
+        if next(runs) == 1:
+            kwargs["should_stop"] = lambda: True
+        return original(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lab, "drive", drive)
+        laboratory.sweep(text)
+    assert laboratory.last.code == 130, laboratory.last.output
+    assert "3 runs: 1 finished, 2 interrupted or not run" in laboratory.last.output
+
+
+@when(parsers.parse('I sweep in the laboratory "{text}"'))
+def sweep_in(laboratory: Commands, text: str) -> None:
+    laboratory.sweep(text)
+
+
+@when(parsers.parse('I tune in the laboratory "{text}"'))
+def tune_in(laboratory: Commands, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    places = [f"output={laboratory.base / 'tune'}", f"tracking.uri={laboratory.uri}"]
+    monkeypatch.setattr(sys, "argv", ["src/tune.py", *shlex.split(text), *TINY, *places])
+    monkeypatch.setenv("COLUMNS", "200")
+    code: Any = 0
+    try:
+        tune.main()
+    except SystemExit as ended:
+        code = ended.code
+    assert laboratory.capture is not None
+    shown = laboratory.capture()
+    laboratory.last = Ended(int(code or 0), shown.out + shown.err)
+
+
+@then(parsers.parse("it ends with status {code:d}"))
+def status(laboratory: Commands, code: int) -> None:
+    assert laboratory.last.code == code, laboratory.last.output
+    assert "Traceback" not in laboratory.last.output
+
+
+@then(parsers.parse('it says "{text}"'))
+def says(laboratory: Commands, text: str) -> None:
+    assert text in laboratory.last.output, laboratory.last.output
+
+
+@then(
+    parsers.parse(
+        "the store holds one sweep with {done:d} finished runs, each of another configuration, and {killed:d} "
+        "marked as interrupted"
+    )
+)
+def one_sweep(laboratory: Commands, done: int, killed: int) -> None:
+    (parent,) = laboratory.parents()
+    children = laboratory.children()
+    assert {run.tags["mlflow.parentRunId"] for run in children} == {parent.run_id}
+    assert Counter(run.state for run in children) == {"FINISHED": done, "KILLED": killed}
+    assert len({run.tags["kvlab.config_digest"] for run in children if run.finished}) == done
+    assert parent.state == "FINISHED"
+
+
+def _plan_rows(directory: Path) -> Iterator[tuple[str, str]]:
+    plan = read_plan(directory)
+    assert plan is not None
+    return ((point.group, str(point.repeat)) for point in plan.jobs)
+
+
+@then("its jobs were")
+def jobs(laboratory: Commands, datatable: list[list[str]]) -> None:
+    assert [list(row) for row in _plan_rows(laboratory.directory)] == datatable[1:]
+
+
+@then("the repeats of a point are tagged, and had the same requests")
+def tagged(laboratory: Commands) -> None:
+    runs = laboratory.children()
+    points: dict[str, set[str]] = {}
+    for run in runs:
+        points.setdefault(run.params["kv.num_blocks"], set()).add(run.tags["kvlab.repeat"])
+    assert set(map(frozenset, points.values())) == {frozenset({"0", "1"})}
+    summaries = [json.loads(file.read_text()) for file in laboratory.directory.glob("*/summary.json")]
+    assert len({summary["workload_digest"] for summary in summaries}) == 1
+
+
+@then(parsers.parse('it ends with a command line whose run fits in "{memory}"'))
+def fits_in(laboratory: Commands, memory: str) -> None:
+    (command,) = [line for line in laboratory.last.output.splitlines() if line.startswith("python -m src.run ")]
+    config = compose_run(shlex.split(command)[3:]).config
+    assert config.kv.num_blocks is not None
+    check_fits(config, parse_bytes(memory, key="memory"))
+
+
+@then("it drew what it tried")
+def drew(laboratory: Commands) -> None:
+    (folder,) = (laboratory.base / "tune").glob("*/search")
+    assert (folder / "tune.png").read_bytes().startswith(b"\x89PNG")
+    assert "Trial by trial" in (folder / "tune.html").read_text()

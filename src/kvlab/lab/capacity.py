@@ -1,0 +1,277 @@
+"""How many sequences fit: computed from a configuration, with nothing built and nothing allocated.
+
+    bytes per token = 2 (K and V) x layers x KV heads x (head_dim x bytes of a number; in int8, + 4 for its scale)
+    cache           = memory - weights - rotary tables - working memory of the largest step
+    contiguous      = whole slots of max_seq_len tokens in the cache, whatever a sequence's length
+    paged           = whole blocks in the cache // ceil(length / block_size)
+
+The figures are those of the run that the configuration describes, from the functions that size it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+from kvlab.config import KV_BACKENDS, KVConfig, RunConfig, format_bytes
+from kvlab.engine.build import kv_spec, memory_settings
+from kvlab.engine.memory import EngineSettings, WeightBytes, WorkingMemory, weight_bytes, working_memory
+from kvlab.errors import CapacityError, ConfigError
+from kvlab.kv.sizing import PoolSize, size_pool
+from kvlab.kv.spec import KVSpec
+from kvlab.models.config import DecoderConfig
+from kvlab.models.families import decoder_config
+
+FIRST_LENGTH = 256
+
+
+class CapacityCurve(NamedTuple):
+    """Sequences of a backend that fit at once, at each mean length in tokens."""
+
+    backend: str
+    lengths: tuple[int, ...]
+    sequences: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AtLength:
+    """How many sequences of a mean length fit in the same bytes."""
+
+    length: int
+    contiguous: int
+    paged: int
+    contiguous_unused: float  # expected share of what sequences hold that has no token, 0 to 1
+    paged_unused: float
+
+    @property
+    def advantage(self) -> float | None:
+        """How many times the sequences pages hold; None where no slot fits."""
+        return self.paged / self.contiguous if self.contiguous else None
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityPlan:
+    """What there is, what takes it, and how many sequences that leaves room for."""
+
+    name: str
+    model: DecoderConfig
+    settings: EngineSettings
+    spec: KVSpec
+    memory: int | None  # of the device, in bytes; None: the cache's size was given instead
+    weights: WeightBytes
+    working: WorkingMemory
+    pools: Mapping[str, PoolSize | None]  # by backend; None: not one slot fits
+    lengths: tuple[AtLength, ...]
+
+    @property
+    def paged(self) -> PoolSize:
+        """The pool of pages, which is never empty."""
+        pool = self.pools["paged"]
+        if pool is None:
+            raise CapacityError("not one block fits")
+        return pool
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every figure and what it was computed from, fit for JSON."""
+        model, spec = self.model, self.spec
+        return {
+            "model": self.name,
+            "memory_bytes": self.memory,
+            "inputs": {
+                "layers": model.num_layers,
+                "sliding_layers": len(_windows(model)),
+                "query_heads": model.num_heads,
+                "kv_heads": spec.num_kv_heads,
+                "head_dim": spec.head_dim,
+                "kv_dtype": spec.dtype,
+                "parameters": model.num_parameters,
+                "max_position_embeddings": model.max_position_embeddings,
+                **asdict(self.settings),
+            },
+            "bytes_per_token": spec.bytes_per_token,
+            "bytes_per_block": self.paged.block_size * spec.bytes_per_token,
+            "weights": {**asdict(self.weights), "total": self.weights.total},
+            "working": {**asdict(self.working), "peak": self.working.peak},
+            "pools": {
+                backend: pool
+                and {
+                    "num_blocks": pool.num_blocks,
+                    "block_size": pool.block_size,
+                    "token_slots": pool.token_slots,
+                    "bytes": pool.num_bytes,
+                }
+                for backend, pool in self.pools.items()
+            },
+            "sequences": [{**asdict(row), "advantage": row.advantage} for row in self.lengths],
+        }
+
+
+def plan_capacity(
+    config: RunConfig, *, device: str, memory: int | None = None, lengths: Sequence[int] | None = None
+) -> CapacityPlan:
+    """How many sequences a configuration holds, in `memory` bytes of a "cpu" or "cuda" device, with either backend.
+
+    A cache whose size the configuration gives is taken as it is. Raises CapacityError where the weights do not fit,
+    or no block beside them; ConfigError for a length that is not served, and where a run would.
+    """
+    model = decoder_config(config.model)
+    spec = kv_spec(config, model)
+    # A slot as a block: what PyTorch's attention works with is larger then. The pages' figure is the one shown.
+    config = replace(config, kv=replace(config.kv, backend="paged"))
+    native = config.executor.kernels and device == "cpu" and config.executor.dtype in ("float32", "bfloat16")
+    settings = memory_settings(config, device, _attention(config, device), native=native)
+    if settings.int8_weights and not (native and settings.is_packed):
+        _refuse_int8(config, device)
+    weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
+    kv = config.kv
+    if memory is not None and kv.memory is None and kv.num_blocks is None:
+        left = memory - weights.total - working.peak
+        block = kv.block_size * spec.bytes_per_token
+        if left < block or memory < weights.total + working.loading:
+            raise _too_small(config, model, settings, memory, weights, working, block)
+        kv = replace(kv, memory=f"{left}B")
+    pools = {backend: _pool(config, replace(kv, backend=backend), spec) for backend in KV_BACKENDS}
+    if pools["paged"] is None:
+        size_pool(kv, spec, max_batch_size=settings.max_batch_size, max_seq_len=settings.max_seq_len)  # says why
+    plan = CapacityPlan(config.model.name, model, settings, spec, memory, weights, working, pools, ())
+    needed = weights.total + working.peak + plan.paged.num_bytes
+    if memory is not None and needed > memory:
+        raise CapacityError(
+            f"memory={format_bytes(memory)}: a KV cache of {format_bytes(plan.paged.num_bytes)} needs "
+            f"{format_bytes(needed)} with {config.model.name}'s weights and working memory, "
+            f"{format_bytes(needed - memory)} more; leave kv.memory and kv.num_blocks out to be told what fits"
+        )
+    longest = settings.max_seq_len
+    for length in lengths or ():
+        if not 1 <= length <= longest:
+            raise ConfigError("lengths", length, f"a mean length is from 1 to model.max_seq_len={longest} tokens")
+    rows = tuple(_at_length(plan, length) for length in lengths or default_lengths(longest))
+    return replace(plan, lengths=rows)
+
+
+def default_lengths(max_seq_len: int) -> tuple[int, ...]:
+    """256 tokens, doubled until `max_seq_len`; for short sequences, an eighth of it to begin with."""
+    length = FIRST_LENGTH if max_seq_len > FIRST_LENGTH else max(1, max_seq_len // 8)
+    lengths = []
+    while length < max_seq_len:
+        lengths.append(length)
+        length *= 2
+    return (*lengths, max_seq_len)
+
+
+def sequences_that_fit(pool: PoolSize, lengths: Sequence[int]) -> int:
+    """Sequences that a pool holds at once, where each is as long as one of `lengths` drawn at random: blocks / mean
+    of ceil(length / block_size), rounded down.
+    """
+    blocks = [-(-length // pool.block_size) for length in lengths]
+    return pool.num_blocks * len(blocks) // sum(blocks)
+
+
+def capacity_curve(
+    kv_bytes: int,
+    bytes_per_token: int,
+    *,
+    max_seq_len: int,
+    block_size: int = 16,
+    lengths: Sequence[int] | None = None,
+) -> tuple[CapacityCurve, CapacityCurve]:
+    """The planner's curves for a cache of `kv_bytes`: contiguous and paged, over mean lengths (those of
+    `default_lengths` unless given).
+    """
+    tokens, at = kv_bytes // bytes_per_token, tuple(lengths or default_lengths(max_seq_len))
+    return tuple(  # type: ignore[return-value]  # of two
+        CapacityCurve(
+            backend,
+            at,
+            tuple(sequences_that_fit(PoolSize(tokens // size, size, bytes_per_token), [length]) for length in at),
+        )
+        for backend, size in (("contiguous", max_seq_len), ("paged", block_size))
+    )
+
+
+def _attention(config: RunConfig, device: str) -> str:
+    """The backend that `auto` will find; where a kernel cannot be built it is another, that needs more."""
+    from kvlab.attention.registry import default_registry
+    from kvlab.errors import BackendError
+
+    name = config.attention.backend
+    if name != "auto":
+        known = default_registry().names()
+        if name not in known:
+            raise BackendError(f"attention={name}: unknown; known: auto, {', '.join(known)}")
+        return name
+    if config.executor.kernels and device == "cuda":
+        return "triton"
+    return "cpu" if config.executor.kernels and config.executor.dtype != "float16" else "sdpa"
+
+
+def _refuse_int8(config: RunConfig, device: str) -> None:
+    """Say, as a run would, why there are no weights in int8."""
+    import torch
+
+    from kvlab.models.ops import select_ops
+
+    executor = config.executor
+    select_ops(getattr(torch, executor.dtype), device, kernels=executor.kernels, int8_weights=True)
+
+
+def _pool(config: RunConfig, kv: KVConfig, spec: KVSpec) -> PoolSize | None:
+    longest, batch = config.model.max_seq_len, config.scheduler.max_batch_size
+    try:
+        return size_pool(kv, spec, max_batch_size=batch, max_seq_len=longest)
+    except CapacityError:
+        return None
+
+
+def _at_length(plan: CapacityPlan, length: int) -> AtLength:
+    slots, longest = plan.pools["contiguous"], plan.settings.max_seq_len
+    # Lengths that vary end anywhere in a block: on average half of it, less half a token, is not used.
+    unused = (plan.paged.block_size - 1) / 2
+    return AtLength(
+        length,
+        slots.num_blocks if slots else 0,
+        sequences_that_fit(plan.paged, [length]),
+        contiguous_unused=1 - length / longest,
+        paged_unused=unused / (length + unused),
+    )
+
+
+def _windows(model: DecoderConfig) -> list[int]:
+    """Of the layers that have one."""
+    return [layer.sliding_window for layer in model.layers if layer.sliding_window is not None]
+
+
+def _too_small(
+    config: RunConfig,
+    model: DecoderConfig,
+    settings: EngineSettings,
+    memory: int,
+    weights: WeightBytes,
+    working: WorkingMemory,
+    block: int,
+) -> CapacityError:
+    """What is missing, and what would do."""
+    needed = weights.total + max(working.peak + block, working.loading)
+    advice = [f"memory={-(-needed // 2**20)}MiB would do"]
+    narrower = []
+    if settings.dtype == "float32":
+        narrower.append(("executor.dtype=bfloat16", replace(settings, dtype="bfloat16")))
+    elif settings.is_packed and settings.native and not settings.int8_weights:
+        narrower.append(("executor.weights=int8", replace(settings, int8_weights=True)))
+    for override, other in narrower:
+        spec = model.kv_spec(other.dtype if config.kv.dtype == "auto" else config.kv.dtype)
+        less, work = weight_bytes(model, other).total, working_memory(model, spec, other)
+        if less + max(work.peak + block, work.loading) <= memory:
+            advice.append(f"{override} takes {format_bytes(less)} and would fit")
+    if weights.total + working.loading < memory:
+        advice.append("fewer scheduler.max_batched_tokens or scheduler.max_batch_size need less working memory")
+    beside = f"{format_bytes(working.peak)} of working memory and {format_bytes(block)} for one block"
+    if working.loading > working.peak + block:
+        beside = f"{format_bytes(working.loading)} for a moment to load them"
+    dtype = "int8" if settings.int8_weights else settings.dtype
+    return CapacityError(
+        f"memory={format_bytes(memory)}: {config.model.name} needs {format_bytes(weights.total)} for weights in "
+        f"{dtype}, and {beside}: {format_bytes(needed - memory)} more than that; {'; '.join(advice)}; or take a "
+        "smaller model"
+    )

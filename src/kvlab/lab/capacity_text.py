@@ -1,0 +1,128 @@
+"""The planner's figures for people: what there is, what takes it, and a table of sequences."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from kvlab.config import format_bytes
+from kvlab.engine.memory import IN_PLACE, NEW_TENSORS
+from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES
+from kvlab.lab.capacity import CapacityPlan
+
+
+def capacity_lines(plan: CapacityPlan) -> Iterator[tuple[str, str, str]]:
+    """What it is about, its size, and the formula with every input."""
+    model, spec, settings = plan.model, plan.spec, plan.settings
+    yield "a token", f"{spec.bytes_per_token:,} bytes", token_formula(plan)
+    size = plan.paged.block_size
+    yield "a block", f"{size * spec.bytes_per_token:,} bytes", f"{size} tokens x {spec.bytes_per_token:,} bytes"
+    slot = settings.max_seq_len * spec.bytes_per_token
+    positions = f"model.max_seq_len; the model has positions up to {model.max_position_embeddings:,}"
+    yield "a slot", f"{slot:,} bytes", f"{settings.max_seq_len:,} tokens ({positions})"
+    windows = Counter(layer.sliding_window for layer in model.layers if layer.sliding_window is not None)
+    for window, layers in windows.items():
+        note = f"see {window:,} tokens, and store K and V of every token all the same"
+        yield "sliding windows", f"{layers} of {model.num_layers} layers", note
+    yield "", "", ""
+    if plan.memory is not None:
+        yield "memory", format_bytes(plan.memory), f"on {settings.device}"
+    yield "weights", format_bytes(plan.weights.total), weights_formula(plan)
+    yield "working memory", format_bytes(plan.working.peak), working_formula(plan)
+    pool = plan.paged
+    yield "KV cache", format_bytes(pool.num_bytes), pools_formula(plan)
+
+
+def token_formula(plan: CapacityPlan) -> str:
+    """2 x layers x KV heads x what a head takes."""
+    spec = plan.spec
+    head = f"{spec.head_dim} numbers x {DTYPE_BYTES[spec.dtype]} bytes"
+    if spec.is_scaled:
+        head = f"({spec.head_dim} numbers x 1 byte + {SCALE_BYTES} of their scale)"
+    heads = f"{spec.num_kv_heads} KV head{'s' if spec.num_kv_heads > 1 else ''}"
+    return f"2 (K and V) x {spec.num_layers} layers x {heads} x {head}, {spec.dtype}"
+
+
+def weights_formula(plan: CapacityPlan) -> str:
+    """What is stored in what."""
+    weights, settings, model = plan.weights, plan.settings, plan.model
+    dtype = "int8" if settings.int8_weights else settings.dtype
+    text = f"{model.num_parameters:,} parameters, matrices in {dtype} {format_bytes(weights.matrices)}"
+    if model.tie_word_embeddings:
+        text += ", embedding held twice" if weights.embedding else ", embedding tied"
+    if weights.embedding:
+        text += f", embedding {format_bytes(weights.embedding)}"
+    if weights.scales:
+        text += f", scales {format_bytes(weights.scales)}"
+    return f"{text}, norms and biases {format_bytes(weights.norms + weights.biases)}, " + (
+        f"rotary tables {format_bytes(weights.rotary)}"
+    )
+
+
+def working_formula(plan: CapacityPlan) -> str:
+    """Of the step that needs most."""
+    working, settings, model = plan.working, plan.settings, plan.model
+    small = f", and {format_bytes(working.small)} for small things"
+    if working.logits > working.layers + working.attention:
+        stream = 2 * settings.max_batched_tokens * model.hidden_size * settings.element
+        each = (working.logits - stream) // (settings.rows * model.vocab_size)
+        logits = f"{settings.rows} rows x {model.vocab_size:,} logits x {each} bytes"
+        return f"largest: {logits} + {format_bytes(stream)} of the step's tokens{small}"
+    count = IN_PLACE if settings.native else NEW_TENSORS
+    queries, keys = (heads * model.head_dim for heads in (model.num_heads, model.num_kv_heads))
+    most = f"{count.wide} x {model.intermediate_size:,} intermediate"
+    if count.queries * queries + count.keys * keys > count.wide * model.intermediate_size:
+        most = f"{count.queries} x {queries:,} of query heads + {count.keys} x {keys:,} of KV heads"
+    numbers = f"({count.stream} x {model.hidden_size:,} hidden + {most}) x {settings.element} bytes"
+    text = f"largest: {settings.max_batched_tokens} tokens x {numbers}"
+    if working.attention:
+        text += f", {format_bytes(working.attention)} for attention={settings.attention}"
+    return text + small
+
+
+def pools_formula(plan: CapacityPlan) -> str:
+    """What either backend makes of the cache."""
+    paged, slots = plan.paged, plan.pools["contiguous"]
+    text = f"{paged.num_blocks:,} blocks, {paged.token_slots:,} token slots; contiguous: "
+    if slots is None:
+        return text + "not one slot"
+    return text + f"{slots.num_blocks:,} slots, {slots.token_slots:,} token slots"
+
+
+def capacity_table(plan: CapacityPlan) -> Table:
+    """Sequences at each mean length."""
+    table = Table(show_edge=False, pad_edge=False, header_style="bold")
+    for name in (
+        "mean length",
+        "contiguous",
+        "paged",
+        "advantage",
+        "unused in slots",
+        "unused in pages",
+    ):
+        table.add_column(name, justify="right")
+    for row in plan.lengths:
+        table.add_row(
+            f"{row.length:,}",
+            f"{row.contiguous:,}",
+            f"{row.paged:,}",
+            "-" if row.advantage is None else f"{row.advantage:.2f}x",
+            f"{100 * row.contiguous_unused:.1f} %",
+            f"{100 * row.paged_unused:.1f} %",
+        )
+    return table
+
+
+def closing_notes(plan: CapacityPlan) -> Iterator[str]:
+    """What the table does not say."""
+    most, batch = max(row.paged for row in plan.lengths), plan.settings.max_batch_size
+    yield (
+        "Sequences are counted at their full length, each with blocks of its own: those that share a prefix or are "
+        "still short fit in greater numbers. Unused is what varying lengths leave of a slot, or of half a block."
+    )
+    if most > batch:
+        yield f"scheduler.max_batch_size={batch} lets {batch} run at once; more than that have to wait."
+    if plan.settings.device == "cpu":
+        yield "The interpreter and its libraries take about 0.5 GiB of the machine's memory beside this."

@@ -1,0 +1,177 @@
+"""Which runs are repeats of each other, and what tells the groups apart."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvlab.errors import ConfigError
+from kvlab.lab.records import RunRecord
+
+SET = "set"  # a key of its own for `by`: the argument that a run came with
+
+_MISSING = "-"
+# What names a run, says where it is recorded or which of the repeats it is, and changes nothing of what it does.
+_NOT_CONFIGURATION = ("tracking", "tags", "run_name", "optimize", "repeat", "repeats", "resume", "figures")
+
+
+@dataclass(frozen=True, slots=True)
+class RunSet:
+    """The runs of one argument: a sweep, a folder, a filter, one run or several joined by commas."""
+
+    name: str
+    runs: tuple[RunRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A run of a group. Members of two groups with the same `partner` were made to be compared: they are the same
+    repeat of the same sweep, and alike in all that their groups do not say.
+    """
+
+    run: RunRecord
+    partner: tuple[object, ...] | None  # None where the group has no order to pair by
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs that are repeats of each other. `members` finished; `left_out` did not, and are compared in nothing.
+    `mixed` are keys in which its own runs differ, which `by` left aside.
+    """
+
+    name: str
+    members: tuple[Member, ...]
+    left_out: tuple[RunRecord, ...] = ()
+    mixed: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> list[RunRecord]:
+        """The runs that finished."""
+        return [member.run for member in self.members]
+
+    @property
+    def example(self) -> RunRecord:
+        """A run that stands for the group: the first that finished, else the first."""
+        return (*self.runs, *self.left_out)[0]
+
+    def values(self, metric: str) -> list[float]:
+        """The metric in each run that has it."""
+        return [run.metrics[metric] for run in self.runs if metric in run.metrics]
+
+
+def pairs_of(baseline: Group, other: Group) -> list[tuple[RunRecord, RunRecord]]:
+    """Runs of both that were made in turn; none unless every run of the smaller group has its partner."""
+    partners = {member.partner: member.run for member in baseline.members if member.partner is not None}
+    found = [(partners[m.partner], m.run) for m in other.members if m.partner is not None and m.partner in partners]
+    return found if len(found) >= 2 and len(found) == min(len(baseline.members), len(other.members)) else []
+
+
+def settings(run: RunRecord) -> dict[str, object]:
+    """The flat configuration less what changes nothing of what the run does."""
+    return {key: value for key, value in run.config.items() if key.split(".")[0] not in _NOT_CONFIGURATION}
+
+
+def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
+    """The keys that are not the same in all of them, in the order in which they come."""
+    keys = list(dict.fromkeys(key for config in configs for key in config))
+    return [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
+
+
+def short_keys(runs: Sequence[RunRecord], keys: Sequence[str]) -> list[str]:
+    """The keys as one would give them on the command line: a group's choice stands for what it alone decides."""
+    chosen = [group for group in runs[0].choices if len({run.choices.get(group) for run in runs}) > 1]
+
+    def decided(key: str) -> bool:
+        group = key.split(".")[0]
+        both = {(run.choices.get(group), repr(run.config.get(key))) for run in runs}
+        return group in chosen and len(both) == len({choice for choice, _ in both})
+
+    return [*chosen, *(key for key in keys if not decided(key))]
+
+
+def value_of(run: RunRecord, key: str) -> object:
+    """The run's value for a configuration key, a tag (`tags.x`) or a group whose choice is meant (`kv`)."""
+    if key in run.choices:
+        return run.choices[key]
+    if key.startswith("tags."):
+        return run.tags.get(key.removeprefix("tags."), run.config.get(key, _MISSING))
+    return run.config.get(key, _MISSING)
+
+
+def group_runs(sets: Sequence[RunSet], by: Sequence[str] = ()) -> list[Group]:
+    """Sort runs into groups, in the order in which they come.
+
+    With `by`, runs that agree in those keys are a group (`set`: in the argument they came with). Without, it is
+    runs of the same configuration; where several arguments have the very same configurations, the arguments are
+    compared.
+    """
+    pairs = [(chosen, run) for chosen in sets for run in chosen.runs]
+    _check_keys([run for _, run in pairs], by)
+    by = tuple(by) or _default_by(sets)
+    varied = differing([settings(run) for _, run in pairs])
+
+    def key_of(chosen: RunSet, run: RunRecord) -> tuple[object, ...]:
+        if not by:
+            return tuple(repr(settings(run).get(key)) for key in varied)
+        return tuple(chosen.name if key == SET else repr(value_of(run, key)) for key in by)
+
+    found: dict[tuple[object, ...], list[RunRecord]] = {}
+    for chosen, run in pairs:
+        found.setdefault(key_of(chosen, run), []).append(run)
+    name_of = _namer(pairs, by, varied)
+    names = {key_of(chosen, run): name_of(chosen, run) for chosen, run in reversed(pairs)}
+    return [_group(names[key], runs, by, varied) for key, runs in found.items()]
+
+
+def _default_by(sets: Sequence[RunSet]) -> tuple[str, ...]:
+    """By argument, where there are several and each has the same configurations; else by configuration."""
+    contents = {frozenset(repr(sorted(settings(run).items())) for run in chosen.runs) for chosen in sets}
+    several = any(len(chosen.runs) > 1 for chosen in sets) or len(sets) == 2
+    return (SET,) if len(sets) > 1 and len(contents) == 1 and several else ()
+
+
+def _namer(
+    pairs: Sequence[tuple[RunSet, RunRecord]], by: Sequence[str], varied: Sequence[str]
+) -> Callable[[RunSet, RunRecord], str]:
+    runs = [run for _, run in pairs]
+    keys = list(by) or short_keys(runs, varied)
+
+    def name(chosen: RunSet, run: RunRecord) -> str:
+        if not keys:
+            return chosen.name if len({other.name for other, _ in pairs}) == 1 else run.name
+        if keys == [SET]:
+            return chosen.name
+        return " ".join(f"{key}={chosen.name if key == SET else _text(value_of(run, key))}" for key in keys)
+
+    return name
+
+
+def _group(name: str, runs: Sequence[RunRecord], by: Sequence[str], varied: Sequence[str]) -> Group:
+    finished = [run for run in runs if run.finished]
+    rest = [key for key in varied if key not in by and key.split(".")[0] not in by] if by else []
+    partners = [_partner(run, rest, any_sweep=SET in by and bool(rest)) for run in finished]
+    distinct = len(set(partners)) == len(partners)  # two runs of a group cannot be the same repeat
+    members = tuple(Member(run, p if distinct else None) for run, p in zip(finished, partners, strict=True))
+    mixed = differing([settings(run) for run in runs])
+    return Group(name, members, tuple(run for run in runs if not run.finished), tuple(mixed))
+
+
+def _partner(run: RunRecord, rest: Iterable[str], *, any_sweep: bool) -> tuple[object, ...]:
+    """What a run has in common with those it was made in turn with."""
+    sweep = run.tags.get("mlflow.parentRunId") or str(run.directory.resolve().parent)
+    return ("" if any_sweep else sweep, run.config.get("repeat", 0), *(repr(run.config.get(key)) for key in rest))
+
+
+def _check_keys(runs: Sequence[RunRecord], by: Sequence[str]) -> None:
+    known = {SET} | {
+        key for run in runs for key in (*run.config, *run.choices, *(f"tags.{tag}" for tag in run.tags))
+    }
+    for key in by:
+        if key not in known:
+            near = difflib.get_close_matches(key, sorted(known), n=3, cutoff=0.4)
+            raise ConfigError("by", key, f"no run has this key{'; near it: ' + ', '.join(near) if near else ''}")
+
+
+def _text(value: object) -> str:
+    return "null" if value is None else str(value)

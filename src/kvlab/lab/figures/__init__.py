@@ -1,0 +1,117 @@
+"""Pictures of runs and sweeps: Matplotlib figures, and Plotly ones where hovering helps.
+
+What a picture shows is computed by functions of its own module, apart from the drawing. Matplotlib and Plotly are
+imported with this package, so import it late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from kvlab.lab.block_log import read_blocks
+from kvlab.lab.figures.capacity import capacity_figure
+from kvlab.lab.figures.interactive import heat_map_hover, page, pareto_hover, pool_map_hover, timeline_hover
+from kvlab.lab.figures.latency import latency_figure
+from kvlab.lab.figures.memory import memory_figure
+from kvlab.lab.figures.pareto import measured_points, pareto_figure
+from kvlab.lab.figures.points import capacity_inputs, sweep_points
+from kvlab.lab.figures.pool_map import pool_map_figure
+from kvlab.lab.figures.sweep import (
+    THROUGHPUT,
+    Point,
+    bars,
+    heat_map,
+    line_chart,
+    metric_grid,
+    varied_amounts,
+    varied_keys,
+)
+from kvlab.lab.figures.timeline import timeline_figure
+from kvlab.lab.records import RunRecord
+
+__all__ = ["interactive_run", "interactive_sweep", "run_figures", "save_run_figures", "sweep_figures"]
+
+FOLDER, PAGE = "figures", "hover.html"
+
+
+def run_figures(record: RunRecord) -> dict[str, Figure]:
+    """A run's pictures by name: memory, pool_map, timeline, latency."""
+    steps, rows = record.steps(), record.requests()
+    unit = "slot" if record.config.get("kv.backend") == "contiguous" else "block"
+    return {
+        "memory": memory_figure(steps, record.config),
+        "pool_map": pool_map_figure(read_blocks(record.directory), steps, unit=unit),
+        "timeline": timeline_figure(rows),
+        "latency": latency_figure(rows),
+    }
+
+
+def sweep_figures(records: Sequence[RunRecord]) -> dict[str, Figure]:
+    """What runs show together, by name: `throughput` over what was varied, `sequences` that ran at once where that
+    is two amounts, `pareto`, and `capacity` where runs say how large their cache was. Nothing for one run.
+    """
+    if len(records) < 2:
+        return {}
+    points = sweep_points(records)
+    figures = {"throughput": throughput_figure(points)}
+    if len(varied_amounts(points)) == 2:
+        figures["sequences"] = throughput_figure(points, "capacity/peak_running")
+    if measured_points(points):
+        figures["pareto"] = pareto_figure(points)
+    curves, measured, heading = capacity_inputs(records)
+    if curves:
+        figures["capacity"] = capacity_figure(curves, measured, heading=heading)
+    return figures
+
+
+def throughput_figure(points: Sequence[Point], metric: str = THROUGHPUT) -> Figure:
+    """A metric over what was varied: a heat map for two amounts, a curve for one, else bars."""
+    amounts = varied_amounts(points)
+    if len(amounts) == 2:
+        row_key, column_key = amounts
+        return heat_map(metric_grid(points, row_key, column_key, metric), row_key, column_key, metric)
+    return line_chart(points, amounts[0], metric) if amounts else bars(points, varied_keys(points), metric)
+
+
+def interactive_run(record: RunRecord) -> dict[str, Any]:
+    """A run's Plotly figures by name: timeline, and pool_map where the run kept its block events."""
+    steps, rows = record.steps(), record.requests()
+    figures = {"timeline": timeline_hover(rows)}
+    events = read_blocks(record.directory)
+    if events is not None and len(events.block) and steps:
+        figures["pool_map"] = pool_map_hover(events, steps, rows)
+    return figures
+
+
+def interactive_sweep(records: Sequence[RunRecord]) -> dict[str, Any]:
+    """Plotly figures of runs together by name: throughput where two amounts were varied, and pareto."""
+    points = sweep_points(records)
+    amounts = varied_amounts(points)
+    figures: dict[str, Any] = {}
+    if len(amounts) == 2:
+        row_key, column_key = amounts
+        grid = metric_grid(points, row_key, column_key, THROUGHPUT)
+        figures["throughput"] = heat_map_hover(grid, row_key, column_key)
+    if measured_points(points):
+        figures["pareto"] = pareto_hover(points)
+    return figures
+
+
+def save_run_figures(record: RunRecord, directory: Path | None = None, *, hover: bool = True) -> list[Path]:
+    """Write a run's pictures into `figures/` in `directory`, by default the run's own: a PNG each and, with
+    `hover`, one HTML file that needs no network. Returns the files.
+    """
+    folder = (directory or record.directory) / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name, figure in run_figures(record).items():
+        files.append(folder / f"{name}.png")
+        figure.savefig(files[-1])
+    if hover:
+        files.append(folder / PAGE)
+        files[-1].write_text(page(record.name, interactive_run(record).values()), encoding="utf-8")
+    return files

@@ -1,0 +1,186 @@
+"""The same pictures to hover over, with Plotly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from kvlab.core import StepRecord
+from kvlab.kv.journal import BlockEvents
+from kvlab.lab.figures import style
+from kvlab.lab.figures.blocks import CACHED, FREE, SHARED, UNKNOWN, colour_numbers
+from kvlab.lab.figures.pareto import LATENCY, measured_points, pareto_front
+from kvlab.lab.figures.pool_map import run_grid
+from kvlab.lab.figures.sweep import METRICS, THROUGHPUT, Grid, Point
+from kvlab.lab.figures.timeline import lives
+from kvlab.lab.life import Row
+
+_WORDS = {FREE: "free", CACHED: "free, content cached", SHARED: "shared by several", UNKNOWN: "no known sequence"}
+_COLOURS = {FREE: style.FREE, CACHED: style.CACHED, SHARED: style.SHARED, UNKNOWN: style.FAINT}
+
+
+def timeline_hover(rows: Sequence[Row]) -> Any:
+    """A bar for each phase of each request."""
+    shown, every = lives(rows)
+    figure = go.Figure()
+    for phase, colour in style.PHASES.items():
+        spans = [
+            (1 + n * every, start, end, life)
+            for n, life in enumerate(shown)
+            for p, start, end in life.phases
+            if p == phase
+        ]
+        if not spans:
+            continue
+        figure.add_bar(
+            name=phase,
+            orientation="h",
+            y=[y for y, *_ in spans],
+            base=[start for _, start, _, _ in spans],
+            x=[end - start for _, start, end, _ in spans],
+            width=every * 0.85,
+            marker={"color": colour, "line_width": 0},
+            customdata=[(life.name, start, end) for _, start, end, life in spans],
+            hovertemplate=f"<b>%{{customdata[0]}}</b><br>{phase} from %{{customdata[1]:.3f}} s "
+            "to %{customdata[2]:.3f} s, %{x:.3f} s<extra></extra>",
+        )
+    first = [(1 + n * every, life) for n, life in enumerate(shown) if life.first_token_s is not None]
+    figure.add_scatter(
+        name="first token",
+        mode="markers",
+        x=[life.first_token_s for _, life in first],
+        y=[y for y, _ in first],
+        marker={"symbol": "line-ns-open", "color": style.BLACK, "size": max(3, 9 - len(shown) // 12)},
+        customdata=[(life.name, 1000 * ((life.first_token_s or 0.0) - life.arrival_s)) for _, life in first],
+        hovertemplate="<b>%{customdata[0]}</b><br>first token after %{customdata[1]:,.0f} ms<extra></extra>",
+    )
+    note = "" if every == 1 else f" (one in {every})"
+    _lay_out(figure, f"Requests over time{note}", "time, s", "request, by arrival")
+    figure.update_layout(barmode="overlay")
+    figure.update_xaxes(rangemode="tozero")
+    figure.update_yaxes(autorange="reversed")
+    return figure
+
+
+def pool_map_hover(events: BlockEvents, steps: Sequence[StepRecord], rows: Sequence[Row]) -> Any:
+    """Block by time; hovering tells whose a block is."""
+    grid = run_grid(events, steps, most_rows=200, most_columns=320)
+    values, where = np.unique(grid.cells, return_inverse=True)
+    numbers = colour_numbers(grid.cells, len(style.SEQUENCES))
+    palette = [*_COLOURS.values(), *style.SEQUENCES]
+    place = {value: n for n, value in enumerate(_COLOURS)}
+    colours = np.array([place[int(v)] if v < 0 else len(place) + numbers[int(v)] for v in values], dtype=np.uint8)
+    names = [_WORDS[int(v)] if v < 0 else _name(rows, int(v)) for v in values]
+    count = len(palette)
+    num_rows, num_columns = grid.cells.shape
+    cells = where.reshape(num_rows, num_columns)
+    figure = go.Figure(
+        go.Heatmap(
+            z=colours[cells],
+            x0=grid.end_s / num_columns / 2,
+            dx=grid.end_s / num_columns,
+            y0=(grid.blocks_per_row - 1) / 2,
+            dy=grid.blocks_per_row,
+            text=np.array(names, dtype=object)[cells],
+            zmin=-0.5,
+            zmax=count - 0.5,
+            colorscale=[(edge / count, colour) for n, colour in enumerate(palette) for edge in (n, n + 1)],
+            showscale=False,
+            hovertemplate="block %{y:.0f} at %{x:.3f} s<br><b>%{text}</b><extra></extra>",
+        )
+    )
+    more = f"; a row is {grid.blocks_per_row} blocks" if grid.blocks_per_row > 1 else ""
+    heading = f"Who held which block: a colour is a sequence, black shared, grey cached{more}"
+    _lay_out(figure, heading, "time, s", "block")
+    figure.update_yaxes(autorange="reversed")
+    return figure
+
+
+def heat_map_hover(grid: Grid, row_key: str, column_key: str, metric: str = THROUGHPUT) -> Any:
+    """A cell for each pair of values; those that failed are named."""
+    texts = [
+        [
+            "" if math.isnan(share) else "failed" if math.isnan(value) else style.number(value)
+            for value, share in zip(*row, strict=True)
+        ]
+        for row in zip(grid.values.tolist(), grid.failed.tolist(), strict=True)
+    ]
+    figure = go.Figure(
+        go.Heatmap(
+            z=[[None if math.isnan(value) else value for value in row] for row in grid.values.tolist()],
+            x=[str(value) for value in grid.columns],
+            y=[str(value) for value in grid.rows],
+            text=texts,
+            texttemplate="%{text}",
+            colorscale="Viridis",
+            hoverongaps=True,
+            hovertemplate=f"{row_key}=%{{y}}<br>{column_key}=%{{x}}<br><b>%{{text}}</b><extra></extra>",
+        )
+    )
+    _lay_out(figure, METRICS.get(metric, metric).capitalize(), column_key, row_key)
+    figure.update_xaxes(type="category")
+    figure.update_yaxes(type="category", autorange="reversed")
+    return figure
+
+
+def pareto_hover(points: Sequence[Point], latency: str = LATENCY, throughput: str = THROUGHPUT) -> Any:
+    """All points with their names, and the front."""
+    known = measured_points(points, latency, throughput)
+    front = pareto_front(known)
+    figure = go.Figure()
+    for name, members, colour, mode, shape in (
+        ("beaten by another", [p for p in known if p not in front], style.FAINT, "markers", None),
+        ("beaten by none", front, style.BLUE, "lines+markers", "hv"),
+    ):
+        figure.add_scatter(
+            name=name,
+            mode=mode,
+            line={"shape": shape, "color": colour},
+            marker={"color": colour, "size": 9},
+            x=[p.latency for p in members],
+            y=[p.throughput for p in members],
+            text=[p.name for p in members],
+            hovertemplate="<b>%{text}</b><br>%{y:,.1f} tokens/s, %{x:,.1f} ms<extra></extra>",
+        )
+    _lay_out(figure, "Latency and throughput", METRICS.get(latency, latency), METRICS.get(throughput, throughput))
+    return figure
+
+
+def page(heading: str, figures: Iterable[Any]) -> str:
+    """One HTML page with these figures, plotly.js (some 4.7 MB) within it once: it opens anywhere, also within a
+    tracking store's page, where a script beside it would not be found.
+    """
+    options = {"responsive": True, "displaylogo": False}
+    parts = [
+        str(figure.to_html(full_html=False, include_plotlyjs=number == 0, config=options))
+        for number, figure in enumerate(figures)
+    ]
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(heading)}</title>'
+        "<style>body{font-family:sans-serif;margin:1.5em;color:#222}</style></head><body>\n"
+        f"<h1 style='font-size:1.2em'>{escape(heading)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
+    )
+
+
+def _lay_out(figure: Any, heading: str, x: str, y: str) -> None:
+    figure.update_layout(
+        title={"text": escape(heading), "font": {"size": 15}, "x": 0, "xref": "paper"},
+        template="plotly_white",
+        height=520,
+        margin={"l": 70, "r": 20, "t": 70, "b": 60},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
+        xaxis_title=x,
+        yaxis_title=y,
+    )
+
+
+def _name(rows: Sequence[Row], number: int) -> str:
+    if number >= len(rows):
+        return f"sequence {number}"
+    sample = rows[number]["sample"]
+    return str(rows[number]["request_id"]) + (f" #{sample}" if sample else "")

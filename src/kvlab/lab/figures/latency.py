@@ -1,0 +1,78 @@
+"""Latencies as cumulative distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from kvlab.lab.figures import style
+from kvlab.lab.life import ENDED
+
+WORDS = {
+    "ttft": ("First token", "request"),
+    "tpot": ("Per output token", "request"),
+    "itl": ("Between two tokens", "gap"),
+    "e2el": ("Whole request", "request"),
+}
+_WIDE = 20.0  # times the smallest value: a logarithmic axis from here on
+_MARKS = (50, 90, 99)
+
+
+def request_latencies_ms(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Latencies of completed requests, sorted, by the names and formulas of docs/metrics.md."""
+    values: dict[str, list[float]] = {name: [] for name in WORDS}
+    for row in rows:
+        times = row["token_times_s"] or []
+        if row["finish_reason"] not in ENDED or not times:
+            continue
+        values["ttft"].append(1000 * (times[0] - row["arrival_s"]))
+        values["e2el"].append(1000 * (times[-1] - row["arrival_s"]))
+        if len(times) > 1:
+            values["tpot"].append(1000 * (times[-1] - times[0]) / (len(times) - 1))
+            values["itl"].extend((1000 * np.diff(times)).tolist())
+    return {name: sorted(each) for name, each in values.items()}
+
+
+def latency_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Four distributions: which share of requests, or of gaps, took at most so long."""
+    latencies = request_latencies_ms(rows)
+    figure = style.new_figure(5.4)
+    for place, (name, (words, unit)) in enumerate(WORDS.items(), start=1):
+        axes = figure.add_subplot(2, 2, place)
+        style.tidy(axes, grid="both")
+        _distribution(axes, f"{words} ({name})", unit, latencies[name])
+        axes.set_xlabel("ms")
+        axes.set_ylabel("share at most so long, %" if place in (1, 3) else "")
+    return figure
+
+
+def _distribution(axes: Any, name: str, unit: str, values: Sequence[float]) -> None:
+    axes.set_ylim(0, 102)
+    if not values:
+        style.title(axes, name)
+        style.nothing(axes, f"no completed {unit}" if unit != "gap" else "no gap between tokens")
+        return
+    x = np.asarray(values)
+    shares = 100 * np.arange(1, len(x) + 1) / len(x)
+    chosen = np.unique(np.linspace(0, len(x) - 1, min(len(x), 2000)).round().astype(int))
+    steps = np.append(x[0], x[chosen]), np.append(0, shares[chosen])
+    axes.step(*steps, where="post", color=style.BLUE, linewidth=1.6)
+    marks = np.percentile(x, _MARKS)
+    axes.plot(marks, _MARKS, linestyle="none", marker="o", markersize=6, color=style.VERMILION, clip_on=False)
+    told = ",  ".join(f"p{percent} {style.number(at)}" for percent, at in zip(_MARKS, marks.tolist(), strict=True))
+    style.title(axes, name, f"{told}  ({style.count(len(x), unit)})")
+    low, high = float(x[0]), float(x[-1])
+    if low > 0 and high / low > _WIDE:
+        axes.set_xscale("log")
+        style.logarithmic(axes.xaxis, low, high)
+        return
+    if high - low < 0.01 * high:
+        axes.set_xlim(low * 0.9, high * 1.1)
+    elif low < high / 2:
+        axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    style.plain(axes.xaxis)

@@ -1,0 +1,124 @@
+"""Memory over time: blocks in use and cached, the tokens in them, and who runs and waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from kvlab.core import StepRecord
+from kvlab.lab.figures import style
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySeries:
+    """A run's memory as step functions of time: the value at `at[i]` holds until `at[i + 1]`. All but times in
+    blocks or sequences; `tokens` is tokens / token slots of a block, what they would take without any waste.
+    """
+
+    at: NDArray[np.float64]
+    in_use: NDArray[np.float64]
+    cached: NDArray[np.float64]
+    tokens: NDArray[np.float64]
+    running: NDArray[np.float64]
+    waiting: NDArray[np.float64]
+    preempted_at: NDArray[np.float64]  # seconds, one for each preemption
+    capacity: int
+    block_tokens: int
+
+
+def memory_series(steps: Sequence[StepRecord]) -> MemorySeries:
+    """The series of a step log, which may be empty."""
+    columns = {
+        name: np.array([getattr(step, name) for step in steps], dtype=float)
+        for name in ("start_s", "blocks_in_use", "blocks_cached", "tokens_in_use", "running", "waiting")
+    }
+    last = steps[-1] if steps else None
+    size = last.block_token_slots if last else 1
+
+    def held(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.append(values, values[-1]) if len(values) else values
+
+    return MemorySeries(
+        at=np.append(columns["start_s"], last.end_s) if last else columns["start_s"],
+        in_use=held(columns["blocks_in_use"]),
+        cached=held(columns["blocks_cached"]),
+        tokens=held(columns["tokens_in_use"]) / max(size, 1),
+        running=held(columns["running"]),
+        waiting=held(columns["waiting"]),
+        preempted_at=np.repeat(columns["start_s"], [step.preempted for step in steps])
+        if steps
+        else columns["start_s"],
+        capacity=last.blocks_total if last else 0,
+        block_tokens=size,
+    )
+
+
+def memory_figure(steps: Sequence[StepRecord], config: Mapping[str, object] | None = None) -> Figure:
+    """Blocks above, sequences below, on one time axis."""
+    series = memory_series(steps)
+    unit = "slot" if (config or {}).get("kv.backend") == "contiguous" else "block"
+    figure = style.new_figure(5.4)
+    grid = figure.add_gridspec(2, 1, height_ratios=(3, 2))
+    if not steps:
+        axes = figure.add_subplot()
+        style.tidy(axes)
+        style.title(axes, "Memory over time")
+        style.nothing(axes, "there is no step to show")
+        return figure
+    above = figure.add_subplot(grid[0])
+    below = figure.add_subplot(grid[1], sharex=above)
+    for axes in (above, below):
+        style.tidy(axes)
+    _blocks(above, series, unit)
+    _sequences(below, series)
+    above.set_xlim(min(series.at[0], 0), max(series.at[-1], 1e-3))
+    above.tick_params(labelbottom=False)
+    below.set_xlabel("time, s")
+    peak = 100 * float(series.in_use.max()) / max(series.capacity, 1)
+    style.title(
+        above,
+        f"{peak:.0f} % of {style.count(series.capacity, unit)} in use at the fullest",
+        f"a {unit} is {series.block_tokens:,} token slots; between the line and the area's edge they hold no token",
+    )
+    return figure
+
+
+def _blocks(axes: Any, series: MemorySeries, unit: str) -> None:
+    at, in_use, both, tokens = style.thin(series.at, series.in_use, series.in_use + series.cached, series.tokens)
+    axes.fill_between(at, 0, in_use, step="post", color=style.SKY, linewidth=0, label=f"{unit}s in use")
+    if series.cached.any():
+        label = f"free {unit}s with cached content"
+        axes.fill_between(at, in_use, both, step="post", color=style.CACHED, linewidth=0, label=label)
+    axes.step(at, tokens, where="post", color=style.BLUE, linewidth=1.4, label=f"their tokens, in {unit}s' worth")
+    axes.axhline(series.capacity, color=style.INK, linewidth=1.2, linestyle=(0, (4, 2)), label="capacity")
+    axes.set_ylim(0, series.capacity * 1.06)
+    axes.set_ylabel(f"{unit}s")
+    style.whole(axes.yaxis)
+    style.legend(axes, columns=4, bbox_to_anchor=(0, -0.04))
+
+
+def _sequences(axes: Any, series: MemorySeries) -> None:
+    at, running, waiting = style.thin(series.at, series.running, series.waiting)
+    axes.step(at, waiting, where="post", color=style.ORANGE, linewidth=1.6, label="waiting")
+    axes.step(at, running, where="post", color=style.BLUE, linewidth=1.6, label="running")
+    top = max(float(series.running.max()), float(series.waiting.max()), 1.0)
+    axes.set_ylim(0, top * 1.16)
+    if len(series.preempted_at):
+        axes.plot(
+            series.preempted_at,
+            np.full(len(series.preempted_at), top * 1.09),
+            linestyle="none",
+            marker="v",
+            markersize=5,
+            color=style.VERMILION,
+            label=f"preemption ({len(series.preempted_at):,} in all)",
+            clip_on=False,
+        )
+    axes.set_ylabel("sequences")
+    style.whole(axes.yaxis)
+    style.legend(axes, columns=3, bbox_to_anchor=(0, -0.3))

@@ -1,0 +1,48 @@
+"""Whether a model's config.json says what its memory depends on.
+
+transformers fills in what a file leaves out, for instance as many KV heads as one model of the family has. Weights
+of another shape would tell a run; where none are read, nobody would know that the figures are another model's.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kvlab.errors import ConfigError
+from kvlab.models.families import FAMILIES
+
+_NEEDED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
+# What a published file of a family may leave out, because the family has a rule for it or one value only.
+_OPTIONAL = {
+    "llama": {"num_key_value_heads", "head_dim"},
+    "qwen2": {"head_dim"},
+    "gemma3": {"vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim"},
+}
+
+
+def check_model_file(path: Path) -> None:
+    """Raise ConfigError where a config.json is no model's, or leaves out a key that the memory depends on."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError("model", path, f"is no JSON that can be read ({error})") from error
+    family = values.get("model_type") if isinstance(values, dict) else None
+    if not isinstance(family, str):
+        raise ConfigError("model", path, "has no model_type, so it is not a model's config.json")
+    if family not in FAMILIES:
+        raise ConfigError("model", path, f"model_type {family} is unknown; known: {', '.join(FAMILIES)}")
+    text: Any = (values.get("text_config") or {}) if family == "gemma3" else values
+    missing = [key for key in _NEEDED if text.get(key) is None and key not in _OPTIONAL.get(family, ())]
+    if missing:
+        where = "text_config of " if family == "gemma3" else ""
+        raise ConfigError("model", path, f"{where}this {family} leaves out {', '.join(missing)}; add what it has")

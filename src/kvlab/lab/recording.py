@@ -1,0 +1,178 @@
+"""A run's record, on disk and in the tracking store.
+
+The store is opened in a thread of its own while the engine is built, for opening takes more than a second, most of
+it imports. `settle` waits for that, so that nothing of it happens while requests are served.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from threading import Thread
+from typing import Any
+
+from kvlab.config import RunConfig
+from kvlab.errors import TrackingError
+from kvlab.lab.artifacts import write_artifacts
+from kvlab.lab.build import RunPlan
+from kvlab.lab.context import RunContext
+from kvlab.lab.drive import RunLog
+from kvlab.lab.flat import flatten
+from kvlab.lab.machine import describe, peak_memory
+from kvlab.lab.pictures import draw_run
+from kvlab.lab.provenance import provenance, uncommitted
+from kvlab.lab.roofline import run_costs
+from kvlab.lab.secrets import without_password
+from kvlab.lab.sweep.digest import config_digest
+from kvlab.lab.sweep.process import this_process
+from kvlab.lab.tracking import NullTracker, RunStatus, Tracker, start_run
+from kvlab.workloads.describe import WorkloadFacts, describe_workload
+
+_SERIES = (
+    "running",
+    "waiting",
+    "blocks_in_use",
+    "blocks_cached",
+    "shared_blocks",
+    "tokens_in_use",
+    "prefill_tokens",
+    "decode_tokens",
+)
+
+
+class Recording:
+    """A run's record. The first failure of the store is kept, and ends its use; the files are written all the same.
+
+    `plan` is None for a configuration that cannot work.
+    """
+
+    def __init__(self, config: RunConfig, context: RunContext, plan: RunPlan | None = None) -> None:
+        self._config, self._context, self._plan = config, context, plan
+        self.error: str | None = None
+        self.tracker: Tracker = NullTracker()
+        self._started = time.time()  # seconds since 1970
+        self._workload = _describe(config, plan)
+        self._facts: dict[str, str] = {}
+        self._problem: BaseException | None = None
+        self._opening: Thread | None = Thread(target=self._open, name="tracking", daemon=True)
+        self._opening.start()
+
+    def settle(self) -> None:
+        """Wait until the run is in the store, or cannot be; tell of what the user should know. From here to
+        `finish` tracking does nothing, unless `tracking.system_metrics` asks it to.
+        """
+        if self._opening is None:
+            return
+        self._opening.join()
+        self._opening = None
+        if isinstance(self._problem, TrackingError):
+            self._failed(self._problem)
+        elif self._problem is not None:
+            raise self._problem
+        warning = uncommitted(self._facts)
+        if warning and not self._context.in_sweep:
+            self._context.console.print(f"[yellow]note:[/] {warning}", highlight=False, soft_wrap=True)
+        self.tracker.watch_system()
+
+    def finish(self, log: RunLog, metrics: dict[str, float], status: RunStatus, error: str | None = None) -> None:
+        """Write the run's files, then hand them to the store."""
+        self.settle()
+        directory = self._context.directory
+        summary = self._summary(metrics, status, error)
+        write_artifacts(directory, log, summary, without_password(self._context.config_yaml))
+        if self._config.figures and log.steps:
+            draw_run(directory, self._context.console, hover=not self._context.in_sweep)
+        try:
+            self.tracker.log_metrics(metrics)
+            self.tracker.log_series(_series(log))
+            self.tracker.log_artifacts(directory)
+            self.tracker.finish(status, error)
+        except TrackingError as problem:
+            self._failed(problem)
+
+    def _open(self) -> None:
+        try:
+            self._facts = provenance(self._context.root)
+            self.tracker = start_run(
+                self._config.tracking,
+                root=self._context.root,
+                run_name=self._context.name,
+                params=_params(self._config),
+                tags=self._tags(),
+                parent_run_id=self._context.parent_run_id,
+                workload=self._workload,
+                facts=self._facts,
+            )
+        except BaseException as problem:
+            self._problem = problem
+
+    def _tags(self) -> dict[str, str]:
+        """What tells runs apart in the store's page, whatever was swept: every run carries all of it."""
+        tags = {f"choice.{group}": choice for group, choice in self._context.choices.items()}
+        tags |= {
+            "kvlab.config_digest": config_digest(self._config),
+            "kvlab.repeat": str(self._config.repeat),
+            "kvlab.process": this_process(),
+        }
+        if self._plan is not None and self._workload is not None:
+            tags |= {
+                "resolved.attention": self._plan.attention.name,
+                "resolved.kernels": self._plan.ops.name,
+                "resolved.device": self._plan.device,
+                "resolved.threads": str(self._plan.threads),
+                "workload.digest": self._workload.digest,
+            }
+        return tags | {key: without_password(value) for key, value in self._config.tags.items()}
+
+    def _summary(self, metrics: dict[str, float], status: RunStatus, error: str | None) -> dict[str, Any]:
+        summary: dict[str, Any] = {
+            "name": self._context.name,
+            "run_id": self.tracker.run_id,
+            "status": status,
+            "error": error,
+            "metrics": metrics,
+            "choices": dict(self._context.choices),
+            "config": _params(self._config),
+            "started": self._started,
+            "peak_memory_bytes": peak_memory(),
+            "environment": self._facts,
+            "config_digest": config_digest(self._config),
+            "repeat": self._config.repeat,
+        }
+        plan = self._plan
+        if plan is not None and self._workload is not None:
+            summary |= {
+                "attention": plan.attention.name,
+                "kernels": plan.ops.name,
+                "machine": describe(plan.device),
+                "device": plan.device,
+                "threads": plan.threads,
+                "weight_bytes": plan.weight_bytes,
+                "bytes_per_weight": run_costs(plan).bytes_per_weight,
+                "kv_bytes_per_token": plan.pool.bytes_per_token,
+                "workload_digest": self._workload.digest,
+                "workload": self._workload.profile,
+            }
+        return summary
+
+    def _failed(self, error: TrackingError) -> None:
+        self.error = str(error)
+        self.tracker = NullTracker()
+        self._context.console.print(f"[yellow]warning:[/] {error}", highlight=False, soft_wrap=True)
+        self._context.console.print(f"the run's results are kept in {self._context.directory}", highlight=False)
+
+
+def _describe(config: RunConfig, plan: RunPlan | None) -> WorkloadFacts | None:
+    if plan is None:
+        return None
+    return describe_workload(config.workload, plan.requests, vocab_size=plan.model.vocab_size, seed=config.seed)
+
+
+def _params(config: RunConfig) -> dict[str, object]:
+    """Every setting under its dotted key, and no password."""
+    flat = flatten(dataclasses.asdict(config))
+    return {key: without_password(value) if isinstance(value, str) else value for key, value in flat.items()}
+
+
+def _series(log: RunLog) -> dict[str, list[tuple[int, float, float]]]:
+    return {name: [(step.index, step.end_s, float(getattr(step, name))) for step in log.steps] for name in _SERIES}

@@ -1,0 +1,207 @@
+"""From groups of runs to a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from kvlab.errors import ConfigError, RecordError
+from kvlab.lab.compare.gate import check
+from kvlab.lab.compare.groups import Group, RunSet, differing, group_runs, pairs_of, settings, short_keys, value_of
+from kvlab.lab.compare.interval import Estimate, estimate
+from kvlab.lab.compare.outputs import check_groups
+from kvlab.lab.compare.verdict import SAME, is_worse, verdict
+from kvlab.lab.compare.work import obstacle
+from kvlab.lab.directions import direction
+from kvlab.lab.report.metrics import (
+    check_metric,
+    choose_metrics,
+    delta_text,
+    interval_text,
+    primary_metric,
+    row_of,
+    value_text,
+)
+from kvlab.lab.report.model import Cell, Difference, Line, Report
+from kvlab.lab.report.notes import method_notes, warnings
+from kvlab.lab.report.options import ReportOptions
+
+_NARROW = 0.05  # an interval within this says `same` without a reservation
+_MOST_HEADLINES = 6
+
+
+def build_report(sets: Sequence[RunSet], options: ReportOptions) -> Report:
+    """Compare the groups of these runs with the baseline.
+
+    Raises RecordError where nothing can be compared, ConfigError for a metric or a baseline that is not there.
+    """
+    groups = _baseline_first(group_runs(sets, options.by), options.baseline)
+    baseline, others = groups[0], groups[1:]
+    for condition in options.conditions:
+        check_metric("fail_if", condition.metric, groups)
+    obstacles = {group.name: reason for group in others if (reason := obstacle(baseline, group, options.by))}
+    refused = {} if options.force else obstacles
+    _refuse_if_nothing_is_left(baseline, others, refused)
+    metrics = choose_metrics(groups, options.metrics)
+    comparison = _Comparison(baseline, options, refused)
+    report = Report(
+        title=_title(sets, groups),
+        groups=groups,
+        differences=_differences(groups),
+        headlines=comparison.headlines(others, primary_metric(groups, metrics if options.metrics else ())),
+        lines=[comparison.line(metric, others) for metric in metrics],
+        outputs=_outputs(baseline, others),
+        method=method_notes(groups, options),
+        warnings=warnings(groups, obstacles, options),
+    )
+    judged = others or groups
+    report.findings = [
+        check(
+            condition,
+            baseline,
+            group,
+            comparison.find(condition.metric, group),
+            refused.get(group.name),
+        )
+        for condition in options.conditions
+        for group in judged
+    ]
+    return report
+
+
+class _Comparison:
+    """Groups against one baseline."""
+
+    def __init__(self, baseline: Group, options: ReportOptions, refused: dict[str, str]) -> None:
+        self._baseline, self._options, self._refused = baseline, options, refused
+
+    def find(self, metric: str, group: Group) -> Estimate | None:
+        """How a group differs in a metric; None where either has no value."""
+        before, after = self._baseline.values(metric), group.values(metric)
+        if not before or not after or group is self._baseline:
+            return None
+        pairs = [
+            (first.metrics[metric], second.metrics[metric])
+            for first, second in pairs_of(self._baseline, group)
+            if metric in first.metrics and metric in second.metrics
+        ]
+        return estimate(before, after, pairs=pairs, confidence=self._options.confidence)
+
+    def word(self, metric: str, group: Group, found: Estimate) -> str | None:
+        """The verdict; None where there is no interval or the work was not the same."""
+        return None if group.name in self._refused else verdict(metric, found, self._options.min_effect)
+
+    def line(self, metric: str, others: Sequence[Group]) -> Line:
+        """A metric in all groups."""
+        section, row = row_of(metric)
+        cells = []
+        for group in (self._baseline, *others):
+            values = group.values(metric)
+            value = value_text(row, median(values)) if values else "-"
+            found = self.find(metric, group)
+            if found is None:
+                cells.append(Cell(value, dots=tuple(values)))
+                continue
+            word = self.word(metric, group, found)
+            tone = "plain"
+            if word not in (None, SAME) and direction(metric).more_is_better is not None:
+                tone = "bad" if is_worse(metric, word) else "good"
+            cells.append(Cell(value, delta_text(found, row), interval_text(found), word or "", tone, tuple(values)))
+        return Line(section, row.label, metric, tuple(cells))
+
+    def headlines(self, others: Sequence[Group], metric: str) -> list[str]:
+        """A sentence for each group; of many the one with the least and the one with the most of the metric."""
+        if len(others) > _MOST_HEADLINES:
+            known = sorted((g for g in others if g.values(metric)), key=lambda group: median(group.values(metric)))
+            others = [known[0], known[-1]] if len(known) > 1 else known
+        return [self.headline(group, metric) for group in others]
+
+    def headline(self, group: Group, metric: str) -> str:
+        """What there is to say of a group, in a sentence on one metric."""
+        _, row = row_of(metric)
+        found = self.find(metric, group)
+        if found is None:
+            ends = sorted({run.status.replace("_", " ") for run in group.left_out})
+            why = f"none of its runs finished ({', '.join(ends)})" if not group.members else f"no {metric}"
+            return f"{group.name}: {why}."
+        word = self.word(metric, group, found)
+        before, after = (value_text(row, median(g.values(metric))) for g in (self._baseline, group))
+        figures = f"{row.label} {after} against {before}, {delta_text(found, row)}"
+        if word is None:
+            reason = self._refused.get(group.name) or "one run each, so that there is no interval and no verdict"
+            return f"{group.name} against {self._baseline.name}: {figures}; {reason}."
+        wide = f"{self._options.confidence:g} % interval {interval_text(found)}".replace("interval exact", "exact")
+        runs = f"{found.runs[0]} and {found.runs[1]} runs" if found.method == "welch" else f"{found.runs[0]} pairs"
+        what = (
+            f"the same as {self._baseline.name}{_hidden(found)}"
+            if word == SAME
+            else f"{word} than {self._baseline.name}"
+        )
+        return f"{group.name} is {what}: {figures} ({wide}, {runs})."
+
+
+def _hidden(found: Estimate) -> str:
+    """What a verdict of `same` leaves open."""
+    widest = max(abs(found.low or 0.0), abs(found.high or 0.0))
+    if widest < _NARROW:
+        return ""
+    return f" as far as these repeats show (up to {100 * widest:.0f} % may hide; more would tell)"
+
+
+def _outputs(baseline: Group, others: Sequence[Group]) -> list[tuple[str, str]]:
+    """What became of the outputs, and the groups of which it is true."""
+    found: dict[str, list[str]] = {}
+    for group in (baseline, *others) if len(baseline.runs) > 1 else others:
+        found.setdefault(check_groups(baseline, group).text, []).append(group.name)
+    return [
+        (", ".join(names[:4]) + f" and {len(names) - 4} more" * (len(names) > 4), text)
+        for text, names in found.items()
+    ]
+
+
+def _baseline_first(groups: list[Group], name: str | None) -> list[Group]:
+    if name is None:
+        return groups
+    found = [g for g in groups if name in (g.name, *(run.run_id for run in g.runs), *(run.name for run in g.runs))]
+    found = found or [group for group in groups if name in group.name]
+    if len(found) != 1:
+        names = ", ".join(group.name for group in groups)
+        many = "several groups have this in their name" if found else "no group has this name"
+        raise ConfigError("baseline", name, f"{many}; there are: {names}")
+    return [found[0], *(group for group in groups if group is not found[0])]
+
+
+def _refuse_if_nothing_is_left(baseline: Group, others: Sequence[Group], refused: dict[str, str]) -> None:
+    if not baseline.members:
+        run = baseline.example
+        remedy = "; choose another with baseline=" if others else ""
+        raise RecordError(f"{baseline.name}: none of its runs finished: {run.status}: {run.error or '-'}{remedy}")
+    alive = [group for group in others if group.members]
+    if alive and all(group.name in refused for group in alive):
+        first = alive[0]
+        raise RecordError(
+            f"{first.name} and {baseline.name} cannot be compared: {refused[first.name]}. Where that is what you "
+            "compare, name the keys in by=; force=true compares all the same"
+        )
+
+
+def _differences(groups: Sequence[Group]) -> list[Difference]:
+    runs = [group.example for group in groups]
+    keys = short_keys(runs, differing([settings(run) for run in runs])) if len(runs) > 1 else []
+    found = [Difference(key, tuple(_mixed(group, key) for group in groups)) for key in keys]
+    commits = [str(run.facts.get("environment", {}).get("git.commit", "-"))[:10] for run in runs]
+    if len(set(commits)) > 1:
+        found.append(Difference("git commit", tuple(commits)))
+    return found
+
+
+def _mixed(group: Group, key: str) -> str:
+    values = dict.fromkeys(str(value_of(run, key)) for run in (group.runs or [group.example]))
+    return ", ".join("null" if value == "None" else value for value in values)
+
+
+def _title(sets: Sequence[RunSet], groups: Sequence[Group]) -> str:
+    names = [group.name for group in groups]
+    if len(names) == 1:
+        return names[0]
+    return f"{names[1]} against {names[0]}" if len(names) == 2 else f"{len(names)} configurations: {sets[0].name}"

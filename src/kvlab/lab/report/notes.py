@@ -1,0 +1,87 @@
+"""What a reader has to know to trust a report: how it was computed, and what speaks against it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kvlab.lab.compare.groups import Group, pairs_of
+from kvlab.lab.report.options import ReportOptions
+
+_FACTS = ("machine", "device", "threads", "attention", "kernels")
+
+
+def method_notes(groups: Sequence[Group], options: ReportOptions) -> list[str]:
+    """How the figures were computed, in sentences."""
+    if len(groups) == 1:
+        return [f"Figures are medians of {_runs(len(groups[0].runs))}."]
+    baseline, others = groups[0], [group for group in groups[1:] if group.members]
+    paired = [group for group in others if pairs_of(baseline, group)]
+    single = [group for group in others if group not in paired and min(len(group.runs), len(baseline.runs)) < 2]
+    welch = [group for group in others if group not in paired and group not in single]
+    notes = []
+    if paired:
+        mixed = any(group.mixed for group in (baseline, *paired))
+        pairing = "point by point, alike in all else" if mixed else "repeat by repeat, for they ran in turns"
+        notes.append(
+            f"{_which(paired, others)} compared {pairing}: delta is the median of the ratios, the interval (t, "
+            f"{options.confidence:g} %) that of their geometric mean. What both of a pair have in common cancels."
+        )
+    if welch:
+        notes.append(
+            f"{_which(welch, others)} compared as independent samples: delta is the ratio of the medians, the "
+            f"interval (Welch, {options.confidence:g} %) that of the ratio of geometric means."
+        )
+    if single:
+        notes.append(
+            f"{_which(single, others)} shown without interval and verdict: one run says nothing about chance. "
+            "`python -m src.run -m repeats=5` gives repeats, in turns."
+        )
+    if paired or welch:
+        notes.append(
+            "A word other than `same` stands only where the whole interval lies beyond "
+            f"{100 * options.min_effect:g} %; `same` means that no difference was shown: the interval tells how "
+            "large one could be."
+        )
+    return notes
+
+
+def warnings(groups: Sequence[Group], obstacles: Mapping[str, str], options: ReportOptions) -> list[str]:
+    """What speaks against the comparison."""
+    found = []
+    for group in groups:
+        if group.left_out:
+            ends = ", ".join(sorted({run.status.replace("_", " ") for run in group.left_out}))
+            total = len(group.left_out) + len(group.runs)
+            found.append(f"{group.name}: {len(group.left_out)} of {_runs(total)} left out ({ends}).")
+    for name, reason in obstacles.items():
+        if options.force:
+            found.append(f"{name}: compared because of force=true although {reason}.")
+        elif any(group.name == name and group.members for group in groups):
+            found.append(f"{name}: no verdict: {reason}. by= makes keys what is compared; force=true ignores this.")
+    for fact in _FACTS[:3]:
+        values = {str(run.facts[fact]) for group in groups for run in group.runs if fact in run.facts}
+        if len(values) > 1:
+            found.append(f"The runs were not all on the same {fact}: {'; '.join(sorted(values))}.")
+    return found + [text for group in groups[1:] if (text := _in_sequence(groups[0], group))]
+
+
+def _in_sequence(baseline: Group, group: Group) -> str | None:
+    """Whether all of one ran before any of the other: then the machine's drift looks like a difference."""
+    starts = [[run.facts["started"] for run in g.runs if "started" in run.facts] for g in (baseline, group)]
+    if min(map(len, starts)) < 2 or (max(starts[0]) > min(starts[1]) and max(starts[1]) > min(starts[0])):
+        return None
+    return (
+        f"{group.name}: ran all before or all after {baseline.name}: a machine that became slower meanwhile looks "
+        "like a difference. A sweep with repeats= runs them in turns."
+    )
+
+
+def _which(some: Sequence[Group], others: Sequence[Group]) -> str:
+    if len(some) == len(others):
+        return "Groups are"
+    names = ", ".join(group.name for group in some[:3])
+    return f"{names}{' and others' if len(some) > 3 else ''} {'is' if len(some) == 1 else 'are'}"
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'s' * (count != 1)}"

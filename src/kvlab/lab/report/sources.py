@@ -1,0 +1,109 @@
+"""From what was named on the command line to runs: directories, ids, sweeps, filters."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cached_property
+from pathlib import Path
+
+from kvlab.errors import RecordError, TrackingError
+from kvlab.lab.compare.groups import RunSet
+from kvlab.lab.records import SUMMARY, RunRecord, read_run, read_sweep
+from kvlab.lab.report.options import ReportOptions
+from kvlab.lab.report.stored import stored_runs
+from kvlab.lab.tracking import Store, open_store
+
+_ID = re.compile(r"[0-9a-f]{6,32}")
+_FOLDERS = ("outputs", "multirun")
+
+
+class Sources:
+    """Finds runs in directories below `root` and in the tracking store, which is opened when it is needed.
+
+    Files of tracked runs are copied below `folder`.
+    """
+
+    def __init__(self, options: ReportOptions, root: Path, folder: Path) -> None:
+        self._options, self._root, self._folder = options, root, folder
+
+    def resolve(self) -> list[RunSet]:
+        """A set of runs for each argument and filter, in order. Raises RecordError or TrackingError."""
+        names = [_name(text) for text in self._options.runs]
+        sets = [
+            RunSet(name if names.count(name) == 1 else text, tuple(self._argument(text)))
+            for name, text in zip(names, self._options.runs, strict=True)
+        ]
+        for query in self._options.filters:
+            found = stored_runs(self._store, self._options.tracking.experiment, query, self._folder)
+            if not found:
+                raise RecordError(
+                    f"filter={query}: no run of experiment {self._options.tracking.experiment} in "
+                    f"{self._store.shown} matches"
+                )
+            sets.append(RunSet(query, tuple(found)))
+        if not sets:
+            raise RecordError("name runs: directories, run ids, a sweep, or filter=; --help has examples")
+        return sets
+
+    @cached_property
+    def _store(self) -> Store:
+        return open_store(self._options.tracking, self._root)
+
+    def _argument(self, text: str) -> list[RunRecord]:
+        """One argument: runs joined by commas are repeats of each other, or a set of points."""
+        found = [run for part in text.split(",") for run in self._one(part.strip())]
+        seen: dict[object, RunRecord] = {run.run_id or run.directory.resolve(): run for run in found}
+        return list(seen.values())
+
+    def _one(self, text: str) -> list[RunRecord]:
+        if not text:
+            raise RecordError(
+                "a run's directory or id is missing: an argument, or what stands beside a comma, is empty"
+            )
+        directory = Path(text)
+        if directory.is_file() and directory.name == SUMMARY:
+            directory = directory.parent
+        if directory.is_dir():
+            return [read_run(directory)] if (directory / SUMMARY).is_file() else read_sweep(directory)
+        if _ID.fullmatch(text):
+            return self._by_id(text)
+        raise RecordError(f"{text}: there is no such directory, and it is no run's id (6 to 32 of 0-9 and a-f)")
+
+    def _by_id(self, text: str) -> list[RunRecord]:
+        """The run whose id this is or begins with: in the output directories, else in the store."""
+        found = {record.run_id: [record] for record in self._local(text)}
+        problem = f"nor does {self._options.tracking.experiment} in the tracking store have it"
+        if not found:
+            try:
+                query = f"attributes.run_id LIKE '{text}%'"
+                runs = stored_runs(self._store, self._options.tracking.experiment, query, self._folder)
+            except TrackingError as error:
+                problem, runs = str(error), []
+            for run in runs:
+                whose = run.run_id if (run.run_id or "").startswith(text) else run.tags.get("mlflow.parentRunId")
+                found.setdefault(whose, []).append(run)
+        if not found:
+            where = " or ".join(f"{folder}/" for folder in _FOLDERS)
+            raise RecordError(f"{text}: no run with this id is in {where}; {problem}")
+        if len(found) > 1:
+            ids = ", ".join(sorted(str(run_id) for run_id in found)[:5])
+            raise RecordError(f"{text}: {len(found)} runs' ids begin so; write more of it: {ids}")
+        return next(iter(found.values()))
+
+    def _local(self, text: str) -> list[RunRecord]:
+        files = [file for folder in _FOLDERS for file in sorted((self._root / folder).rglob(SUMMARY))]
+        return [read_run(file.parent) for file in files if str(_run_id(file)).startswith(text)]
+
+
+def _name(text: str) -> str:
+    """A short name of an argument."""
+    names = [Path(part).resolve().name if Path(part).exists() else part[:12] for part in text.split(",") if part]
+    return " and ".join(names[:1] + [f"{len(names) - 1} more"] * (len(names) > 1))
+
+
+def _run_id(file: Path) -> object:
+    try:
+        return json.loads(file.read_text(encoding="utf-8")).get("run_id")
+    except (OSError, ValueError, AttributeError):
+        return None

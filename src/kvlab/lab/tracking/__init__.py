@@ -1,0 +1,26 @@
+"""Where runs are recorded: an MLflow store, or nowhere.
+
+The only package that knows MLflow. It is imported when a run starts, not before (it takes a second), and
+used through a client of its own: no active run, no global URI, so several runs can be tracked in one
+process. Whatever goes wrong with a store is a `TrackingError` that names it.
+"""
+
+from kvlab.lab.tracking.base import NullTracker, Point, RunStatus, Tracker
+from kvlab.lab.tracking.mlflow_tracker import MlflowTracker
+from kvlab.lab.tracking.sampling import SERIES_POINTS
+from kvlab.lab.tracking.start import start_run
+from kvlab.lab.tracking.store import Store, open_store
+from kvlab.lab.tracking.uri import resolve_uri
+
+__all__ = [
+    "SERIES_POINTS",
+    "MlflowTracker",
+    "NullTracker",
+    "Point",
+    "RunStatus",
+    "Store",
+    "Tracker",
+    "open_store",
+    "resolve_uri",
+    "start_run",
+]

@@ -1,0 +1,101 @@
+"""Finding runs that a store has, and taking one up again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvlab.lab.tracking.base import RunStatus
+from kvlab.lab.tracking.mlflow_tracker import TAG_CHARS, MlflowTracker
+from kvlab.lab.tracking.store import Store
+
+_PAGE = 1000
+_NOT_FIGURES = ("series/", "system/")
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """A run as the store has it. `metrics` are final figures alone; `state` is MLflow's: RUNNING, FINISHED, FAILED
+    or KILLED; `seconds` it took, None while it runs.
+    """
+
+    run_id: str
+    name: str
+    state: str
+    seconds: float | None
+    params: Mapping[str, str]
+    metrics: Mapping[str, float]
+    tags: Mapping[str, str]
+
+    @property
+    def finished(self) -> bool:
+        """Whether it ran to its end."""
+        return self.state == "FINISHED" and self.tags.get("kvlab.status") == RunStatus.FINISHED
+
+
+def find_runs(store: Store, experiment: str, query: str, *, limit: int | None = None) -> list[TrackedRun]:
+    """Runs of an experiment that match an MLflow filter, the latest first; none where there is no experiment.
+
+    Raises TrackingError for a store that fails or a filter it does not understand.
+    """
+    found = store.call("get_experiment_by_name", experiment)
+    if found is None:
+        return []
+    runs: list[TrackedRun] = []
+    token = None
+    while limit is None or len(runs) < limit:
+        page = store.call(
+            "search_runs",
+            [found.experiment_id],
+            filter_string=query,
+            max_results=_PAGE if limit is None else min(_PAGE, limit - len(runs)),
+            order_by=["attributes.start_time DESC"],
+            page_token=token,
+        )
+        runs += [_run(run) for run in page]
+        token = page.token
+        if not token:
+            break
+    return runs
+
+
+def set_tags(store: Store, run_id: str, tags: Mapping[str, str]) -> None:
+    """Give a run further tags."""
+    for key, value in tags.items():
+        store.call("set_tag", run_id, key, value[:TAG_CHARS])
+
+
+def mark_interrupted(store: Store, run_id: str, reason: str) -> None:
+    """Close a run that whoever made it left open."""
+    set_tags(store, run_id, {"kvlab.status": RunStatus.INTERRUPTED.value, "kvlab.error": reason})
+    store.call("set_terminated", run_id, "KILLED")
+
+
+def continue_run(store: Store, run_id: str, tags: Mapping[str, str]) -> MlflowTracker:
+    """Take a run up again that ended, or was left open."""
+    run = store.call("get_run", run_id)
+    store.call("update_run", run_id, status="RUNNING")
+    set_tags(store, run_id, tags)
+    return MlflowTracker(store, run.info.experiment_id, run_id, run.info.start_time)
+
+
+def fetch_files(store: Store, run_id: str, directory: Path) -> None:
+    """Copy the files that are stored with a run into `directory`, which is made."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for file in store.call("list_artifacts", run_id):
+        store.call("download_artifacts", run_id, file.path, str(directory), bulk=True)
+
+
+def _run(run: Any) -> TrackedRun:
+    info, data = run.info, run.data
+    return TrackedRun(
+        run_id=info.run_id,
+        name=info.run_name or "",
+        state=info.status,
+        seconds=None if info.end_time is None else (info.end_time - info.start_time) / 1000,
+        params=dict(data.params),
+        metrics={key: value for key, value in data.metrics.items() if not key.startswith(_NOT_FIGURES)},
+        tags=dict(data.tags),
+    )

@@ -1,0 +1,103 @@
+"""What a search may try, and which of it fits: decided from a configuration, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import optuna
+
+from kvlab.config import RunConfig
+from kvlab.engine.build import resolve_device
+from kvlab.errors import ConfigError
+from kvlab.kv.sizing import size_pool
+from kvlab.lab.build import plan_run
+from kvlab.lab.capacity import plan_capacity
+from kvlab.workloads import build_requests
+from kvlab.workloads.prompts import grown_lengths
+
+BATCH, BLOCKS = "scheduler.max_batch_size", "kv.num_blocks"
+BLOCK, TOKENS = "kv.block_size", "scheduler.max_batched_tokens"
+SEARCHED = (BATCH, BLOCKS, BLOCK, TOKENS)
+
+_BLOCK_SIZES = (8, 16, 32, 64, 128)
+_LEAST_TOKENS, _MOST_TOKENS, _MOST_BATCH = 32, 4096, 256
+_CACHE_SHARE = 1.25  # of all tokens of the workload: more memory than that is never used
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Whole numbers from `low` to `high`, tried evenly on a logarithmic scale."""
+
+    low: int
+    high: int
+
+    def clip(self, value: int) -> int:
+        """The nearest number within."""
+        return min(max(value, self.low), self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The settings that are searched, and where the search begins: at the configuration itself."""
+
+    ranges: Mapping[str, Range]
+    block_sizes: tuple[int, ...]  # empty where it is not searched
+    start: Mapping[str, int]
+
+    def ask(self, trial: optuna.Trial) -> dict[str, int]:
+        """A value for each setting."""
+        values = {key: trial.suggest_int(key, r.low, r.high, log=True) for key, r in self.ranges.items()}
+        if self.block_sizes:
+            values[BLOCK] = int(trial.suggest_categorical(BLOCK, self.block_sizes))
+        return {key: values[key] for key in SEARCHED if key in values}
+
+
+def build_space(config: RunConfig, memory: int, fixed: frozenset[str]) -> Space:
+    """The space of a configuration in `memory` bytes; the keys in `fixed` stay as they are.
+
+    Raises CapacityError where the weights leave no room for a block, ConfigError where nothing is left to search.
+    """
+    device = resolve_device(config.executor.device)
+    plan = plan_capacity(config, device=device, memory=memory)
+    requests = build_requests(config.workload, vocab_size=plan.model.vocab_size, seed=config.seed)
+    lengths = grown_lengths(requests)
+    sequences = sum(request.sampling.n for request in requests)
+    stored = sum(lengths[request.request_id] * request.sampling.n for request in requests)
+    prompts = sum(len(request.prompt_token_ids) for request in requests)
+    paged = config.kv.backend == "paged"
+    sizes = tuple(size for size in _BLOCK_SIZES if size <= config.model.max_seq_len)
+    if BLOCK in fixed or not paged:
+        sizes = ()
+    elif config.kv.block_size not in sizes:
+        sizes = tuple(sorted({*sizes, config.kv.block_size}))
+    smallest, largest = (min(sizes), max(sizes)) if sizes else (config.kv.block_size,) * 2
+    longest = max(lengths.values()) if paged else config.model.max_seq_len
+    tokens = min(plan.paged.token_slots, round(stored * _CACHE_SHARE)) if paged else plan.paged.token_slots
+    blocks = Range(max(1, longest // largest), max(2, tokens // smallest))
+    ranges = {
+        BATCH: Range(1, max(2, min(sequences, _MOST_BATCH))),
+        BLOCKS: blocks,
+        TOKENS: Range(_LEAST_TOKENS, min(max(prompts, 2 * _LEAST_TOKENS), _MOST_TOKENS)),
+    }
+    ranges = {key: found for key, found in ranges.items() if key not in fixed}
+    if not ranges and not sizes:
+        raise ConfigError("overrides", " ".join(sorted(fixed)), "fix all that is searched; leave one of them free")
+    pool = size_pool(
+        config.kv, plan.spec, max_batch_size=config.scheduler.max_batch_size, max_seq_len=config.model.max_seq_len
+    )
+    first = {
+        BATCH: config.scheduler.max_batch_size,
+        BLOCKS: min(pool.token_slots, plan.paged.token_slots) // config.kv.block_size,
+        TOKENS: config.scheduler.max_batched_tokens,
+    }
+    start = {key: found.clip(first[key]) for key, found in ranges.items()}
+    if sizes:
+        start[BLOCK] = config.kv.block_size
+    return Space(ranges, sizes, start)
+
+
+def check_fits(config: RunConfig, memory: int) -> None:
+    """Raise the KvlabError that says why a configuration cannot run, or not within `memory` bytes."""
+    plan_capacity(config, device=resolve_device(config.executor.device), memory=memory)
+    plan_run(config)

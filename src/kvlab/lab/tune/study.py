@@ -1,0 +1,104 @@
+"""A search: trials that are asked for, checked, run and told, kept in a database from which it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from kvlab.errors import ConfigError, KvlabError
+from kvlab.lab.directions import direction
+from kvlab.lab.sweep.process import is_alive, this_process
+from kvlab.lab.tune.space import Space
+
+_STARTUP = 8  # trials at random before the sampler learns from them
+_ASKED_FOR_NOTHING = 30  # times each trial that may be asked for without one that is new and fits
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What became of a trial: its value, or why it has none."""
+
+    value: float | None
+    error: str | None = None
+    interrupted: bool = False
+
+
+def open_study(storage: str, name: str, metric: str, trials: int) -> optuna.Study:
+    """The study of that name in a database, made where there is none, seeded so that it does not repeat itself.
+
+    Trials that a killed search left open are closed. Raises ConfigError for a database that cannot be used.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    towards = "minimize" if direction(metric).more_is_better is False else "maximize"
+    try:
+        study = optuna.create_study(storage=storage, study_name=name, direction=towards, load_if_exists=True)
+    except Exception as error:  # SQLAlchemy's, a driver's, the operating system's
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            "storage", storage, f"cannot be used: {reason}; write for example sqlite:///tune.db"
+        ) from error
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if not is_alive(trial.user_attrs.get("process")):
+            study.tell(trial.number, state=TrialState.FAIL)
+    known = len(study.get_trials(deepcopy=False))
+    study.sampler = optuna.samplers.TPESampler(seed=known, n_startup_trials=min(_STARTUP, max(3, trials // 3)))
+    return study
+
+
+def counted(study: optuna.Study) -> list[FrozenTrial]:
+    """The trials that ran to an end: each of its points once."""
+    done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.FAIL))
+    return [t for t in done if "same_as" not in t.user_attrs and ("error" in t.user_attrs or t.value is not None)]
+
+
+def best_trial(study: optuna.Study) -> FrozenTrial | None:
+    """The best so far; None where no trial has a value."""
+    return study.best_trial if study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)) else None
+
+
+def search(
+    study: optuna.Study,
+    space: Space,
+    trials: int,
+    *,
+    check: Callable[[dict[str, int]], None],
+    measure: Callable[[int, dict[str, int]], Measured],
+) -> Iterator[FrozenTrial]:
+    """Try until `trials` have run in all, those of earlier searches included; each is given as it ends.
+
+    `check` raises a KvlabError for a point that does not fit: it is pruned with the reason, and does not count.
+    Ends early where the space has nothing new, or a trial was interrupted.
+    """
+    if not study.get_trials(deepcopy=False):
+        study.enqueue_trial(dict(space.start))
+    idle = 0
+    while len(counted(study)) < trials and idle < _ASKED_FOR_NOTHING:
+        trial = study.ask()
+        trial.set_user_attr("process", this_process())
+        values = space.ask(trial)
+        idle += 1
+        earlier = next((t for t in counted(study) if t.params == trial.params), None)
+        if earlier is not None:
+            trial.set_user_attr("same_as", earlier.number)
+            state = None if earlier.value is not None else TrialState.FAIL
+            study.tell(trial, earlier.value, state=state)
+            continue
+        try:
+            check(values)
+        except KvlabError as error:
+            trial.set_user_attr("reason", str(error))
+            yield study.tell(trial, state=TrialState.PRUNED)
+            continue
+        idle = 0
+        found = measure(trial.number, values)
+        if found.value is not None and not found.interrupted:
+            yield study.tell(trial, found.value)
+            continue
+        if not found.interrupted:  # an interrupted one is tried again
+            trial.set_user_attr("error", found.error or "no value")
+        yield study.tell(trial, state=TrialState.FAIL)
+        if found.interrupted:
+            return

@@ -1,0 +1,54 @@
+"""Real runs small enough to make many of: composed by Hydra, executed in this process, tracked nowhere."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf, open_dict
+from rich.console import Console
+
+import src.run
+from kvlab.config import RunConfig
+from kvlab.lab.context import RunContext
+from kvlab.lab.execute import RunResult, execute
+
+CONF = Path(src.run.ROOT) / "conf"
+
+#: What makes any workload a few steps long. It comes last, and leaves alone what a sweep varies.
+FEW_STEPS = (
+    "model=qwen3_tiny",
+    "model.max_seq_len=512",
+    "executor=cpu",
+    "executor.threads=1",
+    "workload.num_requests=2",
+    "workload.rate=1000",
+    "workload.think_s=0",
+    "workload.prompt_len={min: 4, max: 8}",
+    "workload.output_len={min: 2, max: 4}",
+    "tracking=off",
+    "figures=false",
+)
+
+
+def run_small(directory: Path, *overrides: str) -> RunResult:
+    """Execute the run that these overrides describe, but for those of FEW_STEPS whose keys they do not set."""
+    mine = {text.partition("=")[0].lstrip("+") for text in overrides}
+    few = [text for text in FEW_STEPS if text.partition("=")[0] not in mine]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("run", [*few, *overrides], return_hydra_config=True)
+        choices = {group: cfg.hydra.runtime.choices[group] for group in src.run.GROUPS}
+        with open_dict(cfg):
+            del cfg["hydra"]
+    config = OmegaConf.to_object(cfg)
+    assert isinstance(config, RunConfig)
+    context = RunContext(
+        directory=directory,
+        root=Path(src.run.ROOT),
+        config_yaml=OmegaConf.to_yaml(cfg, resolve=True),
+        choices=choices,
+        console=Console(file=io.StringIO()),
+        name="small",
+    )
+    return execute(config, context)

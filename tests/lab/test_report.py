@@ -1,0 +1,225 @@
+"""The report and its forms."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from kvlab.errors import ConfigError, RecordError
+from kvlab.lab.compare.groups import RunSet
+from kvlab.lab.report.build import build_report
+from kvlab.lab.report.html import to_html
+from kvlab.lab.report.markdown import to_markdown
+from kvlab.lab.report.options import ReportOptions, parse_options
+from kvlab.lab.report.pictures import add_pictures
+from kvlab.lab.report.terminal import print_report
+from kvlab.lab.report.write import write_report
+from tests.lab.recorded import THROUGHPUT, record_run, record_sweep
+
+POINTS = {"contiguous": {"kv__backend": "contiguous"}, "paged": {}}
+RATES = {"contiguous": [100.0, 90.0, 95.0], "paged": [80.0, 72.5, 75.5]}
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    return RunSet("sweep", tuple(record_sweep(tmp_path / "sweep", POINTS, RATES)))
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Builds a report on single runs, each a dict of what `record_run` takes."""
+
+    def build(*settings, **options):
+        sets = [RunSet(f"run{n}", (record_run(tmp_path / f"run{n}", **s),)) for n, s in enumerate(settings)]
+        return build_report(sets, ReportOptions(**options))
+
+    return build
+
+
+def printed(report) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    print_report(report, console)
+    return console.file.getvalue()
+
+
+def test_a_sweep_with_repeats_gets_verdicts(sweep):
+    report = build_report([sweep], ReportOptions())
+    assert report.title == "kv=paged against kv=contiguous"
+    line = next(line for line in report.lines if line.metric == THROUGHPUT)
+    assert [cell.value for cell in line.cells] == ["95.0 tok/s", "75.5 tok/s"]
+    assert (line.cells[1].delta, line.cells[1].word, line.cells[1].tone) == ("\u221220.0 %", "slower", "bad")
+    assert "kv=paged is slower than kv=contiguous" in report.headlines[0]
+    assert "3 pairs" in report.headlines[0]
+    assert [difference.key for difference in report.differences] == ["kv"]
+    assert report.outputs == [("kv=contiguous, kv=paged", "equal for 2 requests")]
+    assert "ran in turns" in report.method[0]
+    assert report.warnings == []
+
+
+def test_single_runs_get_deltas_and_no_verdict(make):
+    report = make({"rate": 100}, {"rate": 90, "kv__backend": "contiguous"})
+    cell = next(line for line in report.lines if line.metric == THROUGHPUT).cells[1]
+    assert (cell.delta, cell.interval, cell.word) == ("\u221210.0 %", "", "")
+    assert "no interval and no verdict" in report.headlines[0]
+
+
+def test_sets_that_ran_one_after_the_other_are_warned_of(tmp_path):
+    runs = [record_run(tmp_path / str(n), 100 + n, facts={"started": float(n)}) for n in range(6)]
+    report = build_report([RunSet("old", tuple(runs[:3])), RunSet("new", tuple(runs[3:]))], ReportOptions())
+    assert [group.name for group in report.groups] == ["old", "new"]
+    assert "ran all before or all after" in report.warnings[0]
+    assert "independent samples" in report.method[0]
+
+
+def test_runs_of_other_work_are_refused_with_the_keys(make):
+    other = {"workload__num_requests": 9, "facts": {"workload_digest": "d1"}}
+    with pytest.raises(RecordError, match=r"cannot be compared: .*workload\.num_requests.*by=.*force=true"):
+        make({}, other)
+    assert make({}, other, by=("workload.num_requests",)).warnings == []
+    assert "force=true although" in make({}, other, force=True).warnings[0]
+
+
+def test_other_work_beside_comparable_runs_gets_no_word(tmp_path):
+    points = {"a": {}, "b": {"kv__backend": "contiguous"}, "c": {"model__architecture__hidden_size": 128}}
+    runs = record_sweep(tmp_path, points, {"a": [100.0, 101.0], "b": [50.0, 50.5], "c": [10.0, 10.1]})
+    report = build_report([RunSet("sweep", tuple(runs))], ReportOptions())
+    words = next(line for line in report.lines if line.metric == THROUGHPUT).cells
+    assert [cell.word for cell in words] == ["", "slower", ""]
+    assert "no verdict: not the same work: model.architecture.hidden_size differ" in report.warnings[0]
+
+
+def test_what_did_not_finish_is_left_out_and_said(sweep, tmp_path):
+    record_run(tmp_path / "sweep" / "5", status="out_of_memory", error="does not fit", repeat=2)
+    from kvlab.lab.records import read_sweep
+
+    report = build_report([RunSet("sweep", tuple(read_sweep(tmp_path / "sweep")))], ReportOptions())
+    assert report.warnings[0] == "kv=paged: 1 of 3 runs left out (out of memory)."
+    with pytest.raises(RecordError, match="none of its runs finished: failed: broken"):
+        build_report([RunSet("x", (record_run(tmp_path / "x", status="failed", error="broken"),))], ReportOptions())
+
+
+def test_one_configuration_alone_is_shown(make):
+    report = make({"rate": 100})
+    assert (len(report.groups), report.headlines) == (1, [])
+    assert "100" in printed(report)
+    assert "100.0 tok/s" in to_markdown(report)
+    assert "100.0 tok/s" in to_html(report)
+
+
+def test_a_metric_that_no_run_has_lists_those_there_are_the_nearest_first(make):
+    with pytest.raises(
+        ConfigError, match=rf"metrics=throughput/tokens_per_s: .*there are: {THROUGHPUT}, .*duration_s"
+    ):
+        make({}, metrics=("throughput/tokens_per_s",))
+    options = parse_options(["fail_if=throughput/output_tokens < -5%"])
+    with pytest.raises(ConfigError, match=rf"fail_if=throughput/output_tokens: .*there are: {THROUGHPUT}"):
+        make({}, conditions=options.conditions)
+    lines = make({}, metrics=("latency/*", "duration_s")).lines
+    assert [line.metric for line in lines] == ["latency/ttft_ms_p50", "duration_s"]
+    assert len(make({}, metrics=("all",)).lines) == 3
+
+
+def test_the_baseline_is_chosen_by_name(sweep):
+    report = build_report([sweep], ReportOptions(baseline="kv=paged"))
+    assert "kv=contiguous is faster than kv=paged" in report.headlines[0]
+    with pytest.raises(ConfigError, match="baseline=segmented: no group has this name; there are: kv=contiguous, "):
+        build_report([sweep], ReportOptions(baseline="segmented"))
+
+
+def test_the_gate_compares_every_other_group_with_the_baseline(sweep):
+    options = parse_options([f"fail_if={THROUGHPUT} < -5%", "fail_if=duration_s > 100"])
+    report = build_report([sweep], options)
+    assert [finding.violated for finding in report.findings] == [True, False]
+    assert report.violated
+    assert "kv=paged is 75.5 against 95 of kv=contiguous: -20.0 %" in report.findings[0].sentence
+
+
+def test_the_terminal_has_the_table_and_what_it_means(sweep):
+    text = printed(build_report([sweep], parse_options([f"fail_if={THROUGHPUT} < -5%"])))
+    assert re.search(r"output tokens .*95\.0 tok/s .*75\.5 tok/s .*20\.0 % .*slower", text)
+    assert "greedy outputs of kv=contiguous, kv=paged: equal for 2 requests" in text
+    assert "failed: throughput/output_tokens_per_s of kv=paged" in text
+
+
+def test_many_groups_are_rows(tmp_path):
+    points = {str(size): {"kv__block_size": size} for size in (1, 2, 4, 8)}
+    runs = record_sweep(tmp_path, points, {name: [100.0, 101.0] for name in points})
+    report = build_report([RunSet("sweep", tuple(runs))], ReportOptions())
+    text = printed(report)
+    assert all(f"kv.block_size={size} (2)" in text for size in (1, 2, 4, 8))
+    assert report.outputs == [
+        ("kv.block_size=1, kv.block_size=2, kv.block_size=4, kv.block_size=8", "equal for 2 requests")
+    ]
+    assert "| kv.block_size=1 (2) | kv.block_size=2 (2) |" in to_markdown(report)
+
+
+def test_of_very_many_groups_the_first_sentences_name_the_extremes(tmp_path):
+    points = {str(size): {"kv__block_size": size} for size in range(1, 10)}
+    runs = record_sweep(tmp_path, points, {name: [100.0 * int(name), 101.0 * int(name)] for name in points})
+    headlines = build_report([RunSet("sweep", tuple(runs))], ReportOptions()).headlines
+    assert [text.split(" is ")[0] for text in headlines] == ["kv.block_size=2", "kv.block_size=9"]
+
+
+def test_markdown_is_a_table_of_equal_rows(sweep):
+    text = to_markdown(build_report([sweep], ReportOptions()), [("memory: kv=paged", Path("figures/00.png"))])
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    medians = [row for row in rows if row.count("|") == 7]
+    assert len(medians) == 2 + 3
+    assert "| output tokens | 95.0 tok/s | 75.5 tok/s | \u221220.0 % |" in text
+    assert "**slower**" in text
+    assert "![memory: kv=paged](figures/00.png)" in text
+
+
+def test_the_page_needs_nothing_beside_it(sweep, tmp_path):
+    report = build_report([sweep], ReportOptions())
+    page = write_report(report, tmp_path / "out").read_text()
+    assert not re.search(r"""(?:src|href)=["'](?!data:)""", page)
+    assert "http" not in re.sub(r"<script>.*?</script>", "", page, flags=re.S)
+    for text in ("kv=paged is slower than", "95.0 tok/s", "prefers-color-scheme", "kv.block_size", "viewport"):
+        assert text in page
+    assert page.count('class="dot"') >= 6
+
+
+def test_names_are_escaped(make):
+    page = to_html(make({"run_name": "x", "tags": {"t": "<script>"}}, by=("tags.t",)))
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_a_report_that_cannot_be_written_names_its_key(make, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"output=.*cannot be written"):
+        write_report(make({}), tmp_path / "file" / "report")
+
+
+def test_options_are_read_and_mistakes_told():
+    options = parse_options(
+        ["a/b", "c,d", "by=kv.backend,set", "--metrics=[x/y, z]", "force=true", "confidence=99%", "min_effect=2%"]
+    )
+    assert (options.runs, options.by, options.metrics) == (("a/b", "c,d"), ("kv.backend", "set"), ("x/y", "z"))
+    assert (options.force, options.confidence, options.min_effect) == (True, 99, 0.02)
+    assert parse_options(["filter=tags.x = 'a=b'"]).filters == ("tags.x = 'a=b'",)
+    for text, said in {
+        "basline=x": "did you mean baseline",
+        "force=perhaps": "true or false",
+        "confidence=100": "less than 100",
+        "min_effect=much": "not a number",
+        "tracking.timeout_s=0": "more than 0",
+    }.items():
+        with pytest.raises(ConfigError, match=said):
+            parse_options([text])
+
+
+@pytest.mark.slow
+def test_pictures_are_drawn_into_the_page(sweep, tmp_path):
+    report = build_report([sweep], ReportOptions())
+    add_pictures(report)
+    page = write_report(report, tmp_path / "out").read_text()
+    assert {picture.group for picture in report.pictures} == {None, "kv=contiguous", "kv=paged"}
+    assert len(report.pictures) == len(list(tmp_path.glob("out/figures/*.png"))) >= 5
+    assert page.count('<img alt="') == len(report.pictures)
+    assert "plotly.js" in page

@@ -1,0 +1,233 @@
+"""What a sweep plans, says and keeps, in this process: the command's main with its arguments."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kvlab.config import KVConfig, ModelConfig, RunConfig, TrackingConfig, WorkloadConfig
+from kvlab.lab.sweep.digest import config_digest, sweep_digest
+from kvlab.lab.sweep.plan import read_plan
+from kvlab.lab.sweep.process import is_alive, this_process
+from kvlab.lab.sweep.results import best, medians, status_of
+from kvlab.lab.tracking import open_store
+from tests.lab.sweeps import SweepLab
+
+
+@pytest.fixture
+def bare(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> SweepLab:
+    return SweepLab(tmp_path, capfd.readouterr)
+
+
+@pytest.fixture(scope="module")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Making a store takes seconds; a copy takes none."""
+    file = tmp_path_factory.mktemp("empty") / "store.db"
+    open_store(TrackingConfig(uri=f"sqlite:///{file}"), file.parent, create=True)
+    return file
+
+
+@pytest.fixture
+def lab(bare: SweepLab, empty_store: Path) -> SweepLab:
+    shutil.copy(empty_store, bare.base / "store.db")
+    return bare
+
+
+def config(**changes: object) -> RunConfig:
+    base = {"model": ModelConfig(name="m"), "workload": WorkloadConfig(name="w")}
+    return RunConfig(**{**base, **changes})  # type: ignore[arg-type]
+
+
+# The digest
+
+
+def test_the_digest_leaves_out_what_measures_nothing() -> None:
+    same = config(
+        tracking=TrackingConfig(uri="sqlite:///x.db", experiment="other"),
+        run_name="mine",
+        tags={"who": "me"},
+        optimize="duration_s",
+        resume=True,
+        repeats=3,
+    )
+    assert config_digest(same) == config_digest(config())
+    assert config_digest(config(kv=KVConfig(block_size=32))) != config_digest(config())
+    assert config_digest(config(seed=1)) != config_digest(config())
+
+
+def test_repeats_have_digests_of_their_own_and_one_in_common() -> None:
+    first, second = config(), config(repeat=1)
+    assert config_digest(first) != config_digest(second)
+    assert config_digest(first, any_repeat=True) == config_digest(second, any_repeat=True)
+
+
+def test_a_workload_file_counts_with_its_content(tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    digests = []
+    for text in ("a", "b", "a"):
+        file.write_text(text)
+        digests.append(config_digest(config(workload=WorkloadConfig(name="w", source="jsonl", path=str(file)))))
+    assert digests[0] == digests[2] != digests[1]
+
+
+def test_the_digest_of_a_sweep_is_that_of_its_points_in_any_order() -> None:
+    assert sweep_digest(["a", "b"]) == sweep_digest(["b", "a"]) != sweep_digest(["a", "b", "b"])
+
+
+def test_a_process_is_known_by_host_number_and_start() -> None:
+    here = this_process()
+    host, pid, start = here.rsplit(":", 2)
+    assert is_alive(here) is True
+    assert is_alive(f"{host}:{pid}:{float(start) - 1000:.0f}") is False  # its number was given again
+    assert is_alive(f"elsewhere:{pid}:{start}") is None
+    assert is_alive(None) is None
+
+
+# Results
+
+
+def result(name: str, status: str = "finished", **metrics: float) -> dict[str, object]:
+    return {"name": name, "group": name[0], "status": status, "error": None, "metrics": metrics, "settings": {}}
+
+
+def test_the_best_is_the_least_latency_and_the_most_throughput_by_the_median_of_its_repeats() -> None:
+    # One lucky repeat of b does not make it the best.
+    rows = [result(name, duration_s=value) for name, value in (("a1", 2.0), ("a2", 2.0), ("a3", 9.0))]
+    rows += [result(name, duration_s=value) for name, value in (("b1", 1.0), ("b2", 3.0), ("b3", 3.0))]
+    found = best(rows, "duration_s")
+    assert found is not None
+    assert (found.name, found.value) == ("a", 2.0)
+    rows = [
+        result("a1", **{"throughput/output_tokens_per_s": 1.0}),
+        result("b1", **{"throughput/output_tokens_per_s": 2.0}),
+    ]
+    assert str(best(rows, None)) == "throughput/output_tokens_per_s = 2 (b)"
+    assert best(rows, "latency/ttft_ms_p50") is None
+
+
+def test_a_point_is_as_bad_as_its_worst_repeat_and_has_the_figures_of_those_that_finished() -> None:
+    (row,) = medians([result("a1", x=1.0), result("a2", "failed"), result("a3", x=3.0)])
+    assert (row["status"], row["metrics"]) == ("failed", {"x": 2.0})
+
+
+def test_what_does_not_fit_is_no_failure() -> None:
+    assert status_of([result("a"), result("b", "out_of_memory")]) == "finished"
+    assert status_of([result("a"), result("b", "failed")]) == "failed"
+    assert status_of([result("a", "failed"), result("b", "interrupted")]) == "interrupted"
+
+
+# The command
+
+
+@pytest.mark.slow
+def test_repeats_take_turns_and_are_told_apart(lab: SweepLab) -> None:
+    ended = lab.here("-m", "kv.num_blocks=8,9", "repeats=2", "optimize=latency/e2el_ms_p50")
+    assert ended.code == 0, ended.output
+    assert "2 points, 2 times each: 4 jobs, time unknown until the first is done" in ended.output
+    assert "job 3 of 4: kv.num_blocks=8 repeat=1" in ended.output
+    assert re.search(r"2 of 4 jobs done, best so far latency/e2el_ms_p50 = .*, about \d+:\d\d left", ended.output)
+    plan = read_plan(lab.base / "out")
+    assert plan is not None
+    assert [point.name for point in plan.points] == [
+        f"kv.num_blocks={blocks} repeat={repeat}" for repeat in (0, 1) for blocks in (8, 9)
+    ]
+    children = lab.children()
+    assert sorted(run.tags["kvlab.repeat"] for run in children) == ["0", "0", "1", "1"]
+    assert len({run.tags["kvlab.config_digest"] for run in children}) == 4
+    summaries = [json.loads(file.read_text()) for file in (lab.base / "out").glob("*/summary.json")]
+    assert {s["config_digest"] for s in summaries} == {run.tags["kvlab.config_digest"] for run in children}
+    assert len({s["workload_digest"] for s in summaries}) == 1  # the same requests each time
+
+
+@pytest.mark.slow
+def test_what_is_done_is_taken_over_wherever_it_ran(lab: SweepLab) -> None:
+    assert lab.here("kv.num_blocks=8", directory="single").code == 0
+    first = lab.here("-m", "kv.num_blocks=8,9", "resume=true", directory="first")
+    assert "1 run done before: 1 job, about 0:0" in first.output
+    again = lab.here("-m", "kv.num_blocks=8,9", "resume=true", directory="again")
+    assert again.code == 0
+    assert "2 runs done before: 0 jobs" in again.output
+    assert "2 runs: 2 finished; 2 of them done before" in again.output
+    assert len([run for run in lab.runs() if run.finished and run.tags.get("kvlab.kind") != "sweep"]) == 2
+    (parent,) = lab.parents()  # the second continued the first
+    (single,) = (run for run in lab.runs() if "mlflow.parentRunId" not in run.tags and run.run_id != parent.run_id)
+    assert parent.tags["kvlab.done_before"] == single.run_id
+    assert parent.state == "FINISHED"
+    done = lab.here("kv.num_blocks=8", "resume=true", directory="none")
+    assert (done.code, f"done before: run {single.run_id}" in done.output) == (0, True)
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_behind_a_point_that_fails_and_says_so_at_the_end(lab: SweepLab) -> None:
+    # Every pass fails, so no request of that point completes; the last one contradicts itself.
+    ended = lab.here(
+        "-m",
+        "debug=faults",
+        "debug.faults.kind=forward",
+        "debug.faults.rate=0,1",
+        "scheduler.max_batched_tokens=512,8",
+    )
+    assert ended.code == 1, ended.output
+    assert "Traceback" not in ended.output
+    assert "4 runs: 1 finished, 3 failed" in ended.output
+    assert "scheduler.max_batched_tokens=8: failed: scheduler.max_batched_tokens=8: is less than" in ended.output
+    assert [run.state for run in lab.parents()] == ["FAILED"]
+
+
+def test_optimize_that_no_run_has_lists_what_there_is(lab: SweepLab) -> None:
+    ended = lab.here("-m", "kv.num_blocks=8,9", "tracking=off", "optimize=throughput/outputs")
+    assert ended.code == 1
+    assert "error: optimize=throughput/outputs: no run has it; there are: capacity/kv_bytes" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ["-m", "sweep=policies,preemption"],
+            "sweep=policies: is a sweep (over workload and scheduler) inside a sweep",
+        ),
+        (
+            ["-m", "experiment=contiguous_vs_paged,null"],
+            "experiment=contiguous_vs_paged: is a sweep (over kv) inside",
+        ),
+        (
+            ["-m", "resume=true", "tracking=off", "kv.num_blocks=8,9"],
+            "resume=true: with tracking=off nothing is known",
+        ),
+        (["-m", "repeats=1,2"], "repeats=1,2: is one for a whole sweep"),
+        (["repeats=2", "repeat=1"], "repeat=1: repeats=2 counts them itself"),
+        (["repeats=0"], "repeats=0: must be a number, at least 1"),
+        (["-m", "kv.num_blocks=interval(1,9)"], "kv.num_blocks=interval(1,9): has no end of values"),
+        (["-m", "hydra/launcher=joblib", "kv.num_blocks=8,9"], "pip install 'kvlab[joblib]'"),
+        (["-m", "hydra/launcher=submitit_slurm", "kv.num_blocks=8,9"], "pip install 'kvlab[slurm]'"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused_in_a_sentence(
+    bare: SweepLab, overrides: list[str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("src.sweep.find_spec", lambda name: None)
+    ended = bare.here(*overrides)
+    assert ended.code == 2, ended.output
+    assert ended.output.startswith("error: ")
+    assert words in ended.output
+    assert len(ended.output.splitlines()) == 1
+    assert not bare.base.joinpath("store.db").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_that_still_runs_is_not_resumed(lab: SweepLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    import src.sweep
+
+    assert lab.here("-m", "kv.num_blocks=8,9").code == 0
+    # As if the sweep were still open: this process is alive.
+    (parent,) = lab.parents()
+    open_store(TrackingConfig(uri=lab.uri), lab.base).call("update_run", parent.run_id, status="RUNNING")
+    ended = lab.here("-m", "kv.num_blocks=8,9", "resume=true")
+    assert ended.code == 2
+    assert "resume=true: 'sweep kv.num_blocks' of this sweep is still running, as process" in ended.output
+    assert src.sweep._current is None

@@ -1,0 +1,100 @@
+"""Sweeps that are killed, started at once, or run in several processes: one store, each point once."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.lab.sweeps import MOST_S, SweepLab
+
+# Long enough that the sweep is killed while a run is open.
+TWELVE = [
+    "-m",
+    "kv.num_blocks=34,35,36,37,38,39",
+    "scheduler.max_batch_size=1,2",
+    "workload.output_len={min: 400, max: 500}",
+]
+
+
+def finished_jobs(directory: Path) -> int:
+    return len(list(directory.glob("*/summary.json")))
+
+
+@pytest.mark.slow
+def test_a_sweep_killed_in_the_middle_and_resumed_leaves_each_point_finished_once(tmp_path: Path) -> None:
+    lab = SweepLab(tmp_path)
+    process = lab.start(*TWELVE, directory="first")
+    deadline = time.monotonic() + MOST_S
+    while finished_jobs(tmp_path / "first") < 4:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    while not lab.children("attributes.status = 'RUNNING'"):
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    before = Counter(run.state for run in lab.children())
+    assert 3 <= before["FINISHED"] < 12  # the fourth has its files, and may yet be open in the store
+    assert before["RUNNING"] == 1
+    assert [run.state for run in lab.parents()] == ["RUNNING"]
+
+    resumed = lab.apart(*TWELVE, "resume=true", directory="second")
+    assert resumed.code == 0, resumed.output
+    assert f"{before['FINISHED']} runs done before: {12 - before['FINISHED']} jobs" in resumed.output
+    after = lab.children()
+    done = [run for run in after if run.finished]
+    assert len(done) == 12
+    assert len({run.tags["kvlab.config_digest"] for run in done}) == 12
+    points = {(run.params["kv.num_blocks"], run.params["scheduler.max_batch_size"]) for run in done}
+    assert len(points) == 12
+    assert Counter(run.state for run in after) == {"FINISHED": 12, "KILLED": 1}
+    (parent,) = lab.parents()
+    assert parent.state == "FINISHED"
+    assert {run.tags["mlflow.parentRunId"] for run in after} == {parent.run_id}
+    assert finished_jobs(tmp_path / "second") == 12  # those done before are fetched
+    assert "12 runs: 12 finished" in resumed.output
+
+
+@pytest.mark.slow
+def test_four_sweeps_started_at_once_on_a_fresh_store_all_finish(tmp_path: Path) -> None:
+    lab = SweepLab(tmp_path)
+    processes = [lab.start("-m", "kv.num_blocks=8,9", f"seed={seed}", directory=str(seed)) for seed in range(4)]
+    outputs = [process.communicate(timeout=MOST_S)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, "\n".join(outputs)
+    assert sum(run.finished for run in lab.children()) == 8
+    assert [run.state for run in lab.parents()] == ["FINISHED"] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "module"),
+    [
+        (["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"], "hydra_joblib_launcher"),
+        (["hydra/launcher=submitit_local"], "hydra_submitit_launcher"),
+    ],
+    ids=["joblib", "submitit"],
+)
+def test_points_run_in_other_processes_belong_to_one_sweep(
+    tmp_path: Path, launcher: list[str], module: str
+) -> None:
+    pytest.importorskip(f"hydra_plugins.{module}")
+    lab = SweepLab(tmp_path)
+    # One does not fit, which is a result in any process.
+    ended = lab.apart("-m", "kv.num_blocks=1,8", *launcher)
+    assert ended.code == 0, ended.output
+    assert "2 jobs" in ended.output
+    assert "1 finished, 1 did not fit in memory" in ended.output
+    assert re.search(r"best so far throughput/output_tokens_per_s = .* \(kv.num_blocks=8\)", ended.output)
+    (parent,) = lab.parents()
+    assert parent.state == "FINISHED"
+    children = lab.children()
+    assert {run.tags["mlflow.parentRunId"] for run in children} == {parent.run_id}
+    assert sorted(run.tags["kvlab.status"] for run in children) == ["finished", "out_of_memory"]
+    assert len({run.tags["kvlab.process"] for run in children} - {parent.tags["kvlab.process"]}) >= 1

@@ -1,0 +1,162 @@
+"""A team's store: PostgreSQL, with an MLflow server before it and without."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from kvlab.config import TrackingConfig
+from kvlab.errors import TrackingError
+from kvlab.lab.tracking import RunStatus, open_store, start_run
+from tests.lab.postgres import PASSWORD, binaries, free_port, postgres
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = binaries()
+TINY = ["model=qwen3_tiny", "workload.num_requests=2", "workload.output_len.max=64", "executor.threads=1"]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BIN is None, reason="PostgreSQL is not installed (apt-get install postgresql)"),
+]
+
+
+@pytest.fixture(scope="module")
+def database():
+    pytest.importorskip("psycopg2", reason="pip install 'kvlab[postgres]'")
+    with postgres(BIN) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setenv("no_proxy", "*")
+
+
+@contextlib.contextmanager
+def mlflow_server(backend, artifacts):
+    """The command of docs/tracking.md, on another port."""
+    port = free_port()
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", backend]
+    command += ["--artifacts-destination", str(artifacts), "--host", "127.0.0.1", "--port", str(port)]
+    log = artifacts.with_suffix(".log")
+    with log.open("wb") as out:
+        server = subprocess.Popen(
+            [*command, "--workers", "1"], stdout=out, stderr=out, cwd=artifacts.parent, start_new_session=True
+        )
+    uri = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(1200):
+            if server.poll() is not None:
+                break
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{uri}/health", timeout=5):
+                break
+            time.sleep(0.1)
+        assert server.poll() is None, log.read_text()
+        yield uri
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, 15)  # the group is its own: workers and job runners too
+        server.wait(60)
+
+
+def command(*arguments):
+    """A command of the repository's, and what it said."""
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "src.run", *arguments, *TINY],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+
+
+def test_a_run_and_a_parallel_sweep_on_a_server_with_postgresql(database, tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    from mlflow.tracking import MlflowClient
+
+    with mlflow_server(database.create("served").replace("://", "+psycopg2://"), tmp_path / "files") as uri:
+        server = f"tracking.uri={uri}"
+        done = command(server, "tracking.timeout_s=120", f"hydra.run.dir={tmp_path / 'one'}")
+        assert done.returncode == 0, done.stderr + done.stdout
+        assert f"{uri}/#/experiments/" in done.stdout
+        sweep = ["kv.num_blocks=64,128", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+        done = command("-m", server, "tracking.timeout_s=120", *sweep, f"hydra.sweep.dir={tmp_path / 'many'}")
+        assert done.returncode == 0, done.stderr + done.stdout
+
+        client = MlflowClient(tracking_uri=uri)
+        experiment = client.get_experiment_by_name("kvlab").experiment_id
+        runs = client.search_runs([experiment])
+        assert [run.info.status for run in runs] == ["FINISHED"] * 4
+        children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+        assert {run.data.params["kv.num_blocks"] for run in children} == {"64", "128"}
+        single = json.loads((tmp_path / "one" / "summary.json").read_text())
+        run = client.get_run(single["run_id"])
+        finals = {name: value for name, value in run.data.metrics.items() if not name.startswith("series/")}
+        assert finals == pytest.approx(single["metrics"])
+        (given,) = run.inputs.dataset_inputs
+        assert (given.dataset.name, given.dataset.digest) == ("burst16", single["workload_digest"])
+        files = client.download_artifacts(single["run_id"], "", str(tmp_path))
+        assert json.loads((Path(files) / "summary.json").read_text()) == single
+        assert list((tmp_path / "files").rglob("summary.json")), "the server keeps the files"
+
+
+def test_processes_may_start_on_a_fresh_database_at_once(database, tmp_path):
+    config = TrackingConfig(uri=database.create("fresh"), artifacts=str(tmp_path / "files"))
+    ids, problems = [], []
+
+    def work():
+        try:
+            tracker = start_run(config, root=tmp_path, run_name="a", params={"a": 1}, tags={})
+            (tmp_path / "out").mkdir(exist_ok=True)
+            tracker.log_metrics({"x": 1.0})
+            tracker.finish(RunStatus.FINISHED)
+            ids.append(tracker.run_id)
+        except BaseException as problem:
+            problems.append(problem)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    assert (problems, len(set(ids))) == ([], 3)
+    store = open_store(config, tmp_path)
+    assert [store.call("get_run", run_id).data.metrics for run_id in ids] == [{"x": 1.0}] * 3
+    experiment = store.call("get_experiment_by_name", "kvlab")
+    assert experiment.artifact_location == (tmp_path / "files").as_uri()
+
+
+def fails(tmp_path, uri):
+    with pytest.raises(TrackingError) as raised:
+        start_run(TrackingConfig(uri=uri), root=tmp_path, run_name="a", params={}, tags={})
+    message = str(raised.value)
+    assert PASSWORD not in message
+    assert "\n" not in message
+    return message
+
+
+def test_a_wrong_password_is_told_at_once(database, tmp_path):
+    uri = database.create("closed").replace(PASSWORD, "guessed")
+    message = fails(tmp_path, uri)
+    assert message.startswith(
+        f"tracking.uri=postgresql+psycopg2://127.0.0.1:{database.port}/closed: connection to server"
+    )
+    assert 'password authentication failed for user "kvlab"' in message
+    assert "put the right user and password into tracking.uri" in message
+    assert "guessed" not in message
+
+
+def test_a_database_that_is_not_there(database, tmp_path):
+    uri = database.create("there").replace("/there", "/elsewhere")
+    assert 'database "elsewhere" does not exist' in fails(tmp_path, uri)

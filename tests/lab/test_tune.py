@@ -1,0 +1,225 @@
+"""The search: its space, its study, and the command in this process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+import src.tune
+from kvlab.config import KVConfig
+from kvlab.errors import CapacityError, ConfigError
+from kvlab.lab.tune.space import BATCH, BLOCK, BLOCKS, TOKENS, Range, Space, build_space, check_fits
+from kvlab.lab.tune.study import Measured, best_trial, counted, open_study, search
+from src.composing import compose_run
+from src.tune import read_arguments
+from tests.lab.sweeps import TINY
+
+MIB = 2**20
+ONE = Space({BATCH: Range(1, 64)}, (), {BATCH: 8})
+
+
+def fits(_: dict[str, int]) -> None:
+    """Anything."""
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Callable[..., optuna.Study]:
+    def opened(metric: str = "throughput/output_tokens_per_s", trials: int = 20) -> optuna.Study:
+        return open_study(f"sqlite:///{tmp_path / 'tune.db'}", "a question", metric, trials)
+
+    return opened
+
+
+# The space
+
+
+def test_the_space_begins_at_the_configuration_and_ends_where_memory_and_workload_do() -> None:
+    config = compose_run([*TINY, "workload.num_requests=20"]).config
+    space = build_space(config, 200 * MIB, frozenset())
+    assert set(space.ranges) == {BATCH, BLOCKS, TOKENS}
+    assert space.ranges[BATCH] == Range(1, 20)  # more sequences than there are never run
+    assert space.start[BATCH] == 20
+    assert space.start[BLOCK] == 16
+    tight = build_space(config, 66 * MIB, frozenset())
+    assert tight.ranges[BLOCKS].high <= space.ranges[BLOCKS].high
+    stored = 1.25 * 20 * 26  # tokens, at most
+    assert space.ranges[BLOCKS].high <= stored / min(space.block_sizes)
+
+
+def test_what_is_given_is_not_searched() -> None:
+    config = compose_run([*TINY, "kv.block_size=16"]).config
+    space = build_space(config, 100 * MIB, frozenset({BLOCK, TOKENS}))
+    assert space.block_sizes == ()
+    assert set(space.ranges) == {BATCH, BLOCKS}
+    with pytest.raises(ConfigError, match="leave one of them free"):
+        build_space(config, 100 * MIB, frozenset({BATCH, BLOCKS, BLOCK, TOKENS}))
+
+
+def test_a_memory_smaller_than_the_weights_is_refused() -> None:
+    with pytest.raises(CapacityError, match=r"memory=97\.7 KiB: qwen3_tiny"):
+        build_space(compose_run(TINY).config, 100_000, frozenset())
+
+
+def test_a_point_beyond_the_memory_does_not_fit_and_one_too_small_for_a_request_neither() -> None:
+    config = compose_run(TINY).config
+    fitting = replace(config, kv=KVConfig(num_blocks=8))
+    check_fits(fitting, 100 * MIB)
+    with pytest.raises(CapacityError, match="more"):
+        check_fits(replace(config, kv=KVConfig(num_blocks=10**6)), 100 * MIB)
+    with pytest.raises(CapacityError, match="too small for one sequence"):
+        check_fits(replace(config, kv=KVConfig(num_blocks=1)), 100 * MIB)
+
+
+# The study
+
+
+def test_more_is_better_or_less_as_the_metric_has_it(study: Callable[..., optuna.Study], tmp_path: Path) -> None:
+    assert study().direction == optuna.study.StudyDirection.MAXIMIZE
+    other = open_study(f"sqlite:///{tmp_path / 'b.db'}", "x", "latency/ttft_ms_p99", 20)
+    assert other.direction == optuna.study.StudyDirection.MINIMIZE
+
+
+def test_a_search_stops_at_its_trials_and_goes_on_from_there(study: Callable[..., optuna.Study]) -> None:
+    tried: list[int] = []
+
+    def measure(number: int, values: dict[str, int]) -> Measured:
+        tried.append(values[BATCH])
+        return Measured(-abs(values[BATCH] - 30.0))
+
+    list(search(study(), ONE, 5, check=fits, measure=measure))
+    assert tried[0] == 8  # where the configuration is
+    assert len(tried) == len(set(tried)) == 5
+    again = study()
+    list(search(again, ONE, 12, check=fits, measure=measure))
+    assert len(tried) == len(set(tried)) == 12  # nothing twice, across both
+    assert len(counted(again)) == 12
+    best = best_trial(again)
+    assert best is not None
+    assert best.value == max(-abs(value - 30.0) for value in tried)
+
+
+def test_what_does_not_fit_is_left_out_with_its_reason_and_does_not_count(
+    study: Callable[..., optuna.Study],
+) -> None:
+    def check(values: dict[str, int]) -> None:
+        if values[BATCH] > 8:
+            raise CapacityError(f"{values[BATCH]} is too many")
+
+    opened = study()
+    trials = list(search(opened, ONE, 4, check=check, measure=lambda _, v: Measured(float(v[BATCH]))))
+    pruned = [trial for trial in trials if trial.state is TrialState.PRUNED]
+    assert pruned
+    assert all("is too many" in trial.user_attrs["reason"] for trial in pruned)
+    assert len(counted(opened)) == 4
+
+
+def test_a_small_space_ends_the_search_when_it_is_used_up(
+    study: Callable[..., optuna.Study], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvlab.lab.tune.study._ASKED_FOR_NOTHING", 8)
+    opened, two = study(), Space({BATCH: Range(1, 2)}, (), {BATCH: 1})
+    list(search(opened, two, 10, check=fits, measure=lambda _, v: Measured(float(v[BATCH]))))
+    assert len(counted(opened)) == 2
+
+
+def test_an_interrupted_trial_ends_the_search_and_is_not_counted(study: Callable[..., optuna.Study]) -> None:
+    opened = study()
+    ends = iter([Measured(1.0), Measured(None, "it broke"), Measured(None, interrupted=True)])
+    list(search(opened, ONE, 9, check=fits, measure=lambda *_: next(ends)))
+    assert [trial.state for trial in counted(opened)] == [TrialState.COMPLETE, TrialState.FAIL]
+    assert len(opened.trials) >= 3
+
+
+def test_a_trial_that_a_killed_search_left_open_is_closed(study: Callable[..., optuna.Study]) -> None:
+    opened = study()
+    trial = opened.ask()
+    trial.set_user_attr("process", "elsewhere:1:1")
+    assert study().trials[0].state is TrialState.FAIL
+    assert counted(study()) == []
+
+
+def test_a_database_that_cannot_be_used_is_named() -> None:
+    with pytest.raises(ConfigError, match="storage=sqlite:////no/such/place\\.db: cannot be used"):
+        open_study("sqlite:////no/such/place.db", "x", "duration_s", 3)
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "optimize=null: name a metric"),
+        (["optimize=capacity/kv_bytes"], "neither more nor less of it is better"),
+        (["optimize=throughput/output_tokens_per_s", "memory=much"], "memory=much: is not a size"),
+        (["optimize=throughput/output_tokens_per_s", "trials=0"], "trials=0: must be a whole number"),
+        (["optimize=throughput/output_tokens_per_s", "kv.memory=1MiB"], "kv.memory=1MiB: a search chooses"),
+        (["optimize=throughput/output_tokens_per_s", "sweep=policies"], "sweep=policies: has no place in a search"),
+        (["optimize=throughput/output_tokens_per_s", "--fast"], "option=--fast: unknown"),
+    ],
+)
+def test_a_question_that_cannot_be_asked_is_refused_by_its_key(arguments: list[str], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_arguments(arguments)
+    assert words in str(refused.value)
+
+
+def tune(monkeypatch: pytest.MonkeyPatch, capfd: Any, *arguments: str) -> tuple[int, str]:
+    monkeypatch.setattr(sys, "argv", ["src/tune.py", "optimize=throughput/output_tokens_per_s", *arguments, *TINY])
+    monkeypatch.setenv("COLUMNS", "200")
+    code: Any = 0
+    try:
+        src.tune.main()
+    except SystemExit as ended:
+        code = ended.code
+    shown = capfd.readouterr()
+    return int(code or 0), shown.out + shown.err
+
+
+@pytest.mark.slow
+def test_the_best_within_a_budget_is_told_drawn_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from kvlab.config import TrackingConfig
+    from kvlab.lab.tracking import open_store
+    from kvlab.lab.tracking.search import find_runs
+
+    where = [f"output={tmp_path}", f"tracking.uri=sqlite:///{tmp_path / 'store.db'}", "memory=68MiB"]
+    code, output = tune(monkeypatch, capfd, "trials=3", *where)
+    assert code == 0, output
+    assert "throughput/output_tokens_per_s within 68.0 MiB: 3 trials" in output
+    (command,) = [line for line in output.splitlines() if line.startswith("python -m src.run ")]
+    chosen = dict(text.split("=", 1) for text in command.split() if text.startswith(("kv.", "scheduler.")))
+    assert set(chosen) == {BATCH, BLOCKS, BLOCK, TOKENS}
+    check_fits(compose_run([*TINY, *(f"{key}={value}" for key, value in chosen.items())]).config, 68 * MIB)
+    (folder,) = tmp_path.glob("throughput-*/search")
+    assert (folder / "tune.png").read_bytes().startswith(b"\x89PNG")
+    page = (folder / "tune.html").read_text()
+    assert "Trial by trial" in page
+    assert "<script src=" not in page  # it needs no network
+
+    code, output = tune(monkeypatch, capfd, "trials=4", *where)
+    assert "4 trials, 3 done before" in output
+    runs = find_runs(open_store(TrackingConfig(uri=f"sqlite:///{tmp_path / 'store.db'}"), tmp_path), "kvlab", "")
+    (parent,) = [run for run in runs if run.tags.get("kvlab.kind") == "tune"]
+    children = [run for run in runs if run.tags.get("mlflow.parentRunId") == parent.run_id]
+    assert [run.finished for run in children] == [True] * 4
+    assert parent.metrics["throughput/output_tokens_per_s"] == max(
+        run.metrics["throughput/output_tokens_per_s"] for run in children
+    )
+
+
+def test_a_budget_smaller_than_the_weights_ends_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, output = tune(monkeypatch, capfd, f"output={tmp_path}", "memory=100KiB", "tracking=off")
+    assert code == 2
+    assert output.startswith("error: memory=100.0 KiB: qwen3_tiny needs ")
+    assert "Traceback" not in output
