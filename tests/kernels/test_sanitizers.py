@@ -1,0 +1,96 @@
+"""The native kernels' tests once more, with every access checked: AddressSanitizer and UndefinedBehaviorSanitizer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+CHECKED = ("attention", "linear", "elementwise", "largest")
+FLAGS = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined"
+
+HEAP_OVERFLOW = """
+import ctypes, torch
+from kvlab.kernels.cpu.native import load
+out, x = torch.empty(ROWS, 8), torch.ones(4, 16)
+load().kvlab_gated(*[ctypes.c_void_p(x.data_ptr()), 4, 8, 0], ctypes.c_void_p(out.data_ptr()), 4, 1)
+"""
+MISALIGNED = """
+import ctypes, torch
+from kvlab.kernels.cpu.native import load
+out, x = torch.empty(4, 8), torch.ones(5, 16)
+load().kvlab_gated(*[ctypes.c_void_p(x.data_ptr() + OFFSET), 4, 8, 0], ctypes.c_void_p(out.data_ptr()), 4, 1)
+"""
+
+
+@pytest.fixture(scope="module")
+def sanitized() -> dict[str, str]:
+    """The environment of a process whose library is built with sanitizers."""
+    compiler = os.environ.get("CXX") or "g++"
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler}")
+    if torch.cuda.is_available():
+        pytest.skip("CUDA's driver and AddressSanitizer want the same addresses")
+    asked = [compiler, "-print-file-name=libasan.so"]
+    runtime = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    if not Path(runtime).is_absolute():  # what is not found comes back as it was
+        pytest.skip(f"{compiler} has no libasan.so that could be loaded ahead of Python")
+    return {
+        **{name: value for name, value in os.environ.items() if name != "KVLAB_CPU_ARCH"},
+        "CXX": compiler,
+        "KVLAB_CXXFLAGS": FLAGS,
+        "LD_PRELOAD": runtime,
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+    }
+
+
+def start(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.Popen(
+        command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "sound", "broken", "finding"),
+    [
+        (HEAP_OVERFLOW.replace("ROWS", "{}"), 4, 3, "AddressSanitizer: heap-buffer-overflow"),
+        (MISALIGNED.replace("OFFSET", "{}"), 4, 2, "runtime error: load of misaligned address"),
+    ],
+    ids=["write behind a tensor", "misaligned read"],
+)
+def test_a_wrong_call_is_caught(
+    code: str, sound: int, broken: int, finding: str, sanitized: dict[str, str]
+) -> None:
+    """Else the test below would prove nothing."""
+    environment = sanitized | ({"KVLAB_CPU_ARCH": "x86-64-v3"} if os.uname().machine == "x86_64" else {})
+    process = start(environment, "-c", code.format(sound))
+    said = process.communicate()[0]
+    assert process.returncode == 0, said
+    process = start(environment, "-c", code.format(broken))
+    said = process.communicate()[0]
+    assert process.returncode != 0
+    assert finding in said
+
+
+def test_kernels_touch_only_what_is_theirs_and_do_nothing_undefined(sanitized: dict[str, str]) -> None:
+    """On this machine's instruction set and on AVX2, side by side: most of the time goes to compilers. (The portable
+    variant has nothing that these two have not, and no intrinsics.)
+    """
+    files = [f"tests/kernels/test_cpu_{name}.py" for name in CHECKED]
+    options = ["-m", "pytest", "-x", "-p", "no:cacheprovider", "--confcutdir=tests/kernels", *files]
+    architectures = ["native", "x86-64-v3"] if os.uname().machine == "x86_64" else ["native"]
+    processes = [start(sanitized, *options, "-k", name) for name in architectures]
+    for name, process in zip(architectures, processes, strict=True):
+        said = process.communicate()[0]
+        assert process.returncode == 0, f"{name}:\n{said[-8000:]}"
+        assert " passed" in said
