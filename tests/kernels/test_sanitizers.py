@@ -1,4 +1,4 @@
-"""The native kernels' tests once more, with every access checked: AddressSanitizer and UndefinedBehaviorSanitizer."""
+"""The native kernels' tests once more, under AddressSanitizer and UndefinedBehaviorSanitizer."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def test_a_wrong_call_is_caught(
 
 
 def test_kernels_touch_only_what_is_theirs_and_do_nothing_undefined(sanitized: dict[str, str]) -> None:
-    """On this machine's instruction set and on AVX2, side by side: most of the time goes to compilers. (The portable
-    variant has nothing that these two have not, and no intrinsics.)
+    """On this machine's instruction set and on AVX2, side by side: most of the time goes to compilers. The portable
+    variant has no intrinsics, and nothing else that these two have not.
     """
     files = [f"tests/kernels/test_cpu_{name}.py" for name in CHECKED]
     options = ["-m", "pytest", "-x", "-p", "no:cacheprovider", "--confcutdir=tests/kernels", *files]

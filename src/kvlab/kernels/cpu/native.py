@@ -55,8 +55,9 @@ def load() -> ctypes.CDLL:
 
 
 def instruction_set() -> str:
-    """What the library was compiled for: `avx512-bf16`, `avx512`, `avx2` or `portable`. Raises KernelError as `load`
-    does.
+    """What the library was compiled for: `avx512-bf16`, `avx512`, `avx2` or `portable`.
+
+    Raises KernelError as `load` does.
     """
     library = load()
     library.kvlab_instruction_set.restype = ctypes.c_char_p

@@ -104,10 +104,15 @@ class TorchOps:
         """See LogitsOps."""
         if count == 1:  # max is several times faster than argmax for bfloat16 on a CPU
             return Largest(*x.max(dim=-1, keepdim=True))
-        # topk alone leaves open which of equals it takes. Here there are none: number, then place, in one integer.
-        numbers = torch.where(x.isnan(), torch.nan, x.float() + 0.0)  # one NaN and one 0
-        bits = numbers.view(torch.int32)
-        keys = (bits ^ (bits >> 31 & 0x7FFFFFFF)).long() << 32
-        keys -= torch.arange(x.shape[1], device=x.device)
-        places = keys.topk(count).indices
-        return Largest(x.gather(1, places), places)
+        if count == x.shape[1]:
+            return Largest(*x.sort(dim=-1, descending=True, stable=True))
+        # topk leaves open which of equals it takes, and in what order.
+        last = x.topk(count).values[:, -1:]
+        rows, places = (~(x < last)).nonzero(as_tuple=True)  # NaN is not less
+        values = x[rows, places]
+        order = values.argsort(descending=True, stable=True)  # NaN first
+        order = order[rows[order].argsort(stable=True)]
+        candidates = rows.bincount(minlength=len(x))
+        starts = candidates.cumsum(0) - candidates
+        chosen = order[starts[:, None] + torch.arange(count, device=x.device)]
+        return Largest(values[chosen], places[chosen])
