@@ -8,9 +8,11 @@
 // arithmetic.
 
 #include "int8.hpp"
+#include "tiles.hpp"
 
 #include <algorithm>
 #include <memory>
+#include <vector>
 
 namespace {
 
@@ -91,15 +93,15 @@ INLINE float from_bfloat16(uint16_t x) {
 INLINE uint16_t to_bfloat16(float x) { return uint16_t(rounded_to_bfloat16(all(x))[0] >> 16); }
 
 void store_outputs(const Product& product, int row, int panel, Floats sums) {
-    const int first = panel * LANES, count = std::min(LANES, product.outputs - first);
-    if (product.scales)
-        for (int i = 0; i < count; ++i) sums[i] *= product.scales[first + i];
-    if (product.bias)
-        for (int i = 0; i < count; ++i) sums[i] += from_bfloat16(product.bias[first + i]);
-    const Words rounded = rounded_to_bfloat16(sums) >> 16;
-    uint16_t narrow[LANES];
-    for (int i = 0; i < LANES; ++i) narrow[i] = uint16_t(rounded[i]);
-    std::memcpy(product.out + int64_t(row) * product.outputs + first, narrow, count * sizeof narrow[0]);
+    const int first = panel * LANES, lanes = std::min(LANES, product.outputs - first);
+    if (product.scales) sums *= widen_some(product.scales + first, lanes);
+    if (product.bias) sums += widen_some(product.bias + first, lanes);
+    const Halves narrow = __builtin_convertvector(rounded_to_bfloat16(sums) >> 16, Halves);
+    uint16_t* out = product.out + int64_t(row) * product.outputs + first;
+    if (lanes == LANES)
+        std::memcpy(out, &narrow, sizeof narrow);
+    else
+        std::memcpy(out, &narrow, lanes * sizeof out[0]);
 }
 
 // Up to COUNT rows of a block against VECTORS panels.
@@ -243,7 +245,7 @@ extern "C" void kvlab_pack_linear_int8(const uint16_t* weight, int outputs, int 
 namespace {
 
 template <class Weight>
-void linear(Product product, const uint16_t* x, int64_t x_stride, int inputs, int threads) {
+void linear_in_vectors(Product product, const uint16_t* x, int64_t x_stride, int inputs, int threads) {
     const int rows = product.rows, blocks = (rows + ROWS - 1) / ROWS;
     const std::unique_ptr<float[]> packed_x(new float[int64_t(blocks) * product.pairs * ROWS * PER_PAIR]);
     product.x = packed_x.get();
@@ -259,6 +261,186 @@ void linear(Product product, const uint16_t* x, int64_t x_stride, int inputs, in
             for (int block = 0; block < blocks; ++block)
                 multiply<Weight>(product, block, group * PANELS, std::min(group * PANELS + PANELS, panels));
     }
+}
+
+#if defined(KVLAB_TILES)
+// In tiles, 32 rows by 32 outputs (two panels, a stripe) are summed at once, in four tiles.
+//
+// A product of FEW_ROWS takes its time from memory: stripe by stripe is read from end to end, and while one is computed
+// the next is asked for, in equal shares by every block of rows, so that memory is never idle. With more rows what
+// counts is what is near. A chunk of STEPS_NEAR * 32 inputs of a stripe stays in the first cache while all rows pass; the
+// rows' part of that chunk stays in the second while a group of stripes passes; sums wait in memory between chunks.
+constexpr int BLOCK_ROWS = 2 * TILE_SIDE;
+constexpr int FEW_ROWS = 4 * BLOCK_ROWS;
+constexpr int MOST_ROWS = 512;  // of a pass; more are taken in several
+constexpr int STEPS_NEAR = 8;
+constexpr int STRIPES = 8;  // of a group
+constexpr int64_t TILE = TILE_SIDE * TILE_BYTES;
+
+// Buffers keep their memory from call to call, each thread its own: fresh memory costs more than filling it.
+thread_local std::vector<char> packed_rows, wide_weights;
+thread_local std::vector<float> waiting_sums;
+
+template <class Number>
+Number* at_least(std::vector<Number>& buffer, size_t count) {
+    const size_t room = count + 64 / sizeof(Number);
+    if (buffer.size() < room) buffer.resize(room);
+    return reinterpret_cast<Number*>((reinterpret_cast<uintptr_t>(buffer.data()) + 63) / 64 * 64);
+}
+
+// 16 rows of x from `first`, in tiles: [inputs / 32, 16, 32]; rows beyond the last are zero.
+void pack_tiles(const uint16_t* x, int64_t stride, int rows, int inputs, int first, char* out) {
+    for (int row = 0; row < TILE_SIDE; ++row) {
+        char* to = out + row * TILE_BYTES;
+        const uint16_t* from = x + int64_t(first + row) * stride;
+        for (int step = 0; step < inputs / TILE_INPUTS; ++step, to += TILE, from += TILE_INPUTS)
+            store_words(to, first + row < rows ? load_words(from) : Words{});
+    }
+}
+
+// The sums [rows, 32] of a stripe, of which the last may be half a one, to the output.
+void store_stripe(const Product& product, const float* sums, int first_row, int rows, int stripe) {
+    const int panel = 2 * stripe, outputs = product.outputs;
+    if (!product.scales && !product.bias && (panel + 2) * LANES <= outputs) {
+        uint16_t* out = product.out + int64_t(first_row) * outputs + panel * LANES;
+        for (int row = 0; row < rows; ++row, out += outputs, sums += 2 * LANES) {
+            const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_load_ps(sums + LANES), _mm512_load_ps(sums));
+            std::memcpy(out, &both, sizeof both);
+        }
+        return;
+    }
+    const int panels = std::min(2, product.panels() - panel);
+    for (int row = 0; row < rows; ++row)
+        for (int i = 0; i < panels; ++i)
+            store_outputs(product, first_row + row, panel + i, load(sums + (row * 2 + i) * LANES));
+}
+
+// A block of rows by a stripe: `steps` times 32 inputs.
+template <int LINES = 0>
+void multiply_stripe(const TiledSide& x, const TiledSide& weights, int rows, int panels, int steps, float* sums,
+                     bool add, const char* ahead = nullptr) {
+    constexpr int stride = 2 * LANES;
+    if (rows > TILE_SIDE)
+        panels == 2 ? multiply_tiles<2, 2, LINES>(x, weights, steps, sums, stride, add, ahead)
+                    : multiply_tiles<2, 1>(x, weights, steps, sums, stride, add);
+    else
+        panels == 2 ? multiply_tiles<1, 2, LINES>(x, weights, steps, sums, stride, add, ahead)
+                    : multiply_tiles<1, 1>(x, weights, steps, sums, stride, add);
+}
+
+template <class Weight>
+class TiledProduct {
+public:
+    const int stripes;
+
+    TiledProduct(const Product& product, const char* x)
+        : stripes((product.panels() + 1) / 2), product(product), x(x), steps(product.pairs / TILE_SIDE) {}
+
+    // All rows, few, by stripes [begin, end).
+    void stream(int begin, int end) const {
+        constexpr int lines = 2 * TILE_SIDE * Weight::BYTES / 64;  // of a step
+        switch ((product.rows + BLOCK_ROWS - 1) / BLOCK_ROWS) {
+            case 1: return stream_asking_for<lines>(begin, end);
+            case 2: return stream_asking_for<lines / 2>(begin, end);
+            case 3: return stream_asking_for<lines / 3>(begin, end);
+            default: return stream_asking_for<lines / 4>(begin, end);
+        }
+    }
+
+    // Rows [first, last), at most MOST_ROWS, by stripes [begin, end), at most STRIPES.
+    void multiply(int first, int last, int begin, int end) const {
+        const int64_t size = int64_t(last - first + BLOCK_ROWS) * 2 * LANES;
+        float* sums = at_least(waiting_sums, (end - begin) * size);
+        const char* weights[STRIPES];
+        for (int i = 0; i < end - begin; ++i) weights[i] = widened(begin + i, i);
+        for (int step = 0; step < steps; step += STEPS_NEAR)
+            for (int i = 0; i < end - begin; ++i)
+                for (int row = first; row < last; row += BLOCK_ROWS)
+                    multiply_stripe(left(row, step), right(weights[i], step), last - row, panels_of(begin + i),
+                                    std::min(STEPS_NEAR, steps - step), sums + i * size + (row - first) * 2 * LANES,
+                                    step > 0);
+        for (int i = 0; i < end - begin; ++i)
+            store_stripe(product, sums + i * size, first, last - first, begin + i);
+    }
+
+private:
+    const Product& product;
+    const char* x;
+    const int steps;
+
+    template <int LINES>
+    void stream_asking_for(int begin, int end) const {
+        alignas(64) float sums[BLOCK_ROWS * 2 * LANES];
+        for (int stripe = begin; stripe < end; ++stripe) {
+            const char* weights = widened(stripe, 0);
+            const char* ahead = stripe_of(std::min(stripe + 1, end - 1));
+            for (int row = 0; row < product.rows; row += BLOCK_ROWS, ahead += int64_t(steps) * LINES * 64) {
+                const int rows = std::min(BLOCK_ROWS, product.rows - row);
+                multiply_stripe<LINES>(left(row, 0), right(weights, 0), rows, panels_of(stripe), steps, sums, false, ahead);
+                store_stripe(product, sums, row, rows, stripe);
+            }
+        }
+    }
+
+    int panels_of(int stripe) const { return std::min(2, product.panels() - 2 * stripe); }
+    const char* stripe_of(int stripe) const {
+        return product.weights + 2 * stripe * int64_t(product.pairs) * Weight::BYTES;
+    }
+    TiledSide left(int row, int step) const {
+        return {x + row / TILE_SIDE * steps * TILE + step * TILE, TILE_BYTES, steps * TILE, TILE};
+    }
+    TiledSide right(const char* stripe, int step) const {
+        return {stripe + step * TILE, TILE_BYTES, steps * TILE, TILE};
+    }
+
+    // A stripe's weights as they are multiplied; int8 are widened, into the given place of the thread's buffer.
+    const char* widened(int stripe, int place) const {
+        const char* from = stripe_of(stripe);
+        if constexpr (Weight::BYTES == BFloat16::BYTES) {
+            return from;
+        } else {
+            char* to = at_least(wide_weights, STRIPES * 2 * steps * TILE) + place * 2 * steps * TILE;
+            const int64_t pairs = int64_t(panels_of(stripe)) * product.pairs;
+            for (int64_t pair = 0; pair < pairs; ++pair, from += Weight::BYTES)
+                store_words(to + pair * BFloat16::BYTES, Weight::load(from).both);
+            return to;
+        }
+    }
+};
+
+template <class Weight>
+void linear_in_tiles(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, int threads) {
+    const int rows = product.rows, tiles = (rows + TILE_SIDE - 1) / TILE_SIDE;
+    const int64_t tile_row = int64_t(product.pairs) * TILE_BYTES;
+    char* packed = at_least(packed_rows, (tiles + 1) * tile_row);
+    const TiledProduct<Weight> tiled(product, packed);
+    const int stripes = tiled.stripes;
+    const bool few = rows <= FEW_ROWS;
+    const int share = std::max(1, stripes / (threads * (few ? 4 : 2))), group = few ? share : std::min(STRIPES, share);
+    const int groups = (stripes + group - 1) / group;
+#pragma omp parallel num_threads(threads)
+    {
+        const Tiles in_use;
+#pragma omp for schedule(static)
+        for (int tile = 0; tile < tiles; ++tile)
+            pack_tiles(x, x_stride, rows, inputs, tile * TILE_SIDE, packed + tile * tile_row);
+        for (int first = 0; first < rows; first += few ? rows : MOST_ROWS)
+#pragma omp for schedule(dynamic, 1) nowait
+            for (int i = 0; i < groups; ++i) {
+                const int begin = i * group, end = std::min(begin + group, stripes);
+                few ? tiled.stream(begin, end) : tiled.multiply(first, std::min(first + MOST_ROWS, rows), begin, end);
+            }
+    }
+}
+#endif
+
+template <class Weight>
+void linear(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, int threads) {
+#if defined(KVLAB_TILES)
+    if (inputs % TILE_INPUTS == 0 && has_tiles())
+        return linear_in_tiles<Weight>(product, x, x_stride, inputs, threads);
+#endif
+    linear_in_vectors<Weight>(product, x, x_stride, inputs, threads);
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ _UNITS = (
     ("largest.cpp", ""),
     ("instruction_set.cpp", ""),
 )
-_HEADERS = ("simd.hpp", "int8.hpp")
+_HEADERS = ("simd.hpp", "int8.hpp", "tiles.hpp")
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
 

@@ -1,0 +1,96 @@
+// Intel's matrix tiles (AMX): a product of 16 rows of 32 bfloat16 and 32 rows of 16, in one instruction. Eight tiles of
+// 16 rows of 64 bytes are set up alike: four hold sums, two are of the left side, two of the right. A tile of the right
+// side has a row for each pair of inputs, with a pair for each of 16 outputs: what a packed weight has anyway.
+//
+// Compiled where the instruction set has them; used where the system lets the process have them, which `has_tiles` asks.
+#pragma once
+
+#include "simd.hpp"
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
+#define KVLAB_TILES
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+constexpr int TILE_SIDE = 16;      // rows of a tile; outputs of a tile of sums
+constexpr int TILE_BYTES = 64;     // of a row of a tile
+constexpr int TILE_INPUTS = 32;    // inputs that one instruction covers
+
+// Whether the process may use tiles: Linux keeps room for their state only once it was asked to.
+inline bool has_tiles() {
+    static const bool allowed = [] {
+        constexpr long request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+        return syscall(SYS_arch_prctl, request, tile_data) == 0;
+    }();
+    return allowed;
+}
+
+// While it lives, its thread's tiles are set up. (Tiles in use make switching threads dearer: they are given back.)
+class Tiles {
+public:
+    Tiles() {
+        alignas(64) struct {
+            uint8_t palette = 1, start_row = 0, reserved[14] = {};
+            uint16_t row_bytes[16] = {};
+            uint8_t rows[16] = {};
+        } setup;
+        for (int tile = 0; tile < 8; ++tile) {
+            setup.row_bytes[tile] = TILE_BYTES;
+            setup.rows[tile] = TILE_SIDE;
+        }
+        _tile_loadconfig(&setup);
+    }
+    ~Tiles() { _tile_release(); }
+    Tiles(const Tiles&) = delete;
+};
+
+// Either side of a product. Left: `row_bytes` between rows, the next 16 rows `next` bytes behind, the next 32 inputs `step`
+// bytes behind. Right: `row_bytes` between pairs of inputs, the next 16 outputs `next` behind, the next 32 inputs `step`.
+struct TiledSide {
+    const char* at;
+    int64_t row_bytes, next, step;
+};
+
+// sums [16 ROWS, 16 COLUMNS] (+)= left * right over `steps` times 32 inputs. `stride`: floats between rows of sums. In each
+// step LINES lines of memory are asked for, from `ahead` on: what will be needed next comes while this is computed.
+template <int ROWS, int COLUMNS, int LINES = 0>
+void multiply_tiles(const TiledSide& left, const TiledSide& right, int steps, float* sums, int64_t stride, bool add,
+                    const char* ahead = nullptr) {
+    const int64_t sum_bytes = stride * sizeof(float);
+    float *low = sums, *below = sums + TILE_SIDE * stride;
+    if (add) {
+        _tile_loadd(0, low, sum_bytes);
+        if (COLUMNS > 1) _tile_loadd(1, low + TILE_SIDE, sum_bytes);
+        if (ROWS > 1) _tile_loadd(2, below, sum_bytes);
+        if (ROWS > 1 && COLUMNS > 1) _tile_loadd(3, below + TILE_SIDE, sum_bytes);
+    } else {
+        _tile_zero(0);
+        if (COLUMNS > 1) _tile_zero(1);
+        if (ROWS > 1) _tile_zero(2);
+        if (ROWS > 1 && COLUMNS > 1) _tile_zero(3);
+    }
+    const char *a = left.at, *b = right.at;
+    for (int step = 0; step < steps; ++step, a += left.step, b += right.step) {
+#pragma GCC unroll 32
+        for (int line = 0; line < LINES; ++line) __builtin_prefetch(ahead + line * 64, 0, 2);  // into the second cache
+        ahead += LINES * 64;
+        _tile_loadd(4, a, left.row_bytes);
+        _tile_loadd(6, b, right.row_bytes);
+        _tile_dpbf16ps(0, 4, 6);
+        if (COLUMNS > 1) {
+            _tile_loadd(7, b + right.next, right.row_bytes);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if (ROWS > 1) {
+            _tile_loadd(5, a + left.next, left.row_bytes);
+            _tile_dpbf16ps(2, 5, 6);
+            if (COLUMNS > 1) _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, low, sum_bytes);
+    if (COLUMNS > 1) _tile_stored(1, low + TILE_SIDE, sum_bytes);
+    if (ROWS > 1) _tile_stored(2, below, sum_bytes);
+    if (ROWS > 1 && COLUMNS > 1) _tile_stored(3, below + TILE_SIDE, sum_bytes);
+}
+#endif
