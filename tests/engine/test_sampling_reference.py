@@ -276,7 +276,7 @@ class TestKernels:
     @given(asked=st.lists(ANY_SAMPLING, min_size=1, max_size=8), seed=st.integers(0, 2**31))
     def test_change_neither_tokens_nor_logprobs(self, asked: list[SamplingParams], seed: int) -> None:
         kernels = select_ops(torch.bfloat16, "cpu")
-        if kernels.name != "native":
+        if not kernels.name.startswith("native"):
             pytest.skip("no native kernels here")
         logits = torch.randn(len(asked), 300, generator=torch.Generator().manual_seed(seed)).bfloat16()
         batches = [[sequence(each) for each in asked] for _ in range(2)]

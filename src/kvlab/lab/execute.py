@@ -71,7 +71,7 @@ def execute(config: RunConfig, context: RunContext) -> RunResult:
         if context.in_sweep:
             _Tracking(config, context).finish(RunLog(), {}, _failure(error), str(error))
         raise
-    tracking = _Tracking(config, context)
+    tracking = _Tracking(config, context, plan)
     _announce(plan, context)
     crowded = oversubscription(plan.threads, watch.busy_cores()) if plan.device == "cpu" else None
     if crowded:
@@ -153,19 +153,26 @@ def _efficiency(plan: RunPlan, log: RunLog, *, may_measure: bool) -> dict[str, f
 class _Tracking:
     """A run's record on disk and in the store. The first failure of the store is kept, and ends its use."""
 
-    def __init__(self, config: RunConfig, context: RunContext) -> None:
+    def __init__(self, config: RunConfig, context: RunContext, plan: RunPlan | None = None) -> None:
         self._config, self._context = config, context
         self.error: str | None = None
         self.tracker: Tracker = NullTracker()
         if config.tracking.backend == "off":
             return
+        tags = {f"choice.{group}": choice for group, choice in context.choices.items()}
+        if plan is not None:
+            tags |= {"resolved.attention": plan.attention.name, "resolved.kernels": plan.ops.name}
         try:
             self.tracker = start_run(
                 config.tracking,
                 root=context.root,
                 run_name=context.name,
                 params=flatten(dataclasses.asdict(config)),
-                tags={**{f"choice.{group}": choice for group, choice in context.choices.items()}, **config.tags},
+                tags={
+                    **{f"choice.{group}": choice for group, choice in context.choices.items()},
+                    **paths,
+                    **config.tags,
+                },
                 parent_run_id=context.parent_run_id,
             )
         except TrackingError as error:
@@ -269,7 +276,7 @@ def _announce(plan: RunPlan, context: RunContext) -> None:
         f"{pool.block_size} tokens, {format_bytes(pool.num_bytes)} in {config.kv_dtype}; "
         f"attention: {plan.attention.name}, other kernels: {plan.ops.name}; "
         f"{len(plan.requests)} requests on {describe(plan.device)}"
-        + (f", {plan.threads} threads" if plan.device == "cpu" else ""),
+        + (f", {plan.threads} thread{'s' * (plan.threads > 1)}" if plan.device == "cpu" else ""),
         highlight=False,
     )
 

@@ -1,8 +1,11 @@
-// The instructions that the library was compiled for, as far as its sources make a difference of them.
+// The instructions that the library uses, as far as its sources make a difference of them.
 
-#include "simd.hpp"
+#include "tiles.hpp"
 
 extern "C" const char* kvlab_instruction_set() {
+#if defined(KVLAB_TILES)
+    if (has_tiles()) return "avx512-bf16, amx";
+#endif
 #if defined(__AVX512BF16__)
     return "avx512-bf16";
 #else

@@ -32,6 +32,8 @@ _UNITS = (
 _HEADERS = ("simd.hpp", "int8.hpp", "tiles.hpp")
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
+# What Linux calls an instruction set.
+_CPU_FLAGS = {"avx512-bf16": "avx512_bf16", "avx512": "avx512dq", "avx2": "avx2"}
 
 # That decide which library it is.
 _SETTINGS = ("CXX", "KVLAB_CPU_ARCH", "KVLAB_CXXFLAGS", "KVLAB_CACHE", "XDG_CACHE_HOME")
@@ -55,11 +57,13 @@ def load() -> ctypes.CDLL:
 
 
 def instruction_set() -> str:
-    """What the library was compiled for: `avx512-bf16`, `avx512`, `avx2` or `portable`.
-
-    Raises KernelError as `load` does.
+    """What the library computes with: `avx512-bf16` (`avx512-bf16, amx` where it may use matrix tiles), `avx512`,
+    `avx2` or `portable`. Raises KernelError as `load` does.
     """
-    library = load()
+    return _instruction_set(load())
+
+
+def _instruction_set(library: ctypes.CDLL) -> str:
     library.kvlab_instruction_set.restype = ctypes.c_char_p
     name: bytes = library.kvlab_instruction_set()
     return name.decode()
@@ -71,7 +75,9 @@ def _attempt(
 ) -> ctypes.CDLL | KernelError:
     """The library or the reason why there is none, remembered either way: every call of a kernel asks."""
     try:
-        return _find_or_build(compiler, architecture or "native", flags or "", cache_folder())
+        library = _find_or_build(compiler, architecture or "native", flags or "", cache_folder())
+        _check_processor(_instruction_set(library), architecture)
+        return library
     except KernelError as error:
         _log.warning("native CPU kernels are off: %s", error)
         return error
@@ -95,6 +101,17 @@ def _find_or_build(compiler: str | None, architecture: str, flags: str, cache: P
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise KernelError(f"what {command[0]} built cannot be loaded: {error}") from error
+
+
+def _check_processor(instruction_set: str, architecture: str | None) -> None:
+    """Raise KernelError where this processor has not what the library was built for, and would end the process."""
+    flag = _CPU_FLAGS.get(instruction_set.split(",")[0])
+    known = _cpu().split()
+    if flag is not None and "sse2" in known and flag not in known:
+        raise KernelError(
+            f"KVLAB_CPU_ARCH={architecture}: needs {instruction_set}, which this processor has not; unset it, or "
+            f"use {'x86-64-v3' if 'avx2' in known else 'x86-64'}"
+        )
 
 
 def _find_compiler(wanted: str | None) -> str:

@@ -66,7 +66,7 @@ class LogitsOps(Protocol):
 class Ops(LogitsOps, Protocol):
     """The arithmetic between and around attention. Half precision is rounded where a tensor is stored."""
 
-    name: str
+    name: str  # with the instruction set, where there is a choice
     tied_copies: int  # how often a weight that is embedding and output layer at once is held in memory
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False) -> Linear:
