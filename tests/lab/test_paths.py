@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -36,10 +37,7 @@ needs_x86 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="not an x8
 def check_path(folder: Path, attention: str, kernels: str, *overrides: str) -> None:
     """Run, and look wherever the path should be told."""
     folder.mkdir(exist_ok=True)
-    store, console = (
-        f"sqlite:///{folder}/runs.db",
-        Console(width=1000, record=True, quiet=False, file=open(os.devnull, "w")),
-    )
+    store, console = f"sqlite:///{folder}/runs.db", Console(width=1000, record=True, file=io.StringIO())
     config = compose_run(*TINY, f"tracking.uri={store}", *overrides)
     assert execute(config, RunContext(folder, folder, "", {}, console, "path")).metrics["requests/completed"] == 2
     assert f"attention: {attention}, other kernels: {kernels}; 2 requests" in console.export_text()

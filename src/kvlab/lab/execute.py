@@ -168,11 +168,7 @@ class _Tracking:
                 root=context.root,
                 run_name=context.name,
                 params=flatten(dataclasses.asdict(config)),
-                tags={
-                    **{f"choice.{group}": choice for group, choice in context.choices.items()},
-                    **paths,
-                    **config.tags,
-                },
+                tags=tags | config.tags,
                 parent_run_id=context.parent_run_id,
             )
         except TrackingError as error:
