@@ -24,7 +24,7 @@ test: $(READY) ## Run every requirement and every test
 	$(BIN)/python -m pytest
 
 sanitize: $(READY) ## Run the native kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	$(BIN)/python -m pytest tests/kernels/test_sanitizers.py
+	KVLAB_SANITIZE=all $(BIN)/python -m pytest tests/kernels/test_sanitizers.py
 
 features: $(READY) ## Run the requirements alone
 	$(BIN)/python -m pytest features
