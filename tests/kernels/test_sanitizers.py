@@ -21,14 +21,14 @@ FLAGS = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 HEAP_OVERFLOW = """
 import ctypes, torch
 from kvlab.kernels.cpu.native import load
-out, x = torch.empty(ROWS, 8), torch.ones(4, 16)
-load().kvlab_gated(*[ctypes.c_void_p(x.data_ptr()), 4, 8, 0], ctypes.c_void_p(out.data_ptr()), 4, 1)
+out, x = torch.empty(ROWS, 32), torch.ones(4, 64)
+load().kvlab_gated(*[ctypes.c_void_p(x.data_ptr()), 4, 32, 0], ctypes.c_void_p(out.data_ptr()), 4, 1)
 """
 MISALIGNED = """
 import ctypes, torch
 from kvlab.kernels.cpu.native import load
-out, x = torch.empty(4, 8), torch.ones(5, 16)
-load().kvlab_gated(*[ctypes.c_void_p(x.data_ptr() + OFFSET), 4, 8, 0], ctypes.c_void_p(out.data_ptr()), 4, 1)
+out, x = torch.empty(4, 32), torch.ones(5, 64)
+load().kvlab_gated(*[ctypes.c_void_p(x.data_ptr() + OFFSET), 4, 32, 0], ctypes.c_void_p(out.data_ptr()), 4, 1)
 """
 
 
