@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test features requirements lint format ui gpu clean
+.PHONY: help setup run test sanitize features requirements lint format ui gpu clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ run: $(READY) ## Compare contiguous slots and paged blocks on a real model, in u
 
 test: $(READY) ## Run every requirement and every test
 	$(BIN)/python -m pytest
+
+sanitize: $(READY) ## Run the native kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	KVLAB_SANITIZE=all $(BIN)/python -m pytest tests/kernels/test_sanitizers.py
 
 features: $(READY) ## Run the requirements alone
 	$(BIN)/python -m pytest features

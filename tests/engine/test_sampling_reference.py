@@ -16,6 +16,8 @@ from kvlab.engine import logits as ops
 from kvlab.engine.randomness import uniforms
 from kvlab.engine.sampler import Sampler
 from kvlab.errors import SamplingError
+from kvlab.models.ops import select_ops
+from kvlab.models.ops.torch_ops import TorchOps
 from tests.engine.sampling_reference import adjusted, distribution, mix, pick, reference_tokens, softmax, uniform
 from tests.engine.support import drain, make_engine, paged_pool, request, sharing_pool
 
@@ -175,23 +177,23 @@ class TestFilters:
 
     def test_ties_with_the_last_kept_are_kept(self) -> None:
         scores = self.scores(1, 3, 2, 2, 2, 0)
-        ops.keep_top_k(scores, [2])
+        ops.keep_top_k(scores, [2], TorchOps())
         assert self.kept(scores) == [1, 2, 3, 4]
         scores = self.scores(1, 1, 1, 1)
-        ops.keep_top_p(scores, [0.3])
+        ops.keep_top_p(scores, [0.3], TorchOps())
         assert self.kept(scores) == [0, 1, 2, 3]
 
     def test_the_token_that_reaches_the_mass_is_in_the_nucleus(self) -> None:
         for mass, count in ((0.4, 1), (0.51, 2), (0.79, 2), (0.81, 3), (0.999, 4)):
             scores = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
-            ops.keep_top_p(scores, [mass])
+            ops.keep_top_p(scores, [mass], TorchOps())
             assert self.kept(scores) == list(range(count))
 
     def test_a_nucleus_wider_than_the_usual(self) -> None:
         scores = torch.randn(2, 5000, generator=torch.Generator().manual_seed(0)) * 0.1
         scores[1] *= 80
         expected = [sorted(softmax(row.tolist()), reverse=True) for row in scores]
-        ops.keep_top_p(scores, [0.9, 0.9])
+        ops.keep_top_p(scores, [0.9, 0.9], TorchOps())
         for row, shares in zip(scores, expected, strict=True):
             count = int(row.isfinite().sum())
             assert sum(shares[: count - 1]) < 0.9 <= sum(shares[:count]) + 1e-6
@@ -202,8 +204,8 @@ class TestFilters:
         before = scores.clone()
         ops.penalize_repetition(scores, [1, 1.5, 1], [[1], [2, 2, 7], [3]])
         ops.bar(scores, [(), (5, 40, 99), ()])
-        ops.keep_top_k(scores, [0, 9, 40])
-        ops.keep_top_p(scores, [1, 0.8, 1])
+        ops.keep_top_k(scores, [0, 9, 40], TorchOps())
+        ops.keep_top_p(scores, [1, 0.8, 1], TorchOps())
         ops.keep_min_p(scores, [0, 0.1, 0])
         assert torch.equal(scores[[0, 2]], before[[0, 2]])
         assert not torch.equal(scores[1], before[1])
@@ -222,6 +224,74 @@ class TestFilters:
         rows = [sequence(SamplingParams(1, temperature=1e30, seed=seed)) for seed in range(900)]
         counts = np.bincount(sampled(torch.tensor([[50.0, 0.0, -50.0]]).expand(900, -1), *rows))
         assert counts.min() > 250
+
+
+class TestShortlists:
+    """Most of what is done for a row with top-k is done on few tokens; it must not show."""
+
+    @settings(max_examples=60)
+    @given(
+        rows=st.lists(
+            st.tuples(
+                st.sampled_from([0, 1, 2, 7, 40, 299, 300, 2000]),
+                st.sampled_from([0.3, 0.9, 1.0]),
+                st.sampled_from([0.0, 0.2]),
+                st.sampled_from([0.3, 1.0, 4.0]),
+            ),
+            min_size=1,
+            max_size=8,
+        ),
+        grain=st.sampled_from([1e-6, 0.1, 1.0, 10.0]),
+        seed=st.integers(0, 2**31),
+    )
+    def test_give_the_tokens_that_all_the_vocabulary_gives(
+        self, rows: list[tuple[int, float, float, float]], grain: float, seed: int
+    ) -> None:
+        """A coarse grain makes equals, more of them than a shortlist has room for."""
+        logits = torch.randn(len(rows), 300, generator=torch.Generator().manual_seed(seed)) * 3
+        logits = (logits / grain).round() * grain
+        batch = [
+            sequence(SamplingParams(1, temperature=heat, seed=seed + row, top_k=count, top_p=mass, min_p=share))
+            for row, (count, mass, share, heat) in enumerate(rows)
+        ]
+        found = sampled(logits, *batch)
+        assert found == [sampled(logits[row : row + 1], each)[0] for row, each in enumerate(batch)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ops, "_SHORT", 0)
+            assert sampled(logits, *batch) == found
+
+    def test_hold_what_top_k_keeps_and_are_short(self) -> None:
+        scores = torch.randn(4, 1000)
+        scores[1, ::3] = 5.0
+        rows, places = ops.shortlist(scores, [5, 5, 0, 20], TorchOps())
+        assert rows == [0, 3]
+        assert places.shape == (2, 40)
+        assert torch.equal(places, places.sort(dim=-1).values)
+        for row, count, held in zip(rows, (5, 20), places.tolist(), strict=True):
+            assert set(scores[row].topk(count).indices.tolist()) <= set(held)
+
+
+class TestKernels:
+    @settings(max_examples=40)
+    @given(asked=st.lists(ANY_SAMPLING, min_size=1, max_size=8), seed=st.integers(0, 2**31))
+    def test_change_neither_tokens_nor_logprobs(self, asked: list[SamplingParams], seed: int) -> None:
+        kernels = select_ops(torch.bfloat16, "cpu")
+        if not kernels.name.startswith("native"):
+            pytest.skip("no native kernels here")
+        logits = torch.randn(len(asked), 300, generator=torch.Generator().manual_seed(seed)).bfloat16()
+        batches = [[sequence(each) for each in asked] for _ in range(2)]
+        assert Sampler(kernels)(logits, batches[0]) == Sampler(TorchOps())(logits, batches[1])
+        for one, other in zip(*batches, strict=True):
+            assert one.next_logprobs == other.next_logprobs
+
+
+def test_of_equal_logits_the_first_is_taken_and_told() -> None:
+    logits = torch.zeros(1, 500).bfloat16()
+    logits[0, [70, 300, 301]] = 2.0
+    one = sequence(SamplingParams(1, logprobs=5))
+    assert sampled(logits, one) == [70]
+    assert one.next_logprobs is not None
+    assert [token for token, _ in one.next_logprobs.top] == [70, 300, 301, 0, 1]
 
 
 class TestLogprobs:

@@ -1,4 +1,4 @@
-"""Native norms, rotary angles, gate and argmax against PyTorch, built for three instruction sets."""
+"""Native norms, rotary angles and gate against PyTorch, built for three instruction sets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kvlab.kernels.cpu.elementwise import argmax, gated, rms_norm, rotate_and_store
+from kvlab.kernels.cpu.elementwise import gated, rms_norm, rotate_and_store
 from kvlab.models.config import RopeConfig
 from kvlab.models.rope import RotaryEmbedding, rotate
 
@@ -98,15 +98,3 @@ def test_rotate_and_store(heads: int, kv_heads: int, head_dim: int, normed: bool
     assert_close(keys.nan_to_num(), expected_keys.nan_to_num())
     assert torch.equal(values.nan_to_num(), expected_values.nan_to_num())
     assert torch.equal(values.isnan(), expected_values.isnan())
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [1, 5, 16, 33, 1000, 151_936])
-def test_argmax(size: int, dtype: torch.dtype) -> None:
-    x = torch.randn(13, size).to(dtype)
-    x[1] = 0.0
-    x[2] = float("-inf")
-    x[3, size // 2 :] = 7.0
-    x[4, -1] = 9.0
-    found = argmax(x)
-    assert found.tolist() == [row.float().numpy().argmax() for row in x]

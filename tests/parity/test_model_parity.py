@@ -48,7 +48,7 @@ def make_ops(name: str) -> Ops:
 
         return TritonOps()
     ops = select_ops(torch.float32, "cpu", kernels=name == "native")
-    if ops.name != name:
+    if not ops.name.startswith(name):
         pytest.skip("no C++ compiler")
     return ops
 

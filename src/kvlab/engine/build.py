@@ -130,7 +130,7 @@ def build_engine(
         )
     else:
         pool = SlottedKVCachePool(plan.pool.num_blocks, max_seq_len, storage, journal=journal)
-    executor: Executor = TorchExecutor(model, sampler or Sampler(), plan.device)
+    executor: Executor = TorchExecutor(model, sampler or Sampler(plan.ops), plan.device)
     if config.debug.faults.rate > 0:
         executor = FaultyExecutor(executor, config.debug.faults)
     return Engine(

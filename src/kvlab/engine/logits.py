@@ -10,8 +10,15 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from kvlab.models.ops.base import LogitsOps
+
 _BARRED = float("-inf")
-_USUAL_NUCLEUS = 256  # tokens that are looked at first; a flat distribution has all of them sorted
+_NUCLEI = (
+    256,
+    4096,
+    2**31,
+)  # tokens among which a nucleus is looked for: usually a few
+_SHORT = 1024  # tokens, at most, of a row that is worth a shortlist
 
 
 def penalize_repetition(
@@ -44,18 +51,35 @@ def apply_temperature(scores: torch.Tensor, temperatures: Sequence[float]) -> No
     scores /= _tensor(temperatures, torch.float32, scores).clamp(min=torch.finfo(torch.float32).tiny)[:, None]
 
 
-def keep_top_k(scores: torch.Tensor, counts: Sequence[int]) -> None:
+def shortlist(scores: torch.Tensor, counts: Sequence[int], ops: LogitsOps) -> tuple[list[int], torch.Tensor]:
+    """The rows of which top-k leaves few tokens, and token ids that hold all of these `[rows found, tokens]`, in
+    the order of the vocabulary. What follows costs next to nothing on the scores of these tokens alone, and gives
+    the same. A row with very many that are equal to the last kept is not found.
+    """
+    short = [row for row, count in enumerate(counts) if 0 < count < min(_SHORT, scores.shape[1])]
+    if not short:
+        return [], torch.empty(0, 0, dtype=torch.long, device=scores.device)
+    wanted = _tensor([counts[row] for row in short], torch.long, scores)[:, None]
+    width = min(2 * max(counts[row] for row in short), scores.shape[1])  # some room for equals
+    some = scores if len(short) == len(scores) else scores[short]
+    values, places = ops.largest(some, width)
+    whole = (values.gather(1, wanted - 1) > values[:, -1:]).flatten() | (width == scores.shape[1])
+    found = [row for row, is_whole in zip(short, whole.tolist(), strict=True) if is_whole]
+    return found, places[whole].sort(dim=-1).values
+
+
+def keep_top_k(scores: torch.Tensor, counts: Sequence[int], ops: LogitsOps) -> None:
     """Bar all but the row's `count` largest scores; 0 keeps all."""
     rows = [row for row, count in enumerate(counts) if 0 < count < scores.shape[1]]
     if not rows:
         return
     some = scores[rows]
-    largest = some.topk(max(counts[row] for row in rows)).values
+    largest = ops.largest(some, max(counts[row] for row in rows)).values
     last = largest.gather(1, _tensor([counts[row] - 1 for row in rows], torch.long, scores)[:, None])
     scores[rows] = some.masked_fill(some < last, _BARRED)
 
 
-def keep_top_p(scores: torch.Tensor, masses: Sequence[float]) -> None:
+def keep_top_p(scores: torch.Tensor, masses: Sequence[float], ops: LogitsOps) -> None:
     """Bar all but the nucleus: the fewest most likely tokens that together have at least the probability `mass`
     (Holtzman et al., 2020); 1 keeps all.
     """
@@ -63,17 +87,19 @@ def keep_top_p(scores: torch.Tensor, masses: Sequence[float]) -> None:
     if not rows:
         return
     some = scores[rows]
-    shares = some.softmax(dim=-1)
+    weights = _weights(some)
     wanted = _tensor([masses[row] for row in rows], torch.float64, scores)[:, None]
-    vocab = scores.shape[1]
-    for width in (min(_USUAL_NUCLEUS, vocab), vocab):
-        likely = shares.topk(width).values
+    wanted = wanted * weights.sum(dim=-1, keepdim=True, dtype=torch.float64)
+    last, left = torch.empty_like(wanted, dtype=torch.float32), torch.arange(len(rows), device=scores.device)
+    for width in _NUCLEI:
+        likely = ops.largest(weights[left], min(width, scores.shape[1])).values
         together = likely.cumsum(dim=-1, dtype=torch.float64)
-        if bool((together[:, -1:] >= wanted).all()):
+        count = ((together - likely) < wanted[left]).sum(dim=-1, keepdim=True)
+        last[left] = likely.gather(1, count - 1)
+        left = left[(together[:, -1:] < wanted[left]).flatten()]
+        if not len(left):
             break
-    count = ((together - likely) < wanted).sum(dim=-1, keepdim=True)
-    some.masked_fill_(shares < likely.gather(1, count - 1), _BARRED)
-    scores[rows] = some
+    scores[rows] = some.masked_fill_(weights < last, _BARRED)
 
 
 def keep_min_p(scores: torch.Tensor, shares: Sequence[float]) -> None:
@@ -90,8 +116,15 @@ def draw(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """One token of each row, `[rows]`, from softmax(scores): the first at which the cumulated probability exceeds
     the row's uniform number, `[rows]` float64. Each row has a finite maximum.
     """
-    cumulated = scores.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    cumulated = _weights(scores).cumsum(dim=-1, dtype=torch.float64)
     return torch.searchsorted(cumulated, uniforms[:, None] * cumulated[:, -1:], right=True).flatten()
+
+
+def _weights(scores: torch.Tensor) -> torch.Tensor:
+    """What the probabilities are proportional to. Not divided by their sum: it would differ in its last digit
+    between all tokens and a shortlist.
+    """
+    return (scores - scores.amax(dim=-1, keepdim=True)).exp_()
 
 
 def _tensor(values: Sequence[float], dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:

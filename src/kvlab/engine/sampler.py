@@ -13,17 +13,23 @@ from kvlab.engine.logits import (
     keep_top_k,
     keep_top_p,
     penalize_repetition,
+    shortlist,
 )
 from kvlab.engine.randomness import uniforms
 from kvlab.errors import SamplingError
+from kvlab.models.ops.base import LogitsOps
+from kvlab.models.ops.torch_ops import TorchOps
 
 
 class Sampler:
     """Greedy or by chance, the whole batch at once.
 
     A sampled token depends on the request's seed, the sample's and the token's index and the logits, and on nothing
-    else: not on the other sequences, nor on whether the step was run before.
+    else: not on the other sequences, nor on whether the step was run before. Of equal logits the first is the best.
     """
+
+    def __init__(self, ops: LogitsOps | None = None) -> None:
+        self._ops = ops or TorchOps()
 
     @torch.inference_mode()
     def __call__(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
@@ -32,13 +38,11 @@ class Sampler:
         """
         if not sequences:
             return []
-        # max is several times faster than argmax for bfloat16 on a CPU.
-        best, choice = logits.max(dim=-1)
-        _check(~best.isfinite(), sequences)
-        tokens: list[int] = choice.tolist()
+        tokens = self._best(logits, sequences)
         rows = [row for row, sequence in enumerate(sequences) if not _takes_the_best(sequence)]
         if rows:
-            picked = self._pick(logits[rows].float(), [sequences[row] for row in rows])
+            scores = logits[rows] if len(rows) < len(sequences) else logits
+            picked = self._pick(scores.to(torch.float32, copy=True), [sequences[row] for row in rows])
             for row, token in zip(rows, picked, strict=True):
                 tokens[row] = token
         self._note_logprobs(logits, tokens, sequences)
@@ -49,26 +53,52 @@ class Sampler:
         asked = [sequence.request.sampling for sequence in sequences]
         penalize_repetition(scores, [a.repetition_penalty for a in asked], [s.token_ids for s in sequences])
         bar(scores, [s.stop_token_ids if _is_too_short(s) else () for s in sequences])
-        best, choice = scores.max(dim=-1)
-        _check(~best.isfinite(), sequences)
-        tokens: list[int] = choice.tolist()
+        tokens = self._best(scores, sequences)
         rows = [row for row, each in enumerate(asked) if each.temperature > 0]
-        if rows:
-            scores = scores if len(rows) == len(asked) else scores[rows]
-            chosen, asked = [sequences[row] for row in rows], [asked[row] for row in rows]
-            apply_temperature(scores, [a.temperature for a in asked])
-            keep_top_k(scores, [a.top_k for a in asked])
-            keep_top_p(scores, [a.top_p for a in asked])
-            keep_min_p(scores, [a.min_p for a in asked])
-            numbers = uniforms(
-                [a.seed or 0 for a in asked],
-                [s.index for s in chosen],
-                [s.num_output_tokens for s in chosen],
-            )
-            drawn = draw(scores, torch.from_numpy(numbers).to(scores.device)).tolist()
-            for row, token in zip(rows, drawn, strict=True):
+        if not rows:
+            return tokens
+        scores = scores if len(rows) == len(asked) else scores[rows]
+        for row, token in zip(rows, self._draw(scores, [sequences[row] for row in rows]), strict=True):
+            tokens[row] = token
+        return tokens
+
+    def _best(self, scores: torch.Tensor, sequences: list[Sequence]) -> list[int]:
+        """Each row's most likely token. Raises SamplingError where its score is no number."""
+        best = self._ops.largest(scores)
+        _check(~best.values.isfinite().flatten(), sequences)
+        tokens: list[int] = best.places.flatten().tolist()
+        return tokens
+
+    def _draw(self, scores: torch.Tensor, sequences: list[Sequence]) -> list[int]:
+        """A token by chance for each row of `scores`, which may be changed on the way."""
+        short, places = shortlist(scores, [s.request.sampling.top_k for s in sequences], self._ops)
+        tokens = [0] * len(sequences)
+        if short:
+            some = scores if len(short) == len(sequences) else scores[short]
+            drawn = self._draw_among(some.gather(1, places), [sequences[row] for row in short])
+            for row, token in zip(short, places.gather(1, drawn[:, None]).flatten().tolist(), strict=True):
+                tokens[row] = token
+        rest = sorted(set(range(len(sequences))) - set(short))
+        if rest:
+            scores = scores[rest] if short else scores
+            drawn = self._draw_among(scores, [sequences[row] for row in rest])
+            for row, token in zip(rest, drawn.tolist(), strict=True):
                 tokens[row] = token
         return tokens
+
+    def _draw_among(self, scores: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+        """A column by chance for each row of `scores`, which are changed on the way."""
+        asked = [sequence.request.sampling for sequence in sequences]
+        apply_temperature(scores, [a.temperature for a in asked])
+        keep_top_k(scores, [a.top_k for a in asked], self._ops)
+        keep_top_p(scores, [a.top_p for a in asked], self._ops)
+        keep_min_p(scores, [a.min_p for a in asked])
+        numbers = uniforms(
+            [a.seed or 0 for a in asked],
+            [s.index for s in sequences],
+            [s.num_output_tokens for s in sequences],
+        )
+        return draw(scores, torch.from_numpy(numbers).to(scores.device))
 
     def _note_logprobs(self, logits: torch.Tensor, tokens: list[int], sequences: list[Sequence]) -> None:
         wanted = [(row, s, s.request.sampling.logprobs) for row, s in enumerate(sequences)]
@@ -76,11 +106,12 @@ class Sampler:
         if not asked:
             return
         rows = [row for row, _, _ in asked]
-        logprobs = logits[rows].float().log_softmax(dim=-1)
+        logprobs = (logits[rows] if len(rows) < len(logits) else logits).float().log_softmax(dim=-1)
         picked = torch.tensor([tokens[row] for row in rows], device=logits.device)
         own = logprobs.gather(1, picked[:, None]).flatten().tolist()
-        top = logprobs.topk(min(max(count for _, _, count in asked), logits.shape[1]))
-        values, ids = top.values.tolist(), top.indices.tolist()
+        count = min(max(count for _, _, count in asked), logits.shape[1])
+        top = self._ops.largest(logprobs, max(1, count))
+        values, ids = top.values.tolist(), top.places.tolist()
         for row, (_, sequence, count) in enumerate(asked):
             pairs = zip(ids[row][:count], values[row][:count], strict=True)
             sequence.next_logprobs = TokenLogprobs(own[row], tuple(pairs))

@@ -103,20 +103,21 @@ def _drive(plan: RunPlan, console: Console, profiler: Profiler | None, tracking:
     leaked blocks.
     """
     journal = BlockJournal() if plan.config.figures else None
-    engine = build_engine(plan, journal=journal) if profiler is None else profiler.build(plan, journal)
-    tracking.settle()  # nothing of it while requests are served
-    with stop_on_signal(console) as stop, RunProgress(plan.requests, console) as progress:
+    with stop_on_signal(console) as stop:
+        engine = build_engine(plan, journal=journal) if profiler is None else profiler.build(plan, journal)
+        tracking.settle()  # nothing of it while requests are served
+        with RunProgress(plan.requests, console) as progress:
 
-        def after_step(log: RunLog, record: StepRecord | None) -> None:
-            if plan.config.debug.audit:
-                _check(engine, log)
-            if profiler is not None:
-                profiler.end_step(record)
-            if journal is not None and record is not None:
-                journal.end_step()
-            progress(log, record)
+            def after_step(log: RunLog, record: StepRecord | None) -> None:
+                if plan.config.debug.audit:
+                    _check(engine, log)
+                if profiler is not None:
+                    profiler.end_step(record)
+                if journal is not None and record is not None:
+                    journal.end_step()
+                progress(log, record)
 
-        log = drive(engine, plan.requests, should_stop=lambda: stop.is_set, on_step=after_step)
+            log = drive(engine, plan.requests, should_stop=lambda: stop.is_set, on_step=after_step)
     log.journal = journal
     findings = engine.pool.audit()
     for finding in findings:
@@ -171,7 +172,7 @@ def _announce(plan: RunPlan, context: RunContext) -> None:
         f"{pool.block_size} tokens, {format_bytes(pool.num_bytes)} in {config.kv_dtype}; "
         f"attention: {plan.attention.name}, other kernels: {plan.ops.name}; "
         f"{len(plan.requests)} requests on {describe(plan.device)}"
-        + (f", {plan.threads} threads" if plan.device == "cpu" else ""),
+        + (f", {plan.threads} thread{'s' * (plan.threads > 1)}" if plan.device == "cpu" else ""),
         highlight=False,
     )
 

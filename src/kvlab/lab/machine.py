@@ -65,8 +65,8 @@ def oversubscription(threads: int, busy: float) -> str | None:
     fewer = max(1, math.floor(cores - busy + _SLACK_CORES))
     advice = f"executor.threads={fewer} leaves the others theirs" if fewer < threads else "wait until they are done"
     return (
-        f"{threads} threads of this run and other processes that keep {busy:.1f} busy share {cores} cores: they "
-        f"will wait for each other, and the figures will say little about speed; {advice}"
+        f"{threads} thread{'s' * (threads > 1)} of this run and other processes that keep {busy:.1f} busy share "
+        f"{cores} cores: they will wait for each other, and the figures will say little about speed; {advice}"
     )
 
 

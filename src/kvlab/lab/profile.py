@@ -24,7 +24,7 @@ from kvlab.engine.executor import SamplerProtocol
 from kvlab.engine.sampler import Sampler
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import Angles, Linear, Norm, Ops
+from kvlab.models.ops.base import Angles, Largest, Linear, Norm, Ops
 from kvlab.models.rope import RotaryEmbedding
 
 
@@ -77,8 +77,8 @@ class Profiler:
     def build(self, plan: EnginePlan, journal: BlockJournal | None = None) -> Engine:
         """The plan's engine, its parts timed."""
         ops, attention = ProfilingOps(plan.ops, self), ProfilingAttention(plan.attention, self)
-        plan = replace(plan, ops=ops, attention=attention)
-        engine = build_engine(plan, sampler=ProfilingSampler(Sampler(), self), journal=journal)
+        sampler = ProfilingSampler(Sampler(plan.ops), self)
+        engine = build_engine(replace(plan, ops=ops, attention=attention), sampler=sampler, journal=journal)
         self.now = partial(_now_on_gpu, engine.clock) if plan.device == "cuda" else engine.clock.now
         return engine
 
@@ -154,6 +154,10 @@ class ProfilingOps:
         out = self._ops.rotate_and_store(qkv, norms, angles, view, layer)
         self._profiler.add(Part.ELEMENTWISE, start)
         return out
+
+    def largest(self, x: torch.Tensor, count: int = 1) -> Largest:
+        """See LogitsOps. The sampler is timed as a whole."""
+        return self._ops.largest(x, count)
 
 
 class _ProfilingLinear:

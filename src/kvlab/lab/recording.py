@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 from kvlab.config import RunConfig
@@ -54,17 +54,17 @@ class Recording:
         self._workload = _describe(config, plan)
         self._facts: dict[str, str] = {}
         self._problem: BaseException | None = None
-        self._opening: Thread | None = Thread(target=self._open, name="tracking", daemon=True)
-        self._opening.start()
+        self._opened, self._settled = Event(), False
+        Thread(target=self._open, name="tracking", daemon=True).start()
 
     def settle(self) -> None:
         """Wait until the run is in the store, or cannot be; tell of what the user should know. From here to
         `finish` tracking does nothing, unless `tracking.system_metrics` asks it to.
         """
-        if self._opening is None:
+        if self._settled:
             return
-        self._opening.join()
-        self._opening = None
+        self._opened.wait()  # (a join that Ctrl-C interrupts takes the thread for ended)
+        self._settled = True
         if isinstance(self._problem, TrackingError):
             self._failed(self._problem)
         elif self._problem is not None:
@@ -105,6 +105,8 @@ class Recording:
             )
         except BaseException as problem:
             self._problem = problem
+        finally:
+            self._opened.set()
 
     def _tags(self) -> dict[str, str]:
         """What tells runs apart in the store's page, whatever was swept: every run carries all of it."""

@@ -148,35 +148,6 @@ void rotate_and_store(const Heads& heads, int threads) {
     }
 }
 
-// The place of the largest of `size` numbers, the first of equals. NaN counts as smallest.
-template <class Element>
-int64_t place_of_largest(const Element* x, int64_t size) {
-    Floats most = all(-INFINITY);
-    Ints where{}, at{};
-    for (int lane = 0; lane < LANES; ++lane) at[lane] = lane;
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES, at += LANES) {
-        const Floats part = widen(x + i);
-        where = part > most ? at : where;
-        most = larger(part, most);
-    }
-    float best = -INFINITY;
-    int64_t place = 0;
-    for (int lane = 0; lane < LANES && i > 0; ++lane)
-        if (most[lane] > best || (most[lane] == best && where[lane] < place)) best = most[lane], place = where[lane];
-    for (; i < size; ++i) {
-        const float last = widen_some(x + i, 1)[0];
-        if (last > best) best = last, place = i;
-    }
-    return place;
-}
-
-template <class Element>
-void argmax(const Element* x, int rows, int64_t size, int64_t* out, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (rows * size > WORTH_A_THREAD)
-    for (int row = 0; row < rows; ++row) out[row] = place_of_largest(x + row * size, size);
-}
-
 }  // namespace
 
 // element_bytes: 4 for float32, 2 for bfloat16; weight_bytes likewise, of norm weights. Tensors are C-contiguous.
@@ -224,12 +195,4 @@ extern "C" void kvlab_rotate_and_store(const void* qkv, const void* q_weight, co
     };
     if (element_bytes == 4) return run(float{}, float{});
     weight_bytes == 4 ? run(uint16_t{}, float{}) : run(uint16_t{}, uint16_t{});
-}
-
-// out [rows]: the place of the largest number of each row [size], the first of equals.
-extern "C" void kvlab_argmax(const void* x, int rows, int64_t size, int64_t* out, int element_bytes, int threads) {
-    if (element_bytes == 4)
-        argmax(static_cast<const float*>(x), rows, size, out, threads);
-    else
-        argmax(static_cast<const uint16_t*>(x), rows, size, out, threads);
 }

@@ -1,8 +1,8 @@
-"""Norms, rotary angles, the gate and the choice of a token on the CPU, native. Float32 or bfloat16 throughout."""
+"""Norms, rotary angles and the gate on the CPU, native. Float32 or bfloat16 throughout."""
 
 from __future__ import annotations
 
-from ctypes import c_float, c_int, c_int64, c_void_p
+from ctypes import c_float, c_int, c_void_p
 
 import torch
 
@@ -111,17 +111,3 @@ def rotate_and_store(
         c_int(torch.get_num_threads()),
     )
     return q
-
-
-def argmax(x: torch.Tensor) -> torch.Tensor:
-    """`[rows]` int64: the place of the largest number of each row of `x` `[rows, size]`, the first of equals."""
-    out = torch.empty(len(x), dtype=torch.int64)
-    load().kvlab_argmax(
-        _at(x),
-        c_int(len(x)),
-        c_int64(x.shape[1]),
-        _at(out),
-        c_int(x.element_size()),
-        c_int(torch.get_num_threads()),
-    )
-    return out

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -20,12 +21,22 @@ import torch  # first: the library then uses the OpenMP threads that torch has b
 from kvlab.errors import KernelError
 
 # Each with what it is compiled with besides; those that take longest first.
-_UNITS = (("attention.cpp", "-DKVLAB_INT8"), ("attention.cpp", ""), ("linear.cpp", ""), ("elementwise.cpp", ""))
+_UNITS = (
+    ("attention.cpp", "-DKVLAB_INT8"),
+    ("attention.cpp", ""),
+    ("linear.cpp", ""),
+    ("elementwise.cpp", ""),
+    ("largest.cpp", ""),
+    ("instruction_set.cpp", ""),
+)
 _HEADERS = ("simd.hpp", "int8.hpp", "tiles.hpp")
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
+# What Linux calls an instruction set.
+_CPU_FLAGS = {"avx512-bf16": "avx512_bf16", "avx512": "avx512dq", "avx2": "avx2"}
 
-_SETTINGS = ("CXX", "KVLAB_CPU_ARCH", "KVLAB_CACHE", "XDG_CACHE_HOME")  # that decide which library it is
+# That decide which library it is.
+_SETTINGS = ("CXX", "KVLAB_CPU_ARCH", "KVLAB_CXXFLAGS", "KVLAB_CACHE", "XDG_CACHE_HOME")
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +45,8 @@ def load() -> ctypes.CDLL:
     """The library, compiled if the cache does not have it: `KVLAB_CACHE`, else `kvlab` in the user's cache folder.
 
     `CXX` names the compiler, `KVLAB_CPU_ARCH` the instruction set where it is not to be this machine's own
-    (`-march`: `x86-64-v3` for AVX2, `x86-64` for neither). Raises KernelError, with the reason, where it cannot be
+    (`-march`: `x86-64-v3` for AVX2, `x86-64` for neither). `KVLAB_CXXFLAGS` are more flags for the compiler, behind
+    all others: `-O1 -g -fsanitize=address,undefined`, say. Raises KernelError, with the reason, where it cannot be
     built; the log says so the first time.
     """
     environ = os.environ
@@ -44,18 +56,35 @@ def load() -> ctypes.CDLL:
     return outcome
 
 
+def instruction_set() -> str:
+    """What the library computes with: `avx512-bf16` (`avx512-bf16, amx` where it may use matrix tiles), `avx512`,
+    `avx2` or `portable`. Raises KernelError as `load` does.
+    """
+    return _instruction_set(load())
+
+
+def _instruction_set(library: ctypes.CDLL) -> str:
+    library.kvlab_instruction_set.restype = ctypes.c_char_p
+    name: bytes = library.kvlab_instruction_set()
+    return name.decode()
+
+
 @lru_cache
-def _attempt(compiler: str | None, architecture: str | None, *_cache: str | None) -> ctypes.CDLL | KernelError:
+def _attempt(
+    compiler: str | None, architecture: str | None, flags: str | None, *_cache: str | None
+) -> ctypes.CDLL | KernelError:
     """The library or the reason why there is none, remembered either way: every call of a kernel asks."""
     try:
-        return _find_or_build(compiler, architecture or "native", cache_folder())
+        library = _find_or_build(compiler, architecture or "native", flags or "", cache_folder())
+        _check_processor(_instruction_set(library), architecture)
+        return library
     except KernelError as error:
         _log.warning("native CPU kernels are off: %s", error)
         return error
 
 
-def _find_or_build(compiler: str | None, architecture: str, cache: Path) -> ctypes.CDLL:
-    command = [_find_compiler(compiler), f"-march={architecture}", *_FLAGS]
+def _find_or_build(compiler: str | None, architecture: str, flags: str, cache: Path) -> ctypes.CDLL:
+    command = [_find_compiler(compiler), f"-march={architecture}", *_FLAGS, *shlex.split(flags)]
     folder = Path(__file__).parent
     text = "".join((folder / name).read_text() for name in (*(name for name, _ in _UNITS), *_HEADERS))
     key = hashlib.sha256(
@@ -72,6 +101,17 @@ def _find_or_build(compiler: str | None, architecture: str, cache: Path) -> ctyp
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise KernelError(f"what {command[0]} built cannot be loaded: {error}") from error
+
+
+def _check_processor(instruction_set: str, architecture: str | None) -> None:
+    """Raise KernelError where this processor has not what the library was built for, and would end the process."""
+    flag = _CPU_FLAGS.get(instruction_set.split(",")[0])
+    known = _cpu().split()
+    if flag is not None and "sse2" in known and flag not in known:
+        raise KernelError(
+            f"KVLAB_CPU_ARCH={architecture}: needs {instruction_set}, which this processor has not; unset it, or "
+            f"use {'x86-64-v3' if 'avx2' in known else 'x86-64'}"
+        )
 
 
 def _find_compiler(wanted: str | None) -> str:

@@ -46,10 +46,27 @@ class Linear(Protocol):
         ...
 
 
-class Ops(Protocol):
+class Largest(NamedTuple):
+    """The largest numbers of each row and their places, both `[rows, count]`: the largest first, and of equals the
+    first first. NaN counts as the largest.
+    """
+
+    values: torch.Tensor  # of the dtype of what they were taken from
+    places: torch.Tensor  # int64
+
+
+class LogitsOps(Protocol):
+    """What the choice of a token asks for."""
+
+    def largest(self, x: torch.Tensor, count: int = 1) -> Largest:
+        """The `count` largest numbers of each row of `x` `[rows, size]`, 1 <= count <= size."""
+        ...
+
+
+class Ops(LogitsOps, Protocol):
     """The arithmetic between and around attention. Half precision is rounded where a tensor is stored."""
 
-    name: str
+    name: str  # with the instruction set, where there is a choice
     tied_copies: int  # how often a weight that is embedding and output layer at once is held in memory
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False) -> Linear:

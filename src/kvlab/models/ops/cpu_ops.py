@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from kvlab.kernels.cpu import elementwise
+from kvlab.kernels.cpu.largest import largest
 from kvlab.kernels.cpu.linear import PackedWeight
-from kvlab.kernels.cpu.native import load
+from kvlab.kernels.cpu.native import instruction_set
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import Angles, Linear, Norm
+from kvlab.models.ops.base import Angles, Largest, Linear, Norm
 from kvlab.models.ops.torch_ops import TorchLinear
 from kvlab.models.rope import RotaryEmbedding
 
@@ -36,11 +37,10 @@ class CpuOps:
     Raises KernelError where the kernels cannot be compiled.
     """
 
-    name = "native"
     tied_copies = 1
 
     def __init__(self, *, int8_weights: bool = False) -> None:
-        load()
+        self.name = f"native ({instruction_set()})"
         self._int8_weights = int8_weights
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False) -> Linear:
@@ -84,3 +84,7 @@ class CpuOps:
             key_scales=view.key_scales(layer),
             value_scales=view.value_scales(layer),
         )
+
+    def largest(self, x: torch.Tensor, count: int = 1) -> Largest:
+        """See LogitsOps."""
+        return Largest(*largest(x, count))

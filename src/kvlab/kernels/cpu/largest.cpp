@@ -1,0 +1,137 @@
+// The largest numbers of each row, with their places: what the choice of a token begins with.
+//
+// NaN counts as larger than any number, as it does for PyTorch, so that a row with one shows. Of equals (0 and -0,
+// and NaNs, are) the first comes first.
+
+#include "simd.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+
+namespace {
+
+constexpr int64_t WORTH_A_THREAD = 1 << 15;  // elements below which waking the other threads costs more
+
+template <class Element>
+INLINE float number(const Element* at) {
+    if constexpr (sizeof(Element) == 4) return *at;
+    const uint32_t bits = uint32_t(*at) << 16;
+    float result;
+    std::memcpy(&result, &bits, sizeof result);
+    return result;
+}
+
+// The place of the first of the largest of `size` numbers.
+template <class Element>
+int64_t place_of_largest(const Element* x, int64_t size) {
+    Floats most = all(-INFINITY);
+    Ints where{}, at{}, strange{};
+    for (int lane = 0; lane < LANES; ++lane) at[lane] = lane;
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES, at += LANES) {
+        const Floats part = widen(x + i);
+        where = part > most ? at : where;
+        most = larger(part, most);
+        strange |= part != part;
+    }
+    float best = -INFINITY;
+    int64_t place = 0;
+    for (int lane = 0; lane < LANES && i > 0; ++lane)
+        if (most[lane] > best || (most[lane] == best && where[lane] < place)) best = most[lane], place = where[lane];
+    bool has_nan = any(strange);
+    for (; i < size; ++i) {
+        const float last = number(x + i);
+        if (last > best) best = last, place = i;
+        has_nan |= last != last;
+    }
+    if (has_nan)
+        for (place = 0; number(x + place) == number(x + place);) ++place;
+    return place;
+}
+
+// Larger for what comes earlier: the number, in an order that integers have too, above the place.
+INLINE uint64_t key_of(float x, int64_t place) {
+    uint32_t bits = 0xffffffffu;
+    if (x == x) {
+        x += 0.0f;  // -0 becomes 0
+        std::memcpy(&bits, &x, sizeof bits);
+        bits = bits >> 31 ? ~bits : bits | 0x80000000u;
+    }
+    return uint64_t(bits) << 32 | (0xffffffffu - uint32_t(place));
+}
+
+INLINE int64_t place_of(uint64_t key) { return 0xffffffffu - uint32_t(key); }
+
+// Keys of the best of a row seen so far, in `keys` with room for `capacity`, at least `count` + 4 * LANES: the first
+// `count` and those that came since. Few numbers of a row get this far: what is not above the last of the first is
+// passed over, a few vectors at a time.
+template <class Element>
+void places_of_largest(const Element* x, int64_t size, int count, uint64_t* keys, int capacity, int64_t* places) {
+    constexpr int STRIDE = 4 * LANES;
+    int held = 0;
+    float least = 0;
+    bool full = false;
+    const auto settle = [&] {
+        if (held < count) return;
+        std::nth_element(keys, keys + count - 1, keys + held, std::greater<uint64_t>());
+        held = count;
+        full = true;
+        least = number(x + place_of(keys[count - 1]));
+    };
+    const auto consider = [&](int64_t from, int64_t to) {
+        for (; from < to; ++from) {
+            const float next = number(x + from);
+            if (!full || !(next <= least)) keys[held++] = key_of(next, from);
+        }
+        if (held + STRIDE > capacity) settle();
+    };
+    int64_t i = 0;
+    for (; i + STRIDE <= size; i += STRIDE) {
+        if (full) {
+            const Floats bound = all(least);
+            Ints passed = widen(x + i) <= bound;
+            for (int k = 1; k < 4; ++k) passed &= widen(x + i + k * LANES) <= bound;
+            if (!any(~passed)) continue;
+        }
+        consider(i, i + STRIDE);
+    }
+    consider(i, size);
+    settle();
+    std::sort(keys, keys + count, std::greater<uint64_t>());
+    for (int k = 0; k < count; ++k) places[k] = place_of(keys[k]);
+}
+
+template <class Element>
+void largest(const Element* x, int64_t stride, int rows, int64_t size, int count, Element* values, int64_t* places,
+             int threads) {
+    const int capacity = count + std::max(count, 512);
+#pragma omp parallel num_threads(threads) if (rows * size > WORTH_A_THREAD)
+    {
+        const std::unique_ptr<uint64_t[]> keys(count > 1 ? new uint64_t[capacity] : nullptr);
+#pragma omp for schedule(static)
+        for (int row = 0; row < rows; ++row) {
+            const Element* from = x + row * stride;
+            int64_t* where = places + int64_t(row) * count;
+            if (count > 1)
+                places_of_largest(from, size, count, keys.get(), capacity, where);
+            else
+                *where = place_of_largest(from, size);
+            for (int k = 0; k < count; ++k) values[int64_t(row) * count + k] = from[where[k]];
+        }
+    }
+}
+
+}  // namespace
+
+// values, places [rows, count]: the `count` largest numbers of each row [size] of x, largest first; 1 <= count <=
+// size < 2^31. `stride`: elements between rows of x.
+extern "C" void kvlab_largest(const void* x, int64_t stride, int rows, int64_t size, int count, void* values,
+                              int64_t* places, int element_bytes, int threads) {
+    if (element_bytes == 4)
+        largest(static_cast<const float*>(x), stride, rows, size, count, static_cast<float*>(values), places,
+                threads);
+    else
+        largest(static_cast<const uint16_t*>(x), stride, rows, size, count, static_cast<uint16_t*>(values), places,
+                threads);
+}

@@ -1,0 +1,38 @@
+"""The largest numbers of each row on the CPU, native."""
+
+from __future__ import annotations
+
+from ctypes import c_int, c_int64, c_void_p
+
+import torch
+
+from kvlab.kernels.cpu.native import load
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def largest(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` largest numbers of each row of `x` `[rows, size]`, float32 or bfloat16, and their places, int64:
+    both `[rows, count]`, largest first and of equals the first first. NaN counts as the largest.
+
+    Raises ValueError for a count that is not from 1 to `size`, KernelError where the kernels cannot be compiled.
+    """
+    rows, size = x.shape
+    if not 1 <= count <= size:
+        raise ValueError(f"the {count} largest of {size} numbers")
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    values = torch.empty(rows, count, dtype=x.dtype)
+    places = torch.empty(rows, count, dtype=torch.int64)
+    load().kvlab_largest(
+        c_void_p(x.data_ptr()),
+        c_int64(x.stride(0)),
+        c_int(rows),
+        c_int64(size),
+        c_int(count),
+        c_void_p(values.data_ptr()),
+        c_void_p(places.data_ptr()),
+        c_int(x.element_size()),
+        c_int(torch.get_num_threads()),
+    )
+    return values, places

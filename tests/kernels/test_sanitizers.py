@@ -1,0 +1,96 @@
+"""The native kernels' tests once more, under AddressSanitizer and UndefinedBehaviorSanitizer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+CHECKED = ("attention", "linear", "elementwise", "largest")
+ARCHITECTURES = ("native", "x86-64-v3", "x86-64 and not x86-64-v3")  # as pytest's -k takes them
+FLAGS = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined"
+
+HEAP_OVERFLOW = """
+import ctypes, torch
+from kvlab.kernels.cpu.native import load
+out, x = torch.empty(ROWS, 32), torch.ones(4, 64)
+load().kvlab_gated(*[ctypes.c_void_p(x.data_ptr()), 4, 32, 0], ctypes.c_void_p(out.data_ptr()), 4, 1)
+"""
+MISALIGNED = """
+import ctypes, torch
+from kvlab.kernels.cpu.native import load
+out, x = torch.empty(4, 32), torch.ones(5, 64)
+load().kvlab_gated(*[ctypes.c_void_p(x.data_ptr() + OFFSET), 4, 32, 0], ctypes.c_void_p(out.data_ptr()), 4, 1)
+"""
+
+
+@pytest.fixture(scope="module")
+def sanitized() -> dict[str, str]:
+    """The environment of a process whose library is built with sanitizers."""
+    compiler = os.environ.get("CXX") or "g++"
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler}")
+    if torch.cuda.is_available():
+        pytest.skip("CUDA's driver and AddressSanitizer want the same addresses")
+    asked = [compiler, "-print-file-name=libasan.so"]
+    runtime = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    if not Path(runtime).is_absolute():  # what is not found comes back as it was
+        pytest.skip(f"{compiler} has no libasan.so that could be loaded ahead of Python")
+    return {
+        **{name: value for name, value in os.environ.items() if name != "KVLAB_CPU_ARCH"},
+        "CXX": compiler,
+        "KVLAB_CXXFLAGS": FLAGS,
+        "LD_PRELOAD": runtime,
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+    }
+
+
+def start(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.Popen(
+        command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "sound", "broken", "finding"),
+    [
+        (HEAP_OVERFLOW.replace("ROWS", "{}"), 4, 3, "AddressSanitizer: heap-buffer-overflow"),
+        (MISALIGNED.replace("OFFSET", "{}"), 4, 2, "runtime error: load of misaligned address"),
+    ],
+    ids=["write behind a tensor", "misaligned read"],
+)
+def test_a_wrong_call_is_caught(
+    code: str, sound: int, broken: int, finding: str, sanitized: dict[str, str]
+) -> None:
+    """Else the test below would prove nothing."""
+    process = start(sanitized, "-c", code.format(sound))
+    said = process.communicate()[0]
+    assert process.returncode == 0, said
+    process = start(sanitized, "-c", code.format(broken))
+    said = process.communicate()[0]
+    assert process.returncode != 0
+    assert finding in said
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_touch_only_what_is_theirs_and_do_nothing_undefined(
+    architecture: str, sanitized: dict[str, str]
+) -> None:
+    if architecture != "native" and (os.environ.get("KVLAB_SANITIZE") != "all" or os.uname().machine != "x86_64"):
+        pytest.skip("most of the time goes to the compiler; make sanitize runs them all")
+    files = [f"tests/kernels/test_cpu_{name}.py" for name in CHECKED]
+    options = ["-m", "pytest", "-x", "-p", "no:cacheprovider", "--confcutdir=tests/kernels", "-k", architecture]
+    process = start(sanitized, *options, *files)
+    said = process.communicate()[0]
+    assert process.returncode == 0, said[-8000:]
+    assert " passed" in said

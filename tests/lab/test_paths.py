@@ -1,0 +1,114 @@
+"""Which kernels a run takes, and that it says so: on the screen, in its summary, as tags."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+from rich.console import Console
+
+from kvlab.errors import ConfigError
+from kvlab.kernels.cpu import native
+from kvlab.kernels.cpu.native import instruction_set
+from kvlab.lab.execute import RunContext, execute
+from tests.lab.test_compose import compose_run
+
+TINY = (
+    "model=qwen3_tiny",
+    "executor=cpu",
+    "kv.memory=1MiB",
+    "model.max_seq_len=256",
+    "workload.num_requests=2",
+    "workload.prompt_len={min: 5, max: 20}",
+    "workload.output_len={min: 2, max: 4}",
+)
+NOT_THERE = "CXX=/nonexistent: there is no such compiler; unset it, or name one that is installed"
+
+needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+needs_x86 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="not an x86 machine")
+
+
+def check_path(folder: Path, attention: str, kernels: str, *overrides: str) -> None:
+    """Run, and look wherever the path should be told."""
+    folder.mkdir(exist_ok=True)
+    store, console = f"sqlite:///{folder}/runs.db", Console(width=1000, record=True, file=io.StringIO())
+    config = compose_run(*TINY, f"tracking.uri={store}", *overrides)
+    assert execute(config, RunContext(folder, folder, "", {}, console, "path")).metrics["requests/completed"] == 2
+    assert f"attention: {attention}, other kernels: {kernels}; 2 requests" in console.export_text()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["attention"], summary["kernels"]) == (attention, kernels)
+    client = MlflowClient(store)
+    (run,) = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    assert (run.data.tags["resolved.attention"], run.data.tags["resolved.kernels"]) == (attention, kernels)
+
+
+def test_without_a_compiler_pytorch_computes_and_the_reason_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "/nonexistent")
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))  # what was tried before is not asked again
+    with caplog.at_level(logging.WARNING):
+        check_path(tmp_path / "run", "sdpa", "torch")
+    assert caplog.messages.count(f"native CPU kernels are off: {NOT_THERE}") == 1
+
+
+def test_without_kernels_pytorch_computes(tmp_path: Path) -> None:
+    check_path(tmp_path / "run", "sdpa", "torch", "executor.kernels=false")
+
+
+@needs_compiler
+@needs_x86
+@pytest.mark.parametrize(("architecture", "name"), [("x86-64-v3", "avx2"), ("x86-64", "portable")])
+def test_without_avx_512_other_instructions_do(
+    architecture: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVLAB_CPU_ARCH", architecture)
+    check_path(tmp_path / "run", "cpu", f"native ({name})")
+
+
+@needs_compiler
+def test_this_machines_instructions_are_named(tmp_path: Path) -> None:
+    check_path(tmp_path / "run", "cpu", f"native ({instruction_set()})")
+    flags = native._cpu().split()
+    if "avx512_bf16" in flags:
+        assert instruction_set().startswith("avx512-bf16")
+
+
+@pytest.mark.parametrize(
+    ("built_for", "flags", "advice"),
+    [
+        ("avx512-bf16", "sse2 avx2 avx512f avx512dq", "x86-64-v3"),
+        ("avx512-bf16, amx", "sse2 avx2", "x86-64-v3"),
+        ("avx512", "sse2 avx2 avx512f", "x86-64-v3"),
+        ("avx2", "sse2", "x86-64"),
+    ],
+)
+def test_instructions_that_the_processor_has_not_are_refused(
+    built_for: str, flags: str, advice: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Used, they would end the process without a word."""
+    monkeypatch.setenv("KVLAB_CPU_ARCH", "some-processor")
+    monkeypatch.setattr(native, "_find_or_build", lambda *_: None)
+    monkeypatch.setattr(native, "_instruction_set", lambda _: built_for)
+    monkeypatch.setattr(native, "_cpu", lambda: f"x86_64flags : {flags}")
+    with caplog.at_level(logging.WARNING), pytest.raises(native.KernelError) as refusal:
+        native.load()
+    native._attempt.cache_clear()
+    assert str(refusal.value) == (
+        f"KVLAB_CPU_ARCH=some-processor: needs {built_for}, which this processor has not; unset it, or use {advice}"
+    )
+
+
+def test_int8_weights_without_kernels_are_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/nonexistent")
+    config = compose_run(*TINY, "tracking=off", "executor.weights=int8")
+    with pytest.raises(ConfigError, match=r"executor\.weights=int8: needs the native kernels: CXX=/nonexistent"):
+        execute(config, RunContext(tmp_path, tmp_path, "", {}, Console(quiet=True), "path"))
