@@ -345,7 +345,7 @@ class DebugConfig:
 
 @dataclass
 class RunConfig:
-    """One run. `tags` go to the tracking store as they are; `optimize` names the metric that tells a sweep's best."""
+    """One run. `tags` go to the tracking store as they are; `optimize` names the metric that a sweep looks for."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     kv: KVConfig = field(default_factory=KVConfig)

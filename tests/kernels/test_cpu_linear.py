@@ -34,6 +34,17 @@ def test_any_shape(rows: int, outputs: int, inputs: int) -> None:
     assert_close(packed.multiply(x, bias), exact + bias.double())
 
 
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("rows", [1, 16, 17, 33, 65, 128, 129, 600])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (17, 64), (33, 352), (270, 2080)])
+def test_shapes_of_matrix_tiles(rows: int, outputs: int, inputs: int, int8: bool) -> None:
+    weight, bias, x = draw(outputs, inputs), draw(outputs), draw(rows, inputs)
+    packed = PackedWeight(weight, int8=int8)
+    exact = x.double() @ (dequantized(weight) if int8 else weight.double()).T
+    assert_close(packed.multiply(x), exact)
+    assert_close(packed.multiply(x, bias), exact + bias.double())
+
+
 def test_no_rows() -> None:
     assert PackedWeight(draw(20, 10)).multiply(draw(0, 10)).shape == (0, 20)
 
@@ -54,11 +65,12 @@ def test_columns_of_x_apart() -> None:
     assert_close(PackedWeight(weight).multiply(x), x.double() @ weight.double().T)
 
 
-def test_a_row_depends_on_no_other() -> None:
+@pytest.mark.parametrize(("inputs", "rows"), [(90, 60), (96, 60), (352, 600)])
+def test_a_row_depends_on_no_other(inputs: int, rows: int) -> None:
     """Neither on its place nor on how many there are, to the last bit."""
-    packed, x = PackedWeight(draw(70, 90)), draw(60, 90)
+    packed, x = PackedWeight(draw(70, inputs)), draw(rows, inputs)
     together = packed.multiply(x)
-    for row in range(len(x)):
+    for row in range(0, rows, 1 + rows // 60):
         assert torch.equal(packed.multiply(x[row : row + 1]), together[row : row + 1])
 
 

@@ -40,7 +40,7 @@ class KVStorage:
         self._gathered_values = torch.empty_like(self._gathered_keys)
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """On a CPU in large pages, since blocks are read from all over the pool, and all of them taken now: the first
+        """On a CPU in large pages, as blocks are read from all over the pool, and all of it taken now: the first
         sequences are not to wait for memory.
         """
         if self.device.type == "cpu":

@@ -121,6 +121,7 @@ class RunProgress:
 
 
 def clock(seconds: float) -> str:
+    """A duration as minutes and seconds, with hours where there are any."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

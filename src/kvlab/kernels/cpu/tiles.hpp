@@ -57,6 +57,7 @@ struct TiledSide {
 template <int ROWS, int COLUMNS, int LINES = 0>
 void multiply_tiles(const TiledSide& left, const TiledSide& right, int steps, float* sums, int64_t stride, bool add,
                     const char* ahead = nullptr) {
+    asm volatile("" ::: "memory");  // GCC does not know that loading a tile reads memory: what was written stays before it
     const int64_t sum_bytes = stride * sizeof(float);
     float *low = sums, *below = sums + TILE_SIDE * stride;
     if (add) {
