@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ctypes import c_float, c_int, c_int64, c_void_p
-
 import torch
 
 from kvlab.kernels.cpu.native import load
@@ -42,20 +40,20 @@ def paged_attention(
     library = load()
     attend = library.kvlab_paged_attention if key_scales is None else library.kvlab_paged_attention_int8
     attend(
-        *(c_void_p(x.data_ptr()) for x in (out, q, keys, values)),
-        *(c_void_p(None if x is None else x.data_ptr()) for x in (key_scales, value_scales)),
-        *(c_void_p(x.data_ptr()) for x in (block_tables, seq_lens, query_start)),
-        c_int64(q.stride(0)),
-        c_int(block_tables.shape[1]),
-        c_int(len(seq_lens)),
-        c_int(q.shape[1]),
-        c_int(keys.shape[1]),
-        c_int(keys.shape[3]),
-        c_int(keys.shape[2]),
-        c_int(window or 0),
-        c_float(scale),
-        c_float(soft_cap or 0.0),
-        c_int(q.element_size()),
-        c_int(torch.get_num_threads()),
+        *(x.data_ptr() for x in (out, q, keys, values)),
+        *(None if x is None else x.data_ptr() for x in (key_scales, value_scales)),
+        *(x.data_ptr() for x in (block_tables, seq_lens, query_start)),
+        q.stride(0),
+        block_tables.shape[1],
+        len(seq_lens),
+        q.shape[1],
+        keys.shape[1],
+        keys.shape[3],
+        keys.shape[2],
+        window or 0,
+        scale,
+        soft_cap or 0.0,
+        q.element_size(),
+        torch.get_num_threads(),
     )
     return out

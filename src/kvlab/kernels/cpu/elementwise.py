@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ctypes import c_float, c_int, c_void_p
-
 import torch
 
 from kvlab.kernels.cpu.native import load
@@ -12,8 +10,8 @@ from kvlab.kernels.cpu.native import load
 MAX_HEAD_DIM = 512
 
 
-def _at(tensor: torch.Tensor | None) -> c_void_p:
-    return c_void_p(None if tensor is None else tensor.data_ptr())
+def _at(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def rms_norm(
@@ -31,13 +29,13 @@ def rms_norm(
         _at(x),
         _at(residual),
         _at(weight),
-        c_float(eps),
-        c_int(x.numel() // size),
-        c_int(size),
+        eps,
+        x.numel() // size,
+        size,
         _at(out),
-        c_int(x.element_size()),
-        c_int(weight.element_size()),
-        c_int(torch.get_num_threads()),
+        x.element_size(),
+        weight.element_size(),
+        torch.get_num_threads(),
     )
     return out
 
@@ -48,12 +46,12 @@ def gated(gate_up: torch.Tensor, *, gelu: bool) -> torch.Tensor:
     out = gate_up.new_empty(rows, width // 2)
     load().kvlab_gated(
         _at(gate_up),
-        c_int(rows),
-        c_int(width // 2),
-        c_int(gelu),
+        rows,
+        width // 2,
+        gelu,
         _at(out),
-        c_int(gate_up.element_size()),
-        c_int(torch.get_num_threads()),
+        gate_up.element_size(),
+        torch.get_num_threads(),
     )
     return out
 
@@ -91,23 +89,23 @@ def rotate_and_store(
         _at(qkv),
         _at(q_weight),
         _at(k_weight),
-        c_float(eps),
+        eps,
         _at(cosine),
         _at(sine),
         _at(positions),
         _at(slot_mapping),
-        c_int(tokens),
-        c_int(heads),
-        c_int(kv_heads),
-        c_int(head_dim),
-        c_int(block_size),
+        tokens,
+        heads,
+        kv_heads,
+        head_dim,
+        block_size,
         _at(q),
         _at(keys),
         _at(values),
         _at(key_scales),
         _at(value_scales),
-        c_int(qkv.element_size()),
-        c_int(qkv.element_size() if q_weight is None else q_weight.element_size()),
-        c_int(torch.get_num_threads()),
+        qkv.element_size(),
+        qkv.element_size() if q_weight is None else q_weight.element_size(),
+        torch.get_num_threads(),
     )
     return q

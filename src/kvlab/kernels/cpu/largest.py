@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ctypes import c_int, c_int64, c_void_p
-
 import torch
 
 from kvlab.kernels.cpu.native import load
@@ -25,14 +23,14 @@ def largest(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     values = torch.empty(rows, count, dtype=x.dtype)
     places = torch.empty(rows, count, dtype=torch.int64)
     load().kvlab_largest(
-        c_void_p(x.data_ptr()),
-        c_int64(x.stride(0)),
-        c_int(rows),
-        c_int64(size),
-        c_int(count),
-        c_void_p(values.data_ptr()),
-        c_void_p(places.data_ptr()),
-        c_int(x.element_size()),
-        c_int(torch.get_num_threads()),
+        x.data_ptr(),
+        x.stride(0),
+        rows,
+        size,
+        count,
+        values.data_ptr(),
+        places.data_ptr(),
+        x.element_size(),
+        torch.get_num_threads(),
     )
     return values, places

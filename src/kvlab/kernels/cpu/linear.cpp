@@ -10,7 +10,10 @@
 #include "int8.hpp"
 #include "tiles.hpp"
 
+#include <omp.h>
+
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -288,12 +291,12 @@ Number* at_least(std::vector<Number>& buffer, size_t count) {
     return reinterpret_cast<Number*>((reinterpret_cast<uintptr_t>(buffer.data()) + 63) / 64 * 64);
 }
 
-// 16 rows of x from `first`, in tiles: [inputs / 32, 16, 32]; rows beyond the last are zero.
-void pack_tiles(const uint16_t* x, int64_t stride, int rows, int inputs, int first, char* out) {
+// Steps [begin, end) of 16 rows of x from `first`, in tiles: [inputs / 32, 16, 32]; rows beyond the last are zero.
+void pack_tiles(const uint16_t* x, int64_t stride, int rows, int first, int begin, int end, char* out) {
     for (int row = 0; row < TILE_SIDE; ++row) {
-        char* to = out + row * TILE_BYTES;
-        const uint16_t* from = x + int64_t(first + row) * stride;
-        for (int step = 0; step < inputs / TILE_INPUTS; ++step, to += TILE, from += TILE_INPUTS)
+        char* to = out + row * TILE_BYTES + begin * TILE;
+        const uint16_t* from = x + int64_t(first + row) * stride + begin * TILE_INPUTS;
+        for (int step = begin; step < end; ++step, to += TILE, from += TILE_INPUTS)
             store_words(to, first + row < rows ? load_words(from) : Words{});
     }
 }
@@ -328,6 +331,12 @@ void multiply_stripe(const TiledSide& x, const TiledSide& weights, int rows, int
                     : multiply_tiles<1, 1>(x, weights, steps, sums, stride, add);
 }
 
+// Stripes one behind the other, for one thread; who has done its own helps with the others'.
+struct alignas(64) Run {
+    std::atomic<int> next;
+    int end;
+};
+
 template <class Weight>
 class TiledProduct {
 public:
@@ -336,14 +345,21 @@ public:
     TiledProduct(const Product& product, const char* x)
         : stripes((product.panels() + 1) / 2), product(product), x(x), steps(product.pairs / TILE_SIDE) {}
 
-    // All rows, few, by stripes [begin, end).
-    void stream(int begin, int end) const {
+    // Ask for the beginning of a stripe.
+    void ask_for(int stripe) const {
+        if (stripe >= stripes) return;
+        const int64_t size = std::min<int64_t>(2 * int64_t(product.pairs) * Weight::BYTES, 1 << 16);
+        for (int64_t at = 0; at < size; at += 64) __builtin_prefetch(stripe_of(stripe) + at, 0, 2);
+    }
+
+    // All rows, few, by the stripes that are left of a run.
+    void stream(Run& run) const {
         constexpr int lines = 2 * TILE_SIDE * Weight::BYTES / 64;  // of a step
         switch ((product.rows + BLOCK_ROWS - 1) / BLOCK_ROWS) {
-            case 1: return stream_asking_for<lines>(begin, end);
-            case 2: return stream_asking_for<lines / 2>(begin, end);
-            case 3: return stream_asking_for<lines / 3>(begin, end);
-            default: return stream_asking_for<lines / 4>(begin, end);
+            case 1: return stream_asking_for<lines>(run);
+            case 2: return stream_asking_for<lines / 2>(run);
+            case 3: return stream_asking_for<lines / 3>(run);
+            default: return stream_asking_for<lines / 4>(run);
         }
     }
 
@@ -369,11 +385,11 @@ private:
     const int steps;
 
     template <int LINES>
-    void stream_asking_for(int begin, int end) const {
+    void stream_asking_for(Run& run) const {
         alignas(64) float sums[BLOCK_ROWS * 2 * LANES];
-        for (int stripe = begin; stripe < end; ++stripe) {
+        for (int stripe; (stripe = run.next.fetch_add(1, std::memory_order_relaxed)) < run.end;) {
             const char* weights = widened(stripe, 0);
-            const char* ahead = stripe_of(std::min(stripe + 1, stripes - 1));
+            const char* ahead = stripe_of(std::min(stripe + 1, run.end - 1));
             for (int row = 0; row < product.rows; row += BLOCK_ROWS, ahead += int64_t(steps) * LINES * 64) {
                 const int rows = std::min(BLOCK_ROWS, product.rows - row);
                 multiply_stripe<LINES>(left(row, 0), right(weights, 0), rows, panels_of(stripe), steps, sums, false, ahead);
@@ -415,27 +431,39 @@ void linear_in_tiles(const Product& product, const uint16_t* x, int64_t x_stride
     char* packed = at_least(packed_rows, (tiles + 1) * tile_row);
     const TiledProduct<Weight> tiled(product, packed);
     const int stripes = tiled.stripes;
-    const bool few = rows <= FEW_ROWS;
-    const int share = std::max(1, stripes / (threads * (few ? 4 : 2))), group = few ? share : std::min(STRIPES, share);
-    const int groups = (stripes + group - 1) / group;
+    const int group = std::min(STRIPES, std::max(1, stripes / (threads * 2))), groups = (stripes + group - 1) / group;
+    const int steps = inputs / TILE_INPUTS, parts = std::max(1, threads / tiles);
+    const std::unique_ptr<Run[]> runs(new Run[threads]);
+    for (int i = 0; i < threads; ++i) {
+        runs[i].next = int(int64_t(stripes) * i / threads);
+        runs[i].end = int(int64_t(stripes) * (i + 1) / threads);
+    }
 #pragma omp parallel num_threads(threads)
     {
         const Tiles in_use;
-#pragma omp for schedule(static)
+        const int me = omp_get_thread_num();
+        if (rows <= FEW_ROWS) tiled.ask_for(runs[me].next);
+#pragma omp for collapse(2) schedule(static)
         for (int tile = 0; tile < tiles; ++tile)
-            pack_tiles(x, x_stride, rows, inputs, tile * TILE_SIDE, packed + tile * tile_row);
-        for (int first = 0; first < rows; first += few ? rows : MOST_ROWS)
+            for (int part = 0; part < parts; ++part)
+                pack_tiles(x, x_stride, rows, tile * TILE_SIDE, steps * part / parts, steps * (part + 1) / parts,
+                           packed + tile * tile_row);
+        if (rows <= FEW_ROWS) {
+            for (int i = 0; i < threads; ++i) tiled.stream(runs[(me + i) % threads]);
+        } else {
+            for (int first = 0; first < rows; first += MOST_ROWS)
 #pragma omp for schedule(dynamic, 1) nowait
-            for (int i = 0; i < groups; ++i) {
-                const int begin = i * group, end = std::min(begin + group, stripes);
-                few ? tiled.stream(begin, end) : tiled.multiply(first, std::min(first + MOST_ROWS, rows), begin, end);
-            }
+                for (int i = 0; i < groups; ++i)
+                    tiled.multiply(first, std::min(first + MOST_ROWS, rows), i * group,
+                                   std::min((i + 1) * group, stripes));
+        }
     }
 }
 #endif
 
 template <class Weight>
 void linear(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, int threads) {
+    if (product.rows == 0) return;
 #if defined(KVLAB_TILES)
     if (inputs % TILE_INPUTS == 0 && has_tiles())
         return linear_in_tiles<Weight>(product, x, x_stride, inputs, threads);

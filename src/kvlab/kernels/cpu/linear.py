@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ctypes import c_int, c_int64, c_void_p
-
 import torch
 
 from kvlab.kernels.cpu import memory
@@ -19,22 +17,21 @@ class PackedWeight:
     """
 
     def __init__(self, weight: torch.Tensor, *, int8: bool = False) -> None:
-        library = load()
+        library = self._library = load()
         self.outputs, self.inputs = weight.shape
-        shape = (c_int(self.outputs), c_int(self.inputs))
-        library.kvlab_packed_linear_bytes.restype = c_int64
-        self._packed = memory.empty((library.kvlab_packed_linear_bytes(*shape, c_int(int8)),), torch.uint8)
+        shape = (self.outputs, self.inputs)
+        self._packed = memory.empty((library.kvlab_packed_linear_bytes(*shape, int8),), torch.uint8)
         self._scales = torch.empty(self.outputs) if int8 else None
-        weight, threads = weight.contiguous(), c_int(torch.get_num_threads())
-        source, target = c_void_p(weight.data_ptr()), c_void_p(self._packed.data_ptr())
+        weight, threads = weight.contiguous(), torch.get_num_threads()
+        source, target = weight.data_ptr(), self._packed.data_ptr()
         if int8:
             library.kvlab_pack_linear_int8(source, *shape, target, self._at_scales, threads)
         else:
             library.kvlab_pack_linear(source, *shape, target, threads)
 
     @property
-    def _at_scales(self) -> c_void_p:
-        return c_void_p(None if self._scales is None else self._scales.data_ptr())
+    def _at_scales(self) -> int | None:
+        return None if self._scales is None else self._scales.data_ptr()
 
     @property
     def num_bytes(self) -> int:
@@ -46,17 +43,17 @@ class PackedWeight:
         if x.stride(1) != 1:
             x = x.contiguous()
         out = torch.empty(len(x), self.outputs, dtype=x.dtype)
-        load().kvlab_linear(
-            c_void_p(x.data_ptr()),
-            c_int64(x.stride(0)),
-            c_int(len(x)),
-            c_void_p(self._packed.data_ptr()),
+        self._library.kvlab_linear(
+            x.data_ptr(),
+            x.stride(0),
+            len(x),
+            self._packed.data_ptr(),
             self._at_scales,
-            c_void_p(None if bias is None else bias.data_ptr()),
-            c_int(self.outputs),
-            c_int(self.inputs),
-            c_void_p(out.data_ptr()),
-            c_int(torch.get_num_threads()),
+            None if bias is None else bias.data_ptr(),
+            self.outputs,
+            self.inputs,
+            out.data_ptr(),
+            torch.get_num_threads(),
         )
         return out
 
@@ -65,13 +62,13 @@ class PackedWeight:
         is looked up here.
         """
         out = torch.empty(len(ids), self.inputs, dtype=torch.bfloat16)
-        load().kvlab_packed_rows(
-            c_void_p(self._packed.data_ptr()),
+        self._library.kvlab_packed_rows(
+            self._packed.data_ptr(),
             self._at_scales,
-            c_int(self.inputs),
-            c_void_p(ids.data_ptr()),
-            c_int(len(ids)),
-            c_void_p(out.data_ptr()),
-            c_int(torch.get_num_threads()),
+            self.inputs,
+            ids.data_ptr(),
+            len(ids),
+            out.data_ptr(),
+            torch.get_num_threads(),
         )
         return out

@@ -38,6 +38,23 @@ _CPU_FLAGS = {"avx512-bf16": "avx512_bf16", "avx512": "avx512dq", "avx2": "avx2"
 # That decide which library it is.
 _SETTINGS = ("CXX", "KVLAB_CPU_ARCH", "KVLAB_CXXFLAGS", "KVLAB_CACHE", "XDG_CACHE_HOME")
 
+# What the library's functions take: p a pointer (an address, or None), i an int, q an int64, f a float.
+_ARGUMENTS = {
+    "kvlab_packed_linear_bytes": "iii",
+    "kvlab_pack_linear": "piipi",
+    "kvlab_pack_linear_int8": "piippi",
+    "kvlab_linear": "pqipppiipi",
+    "kvlab_packed_rows": "ppipipi",
+    "kvlab_rms_norm": "pppfiipiii",
+    "kvlab_gated": "piiipii",
+    "kvlab_rotate_and_store": "pppfppppiiiiipppppiii",
+    "kvlab_largest": "pqiqippii",
+    "kvlab_paged_attention": "pppppppppqiiiiiiiffii",
+    "kvlab_paged_attention_int8": "pppppppppqiiiiiiiffii",
+}
+_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "q": ctypes.c_int64, "f": ctypes.c_float}
+_RESULTS = {"kvlab_packed_linear_bytes": ctypes.c_int64, "kvlab_instruction_set": ctypes.c_char_p}
+
 _log = logging.getLogger(__name__)
 
 
@@ -64,7 +81,6 @@ def instruction_set() -> str:
 
 
 def _instruction_set(library: ctypes.CDLL) -> str:
-    library.kvlab_instruction_set.restype = ctypes.c_char_p
     name: bytes = library.kvlab_instruction_set()
     return name.decode()
 
@@ -76,11 +92,21 @@ def _attempt(
     """The library or the reason why there is none, remembered either way: every call of a kernel asks."""
     try:
         library = _find_or_build(compiler, architecture or "native", flags or "", cache_folder())
+        _declare(library)
         _check_processor(_instruction_set(library), architecture)
         return library
     except KernelError as error:
         _log.warning("native CPU kernels are off: %s", error)
         return error
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    """Tell ctypes what the functions take: they are then called with plain numbers, which is also quicker."""
+    for name, letters in _ARGUMENTS.items():
+        getattr(library, name).argtypes = [_TYPES[letter] for letter in letters]
+        getattr(library, name).restype = None
+    for name, result in _RESULTS.items():
+        getattr(library, name).restype = result
 
 
 def _find_or_build(compiler: str | None, architecture: str, flags: str, cache: Path) -> ctypes.CDLL:
