@@ -14,13 +14,14 @@ from pathlib import Path
 
 import torch
 
+from kvlab.kernels.cpu.memory import empty
 from kvlab.kernels.cpu.native import cache_folder
 from kvlab.lab.machine import describe
 from kvlab.lab.roofline import MachineRates
 from kvlab.models.ops import select_ops
 from kvlab.models.ops.torch_ops import TorchOps
 
-_READ_BYTES = 2**28  # several times what caches hold
+_READ_BYTES = 2**29  # more than caches hold
 _ROWS = 512
 _SHAPES = ((4096, 1024), (1024, 3072), (4096, 4096))  # outputs, inputs: those of decoders, small to large
 _ROUNDS = 3
@@ -58,7 +59,7 @@ def measure(dtype: str, *, read_bytes: int = _READ_BYTES, rows: int = _ROWS) -> 
     tensor larger than the caches), and products of `rows` rows with weights of several shapes, by kvlab's kernels
     or PyTorch.
     """
-    source = torch.ones(read_bytes // 8, dtype=torch.int64)
+    source = empty((read_bytes // 8,), torch.int64).fill_(1)  # in the pages that weights and KV cache lie in
     bandwidth = read_bytes / _fastest(source.sum)
     del source
     kind: torch.dtype = getattr(torch, dtype)
