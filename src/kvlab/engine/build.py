@@ -31,6 +31,7 @@ from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.families import decoder_config
 from kvlab.models.ops import select_ops
 from kvlab.models.ops.base import Ops
+from kvlab.models.ops.cpu_ops import CpuOps
 from kvlab.models.weights import open_weights
 
 
@@ -76,7 +77,7 @@ def plan_engine(config: RunConfig) -> EnginePlan:
         raise ConfigError("attention.backend", backend, "is a kernel, and executor.kernels=false allows none")
     attention = registry.select(specs, backend)
     ops = select_ops(getattr(torch, config.executor.dtype), device, kernels=kernels, int8_weights=int8)
-    settings = memory_settings(config, device, attention.name, native=ops.name == "native")
+    settings = memory_settings(config, device, attention.name, native=isinstance(ops, CpuOps))
     weights, working = weight_bytes(model, settings), working_memory(model, kv_spec(config, model), settings)
     return EnginePlan(config, device, model, weights, working, pool, attention, specs, ops, threads)
 
