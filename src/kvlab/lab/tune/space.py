@@ -54,8 +54,8 @@ class Space:
 
 
 def build_space(config: RunConfig, memory: int, fixed: frozenset[str]) -> Space:
-    """The space of a configuration in `memory` bytes; the keys in `fixed` stay as they are. Where its working memory
-    does not fit, the search begins with fewer tokens to a step.
+    """The space of a configuration in `memory` bytes; the keys in `fixed` stay as they are. Where its working
+    memory does not fit, the search begins with fewer tokens to a step.
 
     Raises CapacityError where the weights leave no room for a block, ConfigError where nothing is left to search.
     """
@@ -98,7 +98,7 @@ def build_space(config: RunConfig, memory: int, fixed: frozenset[str]) -> Space:
 
 
 def _first_that_fits(config: RunConfig, memory: int, fixed: frozenset[str]) -> tuple[RunConfig, CapacityPlan]:
-    """The configuration and its plan, the token budget halved until it fits. Raises CapacityError where none does."""
+    """The configuration and its plan, the token budget halved until it fits. Raises CapacityError if none does."""
     device = resolve_device(config.executor.device)
     while True:
         try:
