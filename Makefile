@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
+WORKERS ?= 2# processes that share the tests
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test sanitize features requirements lint format ui gpu clean
@@ -21,7 +22,7 @@ run: $(READY) ## Compare contiguous slots and paged blocks on a real model, in u
 	$(BIN)/python -m src.run experiment=contiguous_vs_paged
 
 test: $(READY) ## Run every requirement and every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 sanitize: $(READY) ## Run the native kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	KVLAB_SANITIZE=all $(BIN)/python -m pytest tests/kernels/test_sanitizers.py

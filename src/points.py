@@ -33,6 +33,11 @@ class Composed:
     digest: str
 
 
+def bare_key(key: str) -> str:
+    """An override's key without what adds it (`+`, `++`)."""
+    return key.lstrip("+")
+
+
 def task_config(config: DictConfig) -> RunConfig:
     """The run's part of what Hydra composed, checked. Raises a KvlabError."""
     task = deepcopy(config)
@@ -113,7 +118,7 @@ def _point(composed: DictConfig, chosen: dict[str, str], varied: dict[str, str])
     group = " ".join(text for key, text in chosen.items() if key in varied)
     group = group or composed.run_name or (run_title(config) if config else "run")
     repeated = f" {chosen[_REPEAT]}" if _REPEAT in chosen and _REPEAT not in varied else ""
-    settings = {key: text.partition("=")[2] for key, text in chosen.items() if key in varied}
+    settings = {bare_key(key): text.partition("=")[2] for key, text in chosen.items() if key in varied}
     return Composed(list(chosen.values()), group + repeated, group, settings, int(composed.repeat), config, digest)
 
 

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from kvlab.config import RunConfig, TrackingConfig
 from kvlab.errors import CapacityError, ConfigError, KvlabError, TrackingError
-from src.points import Composed, combinations, compose_points
+from src.points import Composed, bare_key, combinations, compose_points
 
 if TYPE_CHECKING:
     from hydra_plugins.kvlab_sweeper import KvlabSweeper
@@ -381,7 +381,7 @@ def _parent_run(
         tags["kvlab.done_before"] = " ".join(elsewhere)
     if parent is not None:
         return continue_run(earlier.store, parent.run_id, tags)
-    params = {f"sweep.{key}": value for key, value in plan.varied.items()}
+    params = {f"sweep.{bare_key(key)}": value for key, value in plan.varied.items()}
     return start_run(tracking, root=ROOT, run_name=plan.name, params=params, tags=tags)
 
 

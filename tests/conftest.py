@@ -16,12 +16,11 @@ settings.register_profile(
 )
 settings.load_profile("kvlab")
 
-torch.set_num_threads(1)
-
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, which nothing above does
 
 
 @pytest.fixture(autouse=True)
-def _same_random_numbers() -> None:
+def _same_random_numbers_and_one_thread() -> None:
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # a run in this process sets its own

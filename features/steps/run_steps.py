@@ -1,15 +1,16 @@
-"""Steps about runs: the real command in a process of its own, a real tracking store."""
+"""Steps about runs: the real command, a real tracking store."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ import yaml
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from pytest_bdd import given, parsers, then, when
+
+import src.run
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
@@ -38,6 +41,7 @@ TINY = [
     "workload.output_len={min: 16, max: 20}",
     "figures=false",  # which takes a second, and is asked for where it matters
 ]
+MOST_S = 400  # a busy machine's share
 
 
 @dataclass
@@ -65,7 +69,10 @@ class Command:
 
 @dataclass
 class Lab:
-    """Runs commands against one tracking store; the same command line is run once."""
+    """Runs commands against one tracking store; the same command line is run once.
+
+    In this process, which has its imports behind it, unless a scenario asks for another.
+    """
 
     base: Path
     uri: str
@@ -82,16 +89,41 @@ class Lab:
     def environment(self, uri: str | None = None) -> dict[str, str]:
         return {**os.environ, "MLFLOW_TRACKING_URI": uri or self.uri, "COLUMNS": "200"}
 
-    def run(self, text: str, *, uri: str | None = None, sweep: bool = False, again: bool = False) -> Command:
-        if text in self.done and not again:
-            return self.done[text]
-        arguments, directory = self.arguments(text, sweep=sweep)
+    def run(self, text: str, *, sweep: bool = False) -> Command:
+        if text not in self.done:
+            arguments, directory = self.arguments(text, sweep=sweep)
+            self.done[text] = self._here(arguments, directory)
+        return self.done[text]
+
+    def _here(self, arguments: list[str], directory: Path) -> Command:
+        said, code = io.StringIO(), 0
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
+            patch.setattr(sys, "argv", ["src/run.py", *arguments[3:]])
+            patch.setenv("MLFLOW_TRACKING_URI", self.uri)
+            patch.setenv("COLUMNS", "200")
+            handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+            try:
+                src.run.main()
+            except SystemExit as ended:
+                code = int(ended.code or 0)
+            finally:  # a sweep leaves its own, for its process ends with it
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
+        return Command(code, said.getvalue(), directory, self.uri)
+
+    def apart(self, text: str, *, uri: str | None = None) -> Command:
+        """Run it in a process of its own."""
+        arguments, directory = self.arguments(text)
         ended = subprocess.run(
-            arguments, cwd=ROOT, env=self.environment(uri), capture_output=True, text=True, timeout=120, check=False
+            arguments,
+            cwd=ROOT,
+            env=self.environment(uri),
+            capture_output=True,
+            text=True,
+            timeout=MOST_S,
+            check=False,
         )
-        command = Command(ended.returncode, ended.stdout + ended.stderr, directory, self.uri)
-        self.done[text] = command
-        return command
+        return Command(ended.returncode, ended.stdout + ended.stderr, directory, self.uri)
 
 
 @pytest.fixture(scope="session")
@@ -113,7 +145,7 @@ def run(lab: Lab, commands: list[Command], text: str) -> None:
 
 @when(parsers.parse('I run "{text}" on a tiny model twice'))
 def run_twice(lab: Lab, commands: list[Command], text: str) -> None:
-    commands += [lab.run(text), lab.run(text, again=True)]
+    commands += [lab.run(text), lab.apart(text)]
 
 
 @when(parsers.parse('a tiny model is run with "{first}" and with "{second}"'))
@@ -136,7 +168,7 @@ def silent_server() -> Iterator[str]:
 
 @when(parsers.parse('I run "{text}" on a tiny model against that server'))
 def run_against(lab: Lab, commands: list[Command], silent_server: str, text: str) -> None:
-    commands.append(lab.run(text, uri=silent_server))
+    commands.append(lab.apart(text, uri=silent_server))
 
 
 @when(
@@ -149,17 +181,21 @@ def interrupt(lab: Lab, commands: list[Command], name: str) -> None:
     long = "workload=mixed32 workload.rate=2 workload.num_requests=500 model.max_seq_len=1024"
     arguments, directory = lab.arguments(f"{long} workload.prompt_len.max=64 workload.output_len.max=400")
     process = subprocess.Popen(
-        arguments, cwd=ROOT, env=lab.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        arguments,
+        cwd=ROOT,
+        env={**lab.environment(), "FORCE_COLOR": "1"},  # as on a terminal, where a bar tells of tokens at once
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert process.stdout is not None
     said = ""
-    while "requests on" not in said:  # the last line before the engine is built and driven
-        line = process.stdout.readline()
-        assert line, said
-        said += line
-    time.sleep(3)
+    while "tok/s" not in said:
+        character = process.stdout.read(1)
+        assert character, said
+        said += character
     process.send_signal(getattr(signal, name))
-    rest, _ = process.communicate(timeout=60)
+    rest, _ = process.communicate(timeout=MOST_S)
     commands.append(Command(process.returncode, said + rest, directory, lab.uri))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,18 @@ def test_a_sweep_goes_on_behind_a_point_that_fails_and_says_so_at_the_end(lab: S
     assert "4 runs: 1 finished, 3 failed" in ended.output
     assert "scheduler.max_batched_tokens=8: failed: scheduler.max_batched_tokens=8: is less than" in ended.output
     assert [run.state for run in lab.parents()] == ["FAILED"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_between_two_runs_ends_the_sweep(
+    bare: SweepLab, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvlab.lab.sweep.status.SweepProgress.tell", lambda _: signal.raise_signal(number))
+    ended = bare.here("-m", "kv.num_blocks=8,9,10", "tracking=off")
+    assert ended.code == 130, ended.output
+    assert "3 runs: 1 finished, 2 interrupted or not run" in ended.output
+    assert "Traceback" not in ended.output
+    assert not (bare.base / "out" / "1").exists()
 
 
 def test_optimize_that_no_run_has_lists_what_there_is(lab: SweepLab) -> None:

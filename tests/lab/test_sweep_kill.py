@@ -18,7 +18,7 @@ TWELVE = [
     "-m",
     "kv.num_blocks=34,35,36,37,38,39",
     "scheduler.max_batch_size=1,2",
-    "workload.output_len={min: 400, max: 500}",
+    "workload.output_len={min: 200, max: 300}",
 ]
 
 
@@ -27,8 +27,10 @@ def finished_jobs(directory: Path) -> int:
 
 
 @pytest.mark.slow
-def test_a_sweep_killed_in_the_middle_and_resumed_leaves_each_point_finished_once(tmp_path: Path) -> None:
-    lab = SweepLab(tmp_path)
+def test_a_sweep_killed_in_the_middle_and_resumed_leaves_each_point_finished_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lab = SweepLab(tmp_path, capfd.readouterr)
     process = lab.start(*TWELVE, directory="first")
     deadline = time.monotonic() + MOST_S
     while finished_jobs(tmp_path / "first") < 4:
@@ -45,7 +47,7 @@ def test_a_sweep_killed_in_the_middle_and_resumed_leaves_each_point_finished_onc
     assert before["RUNNING"] == 1
     assert [run.state for run in lab.parents()] == ["RUNNING"]
 
-    resumed = lab.apart(*TWELVE, "resume=true", directory="second")
+    resumed = lab.here(*TWELVE, "resume=true", directory="second")
     assert resumed.code == 0, resumed.output
     assert f"{before['FINISHED']} runs done before: {12 - before['FINISHED']} jobs" in resumed.output
     after = lab.children()

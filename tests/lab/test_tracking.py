@@ -21,7 +21,7 @@ from kvlab.errors import TrackingError
 from kvlab.lab.provenance import provenance
 from kvlab.lab.tracking import SERIES_POINTS, MlflowTracker, NullTracker, RunStatus, doors, resolve_uri, start_run
 
-SLACK_S = 1.5  # a busy machine's share of a deadline
+SLACK_S = 6.0  # a busy machine's share of a deadline
 
 
 @pytest.fixture(autouse=True)
@@ -238,7 +238,7 @@ print(tracker.run_id)
     for process in started:
         process.stdin.write("go\n")
         process.stdin.flush()
-    said = [process.communicate(timeout=60) for process in started]
+    said = [process.communicate(timeout=400) for process in started]
     assert [process.returncode for process in started] == [0, 0], said
     assert len({out for out, _ in said}) == 2
     assert [err for _, err in said] == ["", ""]  # MLflow announces each step of making a store
@@ -288,7 +288,7 @@ def test_stores_that_cannot_be_opened(tmp_path, uri, reason):
     assert f"tracking.uri={uri}: " in str(raised.value)
     assert reason in str(raised.value)
     assert "tracking=off" in str(raised.value)
-    assert time.monotonic() - began < 5  # MLflow by itself tries for a minute and a half
+    assert time.monotonic() - began < 15  # MLflow by itself tries for a minute and a half
     assert not (tmp_path / "missing").exists()
 
 
@@ -318,7 +318,7 @@ def test_a_store_that_another_program_has_locked(root, client, monkeypatch):
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(TrackingError, match="database is locked"):
             start(root)
-    assert time.monotonic() - began < 5  # MLflow by itself waits for 20 s
+    assert time.monotonic() - began < 15  # MLflow by itself waits for 20 s
 
 
 @contextlib.contextmanager

@@ -16,10 +16,9 @@ from kvlab.config import TrackingConfig
 from kvlab.errors import TrackingError
 from kvlab.lab.tracking import RunStatus, open_store, start_run
 from tests.lab.postgres import PASSWORD, binaries, free_port, postgres
+from tests.lab.sweeps import SweepLab
 
-ROOT = Path(__file__).resolve().parents[2]
 BIN = binaries()
-TINY = ["model=qwen3_tiny", "workload.num_requests=2", "workload.output_len.max=64", "executor.threads=1"]
 
 pytestmark = [
     pytest.mark.slow,
@@ -68,31 +67,19 @@ def mlflow_server(backend, artifacts):
         server.wait(60)
 
 
-def command(*arguments):
-    """A command of the repository's, and what it said."""
-    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "src.run", *arguments, *TINY],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-
-
-def test_a_run_and_a_parallel_sweep_on_a_server_with_postgresql(database, tmp_path):
+def test_a_run_and_a_parallel_sweep_on_a_server_with_postgresql(database, tmp_path, capfd):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     from mlflow.tracking import MlflowClient
 
     with mlflow_server(database.create("served").replace("://", "+psycopg2://"), tmp_path / "files") as uri:
-        server = f"tracking.uri={uri}"
-        done = command(server, "tracking.timeout_s=120", f"hydra.run.dir={tmp_path / 'one'}")
-        assert done.returncode == 0, done.stderr + done.stdout
-        assert f"{uri}/#/experiments/" in done.stdout
+        lab = SweepLab(tmp_path, capfd.readouterr)
+        lab.uri = uri
+        done = lab.here("tracking.timeout_s=120", directory="one")
+        assert done.code == 0, done.output
+        assert f"{uri}/#/experiments/" in done.output
         sweep = ["kv.num_blocks=64,128", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-        done = command("-m", server, "tracking.timeout_s=120", *sweep, f"hydra.sweep.dir={tmp_path / 'many'}")
-        assert done.returncode == 0, done.stderr + done.stdout
+        done = lab.apart("-m", "tracking.timeout_s=120", *sweep, directory="many")
+        assert done.code == 0, done.output
 
         client = MlflowClient(tracking_uri=uri)
         experiment = client.get_experiment_by_name("kvlab").experiment_id

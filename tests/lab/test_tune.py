@@ -62,6 +62,16 @@ def test_what_is_given_is_not_searched() -> None:
         build_space(config, 100 * MIB, frozenset({BATCH, BLOCKS, BLOCK, TOKENS}))
 
 
+def test_a_step_too_large_for_the_memory_begins_smaller_unless_it_is_fixed() -> None:
+    config = compose_run([*TINY, "scheduler.max_batched_tokens=4096"]).config
+    space = build_space(config, 68 * MIB, frozenset())
+    assert space.start[TOKENS] < 4096
+    scheduler = replace(config.scheduler, max_batched_tokens=space.start[TOKENS])
+    check_fits(replace(config, scheduler=scheduler, kv=KVConfig(num_blocks=8)), 68 * MIB)
+    with pytest.raises(CapacityError, match=r"memory=68\.0 MiB"):
+        build_space(config, 68 * MIB, frozenset({TOKENS}))
+
+
 def test_a_memory_smaller_than_the_weights_is_refused() -> None:
     with pytest.raises(CapacityError, match=r"memory=97\.7 KiB: qwen3_tiny"):
         build_space(compose_run(TINY).config, 100_000, frozenset())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -18,7 +19,7 @@ from kvlab.lab.artifacts import request_rows
 from kvlab.lab.build import RunPlan, plan_run
 from kvlab.lab.context import RunContext as RunContext
 from kvlab.lab.drive import RunLog, completed, drive
-from kvlab.lab.interrupt import stop_on_signal
+from kvlab.lab.interrupt import StopRequest, stop_on_signal
 from kvlab.lab.machine import CpuWatch, describe, oversubscription
 from kvlab.lab.metrics import run_metrics
 from kvlab.lab.planned import planned_metrics
@@ -51,6 +52,11 @@ def execute(config: RunConfig, context: RunContext) -> RunResult:
     a single run is recorded once its configuration was found sound. A tracking store that fails is told in the
     result: the files in the output directory are complete without it.
     """
+    with ExitStack() as guard:  # from the very start: a signal that nothing takes would leave the run open
+        return _execute(config, context, guard.enter_context(stop_on_signal(context.console)), guard.close)
+
+
+def _execute(config: RunConfig, context: RunContext, stop: StopRequest, unguard: Callable[[], None]) -> RunResult:
     watch = CpuWatch()
     try:
         plan = plan_run(config)
@@ -67,7 +73,8 @@ def execute(config: RunConfig, context: RunContext) -> RunResult:
     log, engine_error, status = RunLog(), None, RunStatus.FINISHED
     metrics: dict[str, float] = {}
     try:
-        log, leaked = _drive(plan, context.console, profiler, tracking)
+        log, leaked = _drive(plan, context.console, profiler, tracking, stop)
+        unguard()  # nothing below has steps to stop after
         metrics = run_metrics(log, plan.pool, leaked_blocks=leaked)
         metrics |= planned_metrics(plan)
         metrics |= _efficiency(plan, log, may_measure=crowded is None)
@@ -98,26 +105,27 @@ def execute(config: RunConfig, context: RunContext) -> RunResult:
     return RunResult(context.name, status, metrics, engine_error, tracking.error)
 
 
-def _drive(plan: RunPlan, console: Console, profiler: Profiler | None, tracking: Recording) -> tuple[RunLog, int]:
+def _drive(
+    plan: RunPlan, console: Console, profiler: Profiler | None, tracking: Recording, stop: StopRequest
+) -> tuple[RunLog, int]:
     """Build the engine, which is gone at the end, and serve the requests. Returns what happened and the number of
     leaked blocks.
     """
     journal = BlockJournal() if plan.config.figures else None
-    with stop_on_signal(console) as stop:
-        engine = build_engine(plan, journal=journal) if profiler is None else profiler.build(plan, journal)
-        tracking.settle()  # nothing of it while requests are served
-        with RunProgress(plan.requests, console) as progress:
+    engine = build_engine(plan, journal=journal) if profiler is None else profiler.build(plan, journal)
+    tracking.settle()  # nothing of it while requests are served
+    with RunProgress(plan.requests, console) as progress:
 
-            def after_step(log: RunLog, record: StepRecord | None) -> None:
-                if plan.config.debug.audit:
-                    _check(engine, log)
-                if profiler is not None:
-                    profiler.end_step(record)
-                if journal is not None and record is not None:
-                    journal.end_step()
-                progress(log, record)
+        def after_step(log: RunLog, record: StepRecord | None) -> None:
+            if plan.config.debug.audit:
+                _check(engine, log)
+            if profiler is not None:
+                profiler.end_step(record)
+            if journal is not None and record is not None:
+                journal.end_step()
+            progress(log, record)
 
-            log = drive(engine, plan.requests, should_stop=lambda: stop.is_set, on_step=after_step)
+        log = drive(engine, plan.requests, should_stop=lambda: stop.is_set, on_step=after_step)
     log.journal = journal
     findings = engine.pool.audit()
     for finding in findings:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+# What names a run, says where it is recorded or how it is shown, and changes nothing of what it measures.
+_NOT_MEASURED = frozenset({"tracking", "tags", "run_name", "optimize", "repeats", "resume", "figures"})
+
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
     """Nested settings as dotted keys; an empty mapping has none."""
@@ -15,3 +18,9 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
         elif value != {}:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def measured(settings: Mapping[str, object], *, any_repeat: bool) -> dict[str, object]:
+    """Of flat settings those that a measurement depends on; with `any_repeat` not which of the repeats it is."""
+    left_out = _NOT_MEASURED | {"repeat"} if any_repeat else _NOT_MEASURED
+    return {key: value for key, value in settings.items() if key.partition(".")[0] not in left_out}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES, KVSpec
+from kvlab.kv.spec import KVSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +78,6 @@ class DecoderConfig:
         layer = attention + 3 * hidden * self.intermediate_size + norms
         embeddings = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
         return self.num_layers * layer + embeddings + hidden
-
-    def weight_bytes(self, dtype: str, tied_copies: int = 1, *, int8: bool = False) -> int:
-        """Bytes of the weights in memory. A tied embedding may be held twice: to look tokens up, and in another
-        form as the output layer. `int8`: so are the matrices, with a scale for each output; norms, biases and an
-        embedding of its own are not.
-        """
-        vocabulary = self.vocab_size * self.hidden_size
-        more = vocabulary * (tied_copies - 1) if self.tie_word_embeddings else 0
-        total = (self.num_parameters + more) * DTYPE_BYTES[dtype]
-        if not int8:
-            return total
-        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        matrices = self.hidden_size * (2 * (q + kv) + 3 * self.intermediate_size)
-        outputs = q + 2 * kv + 2 * self.intermediate_size + 2 * self.hidden_size
-        saved = (self.num_layers * matrices + vocabulary) * (DTYPE_BYTES[dtype] - DTYPE_BYTES["int8"])
-        return total - saved + (self.num_layers * outputs + self.vocab_size) * SCALE_BYTES
 
     def kv_spec(self, dtype: str) -> KVSpec:
         """What the model stores in the cache per token."""

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvlab.errors import ConfigError
+from kvlab.lab.flat import measured
 from kvlab.lab.records import RunRecord
 
 SET = "set"  # a key of its own for `by`: the argument that a run came with
 
 _MISSING = "-"
-# What names a run, says where it is recorded or which of the repeats it is, and changes nothing of what it does.
-_NOT_CONFIGURATION = ("tracking", "tags", "run_name", "optimize", "repeat", "repeats", "resume", "figures")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ def pairs_of(baseline: Group, other: Group) -> list[tuple[RunRecord, RunRecord]]
 
 def settings(run: RunRecord) -> dict[str, object]:
     """The flat configuration less what changes nothing of what the run does."""
-    return {key: value for key, value in run.config.items() if key.split(".")[0] not in _NOT_CONFIGURATION}
+    return measured(run.config, any_repeat=True)
 
 
 def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:

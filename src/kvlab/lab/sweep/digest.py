@@ -9,10 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kvlab.config import RunConfig
-from kvlab.lab.flat import flatten
-
-_NOT_MEASURED = {"run_name", "optimize", "resume", "repeats", "figures"}
-_NOT_MEASURED_GROUPS = ("tracking.", "tags.")
+from kvlab.lab.flat import flatten, measured
 
 
 def config_digest(config: RunConfig, *, any_repeat: bool = False) -> str:
@@ -22,14 +19,7 @@ def config_digest(config: RunConfig, *, any_repeat: bool = False) -> str:
     `any_repeat` also `repeat`, so that the repeats of a point have it in common. A workload file counts with its
     content.
     """
-    settings = flatten(dataclasses.asdict(config))
-    kept = {
-        key: value
-        for key, value in settings.items()
-        if key not in _NOT_MEASURED and not key.startswith(_NOT_MEASURED_GROUPS)
-    }
-    if any_repeat:
-        del kept["repeat"]
+    kept = measured(flatten(dataclasses.asdict(config)), any_repeat=any_repeat)
     if config.workload.path is not None and Path(config.workload.path).is_file():
         kept["workload.path"] = hashlib.sha256(Path(config.workload.path).read_bytes()).hexdigest()
     return digest_of(json.dumps(kept, sort_keys=True, default=str))

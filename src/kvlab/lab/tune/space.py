@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import optuna
 
 from kvlab.config import RunConfig
 from kvlab.engine.build import resolve_device
-from kvlab.errors import ConfigError
+from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.sizing import size_pool
 from kvlab.lab.build import plan_run
-from kvlab.lab.capacity import plan_capacity
+from kvlab.lab.capacity import CapacityPlan, plan_capacity
 from kvlab.workloads import build_requests
 from kvlab.workloads.prompts import grown_lengths
 
@@ -54,12 +54,12 @@ class Space:
 
 
 def build_space(config: RunConfig, memory: int, fixed: frozenset[str]) -> Space:
-    """The space of a configuration in `memory` bytes; the keys in `fixed` stay as they are.
+    """The space of a configuration in `memory` bytes; the keys in `fixed` stay as they are. Where its working
+    memory does not fit, the search begins with fewer tokens to a step.
 
     Raises CapacityError where the weights leave no room for a block, ConfigError where nothing is left to search.
     """
-    device = resolve_device(config.executor.device)
-    plan = plan_capacity(config, device=device, memory=memory)
+    config, plan = _first_that_fits(config, memory, fixed)
     requests = build_requests(config.workload, vocab_size=plan.model.vocab_size, seed=config.seed)
     lengths = grown_lengths(requests)
     sequences = sum(request.sampling.n for request in requests)
@@ -95,6 +95,23 @@ def build_space(config: RunConfig, memory: int, fixed: frozenset[str]) -> Space:
     if sizes:
         start[BLOCK] = config.kv.block_size
     return Space(ranges, sizes, start)
+
+
+def _first_that_fits(config: RunConfig, memory: int, fixed: frozenset[str]) -> tuple[RunConfig, CapacityPlan]:
+    """The configuration and its plan, the token budget halved until it fits. Raises CapacityError if none does."""
+    device = resolve_device(config.executor.device)
+    while True:
+        try:
+            return config, plan_capacity(config, device=device, memory=memory)
+        except CapacityError:
+            scheduler = config.scheduler
+            least = max(
+                _LEAST_TOKENS, scheduler.max_batch_size, config.kv.block_size, scheduler.long_prefill_threshold or 0
+            )
+            fewer = max(least, scheduler.max_batched_tokens // 2)
+            if TOKENS in fixed or fewer >= scheduler.max_batched_tokens:
+                raise
+            config = replace(config, scheduler=replace(scheduler, max_batched_tokens=fewer))
 
 
 def check_fits(config: RunConfig, memory: int) -> None:

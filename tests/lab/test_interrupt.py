@@ -1,0 +1,69 @@
+"""Ctrl-C and SIGTERM, whenever they come: the run ends as interrupted, with its record."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvlab.lab.execute as lab
+from kvlab.lab.tracking import RunStatus
+from tests.lab.small_runs import run_small
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    yield
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def signalled(place: str, number: int, monkeypatch: pytest.MonkeyPatch, *, behind: bool) -> None:
+    """Let the signal come as `place` begins, or behind it."""
+    original: Callable[..., Any] = getattr(lab, place)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not behind:
+            signal.raise_signal(number)
+        result = original(*args, **kwargs)
+        if behind:
+            signal.raise_signal(number)
+        return result
+
+    monkeypatch.setattr(lab, place, call)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("place", "behind"),
+    [("plan_run", False), ("Recording", True), ("_announce", True), ("build_engine", False)],
+    ids=["as it is planned", "before it is announced", "once it is announced", "as the engine is built"],
+)
+def test_a_signal_before_the_first_step(
+    place: str, behind: bool, number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signalled(place, number, monkeypatch, behind=behind)
+    assert run_small(tmp_path).status is RunStatus.INTERRUPTED
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["status"], summary["metrics"]["tokens/output"]) == ("interrupted", 0)
+    assert (tmp_path / "config.yaml").is_file()
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        signalled("build_engine", signal.SIGINT, monkeypatch, behind=False)
+    assert run_small(tmp_path).status is RunStatus.INTERRUPTED
+    assert json.loads((tmp_path / "summary.json").read_text())["metrics"] == {}
+
+
+def test_a_signal_behind_the_last_step_keeps_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab, "_quality", lambda *_: signal.raise_signal(signal.SIGINT))
+    result = run_small(tmp_path)
+    assert result.status is RunStatus.INTERRUPTED
+    assert result.metrics["requests/completed"] == 2
