@@ -227,7 +227,7 @@ def bars(points: Sequence[Point], keys: Sequence[str], metric: str) -> Figure:
             ).set_in_layout(False)
     axes.set_yticks(range(len(groups)), [style.shorten(label, 56) for label in groups])
     axes.set_ylim(len(groups) - 0.4, -0.6)
-    axes.set_xlim(0, edge * (1.4 if any_far else 1.12))
+    axes.set_xlim(0, edge * (1.5 if any_far else 1.17))
     style.plain(axes.xaxis)
     return figure
 
