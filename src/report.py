@@ -11,7 +11,7 @@ Settings, in any order:
   by=kv.backend,kv.dtype     what is compared; runs alike in these are a group (a key, a group such as kv, tags.x,
                              or set: the argument they came with). Without it, runs of one configuration are
   baseline=NAME              the group that the others are compared with; without it, the first
-  metrics=a,b                names, patterns such as "latency/*", or all
+  metrics=a,b                names, patterns such as "latency/*", or all; the first four names get a picture each
   fail_if="throughput/output_tokens_per_s < -5%"   exit code 3 if the median is that far from the baseline's
   fail_if="latency/ttft_ms_p99 > 500"              or if its value is; several: joined by commas, or repeated
   confidence=95              of the intervals, in percent
@@ -55,7 +55,7 @@ def report(arguments: list[str]) -> Report:
         made = build_report(Sources(options, ROOT, Path(folder)).resolve(), options)
         print_report(made, console)
         if options.figures:
-            add_pictures(made)
+            add_pictures(made, options.metrics)
     page = write_report(made, _directory(options))
     console.print(f"report: {page}", highlight=False, soft_wrap=True)
     return made

@@ -24,6 +24,7 @@ from kvlab.lab.figures.interactive import heat_map_hover, page, pareto_hover, po
 from kvlab.lab.figures.latency import latency_figure, request_latencies_ms
 from kvlab.lab.figures.memory import memory_figure, memory_series
 from kvlab.lab.figures.pareto import Measured, measured_points, pareto_figure, pareto_front
+from kvlab.lab.figures.points import sweep_points
 from kvlab.lab.figures.pool_map import pool_image, pool_map_figure
 from kvlab.lab.figures.sweep import THROUGHPUT, Point, metric_grid, varied_keys
 from kvlab.lab.figures.timeline import lives, timeline_figure
@@ -384,3 +385,30 @@ class TestARun:
 def test_a_trace_of_more_requests_than_it_shows_has_so_many_tracks() -> None:
     told = list(trace_events("x", [step(0)], [row() for _ in range(1500)]))
     assert len({event["id"] for event in told if event["ph"] == "b"}) == 1000
+
+
+def test_one_repeat_far_from_the_others_does_not_squeeze_the_bars(recwarn: pytest.WarningsRecorder) -> None:
+    values = {"static": [100.0, 101.0, 5000.0], "continuous": [200.0, 205.0, 260.0]}
+    points = [Point({"policy": name}, {THROUGHPUT: value}) for name, found in values.items() for value in found]
+    figure = figures.throughput_figure(points)
+    assert png(figure)
+    assert not [str(warning.message) for warning in recwarn if "layout" in str(warning.message)]
+    (axes,) = figure.axes
+    assert axes.get_xlim()[1] < 400
+    assert axes.get_window_extent().width > figure.bbox.width / 2
+    assert "101 (a repeat: 5,000)" in [text.get_text().strip() for text in axes.texts]
+
+
+def test_a_choice_stands_for_all_that_it_decides(pressed: Path) -> None:
+    record = dataclasses.replace(read_run(pressed), choices={"workload": "burst16"})
+    settings = {"workload.name": "mixed32", "workload.arrival": "uniform", "workload.rate": 4.0}
+    other = dataclasses.replace(record, config={**record.config, **settings}, choices={"workload": "mixed32"})
+    assert [list(point.config) for point in sweep_points([record, other])] == [["workload"]] * 2
+
+
+def test_a_metric_that_was_asked_for_is_drawn(pressed: Path) -> None:
+    record = read_run(pressed)
+    other = dataclasses.replace(record, config={**record.config, "kv.num_blocks": 12})
+    drawn = figures.sweep_figures([record, other], ["kv/internal_fragmentation_mean", THROUGHPUT])
+    (axes,) = drawn["kv_internal_fragmentation_mean"].axes
+    assert axes.get_ylabel() == "unused part of blocks in use, %"

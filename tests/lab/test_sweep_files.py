@@ -12,7 +12,7 @@ FILES = sorted(
     [f"sweep={file.stem}" for file in (ROOT / "conf/sweep").glob("*.yaml")]
     + [f"experiment={file.stem}" for file in (ROOT / "conf/experiment").glob("*.yaml")]
 )
-SMALL = ["workload.num_requests=2", "workload.arrival=burst", "workload.think_s=0", "workload.turns=1"]
+SMALL = ["repeats=1", "workload.num_requests=2", "workload.arrival=burst", "workload.think_s=0", "workload.turns=1"]
 
 
 @pytest.mark.slow

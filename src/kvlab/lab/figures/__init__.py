@@ -50,14 +50,18 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
     }
 
 
-def sweep_figures(records: Sequence[RunRecord]) -> dict[str, Figure]:
+def sweep_figures(records: Sequence[RunRecord], metrics: Sequence[str] = ()) -> dict[str, Figure]:
     """What runs show together, by name: `throughput` over what was varied, `sequences` that ran at once where that
     is two amounts, `pareto`, and `capacity` where runs say how large their cache was. Nothing for one run.
+    Each of `metrics` is drawn as the throughput is; its name is the metric's with `_` for `/`.
     """
     if len(records) < 2:
         return {}
     points = sweep_points(records)
     figures = {"throughput": throughput_figure(points)}
+    for metric in metrics:
+        if metric != THROUGHPUT:
+            figures[metric.replace("/", "_")] = throughput_figure(points, metric)
     if len(varied_amounts(points)) == 2:
         figures["sequences"] = throughput_figure(points, "capacity/peak_running")
     if measured_points(points):

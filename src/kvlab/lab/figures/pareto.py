@@ -81,9 +81,18 @@ def pareto_figure(points: Sequence[Point], latency: str = LATENCY, throughput: s
     axes.margins(x=0.12, y=0.12)
     every = -(-len(front) // _MOST_LABELS)
     low, high = axes.get_xlim()
+    bottom, top = axes.get_ylim()
+    named: Measured | None = None
     for number, point in enumerate(front):
         if number % every and number != len(front) - 1:
             continue
+        if (
+            named is not None
+            and point.latency - named.latency < 0.08 * (high - low)
+            and point.throughput - named.throughput < 0.03 * (top - bottom)
+        ):
+            continue  # its name would lie on the last one's
+        named = point
         right = point.latency < (low + high) / 2
         axes.annotate(
             style.shorten(point.name, 48),

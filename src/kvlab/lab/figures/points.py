@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvlab.lab.compare.groups import differing, settings, short_keys, value_of
 from kvlab.lab.figures.capacity import Curve, MeasuredCapacity
 from kvlab.lab.figures.sweep import Point
 from kvlab.lab.records import RunRecord
 
 
 def sweep_points(records: Sequence[RunRecord]) -> list[Point]:
-    """Runs as points, without what only describes where they ran."""
-    return [Point(record.config, record.metrics, record.status, record.name) for record in records]
+    """Runs as points, each with the settings in which they differ, as one would give them on the command line: a
+    group's choice (`workload`) stands for all that it decides.
+    """
+    keys = short_keys(records, differing([settings(record) for record in records]))
+    return [
+        Point({key: value_of(record, key) for key in keys}, record.metrics, record.status, record.name)
+        for record in records
+    ]
 
 
 def measured_capacity(record: RunRecord) -> MeasuredCapacity | None:

@@ -22,8 +22,13 @@ METRICS = {
     "latency/ttft_ms_p50": "first token, p50, ms",
     "latency/tpot_ms_p50": "per output token, p50, ms",
     "latency/e2el_ms_p50": "whole request, p50, ms",
+    "kv/internal_fragmentation_mean": "unused part of blocks in use, %",
+    "kv/prefix_hit_tokens": "prompt tokens found in the cache",
+    "kv/prefix_hit_rate": "share of prompt tokens found in the cache",
+    "tokens/prefill": "tokens computed in prefill",
 }
 FAILED = "failed"
+_FAR = 1.4  # times the largest median: repeats beyond it are shown at the edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,20 +206,28 @@ def bars(points: Sequence[Point], keys: Sequence[str], metric: str) -> Figure:
     style.title(axes, f"{words[0].upper()}{words[1:]}")
     heights = [median(known) if (known := _known(members, metric)) else math.nan for members in groups.values()]
     axes.barh(range(len(groups)), heights, color=style.BLUE, height=0.62)
-    top = max((height for height in heights if not math.isnan(height)), default=1.0)
+    top = max((height for height in heights if not math.isnan(height)), default=0.0) or 1.0
+    inside = [y for members in groups.values() for y in _known(members, metric) if y <= _FAR * top]
+    edge = max([top, *inside])
+    any_far = any(y > edge for members in groups.values() for y in _known(members, metric))
     for place, (height, members) in enumerate(zip(heights, groups.values(), strict=True)):
         known = _known(members, metric)
+        near, far = [y for y in known if y <= edge], [y for y in known if y > edge]
+        mark: Any = {"linestyle": "none", "color": style.BLACK}
         if len(known) > 1:
-            axes.plot(known, [place] * len(known), linestyle="none", marker="|", color=style.BLACK, markersize=8)
+            axes.plot(near, [place] * len(near), marker="|", markersize=8, **mark)
+        if far:
+            axes.plot([edge], [place], marker=">", markersize=5, **mark)
+        text = style.number(height) + (f" (a repeat: {style.number(max(far))})" if far else "")
         if math.isnan(height):
-            axes.text(top * 0.01, place, FAILED, va="center", color=style.VERMILION, fontsize=9.5)
+            axes.text(edge * 0.01, place, FAILED, va="center", color=style.VERMILION, fontsize=9.5)
         else:
             axes.text(
-                max(known) + top * 0.012, place, style.number(height), va="center", fontsize=9.5, color=style.INK
-            )
+                edge if far else max(known), place, f"  {text}", va="center", fontsize=9.5, color=style.INK
+            ).set_in_layout(False)
     axes.set_yticks(range(len(groups)), [style.shorten(label, 56) for label in groups])
     axes.set_ylim(len(groups) - 0.4, -0.6)
-    axes.set_xlim(0, top * 1.12)
+    axes.set_xlim(0, edge * (1.5 if any_far else 1.17))
     style.plain(axes.xaxis)
     return figure
 

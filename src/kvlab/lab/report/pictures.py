@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvlab.lab.report.model import Picture, Report
@@ -11,17 +12,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _GROUPS = 6  # groups that get pictures of their own; more would bury the report
+_METRICS = 4  # metrics that get a picture because they were asked for
 _HOVER_GROUPS = 2  # groups with interactive figures: the baseline and the first beside it
 
 
-def add_pictures(report: Report) -> None:
-    """Draw what `kvlab.lab.figures` offers into the report. A group is shown by its first finished run."""
+def add_pictures(report: Report, wanted: Sequence[str] = ()) -> None:
+    """Draw what `kvlab.lab.figures` offers into the report. A group is shown by its first finished run.
+
+    Metrics that were asked for by name are drawn over what was varied, the first few of them.
+    """
     from kvlab.lab import figures  # here: Matplotlib and Plotly take a second
 
     runs = [run for group in report.groups for run in (*group.runs, *group.left_out)]
     if len(report.groups) > 1:
         report.pictures += [
-            Picture(name, None, _png(figure)) for name, figure in figures.sweep_figures(runs).items()
+            Picture(name, None, _png(figure))
+            for name, figure in figures.sweep_figures(runs, _named(report, wanted)).items()
         ]
         report.interactive += [(_words(name), _html(f)) for name, f in figures.interactive_sweep(runs).items()]
     groups = [group for group in report.groups if group.members]
@@ -31,6 +37,10 @@ def add_pictures(report: Report) -> None:
     for group in groups[:_HOVER_GROUPS]:
         shown = figures.interactive_run(group.example).items()
         report.interactive += [(f"{_words(name)}: {group.name}", _html(figure)) for name, figure in shown]
+
+
+def _named(report: Report, wanted: Sequence[str]) -> list[str]:
+    return [line.metric for line in report.lines if line.metric in wanted][:_METRICS]
 
 
 def _png(figure: Figure) -> bytes:

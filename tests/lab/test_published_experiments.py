@@ -1,0 +1,30 @@
+"""What is published under experiments/: commands that exist, pictures that are there and small."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.lab.sweeps import ROOT
+
+PAGES = sorted((ROOT / "experiments").glob("*/README.md"))
+PROMISED = ("contiguous_vs_paged", "blocks_and_batch", "block_size", "sharing", "eviction", "static_vs_continuous")
+
+
+def test_each_promised_experiment_is_there() -> None:
+    assert set(PROMISED) <= {page.parent.name for page in PAGES}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_its_commands_and_pictures_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    assert re.search(r"^\*\*(Answer|Results)\.\*\* ", text, re.MULTILINE)
+    for name in re.findall(r"src\.run experiment=(\w+)", text):
+        assert (ROOT / "conf/experiment" / f"{name}.yaml").is_file(), name
+    for module in re.findall(r"python3? -m (experiments\.[\w.]+)", text):
+        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+    for picture in re.findall(r"!\[[^]]*]\(([^)]+)\)", text):
+        assert (page.parent / picture).stat().st_size < 200_000, picture
