@@ -29,7 +29,11 @@ class KVStorage:
             if spec.is_scaled:
                 self.key_scales = self._zeros(shape[:-1], torch.float32)
                 self.value_scales = self._zeros(shape[:-1], torch.float32)
-        except (RuntimeError, OSError) as error:  # torch has no narrower type for "no memory" on a CPU
+        except (
+            RuntimeError,
+            OSError,
+            OverflowError,
+        ) as error:  # torch has no narrower type for "no memory" on a CPU
             raise CapacityError(
                 f"KV cache of {num_blocks} blocks of {block_size} tokens "
                 f"({num_blocks * block_size * spec.bytes_per_token} bytes) does not fit on {self.device}: {error}"

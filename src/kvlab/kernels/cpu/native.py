@@ -92,7 +92,6 @@ def _attempt(
     """The library or the reason why there is none, remembered either way: every call of a kernel asks."""
     try:
         library = _find_or_build(compiler, architecture or "native", flags or "", cache_folder())
-        _declare(library)
         _check_processor(_instruction_set(library), architecture)
         return library
     except KernelError as error:
@@ -100,13 +99,15 @@ def _attempt(
         return error
 
 
-def _declare(library: ctypes.CDLL) -> None:
-    """Tell ctypes what the functions take: they are then called with plain numbers, which is also quicker."""
+def _open(path: Path) -> ctypes.CDLL:
+    """A library whose functions take plain numbers, which is also quicker. Raises OSError where it does not load."""
+    library = ctypes.CDLL(str(path))
     for name, letters in _ARGUMENTS.items():
         getattr(library, name).argtypes = [_TYPES[letter] for letter in letters]
         getattr(library, name).restype = None
     for name, result in _RESULTS.items():
         getattr(library, name).restype = result
+    return library
 
 
 def _find_or_build(compiler: str | None, architecture: str, flags: str, cache: Path) -> ctypes.CDLL:
@@ -119,12 +120,12 @@ def _find_or_build(compiler: str | None, architecture: str, flags: str, cache: P
     path = cache / f"kernels-{key.hexdigest()[:20]}.so"
     if path.exists():
         try:
-            return ctypes.CDLL(str(path))
+            return _open(path)
         except OSError:  # cut off, or made by a system that is not this one any more
             _log.warning("%s cannot be loaded; building it again", path)
     _build(command, path)
     try:
-        return ctypes.CDLL(str(path))
+        return _open(path)
     except OSError as error:
         raise KernelError(f"what {command[0]} built cannot be loaded: {error}") from error
 
