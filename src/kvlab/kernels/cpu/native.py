@@ -100,7 +100,7 @@ def _attempt(
 
 
 def _open(path: Path) -> ctypes.CDLL:
-    """A library whose functions take plain numbers, which is also quicker. Raises OSError where it does not load."""
+    """A library whose functions take plain numbers, which is quicker, too. Raises OSError if it does not load."""
     library = ctypes.CDLL(str(path))
     for name, letters in _ARGUMENTS.items():
         getattr(library, name).argtypes = [_TYPES[letter] for letter in letters]
