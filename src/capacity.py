@@ -103,31 +103,15 @@ def _quoted(text: str) -> str:
 
 def compose_config(overrides: Sequence[str]) -> RunConfig:
     """The configuration of a run with these settings. Raises ConfigError with Hydra's reason."""
-    from typing import cast
+    from src.composing import compose_run
 
-    from hydra import compose, initialize_config_dir
-    from hydra.core.config_store import ConfigStore
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    from src import sweep
-
-    ConfigStore.instance().store(name="schema", node=RunConfig)
-    sweep.register_callback()
     try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            return cast(RunConfig, OmegaConf.to_object(compose("run", list(overrides))))
-    except (HydraException, OmegaConfBaseException) as error:
-        reason: BaseException = error
-        while reason.__cause__ is not None and not isinstance(reason, KvlabError):
-            reason = reason.__cause__
-        if isinstance(reason, KvlabError):
-            raise reason from error
-        text = " ".join(str(error).split()).partition(" Config search path:")[0]
-        if text.startswith("Ambiguous value"):
+        return compose_run(overrides).config
+    except ConfigError as error:
+        if "Ambiguous value" in str(error):
             text = "the planner does not sweep: give one value"
-        raise ConfigError("settings", " ".join(overrides), text) from error
+            raise ConfigError("settings", " ".join(overrides), text) from error
+        raise
 
 
 def plan(question: Question) -> CapacityPlan:
