@@ -1,646 +1,20 @@
 // Attention over a paged KV cache: decode, prefill, chunks and any mix of them in one ragged batch.
 //
 // Rows are the queries of one KV head: `group` query heads for each new token, so that K and V are read once for
-// all of them. Keys are taken TILE_KEYS at a time from the sequence's blocks, packed, and used in two products with
-// an online softmax between them (Milakov and Gimelshein, 2018; Dao et al., 2022):
-//
-//     scores [rows, keys]      = queries [rows, head_dim] * keys^T
-//     sums   [rows, head_dim] += weights [rows, keys] * values
-//
-// Both products are `multiply`: the left side is read one unit at a time, the right side one vector at a time. A
-// unit is a float, or two bfloat16 where the processor multiplies pairs. Scores and sums are float32.
-//
-// In memory the channels of bfloat16 values alternate; in the packed values and the sums, each stretch of 2 * LANES
-// channels has the even ones first and the odd ones behind, which costs a shift and a mask and no shuffle.
+// all of them. Work is divided into items, of a sequence's rows and keys; an item's keys come a tile at a time, with an
+// online softmax (Milakov and Gimelshein, 2018; Dao et al., 2022). There are two ways to compute an item: in vectors,
+// everywhere, and in matrix tiles, where the processor has them.
 
-#include "int8.hpp"
-#include "tiles.hpp"
+#include "attention_tiles.hpp"
+#include "attention_vectors.hpp"
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
-#include <vector>
 
 namespace {
 
-constexpr int TILE_KEYS = 64;    // keys packed at once
-constexpr int ROWS_AT_ONCE = 96; // query rows that share a packed tile, where a group has no more
-constexpr int MIN_SPAN = 128;    // keys below which splitting a sequence does not pay
-constexpr int FEW_ROWS = 4;      // rows up to which packing keys and values costs more than it saves
-constexpr int TILED_FROM = 8;   // rows from which matrix tiles pay, where there are any
-constexpr float HIDDEN = -INFINITY;
-
-// What queries, outputs and the products are (Element), and what the cache holds (Stored).
-struct Float32 {
-    using Element = float;
-    using Stored = float;
-    static constexpr int PER_UNIT = 1, CHUNK = LANES;  // elements per unit of the left side; per load of channels
-};
-
-struct BFloat16 {
-    using Element = uint16_t;
-    using Stored = uint16_t;
-#if defined(__AVX512BF16__)
-    static constexpr int PER_UNIT = 2;
-#else
-    static constexpr int PER_UNIT = 1;
-#endif
-    static constexpr int CHUNK = 2 * LANES;
-};
-
-// Keys and values are int8; each has a scale, by which its scores or its weights are multiplied.
-template <class Type>
-struct Int8 : Type {
-    using Stored = int8_t;
-};
-
-template <class Type>
-constexpr bool SCALED = sizeof(typename Type::Stored) == 1;
-
-// A chunk of elements; int8 become elements, or stay pairs where those would be widened next.
-template <class Type, class Number>
-INLINE Words load_numbers(const Number* at) {
-    if constexpr (sizeof(Number) != 1) return load_words(at);
-    else if constexpr (Type::CHUNK == LANES) return as_words(floats_of(at));
-#if defined(__AVX512BF16__)
-    else return bfloat16_of(at);
-#else
-    else return int8_pairs(at);
-#endif
-}
-
-// One chunk of a row; WHOLE: it is known not to be the last, cut one, whose part beyond the row's end is zero.
-template <class Type, bool WHOLE = false, class Number>
-INLINE Words load_chunk(const Number* row, int chunk, int head_dim) {
-    const int begin = chunk * Type::CHUNK;
-    if (WHOLE || begin + Type::CHUNK <= head_dim) return load_numbers<Type>(row + begin);
-    Number padded[Type::CHUNK] = {};
-    std::memcpy(padded, row + begin, (head_dim - begin) * sizeof padded[0]);
-    return load_numbers<Type>(padded);
-}
-
-// One of each pair as float32. Of bfloat16 that is: its bits are the upper half.
-template <class Number>
-INLINE Words even(Words pairs) {
-    return sizeof(Number) == 1 ? as_words(even_int8(pairs)) : pairs << 16;
-}
-
-template <class Number>
-INLINE Words odd(Words pairs) {
-    return sizeof(Number) == 1 ? as_words(odd_int8(pairs)) : pairs & 0xffff0000u;
-}
-
-struct Problem {
-    const void *queries, *keys, *values;
-    const float *key_scales, *value_scales;  // of int8 keys and values
-    void* out;
-    const int32_t *block_tables, *seq_lens, *query_start;
-    int64_t query_stride;  // elements between tokens of `queries`
-    int table_width, num_sequences, num_heads, num_kv_heads, head_dim, block_size, window;
-    float scale, soft_cap;
-
-    int group() const { return num_heads / num_kv_heads; }
-    int rows_at_once() const { return std::max(ROWS_AT_ONCE, num_heads); }
-};
-
-// What one thread works on: queries [first_query, last_query) of a sequence and KV heads [first_head, last_head), over
-// keys [first_key, last_key). A decoding sequence's heads go together: a block holds them one behind the other.
-struct Item {
-    int sequence, first_head, last_head, first_query, last_query, first_key, last_key;
-    int partial;  // the first row of its unfinished result; -1: it covers all keys and writes the output
-};
-
-// The items that a long one was split into: `count` of them, one behind the other from `first`.
-struct Split {
-    int first, count;
-};
-
-struct Work {
-    std::vector<Item> items;
-    std::vector<Split> splits;
-    int partial_rows = 0;
-};
-
-template <class Type>
-struct Shape {
-    int head_dim, whole_chunks, chunks, steps, channels;  // units per row of queries; channels of the sums
-
-    explicit Shape(int head_dim)
-        : head_dim(head_dim),
-          whole_chunks(head_dim / Type::CHUNK),
-          chunks((head_dim + Type::CHUNK - 1) / Type::CHUNK),
-          steps(chunks * Type::CHUNK / Type::PER_UNIT),
-          channels(chunks * Type::CHUNK) {}
-};
-
-// A thread's buffers. They are kept from call to call.
-struct Scratch {
-    float *queries, *keys, *values, *scores, *weights, *sums, *most, *total;
-    std::vector<float> memory;
-    bool tiled = false;  // whether the item at hand is multiplied in tiles
-
-    template <class Type>
-    void fit(const Shape<Type>& shape, size_t rows) {
-        const size_t row = shape.channels, tile = TILE_KEYS;
-        rows = (rows + 31) / 32 * 32;  // of tiles, which are read and written whole
-        const size_t sizes[] = {rows * row, tile * row, tile * row, rows * tile, rows * tile, rows * row, rows, rows * LANES};
-        size_t all_of_them = 16;
-        for (size_t size : sizes) all_of_them += (size + 15) / 16 * 16;
-        if (memory.size() < all_of_them) memory.resize(all_of_them);
-        float* at = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
-        float** buffers[] = {&queries, &keys, &values, &scores, &weights, &sums, &most, &total};
-        for (int i = 0; i < 8; ++i) {
-            *buffers[i] = at;
-            at += (sizes[i] + 15) / 16 * 16;
-        }
-    }
-};
-
-thread_local Scratch scratch;
-
-// What a unit of one side times a unit of the other adds to `sum`.
-template <class Type>
-INLINE Floats multiply_add(Floats left, Floats right, Floats sum) {
-#if defined(__AVX512BF16__)
-    if constexpr (Type::PER_UNIT == 2)
-        return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)left, (__m512bh)right);
-#endif
-    return left * right + sum;
-}
-
-// c [ROWS, VECTORS * LANES] (+)= a [ROWS, steps] * b [steps, VECTORS * LANES], in units.
-template <class Type, int ROWS, int VECTORS>
-void multiply_tile(const float* a, int a_stride, const float* b, int b_stride, int steps, float* c, int c_stride,
-                   bool add) {
-    Floats sums[ROWS][VECTORS];
-#pragma GCC unroll 8
-    for (int row = 0; row < ROWS; ++row)
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; ++v) sums[row][v] = add ? load(c + row * c_stride + v * LANES) : Floats{};
-    for (int step = 0; step < steps; ++step, b += b_stride) {
-        Floats right[VECTORS];
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; ++v) right[v] = load(b + v * LANES);
-#pragma GCC unroll 8
-        for (int row = 0; row < ROWS; ++row) {
-            const Floats left = all(a[row * a_stride + step]);
-#pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; ++v) sums[row][v] = multiply_add<Type>(left, right[v], sums[row][v]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int row = 0; row < ROWS; ++row)
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; ++v) store(c + row * c_stride + v * LANES, sums[row][v]);
-}
-
-template <class Type, int ROWS>
-void multiply_rows(const float* a, int a_stride, const float* b, int b_stride, int steps, float* c, int c_stride,
-                   int columns, bool add) {
-    int column = 0;
-    for (; column + TILE_VECTORS * LANES <= columns; column += TILE_VECTORS * LANES)
-        multiply_tile<Type, ROWS, TILE_VECTORS>(a, a_stride, b + column, b_stride, steps, c + column, c_stride, add);
-    for (; column < columns; column += LANES)
-        multiply_tile<Type, ROWS, 1>(a, a_stride, b + column, b_stride, steps, c + column, c_stride, add);
-}
-
-#if defined(KVLAB_TILES)
-// The same as `multiply` in tiles: steps a multiple of 16. Rows of c up to the next multiple of 16 are written.
-void multiply_in_tiles(const float* a, int a_stride, const float* b, int b_stride, int steps, float* c, int c_stride,
-                       int rows, int columns, bool add) {
-    constexpr int SIDE = TILE_SIDE;
-    const int64_t a_row = a_stride * sizeof(float), b_row = b_stride * sizeof(float);
-    const auto at = [](const float* x) { return reinterpret_cast<const char*>(x); };
-    for (int row = 0; row < rows; row += 2 * SIDE)
-        for (int column = 0; column < columns; column += 2 * SIDE) {
-            const TiledSide left{at(a + row * a_stride), a_row, SIDE * a_row, TILE_BYTES};
-            const TiledSide right{at(b + column), b_row, TILE_BYTES, SIDE * b_row};
-            float* sums = c + row * c_stride + column;
-            const bool tall = rows - row > SIDE, wide = columns - column > SIDE;
-            const auto multiply = tall ? (wide ? multiply_tiles<2, 2> : multiply_tiles<2, 1>)
-                                       : (wide ? multiply_tiles<1, 2> : multiply_tiles<1, 1>);
-            multiply(left, right, steps / SIDE, sums, c_stride, add, nullptr);
-        }
-}
-#endif
-
-// c [rows, columns] (+)= a [rows, steps] * b [steps, columns], in units; columns a multiple of LANES.
-template <class Type>
-void multiply(const float* a, int a_stride, const float* b, int b_stride, int steps, float* c, int c_stride, int rows,
-              int columns, bool add) {
-#if defined(KVLAB_TILES)
-    if constexpr (Type::PER_UNIT == 2)
-        if (scratch.tiled) return multiply_in_tiles(a, a_stride, b, b_stride, steps, c, c_stride, rows, columns, add);
-#endif
-    int row = 0;
-    for (; row + TILE_ROWS <= rows; row += TILE_ROWS)
-        multiply_rows<Type, TILE_ROWS>(a + row * a_stride, a_stride, b, b_stride, steps, c + row * c_stride, c_stride,
-                                       columns, add);
-    a += row * a_stride;
-    c += row * c_stride;
-    switch (rows - row) {
-        case 5: if constexpr (TILE_ROWS > 5) multiply_rows<Type, 5>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
-        case 4: if constexpr (TILE_ROWS > 4) multiply_rows<Type, 4>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
-        case 3: multiply_rows<Type, 3>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
-        case 2: multiply_rows<Type, 2>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
-        case 1: multiply_rows<Type, 1>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
-        default: break;
-    }
-}
-
-// A chunk of a row in the units and the order that `multiply` wants it in: 1 vector, or 2 when bfloat16 is widened.
-template <class Type, class Number>
-INLINE int units_of_chunk(Words chunk, Words (&units)[2]) {
-    if constexpr (Type::CHUNK == LANES || Type::PER_UNIT == 2) {
-        units[0] = chunk;
-        return 1;
-    }
-    units[0] = even<Number>(chunk);
-    units[1] = odd<Number>(chunk);
-    return 2;
-}
-
-template <class Type>
-void pack_query(const typename Type::Element* row, const Shape<Type>& shape, float* out) {
-    for (int chunk = 0; chunk < shape.chunks; ++chunk) {
-        Words units[2];
-        const Words loaded = load_chunk<Type>(row, chunk, shape.head_dim);
-        const int count = units_of_chunk<Type, typename Type::Element>(loaded, units);
-        for (int i = 0; i < count; ++i) store_words(out + (chunk * count + i) * LANES, units[i]);
-    }
-}
-
-// Where the keys or values of a tile lie. Entries beyond the tile's keys repeat one that may be read.
-template <class Type>
-using Rows = const typename Type::Stored* [TILE_KEYS];
-
-// The scales of a tile; zeros beyond its keys.
-struct Scales {
-    float keys[TILE_KEYS], values[TILE_KEYS];
-};
-
-INLINE void prefetch(const void* at) { __builtin_prefetch(at, 0, 2); }
-
-// Keys, transposed: out [steps, TILE_KEYS]; scores of keys beyond `count` are not used. Reading a line asks for the
-// same line of `ahead`, so that memory is kept busy evenly.
-template <class Type>
-void pack_keys(const Rows<Type>& rows, const Rows<Type>& ahead, int count, const Shape<Type>& shape, float* out) {
-    for (int key = 0; key < count; key += LANES)
-        for (int chunk = 0; chunk < shape.chunks; ++chunk) {
-            Words units[2][LANES];
-            int vectors = 1;
-#pragma GCC unroll 16
-            for (int i = 0; i < LANES; ++i) {
-                Words of_key[2];
-                prefetch(ahead[key + i] + chunk * Type::CHUNK);
-                const Words loaded = load_chunk<Type>(rows[key + i], chunk, shape.head_dim);
-                vectors = units_of_chunk<Type, typename Type::Stored>(loaded, of_key);
-                for (int v = 0; v < vectors; ++v) units[v][i] = of_key[v];
-            }
-            for (int v = 0; v < vectors; ++v) {
-                transpose(units[v]);
-                for (int i = 0; i < LANES; ++i)
-                    store_words(out + ((chunk * vectors + v) * LANES + i) * TILE_KEYS + key, units[v][i]);
-            }
-        }
-}
-
-// A chunk of values of PER_UNIT keys as the right side of the second product: `out` has CHUNK / LANES vectors.
-template <class Type>
-INLINE void units_of_values(Words first, Words second, Words* out) {
-    if constexpr (Type::CHUNK == LANES) {
-        out[0] = first;
-    } else if constexpr (Type::PER_UNIT == 1) {
-        out[0] = even<typename Type::Stored>(first);
-        out[1] = odd<typename Type::Stored>(first);
-    } else {
-        out[0] = (first & 0xffffu) | (second << 16);
-        out[1] = (first >> 16) | (second & 0xffff0000u);
-    }
-}
-
-// Values: out [keys / PER_UNIT, channels]. The partner of an odd last key counts as zero.
-template <class Type>
-void pack_values(const Rows<Type>& rows, const Rows<Type>& ahead, int count, const Shape<Type>& shape, float* out) {
-    for (int key = 0; key < count; key += Type::PER_UNIT, out += shape.channels)
-        for (int chunk = 0; chunk < shape.chunks; ++chunk) {
-            for (int i = 0; i < Type::PER_UNIT; ++i) prefetch(ahead[key + i] + chunk * Type::CHUNK);
-            const Words first = load_chunk<Type>(rows[key], chunk, shape.head_dim);
-            float* at = out + chunk * Type::CHUNK;
-            Words second{}, units[2];
-            if (Type::PER_UNIT == 2 && key + 1 < count)
-                second = load_chunk<Type>(rows[key + 1], chunk, shape.head_dim);
-            units_of_values<Type>(first, second, units);
-            for (int v = 0; v < Type::CHUNK / LANES; ++v) store_words(at + v * LANES, units[v]);
-        }
-}
-
-template <int ROWS>
-struct Column {
-    Floats row[ROWS];
-};
-
-// Scores of ROWS query rows against KEYS keys, one lane a key. The dot products' lanes are added up in a tree in
-// which each vector that comes out holds twice as many keys.
-template <class Type, int ROWS, int KEYS>
-INLINE Column<ROWS> dot_keys(const float* queries, const typename Type::Stored* const* rows,
-                             const typename Type::Stored* const* ahead, const Shape<Type>& shape) {
-    Column<ROWS> sums = {};
-    if constexpr (KEYS > 1) {
-        const Column<ROWS> low = dot_keys<Type, ROWS, KEYS / 2>(queries, rows, ahead, shape);
-        const Column<ROWS> high = dot_keys<Type, ROWS, KEYS / 2>(queries, rows + KEYS / 2, ahead + KEYS / 2, shape);
-        for (int r = 0; r < ROWS; ++r) sums.row[r] = add_halves<KEYS / 2>(low.row[r], high.row[r]);
-        return sums;
-    }
-    const auto add = [&](int chunk, Words channels) {
-        prefetch(ahead[0] + chunk * Type::CHUNK);
-        Words units[2];
-        const int vectors = units_of_chunk<Type, typename Type::Stored>(channels, units);
-        for (int v = 0; v < vectors; ++v)
-            for (int r = 0; r < ROWS; ++r)
-                sums.row[r] = multiply_add<Type>(load(queries + r * shape.steps + (chunk * vectors + v) * LANES),
-                                                 as_floats(units[v]), sums.row[r]);
-    };
-#pragma GCC unroll 4
-    for (int chunk = 0; chunk < shape.whole_chunks; ++chunk) add(chunk, load_chunk<Type, true>(rows[0], chunk, 0));
-    if (shape.whole_chunks < shape.chunks)
-        add(shape.whole_chunks, load_chunk<Type>(rows[0], shape.whole_chunks, shape.head_dim));
-    return sums;
-}
-
-// Products for few rows: each key and value is used straight from the cache, without being packed.
-template <class Type, int ROWS>
-void score_few(const float* queries, const Rows<Type>& rows, const Rows<Type>& ahead, int count,
-               const Shape<Type>& shape, float* scores) {
-    for (int key = 0; key < count; key += LANES) {
-        const Column<ROWS> column = dot_keys<Type, ROWS, LANES>(queries, rows + key, ahead + key, shape);
-        for (int r = 0; r < ROWS; ++r) store(scores + r * TILE_KEYS + key, column.row[r]);
-    }
-}
-
-template <class Type, int ROWS, int CHUNKS, bool WHOLE>
-INLINE void add_chunks(const float* weights, const Rows<Type>& rows, const Rows<Type>& ahead, int count, int chunk,
-                       const Shape<Type>& shape, float* sums) {
-    constexpr int VECTORS = Type::CHUNK / LANES;
-    Floats total[ROWS][CHUNKS * VECTORS];
-    float* at = sums + chunk * Type::CHUNK;
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 16
-        for (int v = 0; v < CHUNKS * VECTORS; ++v) total[r][v] = load(at + r * shape.channels + v * LANES);
-    for (int key = 0; key < count; key += Type::PER_UNIT) {
-        Words values[CHUNKS * VECTORS];
-#pragma GCC unroll 16
-        for (int c = 0; c < CHUNKS; ++c) {
-            Words second{};
-            if constexpr (Type::PER_UNIT == 2) {
-                prefetch(ahead[key + 1] + (chunk + c) * Type::CHUNK);
-                if (key + 1 < count) second = load_chunk<Type, WHOLE>(rows[key + 1], chunk + c, shape.head_dim);
-            }
-            prefetch(ahead[key] + (chunk + c) * Type::CHUNK);
-            const Words first = load_chunk<Type, WHOLE>(rows[key], chunk + c, shape.head_dim);
-            units_of_values<Type>(first, second, values + c * VECTORS);
-        }
-#pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) {
-            const Floats weight = all(weights[r * TILE_KEYS + key / Type::PER_UNIT]);
-#pragma GCC unroll 16
-            for (int v = 0; v < CHUNKS * VECTORS; ++v)
-                total[r][v] = multiply_add<Type>(weight, as_floats(values[v]), total[r][v]);
-        }
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 16
-        for (int v = 0; v < CHUNKS * VECTORS; ++v) store(at + r * shape.channels + v * LANES, total[r][v]);
-}
-
-template <class Type, int ROWS>
-void add_values_few(const float* weights, const Rows<Type>& rows, const Rows<Type>& ahead, int count,
-                    const Shape<Type>& shape, float* sums) {
-    constexpr int REGISTERS = LANES == 16 ? 16 : 8, VECTORS = Type::CHUNK / LANES;
-    constexpr int CHUNKS = std::max(1, std::min(4, REGISTERS / (ROWS * VECTORS)));
-    int chunk = 0;
-    for (; chunk + CHUNKS <= shape.whole_chunks; chunk += CHUNKS)
-        add_chunks<Type, ROWS, CHUNKS, true>(weights, rows, ahead, count, chunk, shape, sums);
-    for (; chunk < shape.chunks; ++chunk)
-        add_chunks<Type, ROWS, 1, false>(weights, rows, ahead, count, chunk, shape, sums);
-}
-
-// Scores of all rows against a tile's keys.
-template <class Type>
-void score(const Rows<Type>& keys, const Rows<Type>& ahead, int count, int rows, const Shape<Type>& shape, const float* queries) {
-    float* scores = scratch.scores;
-    switch (rows) {
-        case 1: return score_few<Type, 1>(queries, keys, ahead, count, shape, scores);
-        case 2: return score_few<Type, 2>(queries, keys, ahead, count, shape, scores);
-        case 3: return score_few<Type, 3>(queries, keys, ahead, count, shape, scores);
-        case 4: return score_few<Type, 4>(queries, keys, ahead, count, shape, scores);
-        default: break;
-    }
-    pack_keys<Type>(keys, ahead, count, shape, scratch.keys);
-    multiply<Type>(queries, shape.steps, scratch.keys, TILE_KEYS, shape.steps, scores, TILE_KEYS, rows,
-                   (count + LANES - 1) / LANES * LANES, false);
-}
-
-// The tile's values, weighted, added to all rows' sums.
-template <class Type>
-void add_values(const Rows<Type>& values, const Rows<Type>& ahead, int count, int rows, const Shape<Type>& shape, float* sums) {
-    const float* weights = scratch.weights;
-    switch (rows) {
-        case 1: return add_values_few<Type, 1>(weights, values, ahead, count, shape, sums);
-        case 2: return add_values_few<Type, 2>(weights, values, ahead, count, shape, sums);
-        case 3: return add_values_few<Type, 3>(weights, values, ahead, count, shape, sums);
-        case 4: return add_values_few<Type, 4>(weights, values, ahead, count, shape, sums);
-        default: break;
-    }
-    pack_values<Type>(values, ahead, count, shape, scratch.values);
-    int steps = (count + Type::PER_UNIT - 1) / Type::PER_UNIT;
-    if (scratch.tiled) {  // whole tiles: values of weight 0, which have to be numbers
-        const int whole = (steps + LANES - 1) / LANES * LANES;
-        std::fill(scratch.values + steps * shape.channels, scratch.values + whole * shape.channels, 0.0f);
-        steps = whole;
-    }
-    multiply<Type>(weights, TILE_KEYS, scratch.values, shape.channels, steps, sums, shape.channels, rows,
-                   shape.channels, true);
-}
-
-template <class Type>
-void store_output(const float* sums, float total, const Shape<Type>& shape, typename Type::Element* out) {
-    const Floats scale = all(total > 0 ? 1.0f / total : 0.0f);
-    for (int chunk = 0; chunk < shape.chunks; ++chunk) {
-        const float* at = sums + chunk * Type::CHUNK;
-        Words result;
-        if constexpr (Type::CHUNK == LANES)
-            result = as_words(load(at) * scale);
-        else
-            result = rounded_to_bfloat16(load(at) * scale) >> 16 | rounded_to_bfloat16(load(at + LANES) * scale);
-        const int begin = chunk * Type::CHUNK, count = std::min(Type::CHUNK, shape.head_dim - begin);
-        if (count == Type::CHUNK)
-            store_words(out + begin, result);
-        else
-            std::memcpy(out + begin, &result, count * sizeof out[0]);
-    }
-}
-
-// The weights of a tile as the left side of the second product.
-template <class Type>
-INLINE void store_weights(float* at, int key, Floats weights) {
-#if defined(__AVX512BF16__)
-    if constexpr (Type::PER_UNIT == 2) {
-        const __m256bh narrow = _mm512_cvtneps_pbh((__m512)weights);
-        std::memcpy(reinterpret_cast<uint16_t*>(at) + key, &narrow, sizeof narrow);
-        return;
-    }
-#endif
-    store(at + key, weights);
-}
-
-// Scores of one row to weights, the running maximum, total and sums brought up to date. `state` is the row's place
-// among those of all heads. The row sees keys [first, last) of the tile, which may be none.
-template <class Type>
-void soften(const Problem& problem, const Shape<Type>& shape, const Scales& scales, int row, int state, int first,
-            int last, int width) {
-    float* scores = scratch.scores + row * TILE_KEYS;
-    float* weights = scratch.weights + row * TILE_KEYS;
-    Floats most = all(scratch.most[state]);
-    Ints raised{};
-    for (int key = 0; key < width; key += LANES) {
-        Floats x = load(scores + key) * problem.scale;
-        if constexpr (SCALED<Type>) x *= load(scales.keys + key);
-        if (problem.soft_cap > 0) x = hyperbolic_tangent(x / problem.soft_cap) * problem.soft_cap;
-        if (key < first || key + LANES > last)
-            for (int lane = 0; lane < LANES; ++lane)
-                if (key + lane < first || key + lane >= last) x[lane] = HIDDEN;
-        store(scores + key, x);
-        raised |= x > most;
-    }
-    if (any(raised)) {
-        Floats top = most;
-        for (int key = 0; key < width; key += LANES) top = larger(top, load(scores + key));
-        const float before = scratch.most[state], now = largest(top);
-        const float shrink = before == HIDDEN ? 0.0f : exponential(all(before - now))[0];
-        float* sums = scratch.sums + state * shape.channels;
-        for (int channel = 0; channel < shape.channels; channel += LANES)
-            store(sums + channel, load(sums + channel) * shrink);
-        store(scratch.total + state * LANES, load(scratch.total + state * LANES) * shrink);
-        scratch.most[state] = now;
-        most = all(now);
-    } else if (scratch.most[state] == HIDDEN) {  // nothing seen so far: minus infinity less itself is not a number
-        most = Floats{};
-    }
-    Floats total = load(scratch.total + state * LANES);
-    for (int key = 0; key < width; key += LANES) {
-        const Floats x = exponential(load(scores + key) - most);
-        total += x;
-        store_weights<Type>(weights, key, SCALED<Type> ? x * load(scales.values + key) : x);
-    }
-    store(scratch.total + state * LANES, total);
-}
-
-template <class Type>
-void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, float* partials) {
-    using Element = typename Type::Element;
-    using Stored = typename Type::Stored;
-    const auto* keys = static_cast<const Stored*>(problem.keys);
-    const auto* values = static_cast<const Stored*>(problem.values);
-    const int group = problem.group(), head_dim = problem.head_dim, block_size = problem.block_size;
-    const int start = problem.query_start[item.sequence];
-    const int new_tokens = problem.query_start[item.sequence + 1] - start;
-    const int first_position = problem.seq_lens[item.sequence] - new_tokens;
-    const int heads = item.last_head - item.first_head;
-    const int rows = (item.last_query - item.first_query) * group;  // of one KV head
-    const int32_t* table = problem.block_tables + int64_t(item.sequence) * problem.table_width;
-
-#if defined(KVLAB_TILES)
-    scratch.tiled = Type::PER_UNIT == 2 && heads == 1 && rows >= TILED_FROM && has_tiles();
-#endif
-
-    // The place of a row's head in `queries` and `out`, both [T, num_heads, head_dim].
-    const auto token_of = [&](int row) { return int64_t(start + item.first_query + row / group); };
-    const auto head_of = [&](int head, int row) { return (item.first_head + head) * group + row % group; };
-    const auto* queries = static_cast<const Element*>(problem.queries);
-    for (int head = 0; head < heads; ++head)
-        for (int row = 0; row < rows; ++row)
-            pack_query<Type>(queries + token_of(row) * problem.query_stride + head_of(head, row) * head_dim, shape,
-                             scratch.queries + (head * rows + row) * shape.steps);
-    std::fill_n(scratch.sums, heads * rows * shape.channels, 0.0f);
-    std::fill_n(scratch.most, heads * rows, HIDDEN);
-    std::fill_n(scratch.total, heads * rows * LANES, 0.0f);
-
-    // Tiles of keys in order and, inside a tile, the heads: the order in which memory has them.
-    const int tile_keys = rows <= FEW_ROWS ? std::min(TILE_KEYS, std::max(block_size / LANES, 1) * LANES) : TILE_KEYS;
-    const int tiles = (item.last_key - item.first_key + tile_keys - 1) / tile_keys, visits = tiles * heads;
-    Rows<Type> key_rows[2], value_rows[2];
-    Scales scales[2];
-    const auto locate = [&](int visit) {
-        auto &k = key_rows[visit % 2], &v = value_rows[visit % 2];
-        const int first = item.first_key + visit / heads * tile_keys;
-        const int count = std::min(tile_keys, item.last_key - first);
-        const int head = item.first_head + visit % heads;
-        int key = 0;
-        while (key < count) {
-            const int position = first + key, offset = position % block_size;
-            const int run = std::min(block_size - offset, count - key);
-            const int64_t block = table[position / block_size];
-            const int64_t row = (block * problem.num_kv_heads + head) * block_size + offset;
-            if constexpr (SCALED<Type>) {
-                std::copy_n(problem.key_scales + row, run, scales[visit % 2].keys + key);
-                std::copy_n(problem.value_scales + row, run, scales[visit % 2].values + key);
-            }
-            int64_t at = row * head_dim;
-            for (int i = 0; i < run; ++i, ++key, at += head_dim) {
-                k[key] = keys + at;
-                v[key] = values + at;
-            }
-        }
-        if constexpr (SCALED<Type>) {
-            std::fill(scales[visit % 2].keys + count, scales[visit % 2].keys + tile_keys, 0.0f);
-            std::fill(scales[visit % 2].values + count, scales[visit % 2].values + tile_keys, 0.0f);
-        }
-        for (; key < tile_keys; ++key) {
-            k[key] = k[key - 1];
-            v[key] = v[key - 1];
-        }
-    };
-
-    locate(0);
-    for (int visit = 0; visit < visits; ++visit) {
-        const int first = item.first_key + visit / heads * tile_keys, head = visit % heads;
-        const int count = std::min(tile_keys, item.last_key - first);
-        const int whole = scratch.tiled ? 2 * LANES : LANES, width = (count + whole - 1) / whole * whole;
-        locate(std::min(visit + 1, visits - 1) );
-        const int now = visit % 2, next = std::min(visit + 1, visits - 1) % 2;
-        score<Type>(key_rows[now], key_rows[next], count, rows, shape, scratch.queries + head * rows * shape.steps);
-        for (int row = 0; row < rows; ++row) {
-            const int position = first_position + item.first_query + row / group - first;
-            const int begin = problem.window > 0 ? position - problem.window + 1 : 0;
-            soften<Type>(problem, shape, scales[now], row, head * rows + row, begin, std::min(position + 1, count),
-                         width);
-        }
-        add_values<Type>(value_rows[now], value_rows[next], count, rows, shape,
-                         scratch.sums + head * rows * shape.channels);
-    }
-
-    float* partial = partials + int64_t(item.partial) * (shape.channels + 2);
-    auto* out = static_cast<Element*>(problem.out);
-    for (int head = 0; head < heads; ++head)
-        for (int row = 0; row < rows; ++row) {
-            const int state = head * rows + row;
-            const float* sums = scratch.sums + state * shape.channels;
-            const float total = sum(load(scratch.total + state * LANES));
-            if (item.partial < 0) {
-                store_output<Type>(sums, total, shape,
-                                   out + (token_of(row) * problem.num_heads + head_of(head, row)) * head_dim);
-                continue;
-            }
-            float* to = partial + state * (shape.channels + 2);
-            to[0] = scratch.most[state];
-            to[1] = total;
-            std::copy_n(sums, shape.channels, to + 2);
-        }
-}
+constexpr int MIN_SPAN = 128;  // keys below which splitting a sequence does not pay
 
 // Bring the parts of one split item together: first to last, so that the result does not depend on threads.
 template <class Type>
@@ -650,6 +24,7 @@ void combine(const Problem& problem, const Shape<Type>& shape, const Item* parts
     const int heads = parts->last_head - parts->first_head, stride = shape.channels + 2;
     const int start = problem.query_start[parts->sequence] + parts->first_query;
     auto* out = static_cast<Element*>(problem.out);
+    std::vector<float> sums(shape.channels);
     for (int state = 0; state < heads * rows; ++state) {
         const int head = state / rows, row = state % rows;
         const auto part = [&](int i) {
@@ -657,22 +32,21 @@ void combine(const Problem& problem, const Shape<Type>& shape, const Item* parts
         };
         float most = HIDDEN, total = 0;
         for (int i = 0; i < count; ++i) most = std::max(most, part(i)[0]);
-        float* sums = scratch.sums;
-        std::fill_n(sums, shape.channels, 0.0f);
+        std::fill(sums.begin(), sums.end(), 0.0f);
         for (int i = 0; i < count; ++i) {
             if (part(i)[0] == HIDDEN) continue;
             const float shrink = exponential(all(part(i)[0] - most))[0];
             total += part(i)[1] * shrink;
             for (int c = 0; c < shape.channels; c += LANES)
-                store(sums + c, load(sums + c) + load(part(i) + 2 + c) * shrink);
+                store(&sums[c], load(&sums[c]) + load(part(i) + 2 + c) * shrink);
         }
         const int64_t token = start + row / group, query_head = (parts->first_head + head) * group + row % group;
-        store_output<Type>(sums, total, shape, out + (token * problem.num_heads + query_head) * problem.head_dim);
+        store_output<Type>(sums.data(), total, shape, out + (token * problem.num_heads + query_head) * problem.head_dim);
     }
 }
 
-Work divide(const Problem& problem, int threads) {
-    const int queries_at_once = problem.rows_at_once() / problem.group();
+Work divide(const Problem& problem, int rows_at_once, int threads) {
+    const int queries_at_once = std::max(1, rows_at_once / problem.group());
     std::vector<Item> whole;
     for (int sequence = 0; sequence < problem.num_sequences; ++sequence) {
         const int new_tokens = problem.query_start[sequence + 1] - problem.query_start[sequence];
@@ -713,7 +87,14 @@ Work divide(const Problem& problem, int threads) {
 template <class Type>
 void run(const Problem& problem, int threads) {
     const Shape<Type> shape(problem.head_dim);
-    const Work work = divide(problem, threads);
+#if defined(KVLAB_TILED_ATTENTION)
+    const bool tiled = Type::PER_UNIT == 2 && problem.scale > 0 && has_tiles();
+    const int rows_at_once = tiled ? TILED_ROWS : rows_in_vectors(problem);
+#else
+    const bool tiled = false;
+    const int rows_at_once = rows_in_vectors(problem);
+#endif
+    const Work work = divide(problem, rows_at_once, threads);
     const auto& items = work.items;
     const std::unique_ptr<float[]> partials(new float[int64_t(work.partial_rows) * (shape.channels + 2)]);
 
@@ -727,13 +108,23 @@ void run(const Problem& problem, int threads) {
 
 #pragma omp parallel num_threads(threads)
     {
-        scratch.fit(shape, problem.rows_at_once());
-#if defined(KVLAB_TILES)
+#if defined(KVLAB_TILED_ATTENTION)
         std::optional<Tiles> tiles;
-        if (has_tiles()) tiles.emplace();
+        if (tiled) tiles.emplace();
 #endif
+        if (!tiled) scratch.fit(shape, rows_at_once);
 #pragma omp for schedule(dynamic, 1)
-        for (size_t i = 0; i < order.size(); ++i) attend<Type>(problem, shape, items[order[i]], partials.get());
+        for (size_t i = 0; i < order.size(); ++i) {
+            const Item& item = items[order[i]];
+#if defined(KVLAB_TILED_ATTENTION)
+            if constexpr (Type::PER_UNIT == 2)
+                if (tiled) {
+                    TiledItem<Type>(problem, shape, item).attend(partials.get());
+                    continue;
+                }
+#endif
+            attend<Type>(problem, shape, item, partials.get());
+        }
 #pragma omp for schedule(dynamic, 1)
         for (size_t i = 0; i < work.splits.size(); ++i)
             combine<Type>(problem, shape, &items[work.splits[i].first], work.splits[i].count, partials.get());

@@ -1,0 +1,161 @@
+// What both ways of computing attention share: the problem, its division into items, elements and their order.
+#pragma once
+
+#include "int8.hpp"
+
+#include <algorithm>
+#include <vector>
+
+namespace {
+
+constexpr float HIDDEN = -INFINITY;
+
+// What queries, outputs and the products are (Element), and what the cache holds (Stored).
+struct Float32 {
+    using Element = float;
+    using Stored = float;
+    static constexpr int PER_UNIT = 1, CHUNK = LANES;  // elements per unit of the left side; per load of channels
+};
+
+struct BFloat16 {
+    using Element = uint16_t;
+    using Stored = uint16_t;
+#if defined(__AVX512BF16__)
+    static constexpr int PER_UNIT = 2;
+#else
+    static constexpr int PER_UNIT = 1;
+#endif
+    static constexpr int CHUNK = 2 * LANES;
+};
+
+// Keys and values are int8; each has a scale, by which its scores or its weights are multiplied.
+template <class Type>
+struct Int8 : Type {
+    using Stored = int8_t;
+};
+
+template <class Type>
+constexpr bool SCALED = sizeof(typename Type::Stored) == 1;
+
+// A chunk of elements; int8 become elements, or stay pairs where those would be widened next.
+template <class Type, class Number>
+INLINE Words load_numbers(const Number* at) {
+    if constexpr (sizeof(Number) != 1) return load_words(at);
+    else if constexpr (Type::CHUNK == LANES) return as_words(floats_of(at));
+#if defined(__AVX512BF16__)
+    else return bfloat16_of(at);
+#else
+    else return int8_pairs(at);
+#endif
+}
+
+// One chunk of a row; WHOLE: it is known not to be the last, cut one, whose part beyond the row's end is zero.
+template <class Type, bool WHOLE = false, class Number>
+INLINE Words load_chunk(const Number* row, int chunk, int head_dim) {
+    const int begin = chunk * Type::CHUNK;
+    if (WHOLE || begin + Type::CHUNK <= head_dim) return load_numbers<Type>(row + begin);
+    Number padded[Type::CHUNK] = {};
+    std::memcpy(padded, row + begin, (head_dim - begin) * sizeof padded[0]);
+    return load_numbers<Type>(padded);
+}
+
+// One of each pair as float32. Of bfloat16 that is: its bits are the upper half.
+template <class Number>
+INLINE Words even(Words pairs) {
+    return sizeof(Number) == 1 ? as_words(even_int8(pairs)) : pairs << 16;
+}
+
+template <class Number>
+INLINE Words odd(Words pairs) {
+    return sizeof(Number) == 1 ? as_words(odd_int8(pairs)) : pairs & 0xffff0000u;
+}
+
+struct Problem {
+    const void *queries, *keys, *values;
+    const float *key_scales, *value_scales;  // of int8 keys and values
+    void* out;
+    const int32_t *block_tables, *seq_lens, *query_start;
+    int64_t query_stride;  // elements between tokens of `queries`
+    int table_width, num_sequences, num_heads, num_kv_heads, head_dim, block_size, window;
+    float scale, soft_cap;
+
+    int group() const { return num_heads / num_kv_heads; }
+};
+
+// What one thread works on: queries [first_query, last_query) of a sequence and KV heads [first_head, last_head), over
+// keys [first_key, last_key). A decoding sequence's heads go together: a block holds them one behind the other.
+struct Item {
+    int sequence, first_head, last_head, first_query, last_query, first_key, last_key;
+    int partial;  // the first row of its unfinished result; -1: it covers all keys and writes the output
+};
+
+// The items that a long one was split into: `count` of them, one behind the other from `first`.
+struct Split {
+    int first, count;
+};
+
+struct Work {
+    std::vector<Item> items;
+    std::vector<Split> splits;
+    int partial_rows = 0;
+};
+
+template <class Type>
+struct Shape {
+    int head_dim, whole_chunks, chunks, steps, channels;  // units per row of queries; channels of the sums
+
+    explicit Shape(int head_dim)
+        : head_dim(head_dim),
+          whole_chunks(head_dim / Type::CHUNK),
+          chunks((head_dim + Type::CHUNK - 1) / Type::CHUNK),
+          steps(chunks * Type::CHUNK / Type::PER_UNIT),
+          channels(chunks * Type::CHUNK) {}
+};
+
+// A chunk of a row in the units and the order that `multiply` wants it in: 1 vector, or 2 when bfloat16 is widened.
+template <class Type, class Number>
+INLINE int units_of_chunk(Words chunk, Words (&units)[2]) {
+    if constexpr (Type::CHUNK == LANES || Type::PER_UNIT == 2) {
+        units[0] = chunk;
+        return 1;
+    }
+    units[0] = even<Number>(chunk);
+    units[1] = odd<Number>(chunk);
+    return 2;
+}
+
+// A chunk of values of PER_UNIT keys as the right side of the second product: `out` has CHUNK / LANES vectors.
+template <class Type>
+INLINE void units_of_values(Words first, Words second, Words* out) {
+    if constexpr (Type::CHUNK == LANES) {
+        out[0] = first;
+    } else if constexpr (Type::PER_UNIT == 1) {
+        out[0] = even<typename Type::Stored>(first);
+        out[1] = odd<typename Type::Stored>(first);
+    } else {
+        out[0] = (first & 0xffffu) | (second << 16);
+        out[1] = (first >> 16) | (second & 0xffff0000u);
+    }
+}
+
+template <class Type>
+void store_output(const float* sums, float total, const Shape<Type>& shape, typename Type::Element* out) {
+    const Floats scale = all(total > 0 ? 1.0f / total : 0.0f);
+    for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+        const float* at = sums + chunk * Type::CHUNK;
+        Words result;
+        if constexpr (Type::CHUNK == LANES)
+            result = as_words(load(at) * scale);
+        else
+            result = rounded_to_bfloat16(load(at) * scale) >> 16 | rounded_to_bfloat16(load(at + LANES) * scale);
+        const int begin = chunk * Type::CHUNK, count = std::min(Type::CHUNK, shape.head_dim - begin);
+        if (count == Type::CHUNK)
+            store_words(out + begin, result);
+        else
+            std::memcpy(out + begin, &result, count * sizeof out[0]);
+    }
+}
+
+INLINE void prefetch(const void* at) { __builtin_prefetch(at, 0, 2); }
+
+}  // namespace

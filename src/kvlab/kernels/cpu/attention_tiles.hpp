@@ -1,0 +1,348 @@
+// Attention in matrix tiles (AMX), for decode and prefill alike; bfloat16, and int8 widened to it.
+//
+//     scores [keys, rows]      = keys [keys, head_dim] * queries^T
+//     sums   [rows, head_dim] += weights [rows, keys] * values
+//
+// Keys are the left side of the first product just as they lie in memory. Its result has a row in each lane, so that
+// the softmax of 16 rows needs no sum or maximum across lanes. Weights are then turned about, 32 keys at a time, which
+// costs less than turning keys. Values are taken in pairs of keys, which is what the right side of a product is made of.
+#pragma once
+
+#include "attention.hpp"
+#include "tiles.hpp"
+
+#if defined(KVLAB_TILES) && defined(__AVX512BF16__)
+#define KVLAB_TILED_ATTENTION
+
+#include <type_traits>
+
+namespace {
+
+constexpr int TILED_KEYS = 128;  // of a visit
+constexpr int TILED_ROWS = 256;  // of an item, where a group has no more
+constexpr int PAIR_ROWS = 2 * TILE_SIDE;
+constexpr int WORDS = TILE_SIDE * TILE_SIDE;  // of a tile
+
+// 2^x for x <= 0, to 3e-6 of it; below -126 it is about 0.
+INLINE __m512 power_of_two(__m512 x) {
+    const __m512 kept = _mm512_max_ps(x, _mm512_set1_ps(-126.0f));
+    const __m512 whole = _mm512_roundscale_ps(kept, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 rest = _mm512_sub_ps(kept, whole);
+    __m512 p = _mm512_set1_ps(1.33335581e-3f);
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(9.61812911e-3f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(5.55041087e-2f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(2.40226507e-1f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(6.93147181e-1f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, whole);
+}
+
+// A thread's buffers, kept from call to call. Rows and keys are padded to whole tiles.
+struct TiledScratch {
+    Words *queries;    // [heads, row tiles, chunks, 16 pairs of channels, 16 rows]
+    uint16_t *keys;    // [TILED_KEYS, channels]: those that tiles cannot take from the cache
+    Words *values;     // [TILED_KEYS / 32, channels / 16, 16 pairs of keys, 16 channels]
+    float *scores;     // [TILED_KEYS, PAIR_ROWS]
+    uint16_t *weights; // [PAIR_ROWS, TILED_KEYS]
+    float *sums;       // [heads, rows, channels]
+    float *most, *total;  // [heads, rows]
+    int32_t *first_seen, *last_seen;  // [rows]: keys that a row sees
+    std::vector<char> memory;
+
+    void fit(int rows, int channels) {
+        constexpr size_t keys_at_once = TILED_KEYS;
+        uintptr_t at = 0;
+        const auto take = [&](auto*& buffer, size_t count) {
+            buffer = reinterpret_cast<std::decay_t<decltype(buffer)>>(at);
+            at += (count * sizeof *buffer + 63) / 64 * 64;
+        };
+        const auto lay_out = [&](uintptr_t begin) {
+            at = begin;
+            take(queries, size_t(rows) * channels / 32);
+            take(keys, keys_at_once * channels);
+            take(values, keys_at_once / 2 * channels / LANES);
+            take(scores, keys_at_once * PAIR_ROWS);
+            take(weights, keys_at_once * PAIR_ROWS);
+            take(sums, size_t(rows) * channels);
+            take(most, rows);
+            take(total, rows);
+            take(first_seen, rows);
+            take(last_seen, rows);
+            return at - begin;
+        };
+        const size_t size = lay_out(0) + 63;
+        if (memory.size() < size) memory.resize(size);
+        lay_out((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+    }
+};
+
+thread_local TiledScratch tiled_scratch;
+
+template <class Type>
+class TiledItem {
+public:
+    TiledItem(const Problem& problem, const Shape<Type>& shape, const Item& item)
+        : problem(problem),
+          shape(shape),
+          item(item),
+          scratch(tiled_scratch),
+          group(problem.group()),
+          heads(item.last_head - item.first_head),
+          rows((item.last_query - item.first_query) * group),
+          row_tiles((rows + TILE_SIDE - 1) / TILE_SIDE),
+          start(problem.query_start[item.sequence] + item.first_query),
+          first_key(item.first_key / TILE_SIDE * TILE_SIDE),
+          in_place(sizeof(Stored) == 2 && problem.block_size % TILE_SIDE == 0 && shape.head_dim % Type::CHUNK == 0) {}
+
+    void attend(float* partials) {
+        prepare();
+        for (int first = first_key; first < item.last_key; first += TILED_KEYS) {
+            locate(first);
+            for (int head = 0; head < heads; ++head) visit(head, first);
+        }
+        finish(partials);
+    }
+
+private:
+    using Element = typename Type::Element;
+    using Stored = typename Type::Stored;
+
+    const Problem& problem;
+    const Shape<Type>& shape;
+    const Item& item;
+    TiledScratch& scratch;
+    const int group, heads, rows, row_tiles, start, first_key;
+    const bool in_place;            // tiles can take keys from the cache
+    int64_t key_rows[TILED_KEYS];   // of the cache: where the first head's keys and values of a visit lie
+
+    int padded_rows() const { return row_tiles * TILE_SIDE; }
+    int64_t token_of(int row) const { return start + row / group; }
+    int head_of(int head, int row) const { return (item.first_head + head) * group + row % group; }
+
+    void prepare() {
+        const int count = padded_rows(), new_tokens = problem.query_start[item.sequence + 1] - problem.query_start[item.sequence];
+        scratch.fit(heads * count, shape.channels);
+        const int first_position = problem.seq_lens[item.sequence] - new_tokens + item.first_query;
+        for (int row = 0; row < count; ++row) {
+            const int position = first_position + std::min(row, rows - 1) / group;
+            const int begin = problem.window > 0 ? position - problem.window + 1 : 0;
+            scratch.first_seen[row] = std::max(begin, item.first_key);
+            scratch.last_seen[row] = std::min(position, item.last_key - 1);
+        }
+        const auto* queries = static_cast<const Element*>(problem.queries);
+        for (int head = 0; head < heads; ++head)
+            for (int tile = 0; tile < row_tiles; ++tile)
+                for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+                    Words words[LANES];
+                    for (int i = 0; i < TILE_SIDE; ++i) {
+                        const int row = tile * TILE_SIDE + i;
+                        words[i] = row < rows ? load_chunk<Type>(queries + token_of(row) * problem.query_stride +
+                                                                     head_of(head, row) * shape.head_dim,
+                                                                 chunk, shape.head_dim)
+                                              : Words{};
+                    }
+                    transpose(words);
+                    std::copy_n(words, LANES, queries_of(head, tile) + chunk * TILE_SIDE);
+                }
+        std::fill_n(scratch.sums, int64_t(heads) * count * shape.channels, 0.0f);
+        std::fill_n(scratch.most, heads * count, HIDDEN);
+        std::fill_n(scratch.total, heads * count, 0.0f);
+    }
+
+    Words* queries_of(int head, int tile) const {
+        return scratch.queries + (head * row_tiles + tile) * shape.chunks * TILE_SIDE;
+    }
+
+    int count_of(int first) const { return std::min(TILED_KEYS, item.last_key - first); }
+
+    bool is_ours(int first, int key) const { return first + key >= item.first_key && first + key < item.last_key; }
+
+    void locate(int first) {
+        const int count = count_of(first), size = problem.block_size;
+        const int32_t* table = problem.block_tables + int64_t(item.sequence) * problem.table_width;
+        for (int key = 0; key < count;) {
+            const int position = first + key, offset = position % size, run = std::min(size - offset, count - key);
+            const int64_t row = (int64_t(table[position / size]) * problem.num_kv_heads + item.first_head) * size + offset;
+            for (int i = 0; i < run; ++i, ++key) key_rows[key] = row + i;
+        }
+    }
+
+    void visit(int head, int first) {
+        const int count = count_of(first), lead = std::max(0, item.first_key - first);  // keys [lead, count) are ours
+        const int64_t shift = int64_t(head) * problem.block_size;
+        TiledSide keys[TILED_KEYS / TILE_SIDE];
+        take_keys(shift, lead, count, keys);
+        pack_values(shift, lead, count);
+        for (int tile = 0; tile < row_tiles; tile += 2) {
+            const int tiles = std::min(2, row_tiles - tile), first_row = tile * TILE_SIDE;
+            const int seen = std::min(count, scratch.last_seen[first_row + tiles * TILE_SIDE - 1] + 1 - first);
+            if (seen <= 0 || first + count <= scratch.first_seen[first_row]) continue;
+            score(keys, seen, queries_of(head, tile), tiles);
+            for (int i = 0; i < tiles; ++i) soften(shift, head, tile + i, i, first, seen);
+            add_values(seen, tiles, scratch.sums + (int64_t(head) * padded_rows() + first_row) * shape.channels);
+        }
+    }
+
+    // Where tiles find 16 keys each.
+    void take_keys(int64_t shift, int lead, int count, TiledSide* sides) {
+        const auto* cache = static_cast<const Stored*>(problem.keys);
+        const int row_bytes = (in_place ? shape.head_dim : shape.channels) * int(sizeof(Element));
+        for (int key = 0; key < count; key += TILE_SIDE) {
+            const char* at;
+            if (in_place) {
+                at = reinterpret_cast<const char*>(cache + (key_rows[key] + shift) * shape.head_dim);
+            } else {
+                uint16_t* to = scratch.keys + key * shape.channels;
+                for (int i = key; i < key + TILE_SIDE; ++i)
+                    for (int chunk = 0; chunk < shape.chunks; ++chunk, to += Type::CHUNK)
+                        store_words(to, i >= lead && i < count ? load_chunk<Type>(cache + (key_rows[i] + shift) * shape.head_dim, chunk, shape.head_dim) : Words{});
+                at = reinterpret_cast<const char*>(scratch.keys + key * shape.channels);
+            }
+            sides[key / TILE_SIDE] = {at, row_bytes, 0, TILE_BYTES};
+        }
+    }
+
+    // Values of keys that are not ours, up to the next multiple of 32, are 0: a weight of 0 does not do away with NaN.
+    void pack_values(int64_t shift, int lead, int count) {
+        const auto* cache = static_cast<const Stored*>(problem.values);
+        const int tiles = shape.channels / LANES, whole = (count + TILE_INPUTS - 1) / TILE_INPUTS * TILE_INPUTS;
+        for (int key = 0; key < whole; key += 2) {
+            Words* to = scratch.values + key / TILE_INPUTS * tiles * TILE_SIDE + key % TILE_INPUTS / 2;
+            const bool first_is = key >= lead && key < count, second_is = key + 1 >= lead && key + 1 < count;
+            const Stored* first_row = cache + (first_is ? (key_rows[key] + shift) * shape.head_dim : 0);
+            const Stored* second_row = cache + (second_is ? (key_rows[key + 1] + shift) * shape.head_dim : 0);
+            for (int chunk = 0; chunk < shape.chunks; ++chunk, to += 2 * TILE_SIDE) {
+                const Words first = first_is ? load_chunk<Type>(first_row, chunk, shape.head_dim) : Words{};
+                const Words second = second_is ? load_chunk<Type>(second_row, chunk, shape.head_dim) : Words{};
+                to[0] = (first & 0xffffu) | (second << 16);
+                to[TILE_SIDE] = (first >> 16) | (second & 0xffff0000u);
+            }
+        }
+    }
+
+    // Scores of `count` keys, to the next multiple of 16, and one or two tiles of rows.
+    void score(const TiledSide* keys, int count, const Words* queries, int tiles) {
+        const int64_t tile_bytes = TILE_SIDE * TILE_BYTES;
+        const TiledSide right{reinterpret_cast<const char*>(queries), TILE_BYTES, shape.chunks * tile_bytes, tile_bytes};
+        for (int key = 0; key < count; key += 2 * TILE_SIDE) {
+            TiledSide left = keys[key / TILE_SIDE];
+            float* scores = scratch.scores + key * PAIR_ROWS;
+            if (key + TILE_SIDE < count) {
+                left.next = keys[key / TILE_SIDE + 1].at - left.at;
+                (tiles == 2 ? multiply_tiles<2, 2> : multiply_tiles<2, 1>)(left, right, shape.chunks, scores, PAIR_ROWS, false, nullptr);
+            } else {
+                (tiles == 2 ? multiply_tiles<1, 2> : multiply_tiles<1, 1>)(left, right, shape.chunks, scores, PAIR_ROWS, false, nullptr);
+            }
+        }
+    }
+
+    // Scores of a tile of rows, the `place`-th of a pair, to weights; the rows' maximum, total and sums brought up to date.
+    void soften(int64_t shift, int head, int tile, int place, int first, int count) {
+        const int state = head * padded_rows() + tile * TILE_SIDE;
+        const int32_t *first_seen = scratch.first_seen + tile * TILE_SIDE, *last_seen = scratch.last_seen + tile * TILE_SIDE;
+        const int whole = (count + TILE_INPUTS - 1) / TILE_INPUTS * TILE_INPUTS;
+        float* scores = scratch.scores + place * TILE_SIDE;
+        const bool all_seen = first >= first_seen[TILE_SIDE - 1] && first + whole - 1 <= last_seen[0];
+        const bool plain = !SCALED<Type> && problem.soft_cap <= 0;
+        const __m512 before = _mm512_loadu_ps(scratch.most + state), hidden = _mm512_set1_ps(HIDDEN);
+        __m512 most = hidden, also = hidden;
+        float unit = problem.scale;  // what a number in `scores` stands for
+        if (plain && all_seen) {
+            for (int key = 0; key < whole; key += 2) {
+                most = _mm512_max_ps(most, _mm512_load_ps(scores + key * PAIR_ROWS));
+                also = _mm512_max_ps(also, _mm512_load_ps(scores + (key + 1) * PAIR_ROWS));
+            }
+        } else {
+            const __m512i low = _mm512_loadu_si512(first_seen), high = _mm512_loadu_si512(last_seen);
+            for (int key = 0; key < whole; ++key) {
+                const __m512i position = _mm512_set1_epi32(first + key);
+                const __mmask16 seen = _mm512_cmple_epi32_mask(low, position) & _mm512_cmple_epi32_mask(position, high);
+                Floats x = load(scores + key * PAIR_ROWS);
+                if (!plain) {
+                    x *= problem.scale;
+                    if constexpr (SCALED<Type>)
+                        x *= is_ours(first, key) ? problem.key_scales[key_rows[key] + shift] : 0.0f;
+                    if (problem.soft_cap > 0) x = hyperbolic_tangent(x / problem.soft_cap) * problem.soft_cap;
+                }
+                const __m512 shown = _mm512_mask_blend_ps(seen, hidden, (__m512)x);
+                _mm512_store_ps(scores + key * PAIR_ROWS, shown);
+                most = _mm512_max_ps(most, shown);
+            }
+            if (!plain) unit = 1.0f;
+        }
+        most = _mm512_max_ps(before, _mm512_mul_ps(_mm512_max_ps(most, also), _mm512_set1_ps(unit)));
+        // Rows that have seen nothing so far: minus infinity less itself is not a number.
+        const __mmask16 something = _mm512_cmp_ps_mask(most, hidden, _CMP_NEQ_OQ);
+        const __m512 base = _mm512_maskz_mov_ps(something, most);
+        constexpr float LOG2_E = 1.44269504f;
+        const __m512 log2_e = _mm512_set1_ps(LOG2_E);
+        __m512 total = _mm512_loadu_ps(scratch.total + state);
+        const __mmask16 raised = _mm512_cmp_ps_mask(most, before, _CMP_GT_OQ);
+        if (raised) {
+            const __m512 shrink = power_of_two(_mm512_mul_ps(_mm512_sub_ps(before, base), log2_e));
+            total = _mm512_mul_ps(total, shrink);
+            alignas(64) float factors[TILE_SIDE];
+            _mm512_store_ps(factors, shrink);
+            for (int row = 0; row < TILE_SIDE; ++row) {
+                if (!(raised >> row & 1)) continue;
+                float* sums = scratch.sums + int64_t(state + row) * shape.channels;
+                for (int channel = 0; channel < shape.channels; channel += LANES) store(sums + channel, load(sums + channel) * factors[row]);
+            }
+            _mm512_storeu_ps(scratch.most + state, most);
+        }
+        const __m512 times = _mm512_set1_ps(unit * LOG2_E), less = _mm512_mul_ps(base, log2_e);
+        const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                                    21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        __m512 more = _mm512_setzero_ps();
+        const auto weight_of = [&](int key, __m512& sum) {
+            const __m512 x = power_of_two(_mm512_fmsub_ps(_mm512_load_ps(scores + key * PAIR_ROWS), times, less));
+            sum = _mm512_add_ps(sum, x);
+            if constexpr (SCALED<Type>)
+                return _mm512_mul_ps(x, _mm512_set1_ps(is_ours(first, key) ? problem.value_scales[key_rows[key] + shift] : 0.0f));
+            return x;
+        };
+        uint16_t* weights = scratch.weights + place * TILE_SIDE * TILED_KEYS;
+        for (int step = 0; step < whole; step += TILE_INPUTS) {
+            Words pairs[LANES];
+            for (int i = 0; i < LANES; ++i) {
+                const __m512 x = weight_of(step + 2 * i, total), y = weight_of(step + 2 * i + 1, more);
+                pairs[i] = (Words)_mm512_permutexvar_epi16(interleave, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+            }
+            transpose(pairs);
+            for (int row = 0; row < TILE_SIDE; ++row) store_words(weights + row * TILED_KEYS + step, pairs[row]);
+        }
+        _mm512_storeu_ps(scratch.total + state, _mm512_add_ps(total, more));
+    }
+
+    // The values of `count` keys, weighted, added to the sums of one or two tiles of rows.
+    void add_values(int count, int tiles, float* sums) {
+        constexpr int64_t tile_bytes = TILE_SIDE * TILE_BYTES, weights_row = TILED_KEYS * sizeof(uint16_t);
+        const int columns = shape.channels / LANES, steps = (count + TILE_INPUTS - 1) / TILE_INPUTS;
+        const TiledSide left{reinterpret_cast<const char*>(scratch.weights), weights_row, TILE_SIDE * weights_row, TILE_BYTES};
+        for (int column = 0; column < columns; column += 2) {  // there is an even number of them
+            const TiledSide right{reinterpret_cast<const char*>(scratch.values + column * TILE_SIDE), TILE_BYTES, tile_bytes, columns * tile_bytes};
+            (tiles == 2 ? multiply_tiles<2, 2> : multiply_tiles<1, 2>)(left, right, steps, sums + column * LANES, shape.channels, true, nullptr);
+        }
+    }
+
+    void finish(float* partials) const {
+        float* partial = partials + int64_t(item.partial) * (shape.channels + 2);
+        auto* out = static_cast<Element*>(problem.out);
+        for (int head = 0; head < heads; ++head)
+            for (int row = 0; row < rows; ++row) {
+                const int state = head * padded_rows() + row;
+                const float* sums = scratch.sums + int64_t(state) * shape.channels;
+                if (item.partial < 0) {
+                    store_output<Type>(sums, scratch.total[state], shape, out + (token_of(row) * problem.num_heads + head_of(head, row)) * shape.head_dim);
+                    continue;
+                }
+                float* to = partial + (head * rows + row) * (shape.channels + 2);
+                to[0] = scratch.most[state];
+                to[1] = scratch.total[state];
+                std::copy_n(sums, shape.channels, to + 2);
+            }
+    }
+};
+
+}  // namespace
+#endif
