@@ -74,6 +74,14 @@ def test_prefill_chunks_and_decodes_in_one_batch(heads: str, head_dim: int, dtyp
     check([(130, 130), (1, 1), (70, 3), (0, 0), (200, 100), (33, 1)], heads, head_dim, 16, dtype)
 
 
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize(("head_dim", "block_size"), [(128, 16), (128, 24), (80, 32), (32, 1)])
+@pytest.mark.parametrize("heads", ["2 to 1", "3 to 1"])
+def test_long_prefill(heads: str, head_dim: int, block_size: int, window: int | None) -> None:
+    """Many rows over many keys: matrix tiles, where there are any, take them in several visits."""
+    check([(530, 530), (700, 9), (601, 200)], heads, head_dim, block_size, torch.bfloat16, window=window)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("soft_cap", [None, 0.5])
 @pytest.mark.parametrize("window", [1, 5, 64, 65, 1000])

@@ -9,7 +9,6 @@
 #include "attention_vectors.hpp"
 
 #include <memory>
-#include <optional>
 #include <utility>
 
 namespace {
@@ -87,13 +86,7 @@ Work divide(const Problem& problem, int rows_at_once, int threads) {
 template <class Type>
 void run(const Problem& problem, int threads) {
     const Shape<Type> shape(problem.head_dim);
-#if defined(KVLAB_TILED_ATTENTION)
-    const bool tiled = Type::PER_UNIT == 2 && problem.scale > 0 && has_tiles();
-    const int rows_at_once = tiled ? TILED_ROWS : rows_in_vectors(problem);
-#else
-    const bool tiled = false;
-    const int rows_at_once = rows_in_vectors(problem);
-#endif
+    const int rows_at_once = tiles_serve<Type>(problem) ? TILED_ROWS : rows_in_vectors(problem);
     const Work work = divide(problem, rows_at_once, threads);
     const auto& items = work.items;
     const std::unique_ptr<float[]> partials(new float[int64_t(work.partial_rows) * (shape.channels + 2)]);
@@ -108,22 +101,12 @@ void run(const Problem& problem, int threads) {
 
 #pragma omp parallel num_threads(threads)
     {
-#if defined(KVLAB_TILED_ATTENTION)
-        std::optional<Tiles> tiles;
-        if (tiled) tiles.emplace();
-#endif
-        if (!tiled) scratch.fit(shape, rows_at_once);
+        scratch.fit(shape, rows_in_vectors(problem));
 #pragma omp for schedule(dynamic, 1)
         for (size_t i = 0; i < order.size(); ++i) {
             const Item& item = items[order[i]];
-#if defined(KVLAB_TILED_ATTENTION)
-            if constexpr (Type::PER_UNIT == 2)
-                if (tiled) {
-                    TiledItem<Type>(problem, shape, item).attend(partials.get());
-                    continue;
-                }
-#endif
-            attend<Type>(problem, shape, item, partials.get());
+            if (!attend_in_tiles<Type>(problem, shape, item, partials.get()))
+                attend<Type>(problem, shape, item, partials.get());
         }
 #pragma omp for schedule(dynamic, 1)
         for (size_t i = 0; i < work.splits.size(); ++i)

@@ -11,17 +11,20 @@
 #include "attention.hpp"
 #include "tiles.hpp"
 
-#if defined(KVLAB_TILES) && defined(__AVX512BF16__)
-#define KVLAB_TILED_ATTENTION
-
 #include <type_traits>
 
 namespace {
 
-constexpr int TILED_KEYS = 128;  // of a visit
-constexpr int TILED_ROWS = 256;  // of an item, where a group has no more
+constexpr int TILED_FROM = 8;    // rows from which tiles pay
+constexpr int TILED_KEYS = 256;  // of a visit: the more, the fewer times sums are taken up and put down again
+constexpr int TILED_ROWS = 512;  // of an item, where a group has no more
+
+#if defined(KVLAB_TILES) && defined(__AVX512BF16__)
 constexpr int PAIR_ROWS = 2 * TILE_SIDE;
-constexpr int WORDS = TILE_SIDE * TILE_SIDE;  // of a tile
+
+// Where 32 halves go, so that two of the same place in either vector of 16 are side by side.
+alignas(64) constexpr uint16_t INTERLEAVED[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 
 // 2^x for x <= 0, to 3e-6 of it; below -126 it is about 0.
 INLINE __m512 power_of_two(__m512 x) {
@@ -92,7 +95,7 @@ public:
           row_tiles((rows + TILE_SIDE - 1) / TILE_SIDE),
           start(problem.query_start[item.sequence] + item.first_query),
           first_key(item.first_key / TILE_SIDE * TILE_SIDE),
-          in_place(sizeof(Stored) == 2 && problem.block_size % TILE_SIDE == 0 && shape.head_dim % Type::CHUNK == 0) {}
+          in_place(!SCALED<Type> && problem.block_size % TILE_SIDE == 0 && shape.whole_chunks == shape.chunks) {}
 
     void attend(float* partials) {
         prepare();
@@ -113,16 +116,19 @@ private:
     TiledScratch& scratch;
     const int group, heads, rows, row_tiles, start, first_key;
     const bool in_place;            // tiles can take keys from the cache
-    int64_t key_rows[TILED_KEYS];   // of the cache: where the first head's keys and values of a visit lie
+    int64_t key_rows[TILED_KEYS];  // where the first head's keys and values of a visit lie, in rows of the cache
 
+    // Keys, up to the next multiple of what an instruction covers.
+    static int in_steps(int keys) { return (keys + TILE_INPUTS - 1) / TILE_INPUTS * TILE_INPUTS; }
     int padded_rows() const { return row_tiles * TILE_SIDE; }
     int64_t token_of(int row) const { return start + row / group; }
     int head_of(int head, int row) const { return (item.first_head + head) * group + row % group; }
 
     void prepare() {
-        const int count = padded_rows(), new_tokens = problem.query_start[item.sequence + 1] - problem.query_start[item.sequence];
+        const int count = padded_rows();
         scratch.fit(heads * count, shape.channels);
-        const int first_position = problem.seq_lens[item.sequence] - new_tokens + item.first_query;
+        const int32_t* starts = problem.query_start + item.sequence;
+        const int first_position = problem.seq_lens[item.sequence] - (starts[1] - starts[0]) + item.first_query;
         for (int row = 0; row < count; ++row) {
             const int position = first_position + std::min(row, rows - 1) / group;
             const int begin = problem.window > 0 ? position - problem.window + 1 : 0;
@@ -136,10 +142,10 @@ private:
                     Words words[LANES];
                     for (int i = 0; i < TILE_SIDE; ++i) {
                         const int row = tile * TILE_SIDE + i;
-                        words[i] = row < rows ? load_chunk<Type>(queries + token_of(row) * problem.query_stride +
-                                                                     head_of(head, row) * shape.head_dim,
-                                                                 chunk, shape.head_dim)
-                                              : Words{};
+                        words[i] = Words{};
+                        if (row >= rows) continue;
+                        const Element* query = queries + token_of(row) * problem.query_stride;
+                        words[i] = load_chunk<Type>(query + head_of(head, row) * shape.head_dim, chunk, shape.head_dim);
                     }
                     transpose(words);
                     std::copy_n(words, LANES, queries_of(head, tile) + chunk * TILE_SIDE);
@@ -155,6 +161,7 @@ private:
 
     int count_of(int first) const { return std::min(TILED_KEYS, item.last_key - first); }
 
+    static const char* at_bytes(const void* at) { return static_cast<const char*>(at); }
     bool is_ours(int first, int key) const { return first + key >= item.first_key && first + key < item.last_key; }
 
     void locate(int first) {
@@ -175,7 +182,8 @@ private:
         pack_values(shift, lead, count);
         for (int tile = 0; tile < row_tiles; tile += 2) {
             const int tiles = std::min(2, row_tiles - tile), first_row = tile * TILE_SIDE;
-            const int seen = std::min(count, scratch.last_seen[first_row + tiles * TILE_SIDE - 1] + 1 - first);
+            const int last_row = first_row + tiles * TILE_SIDE - 1;
+            const int seen = std::min(count, scratch.last_seen[last_row] + 1 - first);
             if (seen <= 0 || first + count <= scratch.first_seen[first_row]) continue;
             score(keys, seen, queries_of(head, tile), tiles);
             for (int i = 0; i < tiles; ++i) soften(shift, head, tile + i, i, first, seen);
@@ -190,13 +198,16 @@ private:
         for (int key = 0; key < count; key += TILE_SIDE) {
             const char* at;
             if (in_place) {
-                at = reinterpret_cast<const char*>(cache + (key_rows[key] + shift) * shape.head_dim);
+                at = at_bytes(cache + (key_rows[key] + shift) * shape.head_dim);
             } else {
                 uint16_t* to = scratch.keys + key * shape.channels;
-                for (int i = key; i < key + TILE_SIDE; ++i)
+                for (int i = key; i < key + TILE_SIDE; ++i) {
+                    const bool ours = i >= lead && i < count;
+                    const Stored* row = cache + (ours ? (key_rows[i] + shift) * shape.head_dim : 0);
                     for (int chunk = 0; chunk < shape.chunks; ++chunk, to += Type::CHUNK)
-                        store_words(to, i >= lead && i < count ? load_chunk<Type>(cache + (key_rows[i] + shift) * shape.head_dim, chunk, shape.head_dim) : Words{});
-                at = reinterpret_cast<const char*>(scratch.keys + key * shape.channels);
+                        store_words(to, ours ? load_chunk<Type>(row, chunk, shape.head_dim) : Words{});
+                }
+                at = at_bytes(scratch.keys + key * shape.channels);
             }
             sides[key / TILE_SIDE] = {at, row_bytes, 0, TILE_BYTES};
         }
@@ -205,42 +216,44 @@ private:
     // Values of keys that are not ours, up to the next multiple of 32, are 0: a weight of 0 does not do away with NaN.
     void pack_values(int64_t shift, int lead, int count) {
         const auto* cache = static_cast<const Stored*>(problem.values);
-        const int tiles = shape.channels / LANES, whole = (count + TILE_INPUTS - 1) / TILE_INPUTS * TILE_INPUTS;
-        for (int key = 0; key < whole; key += 2) {
+        const int tiles = shape.channels / LANES;
+        Words units[2];
+        for (int key = 0; key < in_steps(count); key += 2) {
             Words* to = scratch.values + key / TILE_INPUTS * tiles * TILE_SIDE + key % TILE_INPUTS / 2;
-            const bool first_is = key >= lead && key < count, second_is = key + 1 >= lead && key + 1 < count;
-            const Stored* first_row = cache + (first_is ? (key_rows[key] + shift) * shape.head_dim : 0);
-            const Stored* second_row = cache + (second_is ? (key_rows[key + 1] + shift) * shape.head_dim : 0);
+            const bool has_first = key >= lead && key < count, has_second = key + 1 >= lead && key + 1 < count;
+            const Stored* first_row = cache + (has_first ? (key_rows[key] + shift) * shape.head_dim : 0);
+            const Stored* second_row = cache + (has_second ? (key_rows[key + 1] + shift) * shape.head_dim : 0);
             for (int chunk = 0; chunk < shape.chunks; ++chunk, to += 2 * TILE_SIDE) {
-                const Words first = first_is ? load_chunk<Type>(first_row, chunk, shape.head_dim) : Words{};
-                const Words second = second_is ? load_chunk<Type>(second_row, chunk, shape.head_dim) : Words{};
-                to[0] = (first & 0xffffu) | (second << 16);
-                to[TILE_SIDE] = (first >> 16) | (second & 0xffff0000u);
+                const Words first = has_first ? load_chunk<Type>(first_row, chunk, shape.head_dim) : Words{};
+                const Words second = has_second ? load_chunk<Type>(second_row, chunk, shape.head_dim) : Words{};
+                units_of_values<Type>(first, second, units);
+                to[0] = units[0];
+                to[TILE_SIDE] = units[1];
             }
         }
     }
 
     // Scores of `count` keys, to the next multiple of 16, and one or two tiles of rows.
     void score(const TiledSide* keys, int count, const Words* queries, int tiles) {
-        const int64_t tile_bytes = TILE_SIDE * TILE_BYTES;
-        const TiledSide right{reinterpret_cast<const char*>(queries), TILE_BYTES, shape.chunks * tile_bytes, tile_bytes};
+        constexpr int64_t tile_bytes = TILE_SIDE * TILE_BYTES;
+        const TiledSide right{at_bytes(queries), TILE_BYTES, shape.chunks * tile_bytes, tile_bytes};
+        const auto two = tiles == 2 ? multiply_tiles<2, 2> : multiply_tiles<2, 1>;
+        const auto one = tiles == 2 ? multiply_tiles<1, 2> : multiply_tiles<1, 1>;
         for (int key = 0; key < count; key += 2 * TILE_SIDE) {
             TiledSide left = keys[key / TILE_SIDE];
-            float* scores = scratch.scores + key * PAIR_ROWS;
-            if (key + TILE_SIDE < count) {
-                left.next = keys[key / TILE_SIDE + 1].at - left.at;
-                (tiles == 2 ? multiply_tiles<2, 2> : multiply_tiles<2, 1>)(left, right, shape.chunks, scores, PAIR_ROWS, false, nullptr);
-            } else {
-                (tiles == 2 ? multiply_tiles<1, 2> : multiply_tiles<1, 1>)(left, right, shape.chunks, scores, PAIR_ROWS, false, nullptr);
-            }
+            const bool both = key + TILE_SIDE < count;
+            if (both) left.next = keys[key / TILE_SIDE + 1].at - left.at;
+            (both ? two : one)(left, right, shape.chunks, scratch.scores + key * PAIR_ROWS, PAIR_ROWS, false, nullptr);
         }
     }
 
-    // Scores of a tile of rows, the `place`-th of a pair, to weights; the rows' maximum, total and sums brought up to date.
+    // Scores of a tile of rows, the `place`-th of a pair, to weights; the rows' maximum, total and sums brought up to
+    // date.
     void soften(int64_t shift, int head, int tile, int place, int first, int count) {
         const int state = head * padded_rows() + tile * TILE_SIDE;
-        const int32_t *first_seen = scratch.first_seen + tile * TILE_SIDE, *last_seen = scratch.last_seen + tile * TILE_SIDE;
-        const int whole = (count + TILE_INPUTS - 1) / TILE_INPUTS * TILE_INPUTS;
+        const int32_t* first_seen = scratch.first_seen + tile * TILE_SIDE;
+        const int32_t* last_seen = scratch.last_seen + tile * TILE_SIDE;
+        const int whole = in_steps(count);
         float* scores = scratch.scores + place * TILE_SIDE;
         const bool all_seen = first >= first_seen[TILE_SIDE - 1] && first + whole - 1 <= last_seen[0];
         const bool plain = !SCALED<Type> && problem.soft_cap <= 0;
@@ -286,19 +299,21 @@ private:
             for (int row = 0; row < TILE_SIDE; ++row) {
                 if (!(raised >> row & 1)) continue;
                 float* sums = scratch.sums + int64_t(state + row) * shape.channels;
-                for (int channel = 0; channel < shape.channels; channel += LANES) store(sums + channel, load(sums + channel) * factors[row]);
+                for (int channel = 0; channel < shape.channels; channel += LANES)
+                    store(sums + channel, load(sums + channel) * factors[row]);
             }
             _mm512_storeu_ps(scratch.most + state, most);
         }
         const __m512 times = _mm512_set1_ps(unit * LOG2_E), less = _mm512_mul_ps(base, log2_e);
-        const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
-                                                    21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        const __m512i interleave = _mm512_load_si512(INTERLEAVED);
         __m512 more = _mm512_setzero_ps();
         const auto weight_of = [&](int key, __m512& sum) {
             const __m512 x = power_of_two(_mm512_fmsub_ps(_mm512_load_ps(scores + key * PAIR_ROWS), times, less));
             sum = _mm512_add_ps(sum, x);
-            if constexpr (SCALED<Type>)
-                return _mm512_mul_ps(x, _mm512_set1_ps(is_ours(first, key) ? problem.value_scales[key_rows[key] + shift] : 0.0f));
+            if constexpr (SCALED<Type>) {
+                const float scale = is_ours(first, key) ? problem.value_scales[key_rows[key] + shift] : 0.0f;
+                return _mm512_mul_ps(x, _mm512_set1_ps(scale));
+            }
             return x;
         };
         uint16_t* weights = scratch.weights + place * TILE_SIDE * TILED_KEYS;
@@ -309,7 +324,8 @@ private:
                 pairs[i] = (Words)_mm512_permutexvar_epi16(interleave, (__m512i)_mm512_cvtne2ps_pbh(y, x));
             }
             transpose(pairs);
-            for (int row = 0; row < TILE_SIDE; ++row) store_words(weights + row * TILED_KEYS + step, pairs[row]);
+            for (int row = 0; row < TILE_SIDE; ++row)
+                store_words(weights + row * TILED_KEYS + step, pairs[row]);
         }
         _mm512_storeu_ps(scratch.total + state, _mm512_add_ps(total, more));
     }
@@ -317,11 +333,13 @@ private:
     // The values of `count` keys, weighted, added to the sums of one or two tiles of rows.
     void add_values(int count, int tiles, float* sums) {
         constexpr int64_t tile_bytes = TILE_SIDE * TILE_BYTES, weights_row = TILED_KEYS * sizeof(uint16_t);
-        const int columns = shape.channels / LANES, steps = (count + TILE_INPUTS - 1) / TILE_INPUTS;
-        const TiledSide left{reinterpret_cast<const char*>(scratch.weights), weights_row, TILE_SIDE * weights_row, TILE_BYTES};
-        for (int column = 0; column < columns; column += 2) {  // there is an even number of them
-            const TiledSide right{reinterpret_cast<const char*>(scratch.values + column * TILE_SIDE), TILE_BYTES, tile_bytes, columns * tile_bytes};
-            (tiles == 2 ? multiply_tiles<2, 2> : multiply_tiles<1, 2>)(left, right, steps, sums + column * LANES, shape.channels, true, nullptr);
+        const int columns = shape.channels / LANES;  // an even number
+        const TiledSide left{at_bytes(scratch.weights), weights_row, TILE_SIDE * weights_row, TILE_BYTES};
+        const auto multiply = tiles == 2 ? multiply_tiles<2, 2> : multiply_tiles<1, 2>;
+        for (int column = 0; column < columns; column += 2) {
+            const char* values = at_bytes(scratch.values + column * TILE_SIDE);
+            const TiledSide right{values, TILE_BYTES, tile_bytes, columns * tile_bytes};
+            multiply(left, right, in_steps(count) / TILE_INPUTS, sums + column * LANES, shape.channels, true, nullptr);
         }
     }
 
@@ -333,7 +351,8 @@ private:
                 const int state = head * padded_rows() + row;
                 const float* sums = scratch.sums + int64_t(state) * shape.channels;
                 if (item.partial < 0) {
-                    store_output<Type>(sums, scratch.total[state], shape, out + (token_of(row) * problem.num_heads + head_of(head, row)) * shape.head_dim);
+                    const int64_t place = token_of(row) * problem.num_heads + head_of(head, row);
+                    store_output<Type>(sums, scratch.total[state], shape, out + place * shape.head_dim);
                     continue;
                 }
                 float* to = partial + (head * rows + row) * (shape.channels + 2);
@@ -344,5 +363,31 @@ private:
     }
 };
 
-}  // namespace
+// Whether there are tiles for what is to be computed.
+template <class Type>
+bool tiles_serve(const Problem& problem) {
+    return Type::PER_UNIT == 2 && problem.scale > 0 && has_tiles();
+}
+
+// Compute an item in tiles and return true, or do nothing where there are none or they do not pay: with few rows, and
+// where a sequence's heads go together, so do they read memory in order.
+template <class Type>
+bool attend_in_tiles(const Problem& problem, const Shape<Type>& shape, const Item& item, float* partials) {
+    if constexpr (Type::PER_UNIT == 2) {
+        const int rows = (item.last_query - item.first_query) * problem.group();
+        if (rows < TILED_FROM || item.last_head - item.first_head > 1 || !tiles_serve<Type>(problem)) return false;
+        const Tiles in_use;
+        TiledItem<Type>(problem, shape, item).attend(partials);
+        return true;
+    }
+    return false;
+}
+#else
+template <class Type>
+bool tiles_serve(const Problem&) { return false; }
+
+template <class Type>
+bool attend_in_tiles(const Problem&, const Shape<Type>&, const Item&, float*) { return false; }
 #endif
+
+}  // namespace

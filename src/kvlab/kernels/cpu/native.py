@@ -29,7 +29,7 @@ _UNITS = (
     ("largest.cpp", ""),
     ("instruction_set.cpp", ""),
 )
-_HEADERS = ("simd.hpp", "int8.hpp", "tiles.hpp", "attention.hpp", "attention_tiles.hpp", "attention_vectors.hpp")
+_HEADERS = tuple(sorted(path.name for path in Path(__file__).parent.glob("*.hpp")))
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
 # What Linux calls an instruction set.
