@@ -27,6 +27,7 @@ _UNITS = (
     ("linear.cpp", ""),
     ("elementwise.cpp", ""),
     ("largest.cpp", ""),
+    ("layers.cpp", ""),
     ("instruction_set.cpp", ""),
 )
 _HEADERS = ("simd.hpp", "int8.hpp", "tiles.hpp")
@@ -49,6 +50,7 @@ _ARGUMENTS = {
     "kvlab_gated": "piiipii",
     "kvlab_rotate_and_store": "pppfppppiiiiipppppiii",
     "kvlab_largest": "pqiqippii",
+    "kvlab_layers": "pip",
     "kvlab_paged_attention": "pppppppppqiiiiiiiffii",
     "kvlab_paged_attention_int8": "pppppppppqiiiiiiiffii",
 }
