@@ -98,3 +98,25 @@ def test_rotate_and_store(heads: int, kv_heads: int, head_dim: int, normed: bool
     assert_close(keys.nan_to_num(), expected_keys.nan_to_num())
     assert torch.equal(values.nan_to_num(), expected_values.nan_to_num())
     assert torch.equal(values.isnan(), expected_values.isnan())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_share_tokens_and_change_nothing(dtype: torch.dtype) -> None:
+    tokens, heads, kv_heads, head_dim = 200, 4, 2, 64
+    qkv = torch.randn(tokens, heads + 2 * kv_heads, head_dim).to(dtype)
+    rotary = RotaryEmbedding(RopeConfig(10_000.0), head_dim, 300, dtype)
+    slots, weight = torch.randperm(13 * 16)[:tokens], torch.randn(head_dim).to(dtype)
+    found = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            keys, values = torch.zeros(2, 13, kv_heads, 16, head_dim, dtype=dtype)
+            positions = torch.arange(tokens)
+            norms = {"q_weight": weight, "k_weight": weight, "eps": 1e-6}
+            q = rotate_and_store(qkv, keys, values, rotary.cos, rotary.sin, positions, slots, **norms)
+            gate = gated(qkv.view(tokens, -1), gelu=False)
+            found.append((q, keys, values, gate, rms_norm(qkv.view(tokens, -1), weight.repeat(8), 1e-6)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -5,8 +5,9 @@ A run without `debug=profile` has none of this in its way.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -22,9 +23,11 @@ from kvlab.engine.clock import Clock
 from kvlab.engine.engine import Engine
 from kvlab.engine.executor import SamplerProtocol
 from kvlab.engine.sampler import Sampler
+from kvlab.kernels.cpu.layers import TIMED
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import Angles, Largest, Linear, Norm, Ops
+from kvlab.models.ops.base import Angles, Largest, LayerParts, Linear, Norm, Ops, Stack
+from kvlab.models.ops.cpu_layers import NativeStack
 from kvlab.models.rope import RotaryEmbedding
 
 
@@ -37,6 +40,10 @@ class Part(StrEnum):
     SAMPLING = "sampling"
     SCHEDULING = "scheduling"  # ahead of the model: retire, admit, plan, reserve, view
     OTHER = "other"  # inputs and embeddings ahead of the layers, what Python does in between, the step's accounts
+
+
+_PRODUCTS = ("qkv", "out", "gate_up", "down")
+_PART_OF = {"attention": Part.ATTENTION, **dict.fromkeys(_PRODUCTS, Part.LINEAR)}
 
 
 class Span(NamedTuple):
@@ -85,6 +92,13 @@ class Profiler:
     def add(self, part: Part, start: float) -> None:
         """A span of `part` from `start` until now."""
         self._spans.append((part, start, self.now()))
+
+    def add_layers(self, times: list[float]) -> None:
+        """The spans of layers that ran without Python, from when each part of them began; they end now."""
+        late = self.now() - times[-1]  # their clock may count from another moment
+        parts = itertools.cycle(_PART_OF.get(name, Part.ELEMENTWISE) for name in TIMED)
+        for part, (start, end) in zip(parts, itertools.pairwise(times), strict=False):
+            self._spans.append((part, start + late, end + late))
 
     def end_step(self, record: StepRecord | None) -> None:
         """Give a step the spans since the last."""
@@ -155,6 +169,15 @@ class ProfilingOps:
         self._profiler.add(Part.ELEMENTWISE, start)
         return out
 
+    def stack(self, layers: Sequence[LayerParts], attention: AttentionBackend) -> Stack | None:
+        """See Ops. A native one tells by itself when each part began."""
+        own = [layer._replace(**{name: getattr(layer, name).timed for name in _PRODUCTS}) for layer in layers]
+        stack = self._ops.stack(own, attention.timed if isinstance(attention, ProfilingAttention) else attention)
+        if not isinstance(stack, NativeStack):
+            return None
+        stack.on_times = self._profiler.add_layers
+        return stack
+
     def largest(self, x: torch.Tensor, count: int = 1) -> Largest:
         """See LogitsOps. The sampler is timed as a whole."""
         return self._ops.largest(x, count)
@@ -164,14 +187,14 @@ class _ProfilingLinear:
     """A product, timed. See Linear."""
 
     def __init__(self, linear: Linear, profiler: Profiler) -> None:
-        self._linear = linear
+        self.timed = linear
         self._profiler = profiler
         self.rows = linear.rows  # a lookup, and no product
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See Linear."""
         start = self._profiler.now()
-        out = self._linear(x)
+        out = self.timed(x)
         self._profiler.add(Part.LINEAR, start)
         return out
 
@@ -181,17 +204,17 @@ class ProfilingAttention:
 
     def __init__(self, backend: AttentionBackend, profiler: Profiler) -> None:
         self.name = backend.name
-        self._backend = backend
+        self.timed = backend
         self._profiler = profiler
 
     def supports(self, spec: AttentionSpec) -> Support:
         """See AttentionBackend."""
-        return self._backend.supports(spec)
+        return self.timed.supports(spec)
 
     def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:
         """See AttentionBackend."""
         start = self._profiler.now()
-        out = self._backend.forward(q, view, layer, spec)
+        out = self.timed.forward(q, view, layer, spec)
         self._profiler.add(Part.ATTENTION, start)
         return out
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 from kvlab.attention.base import AttentionBackend, AttentionSpec
 from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig
-from kvlab.models.ops.base import Angles, Norm, Ops
+from kvlab.models.ops.base import Angles, LayerParts, Norm, Ops
 from kvlab.models.ops.torch_ops import TorchOps
 from kvlab.models.rope import RotaryEmbedding
 from kvlab.models.weights import WeightSource
@@ -43,14 +43,14 @@ class Attention:
         bias = out_bias = None
         if config.qkv_bias:
             bias = torch.cat([weights.take(f"{name}.{x}_proj.bias", (size,)) for x, size in shapes.items()])
-        self._qkv = ops.linear(torch.cat(parts), bias)
+        self.qkv = ops.linear(torch.cat(parts), bias)
         out = weights.take(f"{name}.o_proj.weight", (hidden, config.num_heads * dim))
         if config.output_bias:
             out_bias = weights.take(f"{name}.o_proj.bias", (hidden,))
-        self._out = ops.linear(out, out_bias)
-        self._norms = None
+        self.out = ops.linear(out, out_bias)
+        self.norms = None
         if config.qk_norm:
-            self._norms = (
+            self.norms = (
                 _norm(weights, f"{name}.q_norm", dim, config),
                 _norm(weights, f"{name}.k_norm", dim, config),
             )
@@ -64,10 +64,10 @@ class Attention:
         spec: AttentionSpec,
     ) -> torch.Tensor:
         """`[T, hidden]` to `[T, hidden]`."""
-        heads = self._qkv(x).view(len(x), -1, self._dim)
-        q = self._ops.rotate_and_store(heads, self._norms, angles, view, self._layer)
+        heads = self.qkv(x).view(len(x), -1, self._dim)
+        q = self._ops.rotate_and_store(heads, self.norms, angles, view, self._layer)
         out = backend.forward(q, view, self._layer, spec)
-        return self._out(out.view(len(x), -1))
+        return self.out(out.view(len(x), -1))
 
 
 class MLP:
@@ -76,15 +76,15 @@ class MLP:
     def __init__(self, config: DecoderConfig, layer: int, weights: WeightSource, ops: Ops) -> None:
         name, wide = f"model.layers.{layer}.mlp", (config.intermediate_size, config.hidden_size)
         self._ops = ops
-        self._gate_up = ops.linear(
+        self.gate_up = ops.linear(
             torch.cat([weights.take(f"{name}.{part}_proj.weight", wide) for part in ("gate", "up")])
         )
-        self._down = ops.linear(weights.take(f"{name}.down_proj.weight", wide[::-1]))
-        self._activation = config.activation
+        self.down = ops.linear(weights.take(f"{name}.down_proj.weight", wide[::-1]))
+        self.activation = config.activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`[T, hidden]` to `[T, hidden]`."""
-        return self._down(self._ops.gated(self._gate_up(x), self._activation))
+        return self.down(self._ops.gated(self.gate_up(x), self.activation))
 
 
 class DecoderLayer:
@@ -128,6 +128,24 @@ class DecoderLayer:
         if self._post_mlp_norm is not None:
             delta = ops.norm(delta, self._post_mlp_norm)
         return residual, delta
+
+    def parts(self, rotary: RotaryEmbedding, spec: AttentionSpec) -> LayerParts:
+        """What it computes with."""
+        attention, mlp = self._attention, self._mlp
+        return LayerParts(
+            attention_norm=self._attention_norm,
+            qkv=attention.qkv,
+            qk_norms=attention.norms,
+            angles=rotary,
+            attention=spec,
+            out=attention.out,
+            post_attention_norm=self._post_attention_norm,
+            mlp_norm=self._mlp_norm,
+            gate_up=mlp.gate_up,
+            activation=mlp.activation,
+            down=mlp.down,
+            post_mlp_norm=self._post_mlp_norm,
+        )
 
 
 class Decoder:
@@ -174,6 +192,8 @@ class Decoder:
         # Each layer with its attention, and the one of the rotary tables that it uses.
         tables = [ropes.index(layer.rope) for layer in config.layers]
         self._layers = list(zip(layers, specs, tables, strict=True))
+        parts = [layer.parts(self._rotary[table], spec) for layer, spec, table in self._layers]
+        self._stack = ops.stack(parts, attention)
 
     @torch.inference_mode()
     def forward(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> torch.Tensor:
@@ -185,14 +205,20 @@ class Decoder:
         residual = self._embed(token_ids)
         if self._embedding_scale is not None:
             residual = residual * self._embedding_scale
-        angles = [self.ops.angles(rotary, view.positions) for rotary in self._rotary]
-        delta: torch.Tensor | None = None
-        for layer, spec, table in self._layers:
-            residual, delta = layer(residual, delta, angles[table], view, self.attention, spec)
+        delta: torch.Tensor | None
+        residual, delta = self._one_by_one(residual, view) if self._stack is None else self._stack(residual, view)
         _, x = _add_norm(self.ops, None if delta is None else delta[rows], residual[rows], self._norm)
         logits = self._lm_head(x)
         cap = self.config.logit_soft_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def _one_by_one(self, residual: torch.Tensor, view: CacheView) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What a Stack does, and a model without layers."""
+        angles = [self.ops.angles(rotary, view.positions) for rotary in self._rotary]
+        delta: torch.Tensor | None = None
+        for layer, spec, table in self._layers:
+            residual, delta = layer(residual, delta, angles[table], view, self.attention, spec)
+        return residual, delta
 
 
 def attention_specs(

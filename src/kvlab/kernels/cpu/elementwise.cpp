@@ -24,7 +24,7 @@ INLINE void narrow(Element* at, Floats x) {
 template <class Element>
 INLINE Floats rounded(Floats x) {
     if constexpr (sizeof(Element) == 4) return x;
-    return as_floats(__builtin_convertvector(narrowed(x), Words) << 16);
+    return widened(narrowed(x));
 }
 
 template <class Element>
@@ -35,13 +35,7 @@ INLINE void narrow_some(Element* at, Floats x, int lanes) {
     std::memcpy(at, padded, lanes * sizeof padded[0]);
 }
 
-template <class Element>
-INLINE float root_mean_square_inverse(const Element* x, int size, float eps) {
-    Floats squares{};
-    for_each_vector(size, [&](int i, int lanes) {
-        const Floats part = widen_some(x + i, lanes);
-        squares += part * part;
-    });
+INLINE float root_mean_square_inverse(Floats squares, int size, float eps) {
     return 1.0f / std::sqrt(sum(squares) / size + eps);
 }
 
@@ -52,19 +46,30 @@ void rms_norm(const Element* x, Element* residual, const Weight* weight, float e
 #pragma omp parallel for num_threads(threads) schedule(static) if (int64_t(rows) * size > WORTH_A_THREAD)
     for (int row = 0; row < rows; ++row) {
         const Element* from = x + int64_t(row) * size;
+        Element* sums = residual ? residual + int64_t(row) * size : nullptr;
         Element* to = out + int64_t(row) * size;
-        if (residual) {
-            Element* sums = residual + int64_t(row) * size;
-            for_each_vector(size, [&](int i, int lanes) {
-                narrow_some(sums + i, widen_some(sums + i, lanes) + widen_some(from + i, lanes), lanes);
-            });
-            from = sums;
-        }
-        const float scale = root_mean_square_inverse(from, size, eps);
+        Floats squares{};
+        for_each_vector(size, [&](int i, int lanes) {
+            Floats part = widen_some(from + i, lanes);
+            if (sums) {
+                part = rounded<Element>(part + widen_some(sums + i, lanes));
+                narrow_some(sums + i, part, lanes);
+            }
+            squares += part * part;
+        });
+        if (sums) from = sums;
+        const float scale = root_mean_square_inverse(squares, size, eps);
         for_each_vector(size, [&](int i, int lanes) {
             narrow_some(to + i, widen_some(from + i, lanes) * scale * widen_some(weight + i, lanes), lanes);
         });
     }
+}
+
+// x * sigmoid(y), y at least -80. What is rounded to bfloat16 does not need more than a rough one.
+template <class Element>
+INLINE Floats times_sigmoid(Floats x, Floats y) {
+    if constexpr (sizeof(Element) == 4) return x / (1.0f + exponential(-y));
+    return x * rough_inverse(1.0f + rough_exponential(-y));
 }
 
 template <class Element>
@@ -77,28 +82,43 @@ void gated(const Element* gate_up, int rows, int size, bool gelu, Element* out, 
             const Floats x = widen_some(gate + i, lanes);
             // gelu in its tanh form is x * sigmoid(2 y), silu is x * sigmoid(x)
             const Floats y = gelu ? 1.5957691216f * (x + 0.044715f * x * x * x) : x;
-            const Floats bounded = y < -80.0f ? all(-80.0f) : y;  // e^80 is still finite
-            narrow_some(to + i, rounded<Element>(x / (1.0f + exponential(-bounded))) * widen_some(up + i, lanes), lanes);
+            const Floats activated = times_sigmoid<Element>(x, y < -80.0f ? all(-80.0f) : y);  // e^80 is finite
+            narrow_some(to + i, rounded<Element>(activated) * widen_some(up + i, lanes), lanes);
         });
     }
 }
 
+// Numbers that every head of a token needs, as float32. What lies beyond the last may be read, and is not used.
+struct Row {
+    alignas(64) float numbers[MAX_HEAD_DIM + LANES];
+
+    template <class Element>
+    inline __attribute__((always_inline)) void fill(const Element* from, int count) {
+        for_each_vector(count, [&](int i, int lanes) { store(numbers + i, widen_some(from + i, lanes)); });
+    }
+    inline __attribute__((always_inline)) Floats at(int i) const { return load(numbers + i); }
+};
+
 // One head: normed with `weight` unless that is null, then turned by its token's angles.
-template <class Element, class Weight>
-INLINE void norm_and_rotate(const Element* x, const Weight* weight, float eps, const Element* cosine,
-                            const Element* sine, int head_dim, float* scratch, Element* out) {
-    const float scale = weight ? root_mean_square_inverse(x, head_dim, eps) : 1.0f;
+template <class Element>
+INLINE void norm_and_rotate(const Element* x, const Row* weight, float eps, const Row& cosine, const Row& sine,
+                            int head_dim, Row& head, Element* out) {
+    Floats squares{};
     for_each_vector(head_dim, [&](int i, int lanes) {
-        Floats part = widen_some(x + i, lanes);
-        if (weight) part = rounded<Element>(part * scale * widen_some(weight + i, lanes));
-        store(scratch + i, part);
+        const Floats part = widen_some(x + i, lanes);
+        store(head.numbers + i, part);
+        squares += part * part;
     });
+    const float scale = weight ? root_mean_square_inverse(squares, head_dim, eps) : 1.0f;
     const int half = head_dim / 2;
     for_each_vector(half, [&](int i, int lanes) {
-        const Floats low = load(scratch + i), high = load(scratch + half + i);
-        narrow_some(out + i, low * widen_some(cosine + i, lanes) + high * widen_some(sine + i, lanes), lanes);
-        narrow_some(out + half + i,
-                    high * widen_some(cosine + half + i, lanes) + low * widen_some(sine + half + i, lanes), lanes);
+        Floats low = head.at(i), high = head.at(half + i);
+        if (weight) {
+            low = rounded<Element>(low * scale * weight->at(i));
+            high = rounded<Element>(high * scale * weight->at(half + i));
+        }
+        narrow_some(out + i, low * cosine.at(i) + high * sine.at(i), lanes);
+        narrow_some(out + half + i, high * cosine.at(half + i) + low * sine.at(half + i), lanes);
     });
 }
 
@@ -117,32 +137,40 @@ void rotate_and_store(const Heads& heads, int threads) {
     constexpr bool SCALED = sizeof(Stored) == 1;
     const int dim = heads.head_dim, kv_heads = heads.num_kv_heads, block_size = heads.block_size;
     const int64_t width = int64_t(heads.num_heads + 2 * kv_heads) * dim;
-#pragma omp parallel for num_threads(threads) schedule(static) if (heads.tokens * width > WORTH_A_THREAD)
-    for (int token = 0; token < heads.tokens; ++token) {
-        alignas(64) float scratch[MAX_HEAD_DIM + LANES];
+#pragma omp parallel num_threads(threads) if (heads.tokens * width > WORTH_A_THREAD)
+    {
+        Row cosine, sine, head, q_weight, k_weight;
+        const bool normed = heads.q_weight != nullptr;
+        if (normed) {
+            q_weight.fill(static_cast<const Weight*>(heads.q_weight), dim);
+            k_weight.fill(static_cast<const Weight*>(heads.k_weight), dim);
+        }
+        const auto turn = [&](const Element* x, const Row& weight, Element* out) {
+            norm_and_rotate(x, normed ? &weight : nullptr, heads.eps, cosine, sine, dim, head, out);
+        };
         Element row[SCALED ? MAX_HEAD_DIM : 1];
-        const Element* x = static_cast<const Element*>(heads.qkv) + token * width;
-        const Element* cosine = static_cast<const Element*>(heads.cosine) + heads.positions[token] * dim;
-        const Element* sine = static_cast<const Element*>(heads.sine) + heads.positions[token] * dim;
-        const auto* q_weight = static_cast<const Weight*>(heads.q_weight);
-        const auto* k_weight = static_cast<const Weight*>(heads.k_weight);
-        Element* q = static_cast<Element*>(heads.q) + int64_t(token) * heads.num_heads * dim;
-        for (int head = 0; head < heads.num_heads; ++head, x += dim, q += dim)
-            norm_and_rotate(x, q_weight, heads.eps, cosine, sine, dim, scratch, q);
-        const int64_t slot = heads.slot_mapping[token];
-        if (slot < 0) continue;  // stored already
-        int64_t at = slot / block_size * kv_heads * block_size + slot % block_size;  // the row of the first head
-        auto* keys = static_cast<Stored*>(heads.keys);
-        auto* values = static_cast<Stored*>(heads.values);
-        for (int head = 0; head < kv_heads; ++head, x += dim, at += block_size) {
-            const Element* value = x + kv_heads * dim;
-            if constexpr (SCALED) {
-                norm_and_rotate(x, k_weight, heads.eps, cosine, sine, dim, scratch, row);
-                heads.key_scales[at] = quantize(row, dim, keys + at * dim);
-                heads.value_scales[at] = quantize(value, dim, values + at * dim);
-            } else {
-                norm_and_rotate(x, k_weight, heads.eps, cosine, sine, dim, scratch, keys + at * dim);
-                std::memcpy(values + at * dim, value, dim * sizeof value[0]);
+#pragma omp for schedule(static)
+        for (int token = 0; token < heads.tokens; ++token) {
+            const Element* x = static_cast<const Element*>(heads.qkv) + token * width;
+            cosine.fill(static_cast<const Element*>(heads.cosine) + heads.positions[token] * dim, dim);
+            sine.fill(static_cast<const Element*>(heads.sine) + heads.positions[token] * dim, dim);
+            Element* q = static_cast<Element*>(heads.q) + int64_t(token) * heads.num_heads * dim;
+            for (int i = 0; i < heads.num_heads; ++i, x += dim, q += dim) turn(x, q_weight, q);
+            const int64_t slot = heads.slot_mapping[token];
+            if (slot < 0) continue;  // stored already
+            int64_t at = slot / block_size * kv_heads * block_size + slot % block_size;  // the row of the first head
+            auto* keys = static_cast<Stored*>(heads.keys);
+            auto* values = static_cast<Stored*>(heads.values);
+            for (int i = 0; i < kv_heads; ++i, x += dim, at += block_size) {
+                const Element* value = x + kv_heads * dim;
+                if constexpr (SCALED) {
+                    turn(x, k_weight, row);
+                    heads.key_scales[at] = quantize(row, dim, keys + at * dim);
+                    heads.value_scales[at] = quantize(value, dim, values + at * dim);
+                } else {
+                    turn(x, k_weight, keys + at * dim);
+                    std::memcpy(values + at * dim, value, dim * sizeof value[0]);
+                }
             }
         }
     }

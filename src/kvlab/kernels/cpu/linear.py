@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvlab.kernels.cpu import memory
+from kvlab.kernels.cpu.layers import Product
 from kvlab.kernels.cpu.native import load
 
 
@@ -32,6 +33,11 @@ class PackedWeight:
     @property
     def _at_scales(self) -> int | None:
         return None if self._scales is None else self._scales.data_ptr()
+
+    def product(self, bias: torch.Tensor | None = None) -> Product:
+        """The same for native code, which may use it as long as this weight and the bias are there."""
+        at_bias = None if bias is None else bias.data_ptr()
+        return Product(self._packed.data_ptr(), self._at_scales, at_bias, self.outputs, self.inputs)
 
     @property
     def num_bytes(self) -> int:

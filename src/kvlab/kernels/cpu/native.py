@@ -27,6 +27,7 @@ _UNITS = (
     ("linear.cpp", ""),
     ("elementwise.cpp", ""),
     ("largest.cpp", ""),
+    ("layers.cpp", ""),
     ("instruction_set.cpp", ""),
 )
 _HEADERS = tuple(sorted(path.name for path in Path(__file__).parent.glob("*.hpp")))
@@ -49,6 +50,7 @@ _ARGUMENTS = {
     "kvlab_gated": "piiipii",
     "kvlab_rotate_and_store": "pppfppppiiiiipppppiii",
     "kvlab_largest": "pqiqippii",
+    "kvlab_layers": "pip",
     "kvlab_paged_attention": "pppppppppqiiiiiiiffii",
     "kvlab_paged_attention_int8": "pppppppppqiiiiiiiffii",
 }

@@ -91,23 +91,49 @@ INLINE bool any(Ints condition) {
 #endif
 }
 
-// e^x to about one unit in the last place for x <= 0 (and up to 80): x = n ln 2 + r, a polynomial in r, n into the
-// exponent. Below -87, minus infinity included, it is 0.
+// e^x to one unit in the last place for x <= 0 (and up to 80): x = n ln 2 + r, a polynomial in r, n added to its
+// exponent. Below -87, minus infinity included, it is 0; NaN stays NaN.
 INLINE Floats exponential(Floats x) {
-    const Floats kept = larger(x, all(-87.0f));
     const Floats shifter = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
-    const Floats shifted = kept * 1.44269504f + shifter;
+    const Floats shifted = x * 1.44269504f + shifter;
     const Floats n = shifted - shifter;
-    const Floats r = (kept - n * 0.693145752f) - n * 1.42860677e-6f;
-    Floats p = all(1.0f / 720) * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
+    const Floats r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
+    Floats p = all(0.00138145988f) * r + 0.00836871658f;  // fitted to where r is, with 1 + r as it begins
+    p = p * r + 0.041668389f;
+    p = p * r + 0.166665211f;
+    p = p * r + 0.49999994f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    const Ints power = (reinterpret_cast<Ints>(shifted) - 0x4b400000 + 127) << 23;
-    const Floats result = p * reinterpret_cast<Floats>(power);
+    const Floats result = as_floats(as_words(p) + (as_words(shifted) << 23));  // of the shifter itself, no bit is left
     return x < -87.0f ? Floats{} : result;
+}
+
+// The same to one part in 10,000, a twentieth of what bfloat16 rounds by, in two thirds of the time: for what is
+// rounded to it at once.
+INLINE Floats rough_exponential(Floats x) {
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+    const __m512 power = (__m512)(x * 1.44269504f);
+    const Floats r = (Floats)_mm512_reduce_ps(power, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // less its floor
+    const Floats p = ((all(0.0770670548f) * r + 0.22764498f) * r + 0.695116818f) * r + 1.0f;
+    const __mmask16 kept = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+    return (Floats)_mm512_maskz_scalef_ps(kept, (__m512)p, power);
+#else
+    const Floats shifter = all(12582912.0f);
+    const Floats shifted = x * 1.44269504f + shifter;
+    const Floats r = x * 1.44269504f - (shifted - shifter);
+    const Floats p = ((all(0.0550088361f) * r + 0.242211357f) * r + 0.693282962f) * r + 1.0f;
+    const Floats result = as_floats(as_words(p) + (as_words(shifted) << 23));
+    return x < -87.0f ? Floats{} : result;
+#endif
+}
+
+// 1 / x, to one part in 10,000 where the processor has something quicker than a division.
+INLINE Floats rough_inverse(Floats x) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_rcp14_ps((__m512)x);
+#else
+    return 1.0f / x;
+#endif
 }
 
 INLINE Floats hyperbolic_tangent(Floats x) {
@@ -131,13 +157,24 @@ INLINE Halves narrowed(Floats x) {
 #endif
 }
 
+// bfloat16 as float32. (The compiler's own conversion goes through halves of the vector.)
+INLINE Floats widened(Halves x) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)x), 16);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)x), 16);
+#else
+    return as_floats(__builtin_convertvector(x, Words) << 16);
+#endif
+}
+
 // LANES elements, float32 or bfloat16, as float32.
 template <class Element>
 INLINE Floats widen(const Element* at) {
     if constexpr (sizeof(Element) == 4) return load(at);
     Halves narrow;
     std::memcpy(&narrow, at, sizeof narrow);
-    return as_floats(__builtin_convertvector(narrow, Words) << 16);
+    return widened(narrow);
 }
 
 // The same of `lanes` elements; zeros beyond them.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 
+from kvlab.attention.base import AttentionBackend, AttentionSpec
 from kvlab.kv.view import CacheView
 from kvlab.models.rope import RotaryEmbedding
 
@@ -42,6 +44,33 @@ class Linear(Protocol):
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows `ids` `[n]` of the weight, `[n, in_features]`, for an embedding that shares it. Only of one that was
         made with `lookup`.
+        """
+        ...
+
+
+class LayerParts(NamedTuple):
+    """What a decoder layer computes with, in the order in which it does."""
+
+    attention_norm: Norm
+    qkv: Linear
+    qk_norms: tuple[Norm, Norm] | None
+    angles: RotaryEmbedding
+    attention: AttentionSpec
+    out: Linear
+    post_attention_norm: Norm | None
+    mlp_norm: Norm
+    gate_up: Linear
+    activation: str
+    down: Linear
+    post_mlp_norm: Norm | None
+
+
+class Stack(Protocol):
+    """All layers of a decoder at once."""
+
+    def __call__(self, residual: torch.Tensor, view: CacheView) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream `[T, hidden]` behind the layers, which may overwrite it, and what the last layer has
+        yet to add to it.
         """
         ...
 
@@ -95,4 +124,8 @@ class Ops(LogitsOps, Protocol):
         """`qkv` `[T, heads + 2 * kv_heads, head_dim]`: queries and keys normed by `norms` and rotated, keys and
         values stored in the view. Returns the queries `[T, heads, head_dim]`.
         """
+        ...
+
+    def stack(self, layers: Sequence[LayerParts], attention: AttentionBackend) -> Stack | None:
+        """The layers of a decoder as one operation, with the same results; None: run them one by one."""
         ...

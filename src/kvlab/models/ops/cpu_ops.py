@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from kvlab.attention.base import AttentionBackend
+from kvlab.attention.cpu import CpuAttention
 from kvlab.kernels.cpu import elementwise
 from kvlab.kernels.cpu.largest import largest
-from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kernels.cpu.native import instruction_set
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import Angles, Largest, Linear, Norm
+from kvlab.models.ops.base import Angles, Largest, LayerParts, Linear, Norm
+from kvlab.models.ops.cpu_layers import NativeLinear, NativeStack, can_stack
 from kvlab.models.ops.torch_ops import TorchLinear
 from kvlab.models.rope import RotaryEmbedding
-
-
-class _NativeLinear:
-    """One packed copy of the weight serves any number of rows, and lookups."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, int8: bool) -> None:
-        self._weight = PackedWeight(weight, int8=int8)
-        self._bias = bias
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See Linear."""
-        return self._weight.multiply(x, self._bias)
-
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """See Linear."""
-        return self._weight.rows(ids)
 
 
 class CpuOps:
@@ -46,7 +34,7 @@ class CpuOps:
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False) -> Linear:
         """See Ops."""
         if weight.dtype == torch.bfloat16:
-            return _NativeLinear(weight, bias, int8=self._int8_weights)
+            return NativeLinear(weight, bias, int8=self._int8_weights)
         return TorchLinear(weight, bias, lookup=lookup)
 
     def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
@@ -84,6 +72,12 @@ class CpuOps:
             key_scales=view.key_scales(layer),
             value_scales=view.value_scales(layer),
         )
+
+    def stack(self, layers: Sequence[LayerParts], attention: AttentionBackend) -> NativeStack | None:
+        """See Ops."""
+        if not isinstance(attention, CpuAttention) or not can_stack(layers):
+            return None
+        return NativeStack(layers)
 
     def largest(self, x: torch.Tensor, count: int = 1) -> Largest:
         """See LogitsOps."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch.nn import functional
 
+from kvlab.attention.base import AttentionBackend
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import Angles, Largest, Norm
+from kvlab.models.ops.base import Angles, Largest, LayerParts, Norm, Stack
 from kvlab.models.rope import RotaryEmbedding, rotate
 
 #: The gate's activation by the name that transformers gives it.
@@ -99,6 +100,10 @@ class TorchOps:
             q, k = self.norm(q, norms[0]), self.norm(k, norms[1])
         view.update(layer, rotate(k, angles.cosine, angles.sine), v)
         return rotate(q, angles.cosine, angles.sine)
+
+    def stack(self, layers: Sequence[LayerParts], attention: AttentionBackend) -> Stack | None:
+        """See Ops."""
+        return None
 
     def largest(self, x: torch.Tensor, count: int = 1) -> Largest:
         """See LogitsOps."""
