@@ -25,11 +25,22 @@ _UNITS = (
     ("attention.cpp", "-DKVLAB_INT8"),
     ("attention.cpp", ""),
     ("linear.cpp", ""),
+    ("packed_weight.cpp", ""),
     ("elementwise.cpp", ""),
     ("largest.cpp", ""),
     ("instruction_set.cpp", ""),
 )
-_HEADERS = ("simd.hpp", "int8.hpp", "tiles.hpp")
+_HEADERS = (
+    "simd.hpp",
+    "int8.hpp",
+    "tiles.hpp",
+    "buffer.hpp",
+    "packed_weight.hpp",
+    "linear_in_vectors.hpp",
+    "linear_in_tiles.hpp",
+    "linear_outputs.hpp",
+    "linear_tiles.hpp",
+)
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
 # What Linux calls an instruction set.
