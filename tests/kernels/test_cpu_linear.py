@@ -35,8 +35,8 @@ def test_any_shape(rows: int, outputs: int, inputs: int) -> None:
 
 
 @pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("rows", [1, 16, 17, 33, 65, 128, 129, 600])
-@pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (17, 64), (33, 352), (270, 2080)])
+@pytest.mark.parametrize("rows", [1, 16, 17, 33, 48, 49, 65, 129, 600])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (17, 64), (33, 352), (90, 96), (270, 2080)])
 def test_shapes_of_matrix_tiles(rows: int, outputs: int, inputs: int, int8: bool) -> None:
     weight, bias, x = draw(outputs, inputs), draw(outputs), draw(rows, inputs)
     packed = PackedWeight(weight, int8=int8)

@@ -25,6 +25,7 @@ _UNITS = (
     ("attention.cpp", "-DKVLAB_INT8"),
     ("attention.cpp", ""),
     ("linear.cpp", ""),
+    ("packed_weight.cpp", ""),
     ("elementwise.cpp", ""),
     ("largest.cpp", ""),
     ("layers.cpp", ""),

@@ -1,0 +1,145 @@
+// y = x W^T in vectors. x is packed per call, in blocks of rows, the rows of a pair of inputs side by side. The
+// product of a block and a panel keeps its sums in registers from beginning to end: with many rows one vector of
+// outputs each, with one or two rows two, so that there are enough sums to hide the latency of an addition.
+#pragma once
+
+#include "packed_weight.hpp"
+
+#include <memory>
+
+namespace {
+
+#if defined(__AVX512BF16__)
+constexpr bool PAIRS = true;
+#else
+constexpr bool PAIRS = false;
+#endif
+constexpr int ROWS = LANES == 16 ? 24 : 12;  // of a block: its sums and one vector of weights fit the registers
+constexpr int PER_PAIR = PAIRS ? 1 : 2;      // numbers of packed x for each row and pair of inputs
+constexpr int PANELS = 4;                    // that share a block of rows while it is in the cache
+constexpr int AHEAD = 8192;                  // bytes between prefetch and use
+
+INLINE float from_bfloat16(uint16_t x) {
+    const uint32_t bits = uint32_t(x) << 16;
+    float result;
+    std::memcpy(&result, &bits, sizeof result);
+    return result;
+}
+
+INLINE Floats add_pair(const float* x, const Pairs& weights, Floats sum) {
+#if defined(__AVX512BF16__)
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights.both, (__m512bh)all(*x));
+#else
+    return sum + all(x[0]) * weights.first + all(x[1]) * weights.second;
+#endif
+}
+
+struct VectorProduct : Product {
+    const float* x;  // packed: [blocks, pairs, ROWS * PER_PAIR]
+};
+
+// Up to COUNT rows of a block against VECTORS panels.
+template <class Weight, int COUNT, int VECTORS>
+void multiply_block(const VectorProduct& product, int block, int panel) {
+    const int64_t panel_size = int64_t(product.pairs) * Weight::BYTES;
+    const float* x = product.x + int64_t(block) * product.pairs * ROWS * PER_PAIR;
+    const char* weights = product.weights + panel * panel_size;
+    Floats sums[COUNT][VECTORS] = {};
+    for (int pair = 0; pair < product.pairs; ++pair, x += ROWS * PER_PAIR, weights += Weight::BYTES) {
+        Pairs right[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) {
+            right[v] = Weight::load(weights + v * panel_size);
+            __builtin_prefetch(weights + v * panel_size + AHEAD);
+        }
+#pragma GCC unroll 24
+        for (int row = 0; row < COUNT; ++row)
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; ++v) sums[row][v] = add_pair(x + row * PER_PAIR, right[v], sums[row][v]);
+    }
+    for (int v = 0; v < VECTORS; ++v)
+        for (int row = 0; row < COUNT && block * ROWS + row < product.rows; ++row)
+            store_outputs(product, block * ROWS + row, panel + v, sums[row][v]);
+}
+
+template <class Weight, int COUNT, int VECTORS>
+void multiply_panels(const VectorProduct& product, int block, int first, int last) {
+    int panel = first;
+    for (; panel + VECTORS <= last; panel += VECTORS) multiply_block<Weight, COUNT, VECTORS>(product, block, panel);
+    for (; panel < last; ++panel) multiply_block<Weight, COUNT, 1>(product, block, panel);
+}
+
+template <class Weight>
+void multiply(const VectorProduct& product, int block, int first, int last) {
+    const int rows = std::min(ROWS, product.rows - block * ROWS);
+    if (rows <= 1) return multiply_panels<Weight, 1, 2>(product, block, first, last);
+    if (rows <= 2) return multiply_panels<Weight, 2, 2>(product, block, first, last);
+    if (rows <= 4) return multiply_panels<Weight, 4, 1>(product, block, first, last);
+    if (rows <= 8) return multiply_panels<Weight, 8, 1>(product, block, first, last);
+    if (rows <= 12) return multiply_panels<Weight, 12, 1>(product, block, first, last);
+    if constexpr (ROWS > 12) {
+        if (rows <= 16) return multiply_panels<Weight, 16, 1>(product, block, first, last);
+        if (rows <= 20) return multiply_panels<Weight, 20, 1>(product, block, first, last);
+        return multiply_panels<Weight, 24, 1>(product, block, first, last);
+    }
+}
+
+// Rows beyond the last are zero.
+void pack_rows(const uint16_t* x, int64_t stride, int rows, int inputs, int block, float* out) {
+    const int first = block * ROWS, count = std::min(ROWS, rows - first), pairs = (inputs + 1) / 2;
+    const auto pair_of = [&](int row, int pair) {
+        uint32_t both = 0;
+        std::memcpy(&both, x + (first + row) * stride + 2 * pair, std::min(2, inputs - 2 * pair) * sizeof x[0]);
+        return both;
+    };
+    out += int64_t(block) * pairs * ROWS * PER_PAIR;
+    for (int pair = 0; pair < pairs; pair += LANES) {
+        const int width = std::min(LANES, pairs - pair);
+        for (int row = 0; row < ROWS; row += LANES) {
+            Words tile[LANES];
+            for (int i = 0; i < LANES; ++i) {
+                tile[i] = Words{};
+                if (row + i >= count) continue;
+                const uint16_t* at = x + (first + row + i) * stride + 2 * pair;
+                if (2 * (pair + LANES) <= inputs)
+                    tile[i] = load_words(at);
+                else
+                    for (int k = 0; k < width; ++k) tile[i][k] = pair_of(row + i, pair + k);
+            }
+            transpose(tile);
+            const int lanes = std::min(LANES, ROWS - row);
+            for (int k = 0; k < width; ++k) {
+                float* to = out + (int64_t(pair + k) * ROWS + row) * PER_PAIR;
+                if (PAIRS) {
+                    std::memcpy(to, &tile[k], lanes * sizeof to[0]);
+                    continue;
+                }
+                for (int i = 0; i < lanes; ++i) {
+                    to[2 * i] = from_bfloat16(uint16_t(tile[k][i]));
+                    to[2 * i + 1] = from_bfloat16(uint16_t(tile[k][i] >> 16));
+                }
+            }
+        }
+    }
+}
+
+template <class Weight>
+void linear_in_vectors(const Product& whole, const uint16_t* x, int64_t x_stride, int inputs, int threads) {
+    const int rows = whole.rows, blocks = (rows + ROWS - 1) / ROWS;
+    const std::unique_ptr<float[]> packed_x(new float[int64_t(blocks) * whole.pairs * ROWS * PER_PAIR]);
+    const VectorProduct product{whole, packed_x.get()};
+    const int panels = product.panels(), groups = (panels + PANELS - 1) / PANELS;
+    const int at_once = std::max(1, groups / (threads * 16));
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(static)
+        for (int block = 0; block < blocks; ++block)
+            pack_rows(x, x_stride, rows, inputs, block, packed_x.get());
+#pragma omp for schedule(dynamic, at_once)
+        for (int group = 0; group < groups; ++group)
+            for (int block = 0; block < blocks; ++block)
+                multiply<Weight>(product, block, group * PANELS, std::min(group * PANELS + PANELS, panels));
+    }
+}
+
+}  // namespace

@@ -1,0 +1,76 @@
+// A packed weight, bfloat16 or int8, and the product that it is a part of.
+//
+// Panels of LANES outputs, in a panel one vector for each pair of inputs, so that a panel is read from its first
+// byte to its last.
+#pragma once
+
+#include "int8.hpp"
+
+#include <algorithm>
+
+namespace {
+
+// What a panel holds for a pair of inputs: a vector of pairs, each an output's, as they are multiplied.
+#if defined(__AVX512BF16__)
+struct Pairs {
+    Words both;
+};
+#else
+struct Pairs {
+    Floats first, second;
+};
+#endif
+
+struct BFloat16 {
+    static constexpr int BYTES = 4 * LANES;  // of a vector of pairs
+
+    INLINE Pairs load(const char* at) {
+        const Words pairs = load_words(at);
+#if defined(__AVX512BF16__)
+        return {pairs};
+#else
+        return {as_floats(pairs << 16), as_floats(pairs & 0xffff0000u)};
+#endif
+    }
+};
+
+struct Int8 {
+    static constexpr int BYTES = 2 * LANES;
+
+    INLINE Pairs load(const char* at) {
+        const auto* numbers = reinterpret_cast<const int8_t*>(at);
+#if defined(__AVX512BF16__)
+        return {bfloat16_of(numbers)};
+#else
+        const Words pairs = int8_pairs(numbers);
+        return {even_int8(pairs), odd_int8(pairs)};
+#endif
+    }
+};
+
+struct Product {
+    const char* weights;  // packed
+    const float* scales;  // of each output of int8 weights, else null
+    const uint16_t* bias;
+    uint16_t* out;
+    int rows, outputs, pairs;
+
+    int panels() const { return (outputs + LANES - 1) / LANES; }
+};
+
+INLINE uint16_t to_bfloat16(float x) { return uint16_t(rounded_to_bfloat16(all(x))[0] >> 16); }
+
+// Sums of a row by a panel to the output.
+inline void store_outputs(const Product& product, int row, int panel, Floats sums) {
+    const int first = panel * LANES, lanes = std::min(LANES, product.outputs - first);
+    if (product.scales) sums *= widen_some(product.scales + first, lanes);
+    if (product.bias) sums += widen_some(product.bias + first, lanes);
+    const Halves narrow = narrowed(sums);
+    uint16_t* out = product.out + int64_t(row) * product.outputs + first;
+    if (lanes == LANES)
+        std::memcpy(out, &narrow, sizeof narrow);
+    else
+        std::memcpy(out, &narrow, lanes * sizeof out[0]);
+}
+
+}  // namespace
