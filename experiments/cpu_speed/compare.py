@@ -26,7 +26,14 @@ from kvlab.models.families import load_transformers_config
 from kvlab.workloads import build_requests
 from src.run import ROOT
 
-SETTINGS = ["executor=cpu", "executor.dtype=bfloat16", "kv=paged", "kv.memory=3GiB", "scheduler.max_batch_size=48"]
+SETTINGS = [
+    "executor=cpu",
+    "executor.dtype=bfloat16",
+    "kv=paged",
+    "kv.memory=3GiB",
+    "scheduler.max_batch_size=48",
+    "scheduler.max_batched_tokens=1024",
+]
 MAX_SEQ_LEN = "model.max_seq_len=4096"
 
 
