@@ -17,9 +17,12 @@ from tests.lab.small_runs import run_small
 
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
+    """Those of a terminal (what runs in the background ignores SIGINT), which a run leaves as they were."""
+    own = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     yield
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    signal.signal(signal.SIGINT, own)
 
 
 def signalled(place: str, number: int, monkeypatch: pytest.MonkeyPatch, *, behind: bool) -> None:
