@@ -7,6 +7,7 @@
 
 #include "attention_tiles.hpp"
 #include "attention_vectors.hpp"
+#include "kernels.hpp"
 
 #include <memory>
 #include <utility>

@@ -1,4 +1,4 @@
-// Attention in matrix tiles (AMX), for decode and prefill alike; bfloat16, and int8 widened to it.
+// Attention in matrix tiles (AMX) of several rows of one KV head; bfloat16, and int8 widened to it.
 //
 //     scores [keys, rows]      = keys [keys, head_dim] * queries^T
 //     sums   [rows, head_dim] += weights [rows, keys] * values
@@ -9,6 +9,7 @@
 #pragma once
 
 #include "attention.hpp"
+#include "buffer.hpp"
 #include "tiles.hpp"
 
 #include <type_traits>
@@ -26,27 +27,17 @@ constexpr int PAIR_ROWS = 2 * TILE_SIDE;
 alignas(64) constexpr uint16_t INTERLEAVED[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 
-// 2^x for x <= 0, to one part in 10,000, a twentieth of what bfloat16 rounds by; of minus infinity, 0.
-INLINE __m512 power_of_two(__m512 x) {
-    const __m512 rest = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x less its floor
-    __m512 p = _mm512_set1_ps(0.0770670548f);
-    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(0.22764498f));
-    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(0.695116818f));
-    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, x);
-}
-
 // A thread's buffers, kept from call to call. Rows and keys are padded to whole tiles.
 struct TiledScratch {
-    Words *queries;    // [heads, row tiles, chunks, 16 pairs of channels, 16 rows]
+    Words *queries;    // [row tiles, chunks, 16 pairs of channels, 16 rows]
     uint16_t *keys;    // [TILED_KEYS, channels]: those that tiles cannot take from the cache
     Words *values;     // [TILED_KEYS / 32, channels / 16, 16 pairs of keys, 16 channels]
     float *scores;     // [TILED_KEYS, PAIR_ROWS]
     uint16_t *weights; // [PAIR_ROWS, TILED_KEYS]
-    float *sums;       // [heads, rows, channels]
-    float *most, *total;  // [heads, rows]
+    float *sums;       // [rows, channels]
+    float *most, *total;  // [rows]
     int32_t *first_seen, *last_seen;  // [rows]: keys that a row sees
-    std::vector<char> memory;
+    Buffer memory;
 
     void fit(int rows, int channels) {
         constexpr size_t keys_at_once = TILED_KEYS;
@@ -69,9 +60,7 @@ struct TiledScratch {
             take(last_seen, rows);
             return at - begin;
         };
-        const size_t size = lay_out(0) + 63;
-        if (memory.size() < size) memory.resize(size);
-        lay_out((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+        lay_out(reinterpret_cast<uintptr_t>(memory.at_least(lay_out(0))));
     }
 };
 
@@ -86,7 +75,6 @@ public:
           item(item),
           scratch(tiled_scratch),
           group(problem.group()),
-          heads(item.last_head - item.first_head),
           rows((item.last_query - item.first_query) * group),
           row_tiles((rows + TILE_SIDE - 1) / TILE_SIDE),
           start(problem.query_start[item.sequence] + item.first_query),
@@ -97,7 +85,7 @@ public:
         prepare();
         for (int first = first_key; first < item.last_key; first += TILED_KEYS) {
             locate(first);
-            for (int head = 0; head < heads; ++head) visit(head, first);
+            visit(first);
         }
         finish(partials);
     }
@@ -110,19 +98,18 @@ private:
     const Shape<Type>& shape;
     const Item& item;
     TiledScratch& scratch;
-    const int group, heads, rows, row_tiles, start, first_key;
-    const bool in_place;            // tiles can take keys from the cache
-    int64_t key_rows[TILED_KEYS];  // where the first head's keys and values of a visit lie, in rows of the cache
+    const int group, rows, row_tiles, start, first_key;
+    const bool in_place;           // tiles can take keys from the cache
+    int64_t key_rows[TILED_KEYS];  // where the keys and values of a visit lie, in rows of the cache
 
     // Keys, up to the next multiple of what an instruction covers.
     static int in_steps(int keys) { return (keys + TILE_INPUTS - 1) / TILE_INPUTS * TILE_INPUTS; }
-    int padded_rows() const { return row_tiles * TILE_SIDE; }
     int64_t token_of(int row) const { return start + row / group; }
-    int head_of(int head, int row) const { return (item.first_head + head) * group + row % group; }
+    int head_of(int row) const { return item.first_head * group + row % group; }
 
     void prepare() {
-        const int count = padded_rows();
-        scratch.fit(heads * count, shape.channels);
+        const int count = row_tiles * TILE_SIDE;
+        scratch.fit(count, shape.channels);
         const int32_t* starts = problem.query_start + item.sequence;
         const int first_position = problem.seq_lens[item.sequence] - (starts[1] - starts[0]) + item.first_query;
         for (int row = 0; row < count; ++row) {
@@ -132,28 +119,25 @@ private:
             scratch.last_seen[row] = std::min(position, item.last_key - 1);
         }
         const auto* queries = static_cast<const Element*>(problem.queries);
-        for (int head = 0; head < heads; ++head)
-            for (int tile = 0; tile < row_tiles; ++tile)
-                for (int chunk = 0; chunk < shape.chunks; ++chunk) {
-                    Words words[LANES];
-                    for (int i = 0; i < TILE_SIDE; ++i) {
-                        const int row = tile * TILE_SIDE + i;
-                        words[i] = Words{};
-                        if (row >= rows) continue;
-                        const Element* query = queries + token_of(row) * problem.query_stride;
-                        words[i] = load_chunk<Type>(query + head_of(head, row) * shape.head_dim, chunk, shape.head_dim);
-                    }
-                    transpose(words);
-                    std::copy_n(words, LANES, queries_of(head, tile) + chunk * TILE_SIDE);
+        for (int tile = 0; tile < row_tiles; ++tile)
+            for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+                Words words[LANES];
+                for (int i = 0; i < TILE_SIDE; ++i) {
+                    const int row = tile * TILE_SIDE + i;
+                    words[i] = Words{};
+                    if (row >= rows) continue;
+                    const Element* query = queries + token_of(row) * problem.query_stride;
+                    words[i] = load_chunk<Type>(query + head_of(row) * shape.head_dim, chunk, shape.head_dim);
                 }
-        std::fill_n(scratch.sums, int64_t(heads) * count * shape.channels, 0.0f);
-        std::fill_n(scratch.most, heads * count, HIDDEN);
-        std::fill_n(scratch.total, heads * count, 0.0f);
+                transpose(words);
+                std::copy_n(words, LANES, queries_of(tile) + chunk * TILE_SIDE);
+            }
+        std::fill_n(scratch.sums, int64_t(count) * shape.channels, 0.0f);
+        std::fill_n(scratch.most, count, HIDDEN);
+        std::fill_n(scratch.total, count, 0.0f);
     }
 
-    Words* queries_of(int head, int tile) const {
-        return scratch.queries + (head * row_tiles + tile) * shape.chunks * TILE_SIDE;
-    }
+    Words* queries_of(int tile) const { return scratch.queries + tile * shape.chunks * TILE_SIDE; }
 
     int count_of(int first) const { return std::min(TILED_KEYS, item.last_key - first); }
 
@@ -170,36 +154,35 @@ private:
         }
     }
 
-    void visit(int head, int first) {
+    void visit(int first) {
         const int count = count_of(first), lead = std::max(0, item.first_key - first);  // keys [lead, count) are ours
-        const int64_t shift = int64_t(head) * problem.block_size;
         TiledSide keys[TILED_KEYS / TILE_SIDE];
-        take_keys(shift, lead, count, keys);
-        pack_values(shift, lead, count);
+        take_keys(lead, count, keys);
+        pack_values(lead, count);
         for (int tile = 0; tile < row_tiles; tile += 2) {
             const int tiles = std::min(2, row_tiles - tile), first_row = tile * TILE_SIDE;
             const int last_row = first_row + tiles * TILE_SIDE - 1;
             const int seen = std::min(count, scratch.last_seen[last_row] + 1 - first);
             if (seen <= 0 || first + count <= scratch.first_seen[first_row]) continue;
-            score(keys, seen, queries_of(head, tile), tiles);
-            for (int i = 0; i < tiles; ++i) soften(shift, head, tile + i, i, first, seen);
-            add_values(seen, tiles, scratch.sums + (int64_t(head) * padded_rows() + first_row) * shape.channels);
+            score(keys, seen, queries_of(tile), tiles);
+            for (int i = 0; i < tiles; ++i) soften(tile + i, i, first, seen);
+            add_values(seen, tiles, scratch.sums + int64_t(first_row) * shape.channels);
         }
     }
 
     // Where tiles find 16 keys each.
-    void take_keys(int64_t shift, int lead, int count, TiledSide* sides) {
+    void take_keys(int lead, int count, TiledSide* sides) {
         const auto* cache = static_cast<const Stored*>(problem.keys);
         const int row_bytes = (in_place ? shape.head_dim : shape.channels) * int(sizeof(Element));
         for (int key = 0; key < count; key += TILE_SIDE) {
             const char* at;
             if (in_place) {
-                at = at_bytes(cache + (key_rows[key] + shift) * shape.head_dim);
+                at = at_bytes(cache + key_rows[key] * shape.head_dim);
             } else {
                 uint16_t* to = scratch.keys + key * shape.channels;
                 for (int i = key; i < key + TILE_SIDE; ++i) {
                     const bool ours = i >= lead && i < count;
-                    const Stored* row = cache + (ours ? (key_rows[i] + shift) * shape.head_dim : 0);
+                    const Stored* row = cache + (ours ? key_rows[i] * shape.head_dim : 0);
                     for (int chunk = 0; chunk < shape.chunks; ++chunk, to += Type::CHUNK)
                         store_words(to, ours ? load_chunk<Type>(row, chunk, shape.head_dim) : Words{});
                 }
@@ -210,15 +193,15 @@ private:
     }
 
     // Values of keys that are not ours, up to the next multiple of 32, are 0: a weight of 0 does not do away with NaN.
-    void pack_values(int64_t shift, int lead, int count) {
+    void pack_values(int lead, int count) {
         const auto* cache = static_cast<const Stored*>(problem.values);
         const int tiles = shape.channels / LANES;
         Words units[2];
         for (int key = 0; key < in_steps(count); key += 2) {
             Words* to = scratch.values + key / TILE_INPUTS * tiles * TILE_SIDE + key % TILE_INPUTS / 2;
             const bool has_first = key >= lead && key < count, has_second = key + 1 >= lead && key + 1 < count;
-            const Stored* first_row = cache + (has_first ? (key_rows[key] + shift) * shape.head_dim : 0);
-            const Stored* second_row = cache + (has_second ? (key_rows[key + 1] + shift) * shape.head_dim : 0);
+            const Stored* first_row = cache + (has_first ? key_rows[key] * shape.head_dim : 0);
+            const Stored* second_row = cache + (has_second ? key_rows[key + 1] * shape.head_dim : 0);
             for (int chunk = 0; chunk < shape.chunks; ++chunk, to += 2 * TILE_SIDE) {
                 const Words first = has_first ? load_chunk<Type>(first_row, chunk, shape.head_dim) : Words{};
                 const Words second = has_second ? load_chunk<Type>(second_row, chunk, shape.head_dim) : Words{};
@@ -239,16 +222,16 @@ private:
             TiledSide left = keys[key / TILE_SIDE];
             const bool both = key + TILE_SIDE < count;
             if (both) left.next = keys[key / TILE_SIDE + 1].at - left.at;
-            (both ? two : one)(left, right, shape.chunks, scratch.scores + key * PAIR_ROWS, PAIR_ROWS, false, nullptr);
+            (both ? two : one)(left, right, shape.chunks, scratch.scores + key * PAIR_ROWS, PAIR_ROWS, false);
         }
     }
 
     // Scores of a tile of rows, the `place`-th of a pair, to weights; the rows' maximum, total and sums brought up to
     // date.
-    void soften(int64_t shift, int head, int tile, int place, int first, int count) {
-        const int state = head * padded_rows() + tile * TILE_SIDE;
-        const int32_t* first_seen = scratch.first_seen + tile * TILE_SIDE;
-        const int32_t* last_seen = scratch.last_seen + tile * TILE_SIDE;
+    void soften(int tile, int place, int first, int count) {
+        const int state = tile * TILE_SIDE;
+        const int32_t* first_seen = scratch.first_seen + state;
+        const int32_t* last_seen = scratch.last_seen + state;
         const int whole = in_steps(count);
         float* scores = scratch.scores + place * TILE_SIDE;
         const bool all_seen = first >= first_seen[TILE_SIDE - 1] && first + whole - 1 <= last_seen[0];
@@ -270,7 +253,7 @@ private:
                 if (!plain) {
                     x *= problem.scale;
                     if constexpr (SCALED<Type>)
-                        x *= is_ours(first, key) ? problem.key_scales[key_rows[key] + shift] : 0.0f;
+                        x *= is_ours(first, key) ? problem.key_scales[key_rows[key]] : 0.0f;
                     if (problem.soft_cap > 0) x = hyperbolic_tangent(x / problem.soft_cap) * problem.soft_cap;
                 }
                 const __m512 shown = _mm512_mask_blend_ps(seen, hidden, (__m512)x);
@@ -288,7 +271,7 @@ private:
         __m512 total = _mm512_loadu_ps(scratch.total + state);
         const __mmask16 raised = _mm512_cmp_ps_mask(most, before, _CMP_GT_OQ);
         if (raised) {
-            const __m512 shrink = power_of_two(_mm512_mul_ps(_mm512_sub_ps(before, base), log2_e));
+            const __m512 shrink = rough_power_of_two(_mm512_mul_ps(_mm512_sub_ps(before, base), log2_e));
             total = _mm512_mul_ps(total, shrink);
             alignas(64) float factors[TILE_SIDE];
             _mm512_store_ps(factors, shrink);
@@ -304,10 +287,10 @@ private:
         const __m512i interleave = _mm512_load_si512(INTERLEAVED);
         __m512 more = _mm512_setzero_ps();
         const auto weight_of = [&](int key, __m512& sum) {
-            const __m512 x = power_of_two(_mm512_fmsub_ps(_mm512_load_ps(scores + key * PAIR_ROWS), times, less));
+            const __m512 x = rough_power_of_two(_mm512_fmsub_ps(_mm512_load_ps(scores + key * PAIR_ROWS), times, less));
             sum = _mm512_add_ps(sum, x);
             if constexpr (SCALED<Type>) {
-                const float scale = is_ours(first, key) ? problem.value_scales[key_rows[key] + shift] : 0.0f;
+                const float scale = is_ours(first, key) ? problem.value_scales[key_rows[key]] : 0.0f;
                 return _mm512_mul_ps(x, _mm512_set1_ps(scale));
             }
             return x;
@@ -335,27 +318,25 @@ private:
         for (int column = 0; column < columns; column += 2) {
             const char* values = at_bytes(scratch.values + column * TILE_SIDE);
             const TiledSide right{values, TILE_BYTES, tile_bytes, columns * tile_bytes};
-            multiply(left, right, in_steps(count) / TILE_INPUTS, sums + column * LANES, shape.channels, true, nullptr);
+            multiply(left, right, in_steps(count) / TILE_INPUTS, sums + column * LANES, shape.channels, true);
         }
     }
 
     void finish(float* partials) const {
         float* partial = partials + int64_t(item.partial) * (shape.channels + 2);
         auto* out = static_cast<Element*>(problem.out);
-        for (int head = 0; head < heads; ++head)
-            for (int row = 0; row < rows; ++row) {
-                const int state = head * padded_rows() + row;
-                const float* sums = scratch.sums + int64_t(state) * shape.channels;
-                if (item.partial < 0) {
-                    const int64_t place = token_of(row) * problem.num_heads + head_of(head, row);
-                    store_output<Type>(sums, scratch.total[state], shape, out + place * shape.head_dim);
-                    continue;
-                }
-                float* to = partial + (head * rows + row) * (shape.channels + 2);
-                to[0] = scratch.most[state];
-                to[1] = scratch.total[state];
-                std::copy_n(sums, shape.channels, to + 2);
+        for (int row = 0; row < rows; ++row) {
+            const float* sums = scratch.sums + int64_t(row) * shape.channels;
+            if (item.partial < 0) {
+                const int64_t place = token_of(row) * problem.num_heads + head_of(row);
+                store_output<Type>(sums, scratch.total[row], shape, out + place * shape.head_dim);
+                continue;
             }
+            float* to = partial + row * (shape.channels + 2);
+            to[0] = scratch.most[row];
+            to[1] = scratch.total[row];
+            std::copy_n(sums, shape.channels, to + 2);
+        }
     }
 };
 
@@ -366,7 +347,7 @@ bool tiles_serve(const Problem& problem) {
 }
 
 // Compute an item in tiles and return true, or do nothing where there are none or they do not pay: with few rows, and
-// where a sequence's heads go together, so do they read memory in order.
+// where a sequence's heads go together, which is how they read memory in order.
 template <class Type>
 bool attend_in_tiles(const Problem& problem, const Shape<Type>& shape, const Item& item, float* partials) {
     if constexpr (Type::PER_UNIT == 2) {

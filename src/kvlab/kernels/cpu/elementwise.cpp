@@ -2,6 +2,7 @@
 // all arithmetic is float32, whatever the tensors hold.
 
 #include "int8.hpp"
+#include "kernels.hpp"
 
 #include <algorithm>
 

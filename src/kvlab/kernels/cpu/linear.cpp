@@ -3,6 +3,7 @@
 // W is packed once. One copy of it serves both ends: with few rows it is read at the speed of memory, with many at
 // that of the arithmetic.
 
+#include "kernels.hpp"
 #include "linear_in_tiles.hpp"
 #include "linear_in_vectors.hpp"
 

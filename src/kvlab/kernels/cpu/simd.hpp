@@ -108,15 +108,23 @@ INLINE Floats exponential(Floats x) {
     return x < -87.0f ? Floats{} : result;
 }
 
-// The same to one part in 10,000, a twentieth of what bfloat16 rounds by, in two thirds of the time: for what is
-// rounded to it at once.
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+// 2^x to one part in 10,000, a twentieth of what bfloat16 rounds by; of minus infinity, 0.
+INLINE __m512 rough_power_of_two(__m512 x) {
+    const __m512 r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x less its floor
+    __m512 p = _mm512_set1_ps(0.0770670548f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.22764498f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.695116818f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, x);
+}
+#endif
+
+// e^x to one part in 10,000 in two thirds of the time: for what is rounded to bfloat16 at once.
 INLINE Floats rough_exponential(Floats x) {
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
-    const __m512 power = (__m512)(x * 1.44269504f);
-    const Floats r = (Floats)_mm512_reduce_ps(power, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // less its floor
-    const Floats p = ((all(0.0770670548f) * r + 0.22764498f) * r + 0.695116818f) * r + 1.0f;
     const __mmask16 kept = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
-    return (Floats)_mm512_maskz_scalef_ps(kept, (__m512)p, power);
+    return (Floats)_mm512_maskz_mov_ps(kept, rough_power_of_two((__m512)(x * 1.44269504f)));
 #else
     const Floats shifter = all(12582912.0f);
     const Floats shifted = x * 1.44269504f + shifter;

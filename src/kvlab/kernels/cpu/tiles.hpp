@@ -1,5 +1,5 @@
 // Intel's matrix tiles (AMX): a product of 16 rows of 32 bfloat16 and 32 rows of 16, in one instruction. Eight tiles of
-// 16 rows of 64 bytes are set up alike: four hold sums, two are of the left side, two of the right. A tile of the right
+// 16 rows of 64 bytes are set up alike: four or more hold sums, the others are of either side. A tile of the right
 // side has a row for each pair of inputs, with a pair for each of 16 outputs: what a packed weight has anyway.
 //
 // Compiled where the instruction set has them; used where the system lets the process have them, which `has_tiles` asks.
@@ -52,11 +52,9 @@ struct TiledSide {
     int64_t row_bytes, next, step;
 };
 
-// sums [16 ROWS, 16 COLUMNS] (+)= left * right over `steps` times 32 inputs. `stride`: floats between rows of sums. In each
-// step LINES lines of memory are asked for, from `ahead` on: what will be needed next comes while this is computed.
-template <int ROWS, int COLUMNS, int LINES = 0>
-void multiply_tiles(const TiledSide& left, const TiledSide& right, int steps, float* sums, int64_t stride, bool add,
-                    const char* ahead = nullptr) {
+// sums [16 ROWS, 16 COLUMNS] (+)= left * right over `steps` times 32 inputs. `stride`: floats between rows of sums.
+template <int ROWS, int COLUMNS>
+void multiply_tiles(const TiledSide& left, const TiledSide& right, int steps, float* sums, int64_t stride, bool add) {
     asm volatile("" ::: "memory");  // GCC does not know that loading a tile reads memory: what was written stays before it
     const int64_t sum_bytes = stride * sizeof(float);
     float *low = sums, *below = sums + TILE_SIDE * stride;
@@ -73,12 +71,6 @@ void multiply_tiles(const TiledSide& left, const TiledSide& right, int steps, fl
     }
     const char *a = left.at, *b = right.at;
     for (int step = 0; step < steps; ++step, a += left.step, b += right.step) {
-#pragma GCC unroll 32
-        for (int line = 0; line < LINES / 2; ++line) {  // into the second cache
-            __builtin_prefetch(ahead + line * 64, 0, 2);
-            __builtin_prefetch(ahead + steps * (LINES / 2 * 64) + line * 64, 0, 2);
-        }
-        ahead += LINES / 2 * 64;
         _tile_loadd(4, a, left.row_bytes);
         _tile_loadd(6, b, right.row_bytes);
         _tile_dpbf16ps(0, 4, 6);
