@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvlab.kernels.cpu.elementwise import gated
 from kvlab.kernels.cpu.linear import PackedWeight
+from kvlab.kernels.cpu.native import load
 from kvlab.kv.int8 import quantize
 
 pytestmark = pytest.mark.usefixtures("cpu_architecture")
@@ -36,13 +38,33 @@ def test_any_shape(rows: int, outputs: int, inputs: int) -> None:
 
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("rows", [1, 16, 17, 33, 48, 49, 65, 129, 600])
-@pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (17, 64), (33, 352), (90, 96), (270, 2080)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (17, 64), (33, 352), (90, 96), (270, 2080), (70, 6208)])
 def test_shapes_of_matrix_tiles(rows: int, outputs: int, inputs: int, int8: bool) -> None:
     weight, bias, x = draw(outputs, inputs), draw(outputs), draw(rows, inputs)
     packed = PackedWeight(weight, int8=int8)
     exact = x.double() @ (dequantized(weight) if int8 else weight.double()).T
     assert_close(packed.multiply(x), exact)
     assert_close(packed.multiply(x, bias), exact + bias.double())
+
+
+def test_outputs_that_no_cache_keeps() -> None:
+    weight, x = draw(2048, 64), draw(513, 64)
+    assert_close(PackedWeight(weight).multiply(x), x.double() @ weight.double().T)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("rows", [1, 16, 17, 48, 100])
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (96, 32), (1056, 96), (60, 64), (64, 33), (96, 6208)])
+def test_gates_inside_the_product(rows: int, outputs: int, inputs: int, gelu: bool, int8: bool) -> None:
+    """To the last bit what two passes give."""
+    packed, bias, x = PackedWeight(draw(outputs, inputs), int8=int8), draw(outputs), draw(rows, inputs)
+    product, out, wide = packed.product(bias), draw(rows, outputs // 2), draw(rows, outputs)
+    load().kvlab_linear_gated(
+        *(x.data_ptr(), inputs, rows, product.packed, product.scales, product.bias, outputs, inputs, gelu),
+        *(wide.data_ptr(), out.data_ptr(), torch.get_num_threads()),
+    )
+    assert torch.equal(out, gated(packed.multiply(x, bias), gelu=gelu))
 
 
 def test_no_rows() -> None:
@@ -65,7 +87,7 @@ def test_columns_of_x_apart() -> None:
     assert_close(PackedWeight(weight).multiply(x), x.double() @ weight.double().T)
 
 
-@pytest.mark.parametrize(("inputs", "rows"), [(90, 60), (96, 60), (352, 600)])
+@pytest.mark.parametrize(("inputs", "rows"), [(90, 60), (96, 60), (352, 600), (6208, 600)])
 def test_a_row_depends_on_no_other(inputs: int, rows: int) -> None:
     """Neither on its place nor on how many there are, to the last bit."""
     packed, x = PackedWeight(draw(70, inputs)), draw(rows, inputs)

@@ -1,6 +1,7 @@
 // What stands between the matrix products: norms, rotary angles, the gate. Each pass reads and writes its tensors once;
 // all arithmetic is float32, whatever the tensors hold.
 
+#include "gate.hpp"
 #include "int8.hpp"
 #include "kernels.hpp"
 
@@ -19,13 +20,6 @@ INLINE void narrow(Element* at, Floats x) {
         const Halves halves = narrowed(x);
         std::memcpy(at, &halves, sizeof halves);
     }
-}
-
-// x rounded to the precision of Element, as if it had been stored and read again.
-template <class Element>
-INLINE Floats rounded(Floats x) {
-    if constexpr (sizeof(Element) == 4) return x;
-    return widened(narrowed(x));
 }
 
 template <class Element>
@@ -66,13 +60,6 @@ void rms_norm(const Element* x, Element* residual, const Weight* weight, float e
     }
 }
 
-// x * sigmoid(y), y at least -80. What is rounded to bfloat16 does not need more than a rough one.
-template <class Element>
-INLINE Floats times_sigmoid(Floats x, Floats y) {
-    if constexpr (sizeof(Element) == 4) return x / (1.0f + exponential(-y));
-    return x * rough_inverse(1.0f + rough_exponential(-y));
-}
-
 template <class Element>
 void gated(const Element* gate_up, int rows, int size, bool gelu, Element* out, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (int64_t(rows) * size > WORTH_A_THREAD)
@@ -80,11 +67,7 @@ void gated(const Element* gate_up, int rows, int size, bool gelu, Element* out, 
         const Element *gate = gate_up + int64_t(row) * 2 * size, *up = gate + size;
         Element* to = out + int64_t(row) * size;
         for_each_vector(size, [&](int i, int lanes) {
-            const Floats x = widen_some(gate + i, lanes);
-            // gelu in its tanh form is x * sigmoid(2 y), silu is x * sigmoid(x)
-            const Floats y = gelu ? 1.5957691216f * (x + 0.044715f * x * x * x) : x;
-            const Floats activated = times_sigmoid<Element>(x, y < -80.0f ? all(-80.0f) : y);  // e^80 is finite
-            narrow_some(to + i, rounded<Element>(activated) * widen_some(up + i, lanes), lanes);
+            narrow_some(to + i, gated<Element>(widen_some(gate + i, lanes), widen_some(up + i, lanes), gelu), lanes);
         });
     }
 }

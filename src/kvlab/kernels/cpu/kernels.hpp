@@ -14,6 +14,9 @@ void kvlab_rotate_and_store(const void* qkv, const void* q_weight, const void* k
                             float* value_scales, int element_bytes, int weight_bytes, int threads);
 void kvlab_linear(const uint16_t* x, int64_t x_stride, int rows, const void* packed, const float* scales,
                   const uint16_t* bias, int outputs, int inputs, uint16_t* out, int threads);
+void kvlab_linear_gated(const uint16_t* x, int64_t x_stride, int rows, const void* packed, const float* scales,
+                        const uint16_t* bias, int outputs, int inputs, int gelu, uint16_t* wide, uint16_t* out,
+                        int threads);
 #define ATTENTION_ARGUMENTS                                                                                          \
     void *out, const void *queries, const void *keys, const void *values, const float *key_scales,                   \
         const float *value_scales, const int32_t *block_tables, const int32_t *seq_lens, const int32_t *query_start, \

@@ -116,9 +116,10 @@ extern "C" void kvlab_layers(const Layer* layers, int count, const Step* at) {
             normalize(layer.post_attention_norm, step.delta, nullptr, step, step.delta);
             normalize(layer.mlp_norm, step.delta, step.residual, step, step.normed);
         });
-        timed([&] { multiply(layer.gate_up, step.normed, step, gate_up); });
         timed([&] {
-            kvlab_gated(gate_up, step.tokens, layer.down.inputs, layer.gelu, activated, ELEMENT_BYTES, step.threads);
+            const Product& wide = layer.gate_up;
+            kvlab_linear_gated(step.normed, wide.inputs, step.tokens, wide.packed, wide.scales, wide.bias, wide.outputs,
+                               wide.inputs, layer.gelu, gate_up, activated, step.threads);
         });
         timed([&] { multiply(layer.down, activated, step, step.delta); });
         timed([&] { normalize(layer.post_mlp_norm, step.delta, nullptr, step, step.delta); });

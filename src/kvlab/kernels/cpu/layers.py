@@ -58,7 +58,6 @@ TIMED = (
     "out",
     "mlp_norm",
     "gate_up",
-    "gated",
     "down",
     "post_mlp_norm",
 )

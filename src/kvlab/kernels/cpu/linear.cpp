@@ -9,12 +9,19 @@
 
 namespace {
 
+bool in_tiles(int inputs) {
+#if defined(KVLAB_TILES)
+    return inputs % TILE_INPUTS == 0 && has_tiles();
+#else
+    return false;
+#endif
+}
+
 template <class Weight>
 void linear(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, int threads) {
     if (product.rows == 0) return;
 #if defined(KVLAB_TILES)
-    if (inputs % TILE_INPUTS == 0 && has_tiles())
-        return linear_in_tiles<Weight>(product, x, x_stride, inputs, threads);
+    if (in_tiles(inputs)) return linear_in_tiles<Weight>(product, x, x_stride, inputs, threads);
 #endif
     linear_in_vectors<Weight>(product, x, x_stride, inputs, threads);
 }
@@ -26,6 +33,21 @@ void linear(const Product& product, const uint16_t* x, int64_t x_stride, int inp
 extern "C" void kvlab_linear(const uint16_t* x, int64_t x_stride, int rows, const void* packed, const float* scales,
                              const uint16_t* bias, int outputs, int inputs, uint16_t* out, int threads) {
     const Product product{static_cast<const char*>(packed), scales, bias, out, rows, outputs, (inputs + 1) / 2};
+    scales ? linear<Int8>(product, x, x_stride, inputs, threads)
+           : linear<BFloat16>(product, x, x_stride, inputs, threads);
+}
+
+// The same with the first half of the outputs gates of the second: out [rows, outputs / 2], as if it were kvlab_gated
+// of what kvlab_linear gives, to the last bit. `wide` [rows, outputs] is room for that, where it takes two passes.
+extern "C" void kvlab_linear_gated(const uint16_t* x, int64_t x_stride, int rows, const void* packed,
+                                   const float* scales, const uint16_t* bias, int outputs, int inputs, int gelu,
+                                   uint16_t* wide, uint16_t* out, int threads) {
+    if (!in_tiles(inputs) || outputs % (2 * LANES) != 0) {
+        kvlab_linear(x, x_stride, rows, packed, scales, bias, outputs, inputs, wide, threads);
+        return kvlab_gated(wide, rows, outputs / 2, gelu, out, sizeof out[0], threads);
+    }
+    const Gate gate = gelu ? Gate::GELU : Gate::SILU;
+    const Product product{static_cast<const char*>(packed), scales, bias, out, rows, outputs, (inputs + 1) / 2, gate};
     scales ? linear<Int8>(product, x, x_stride, inputs, threads)
            : linear<BFloat16>(product, x, x_stride, inputs, threads);
 }

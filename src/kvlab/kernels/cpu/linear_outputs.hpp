@@ -14,12 +14,15 @@ class PendingOutputs {
 public:
     static constexpr int MOST_SUMS = 3 * TILE_SIDE * 2 * LANES;  // 48 rows by 32 outputs, or 16 by 64
 
-    explicit PendingOutputs(const Product& product) : product(product) {}
+    explicit PendingOutputs(const Product& product)
+        : product(product),
+          past_caches(int64_t(product.rows) * product.outputs >= MUCH && product.outputs % (2 * LANES) == 0 &&
+                      reinterpret_cast<uintptr_t>(product.out) % 64 == 0) {}
 
     // Where the next block's sums [rows, panels * LANES] belong, once no row is left of the last one's.
     float* sums() { return numbers; }
 
-    // They are there.
+    // They are there. The first half of the panels may be gates of the others.
     void begin(int first_row, int row_count, int first_panel, int panel_count) {
         top = first_row;
         rows = row_count;
@@ -35,23 +38,53 @@ public:
         for (const int end = std::min(rows, done + count); done < end; ++done) finish_row();
     }
 
+    // The last block is done: whatever was written is there for other threads.
+    void finish() {
+        finish(left());
+        _mm_sfence();
+    }
+
 private:
+    // Elements of outputs that no cache keeps until they are read. To write them past the caches spares reading
+    // what was there before.
+    static constexpr int64_t MUCH = 1 << 20;
+
     const Product& product;
+    const bool past_caches;
     alignas(64) float numbers[MOST_SUMS];
     int top = 0, rows = 0, done = 0, panel = 0, panels = 0;
     bool plain = true;  // nothing to be added or multiplied, no output cut off
 
     __attribute__((always_inline)) void finish_row() {
         const float* from = numbers + done * panels * LANES;
-        if (!plain) {
-            for (int i = 0; i < panels; ++i)
-                store_outputs(product, top + done, panel + i, load(from + i * LANES));
-            return;
-        }
-        uint16_t* out = product.out + int64_t(top + done) * product.outputs + panel * LANES;
+        const int row = top + done;
+        if (product.gate != Gate::NONE)
+            finish_gated(row, from);
+        else if (plain)
+            finish_plain(product.out + int64_t(row) * product.outputs + panel * LANES, from);
+        else
+            for (int i = 0; i < panels; ++i) store_outputs(product, row, panel + i, load(from + i * LANES));
+    }
+
+    __attribute__((always_inline)) void finish_plain(uint16_t* out, const float* from) {
         for (int i = 0; i < panels; i += 2, from += 2 * LANES, out += 2 * LANES) {
             const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_load_ps(from + LANES), _mm512_load_ps(from));
-            std::memcpy(out, &both, sizeof both);
+            if (past_caches)
+                _mm512_stream_si512(reinterpret_cast<__m512i*>(out), (__m512i)both);
+            else
+                std::memcpy(out, &both, sizeof both);
+        }
+    }
+
+    // Gate and what it gates are rounded first: the same as if they had been written and read.
+    __attribute__((noinline)) void finish_gated(int row, const float* from) {
+        const int gates = panels / 2, half = product.panels() / 2;
+        uint16_t* out = product.out + int64_t(row) * (product.outputs / 2) + panel * LANES;
+        for (int i = 0; i < gates; ++i, from += LANES, out += LANES) {
+            const Floats x = rounded<uint16_t>(finished(product, panel + i, load(from)));
+            const Floats up = rounded<uint16_t>(finished(product, half + panel + i, load(from + gates * LANES)));
+            const Halves narrow = narrowed(gated<uint16_t>(x, up, product.gate == Gate::GELU));
+            std::memcpy(out, &narrow, sizeof narrow);
         }
     }
 };

@@ -1,6 +1,6 @@
 // Blocks of a matrix product in tiles: up to 48 rows by 32 outputs, or 16 by 64. What limits many rows is the
 // second cache, not the arithmetic: three tiles of rows by two of outputs take five tiles from it for six products,
-// two by two take four for four. A block is summed over all inputs at once: to put tiles of sums aside costs much.
+// two by two take four for four. To put sums aside costs as much as some twenty products: it is done seldom.
 #pragma once
 
 #include "tiles.hpp"
@@ -10,15 +10,26 @@
 constexpr int64_t TILE = TILE_SIDE * TILE_BYTES;
 constexpr int MOST_TILES = 3;  // of rows, of a block
 
-// Either side of a block: tiles one behind the other, `next` bytes from a row of tiles (a panel) to the next.
+// The left side of a block: up to three rows of tiles, `below` bytes from one to the next; a row's tiles lie one behind
+// the other.
 struct TileRows {
     const char* at;
-    int64_t next;
+    int64_t below;
+};
+
+// The right side: up to four panels, whose tiles lie one behind the other, too.
+struct Panels {
+    const char* at;
+    int64_t beside, far;  // bytes to the second panel from the first, and to the fourth from the third; to the third
+
+    const char* operator[](int panel) const { return at + panel % 2 * beside + panel / 2 * far; }
 };
 
 // 32 inputs of a block: its sums in tiles 0 to 5, row by row.
 template <int ROWS, int COLUMNS>
-INLINE void multiply_step(const char* left, int64_t below, const char* right, int64_t beside) {
+INLINE void multiply_step(const TileRows& rows, const Panels& panels, int64_t offset) {
+    const char *left = rows.at + offset, *right = panels.at + offset;
+    const int64_t below = rows.below, beside = panels.beside;
     if constexpr (ROWS == 1) {
         _tile_loadd(7, left, TILE_BYTES);
         _tile_loadd(6, right, TILE_BYTES);
@@ -28,11 +39,11 @@ INLINE void multiply_step(const char* left, int64_t below, const char* right, in
             _tile_dpbf16ps(1, 7, 5);
         }
         if constexpr (COLUMNS > 2) {
-            _tile_loadd(6, right + 2 * beside, TILE_BYTES);
+            _tile_loadd(6, right + panels.far, TILE_BYTES);
             _tile_dpbf16ps(2, 7, 6);
         }
         if constexpr (COLUMNS > 3) {
-            _tile_loadd(5, right + 3 * beside, TILE_BYTES);
+            _tile_loadd(5, right + panels.far + beside, TILE_BYTES);
             _tile_dpbf16ps(3, 7, 5);
         }
     } else if constexpr (ROWS == 2) {
@@ -74,6 +85,26 @@ INLINE void zero_sums() {
     _tile_zero(5);
 }
 
+// From sums [16 ROWS, 16 COLUMNS].
+template <int ROWS, int COLUMNS>
+INLINE void load_sums(const float* sums) {
+    constexpr int64_t stride = COLUMNS * TILE_SIDE, bytes = stride * sizeof(float);
+    _tile_loadd(0, sums, bytes);
+    if constexpr (ROWS == 1) {
+        if constexpr (COLUMNS > 1) _tile_loadd(1, sums + TILE_SIDE, bytes);
+        if constexpr (COLUMNS > 2) _tile_loadd(2, sums + 2 * TILE_SIDE, bytes);
+        if constexpr (COLUMNS > 3) _tile_loadd(3, sums + 3 * TILE_SIDE, bytes);
+    } else {
+        if constexpr (COLUMNS > 1) _tile_loadd(1, sums + TILE_SIDE, bytes);
+        _tile_loadd(2, sums + TILE_SIDE * stride, bytes);
+        if constexpr (COLUMNS > 1) _tile_loadd(3, sums + TILE_SIDE * stride + TILE_SIDE, bytes);
+        if constexpr (ROWS > 2) {
+            _tile_loadd(4, sums + 2 * TILE_SIDE * stride, bytes);
+            if constexpr (COLUMNS > 1) _tile_loadd(5, sums + 2 * TILE_SIDE * stride + TILE_SIDE, bytes);
+        }
+    }
+}
+
 // To sums [16 ROWS, 16 COLUMNS].
 template <int ROWS, int COLUMNS>
 INLINE void store_sums(float* sums) {
@@ -94,16 +125,12 @@ INLINE void store_sums(float* sums) {
     }
 }
 
-// The product of a block over `steps` times 32 inputs into the tiles of sums; `meanwhile(step)` is done in each.
+// The product of a block over `steps` times 32 inputs, added to the tiles of sums; `meanwhile(step)` is done in each.
 template <int ROWS, int COLUMNS, class Meanwhile>
-INLINE void multiply_block_of_tiles(const TileRows& left, const TileRows& right, int steps, Meanwhile meanwhile) {
-    // GCC does not know that loading a tile reads memory: what was written stays before it.
-    asm volatile("" ::: "memory");
-    zero_sums();
-    const char *a = left.at, *b = right.at;
-    for (int step = 0; step < steps; ++step, a += TILE, b += TILE) {
+INLINE void multiply_block_of_tiles(const TileRows& left, const Panels& right, int steps, Meanwhile meanwhile) {
+    for (int step = 0; step < steps; ++step) {
         meanwhile(step);
-        multiply_step<ROWS, COLUMNS>(a, left.next, b, right.next);
+        multiply_step<ROWS, COLUMNS>(left, right, step * TILE);
     }
 }
 #endif

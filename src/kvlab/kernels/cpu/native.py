@@ -46,6 +46,7 @@ _ARGUMENTS = {
     "kvlab_pack_linear": "piipi",
     "kvlab_pack_linear_int8": "piippi",
     "kvlab_linear": "pqipppiipi",
+    "kvlab_linear_gated": "pqipppiiippi",
     "kvlab_packed_rows": "ppipipi",
     "kvlab_rms_norm": "pppfiipiii",
     "kvlab_gated": "piiipii",

@@ -4,6 +4,7 @@
 // byte to its last.
 #pragma once
 
+#include "gate.hpp"
 #include "int8.hpp"
 
 #include <algorithm>
@@ -48,24 +49,34 @@ struct Int8 {
     }
 };
 
+// What becomes of the outputs: the first half may be gates of the second, and `out` then has half as many.
+enum class Gate { NONE, SILU, GELU };
+
 struct Product {
     const char* weights;  // packed
     const float* scales;  // of each output of int8 weights, else null
     const uint16_t* bias;
     uint16_t* out;
     int rows, outputs, pairs;
+    Gate gate = Gate::NONE;
 
     int panels() const { return (outputs + LANES - 1) / LANES; }
 };
 
 INLINE uint16_t to_bfloat16(float x) { return uint16_t(rounded_to_bfloat16(all(x))[0] >> 16); }
 
-// Sums of a row by a panel to the output.
-inline void store_outputs(const Product& product, int row, int panel, Floats sums) {
+// Sums of a row by a panel as outputs, in float32.
+INLINE Floats finished(const Product& product, int panel, Floats sums) {
     const int first = panel * LANES, lanes = std::min(LANES, product.outputs - first);
     if (product.scales) sums *= widen_some(product.scales + first, lanes);
     if (product.bias) sums += widen_some(product.bias + first, lanes);
-    const Halves narrow = narrowed(sums);
+    return sums;
+}
+
+// Sums of a row by a panel to the output.
+inline void store_outputs(const Product& product, int row, int panel, Floats sums) {
+    const int first = panel * LANES, lanes = std::min(LANES, product.outputs - first);
+    const Halves narrow = narrowed(finished(product, panel, sums));
     uint16_t* out = product.out + int64_t(row) * product.outputs + first;
     if (lanes == LANES)
         std::memcpy(out, &narrow, sizeof narrow);

@@ -176,6 +176,13 @@ INLINE Floats widened(Halves x) {
 #endif
 }
 
+// x rounded to the precision of Element, as if it had been stored and read again.
+template <class Element>
+INLINE Floats rounded(Floats x) {
+    if constexpr (sizeof(Element) == 4) return x;
+    return widened(narrowed(x));
+}
+
 // LANES elements, float32 or bfloat16, as float32.
 template <class Element>
 INLINE Floats widen(const Element* at) {
