@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from kvlab.core import Request, SamplingParams, Sequence
 from kvlab.engine.sampler import Sampler
+from kvlab.models.decoder import Decoder
 from tests.engine.support import expected_tokens, make_engine, request, run
 
 
@@ -67,6 +70,39 @@ def test_greedy_and_sampled_requests_share_a_batch() -> None:
     greedy, sampled = run(make_engine(), request("g", 9, 12), warm())
     assert greedy.output_token_ids == expected_tokens(greedy.request)
     assert sampled.output_token_ids == alone(warm())
+
+
+@pytest.mark.parametrize(
+    ("more", "needs_logits"),
+    [
+        ({}, False),
+        ({"logprobs": 0}, True),
+        ({"temperature": 0.5}, True),
+        ({"repetition_penalty": 1.1}, True),
+        ({"min_tokens": 3}, True),
+    ],
+)
+def test_logits_are_kept_only_where_more_than_the_largest_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, float], needs_logits: bool
+) -> None:
+    passes = Counter[str]()
+
+    def counted(name: str) -> Callable[..., Any]:
+        wrapped = getattr(Decoder, name)
+
+        def call(*arguments: Any) -> Any:
+            passes[name] += 1
+            return wrapped(*arguments)
+
+        return call
+
+    for name in ("forward", "likeliest"):
+        monkeypatch.setattr(Decoder, name, counted(name))
+    run(make_engine(), request("plain", 9, 6))
+    assert set(passes) == {"likeliest"}
+    passes.clear()
+    run(make_engine(), request("plain", 9, 2), request("x", 9, 2, **more))
+    assert set(passes) == {"forward" if needs_logits else "likeliest"}
 
 
 class TestSampler:

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from kvlab.kernels.cpu.elementwise import gated
+from kvlab.kernels.cpu.largest import largest
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kernels.cpu.native import load
 from kvlab.kv.int8 import quantize
+from kvlab.models.ops.cpu_ops import CpuOps
 
 pytestmark = pytest.mark.usefixtures("cpu_architecture")
 
@@ -65,6 +67,34 @@ def test_gates_inside_the_product(rows: int, outputs: int, inputs: int, gelu: bo
         *(wide.data_ptr(), out.data_ptr(), torch.get_num_threads()),
     )
     assert torch.equal(out, gated(packed.multiply(x, bias), gelu=gelu))
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("rows", [1, 5, 16, 17, 48, 60])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (17, 64), (1000, 96), (4000, 32), (300, 33)])
+def test_the_largest_without_the_others(rows: int, outputs: int, inputs: int, int8: bool) -> None:
+    """Small whole numbers: many outputs are equal, and the first of them is the largest."""
+    weight, bias, x = (
+        torch.randint(-2, 3, shape).bfloat16() for shape in [(outputs, inputs), (outputs,), (rows, inputs)]
+    )
+    packed = PackedWeight(weight, int8=int8)
+    ops = CpuOps(int8_weights=int8)
+    found = ops.largest_output(ops.linear(weight, bias), x)
+    expected = largest(packed.multiply(x, bias), 1)
+    assert torch.equal(found.values, expected[0])
+    assert torch.equal(found.places, expected[1])
+
+
+def test_the_largest_of_what_is_no_number() -> None:
+    weight, x = draw(100, 32), draw(3, 32)
+    x[1, 4], weight[60, 5] = float("nan"), float("inf")
+    x[:, 5] = torch.tensor([1.0, 1.0, -1.0])
+    ops = CpuOps()
+    found = ops.largest_output(ops.linear(weight), x)
+    assert found.values.flatten()[:2].isnan().tolist() == [False, True]
+    assert found.values[0, 0] == float("inf")
+    assert found.places.flatten()[:2].tolist() == [60, 0]
+    assert found.values[2, 0].isfinite()
 
 
 def test_no_rows() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +12,47 @@ from omegaconf import OmegaConf
 import src.run
 from kvlab.attention.registry import default_registry
 from kvlab.config import ModelConfig
+from kvlab.errors import KernelError
 from kvlab.kv.contiguous import SlottedKVCachePool
 from kvlab.kv.storage import KVStorage
+from kvlab.kv.view import CacheView
 from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.families import decoder_config
+from kvlab.models.ops.base import Ops
+from kvlab.models.ops.cpu_ops import CpuOps
+from kvlab.models.ops.torch_ops import TorchOps
 from kvlab.models.rope import RotaryEmbedding
 from kvlab.models.weights import DummyWeights
 
 FAMILIES = ["llama_tiny", "qwen2_tiny", "qwen3_tiny", "gemma3_tiny"]
 
 
-def dummy_decoder(name: str, dtype: str = "float32") -> Decoder:
+def dummy_decoder(
+    name: str, dtype: str = "float32", ops: Ops | None = None, logit_soft_cap: float | None = None
+) -> Decoder:
     """A model of conf/model with dummy weights."""
     file: Any = OmegaConf.load(Path(src.run.ROOT) / "conf" / "model" / f"{name}.yaml")
     config = decoder_config(ModelConfig(**OmegaConf.to_container(file)))
+    config = replace(config, logit_soft_cap=logit_soft_cap)
     weights = DummyWeights(getattr(torch, dtype), "cpu", norm_weight=config.initial_norm_weight)
     specs = attention_specs(config, dtype, "cpu")
-    return Decoder(config, weights, default_registry().select(specs), specs, 128)
+    return Decoder(config, weights, default_registry().select(specs), specs, 128, ops)
+
+
+def native_ops() -> Ops:
+    try:
+        return CpuOps()
+    except KernelError as error:
+        pytest.skip(str(error))
+
+
+def view_of(decoder: Decoder, count: int, dtype: str) -> CacheView:
+    pool = SlottedKVCachePool(1, 128, KVStorage(decoder.config.kv_spec(dtype), 1, 128))
+    return pool.view([pool.allocate_slot()], [count])
 
 
 def last_logits(decoder: Decoder, ids: list[int], dtype: str = "float32") -> torch.Tensor:
-    pool = SlottedKVCachePool(1, 128, KVStorage(decoder.config.kv_spec(dtype), 1, 128))
-    view = pool.view([pool.allocate_slot()], [len(ids)])
+    view = view_of(decoder, len(ids), dtype)
     return decoder.forward(torch.tensor(ids), view, torch.tensor([len(ids) - 1]))[0].float()
 
 
@@ -63,3 +84,22 @@ def test_each_layer_asks_for_its_own_attention() -> None:
     specs = attention_specs(dummy_decoder("gemma3_tiny").config, "bfloat16", "cpu")
     assert [spec.sliding_window for spec in specs] == [32, 32, None]
     assert {(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale) for spec in specs} == {(4, 1, 32, 0.25)}
+
+
+@pytest.mark.parametrize("cap", [None, 0.01])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("make_ops", [TorchOps, native_ops])
+def test_the_likeliest_tokens_without_the_other_logits(
+    make_ops: Callable[[], Ops], dtype: str, cap: float | None
+) -> None:
+    """A cap that low makes the logits of many tokens equal: the first of them is the likeliest."""
+    ops = make_ops()
+    decoder = dummy_decoder("qwen3_tiny", dtype, ops, cap)
+    ids, rows = torch.arange(20), torch.tensor([0, 7, 19])
+    logits = decoder.forward(ids, view_of(decoder, 20, dtype), rows)
+    values, places = decoder.likeliest(ids, view_of(decoder, 20, dtype), rows)
+    expected = ops.largest(logits)
+    assert torch.equal(values, expected.values)
+    assert torch.equal(places, expected.places)
+    none = decoder.likeliest(ids, view_of(decoder, 20, dtype), rows[:0])
+    assert none.values.shape == none.places.shape == (0, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ import torch
 from kvlab.core import Sequence, StepPlan
 from kvlab.kv.view import CacheView
 from kvlab.models.decoder import Decoder
+from kvlab.models.ops.base import Largest
 
 
 class Executor(Protocol):
@@ -28,12 +29,26 @@ class SamplerProtocol(Protocol):
         ...
 
 
+@runtime_checkable
+class GreedySampler(SamplerProtocol, Protocol):
+    """One that, where every token is that of the largest logit, needs to know no other."""
+
+    def is_greedy(self, sequences: list[Sequence]) -> bool:
+        """Whether the largest logit of each is all it takes."""
+        ...
+
+    def take(self, largest: Largest, sequences: list[Sequence]) -> list[int]:
+        """The tokens of the largest logits, of as many rows as there are sequences."""
+        ...
+
+
 class TorchExecutor:
     """The real thing: the model's forward pass, then the sampler."""
 
     def __init__(self, model: Decoder, sampler: SamplerProtocol, device: torch.device | str = "cpu") -> None:
         self._model = model
         self._sampler = sampler
+        self._greedy = sampler if isinstance(sampler, GreedySampler) else None
         self._device = torch.device(device)
 
     def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
@@ -47,8 +62,10 @@ class TorchExecutor:
             if start + count == len(sequence.token_ids):
                 rows.append(len(token_ids) - 1)
                 sampling.append(sequence)
-        logits = self._model.forward(self._tensor(token_ids), view, self._tensor(rows))
-        return self._sampler(logits, sampling)
+        batch = self._tensor(token_ids), view, self._tensor(rows)
+        if self._greedy is not None and self._greedy.is_greedy(sampling):
+            return self._greedy.take(self._model.likeliest(*batch), sampling)
+        return self._sampler(self._model.forward(*batch), sampling)
 
     def _tensor(self, values: list[int]) -> torch.Tensor:
         return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(self._device)

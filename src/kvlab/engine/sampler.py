@@ -17,7 +17,7 @@ from kvlab.engine.logits import (
 )
 from kvlab.engine.randomness import uniforms
 from kvlab.errors import SamplingError
-from kvlab.models.ops.base import LogitsOps
+from kvlab.models.ops.base import Largest, LogitsOps
 from kvlab.models.ops.torch_ops import TorchOps
 
 
@@ -48,6 +48,18 @@ class Sampler:
         self._note_logprobs(logits, tokens, sequences)
         return tokens
 
+    def is_greedy(self, sequences: list[Sequence]) -> bool:
+        """Whether `take` does for these: none asks for more than the token of its largest logit."""
+        return all(_takes_the_best(s) and s.request.sampling.logprobs is None for s in sequences)
+
+    def take(self, largest: Largest, sequences: list[Sequence]) -> list[int]:
+        """The token of each row's largest logit, `largest` `[len(sequences), 1]`. Raises SamplingError as a call
+        does.
+        """
+        _check(~largest.values.isfinite().flatten(), sequences)
+        tokens: list[int] = largest.places.flatten().tolist()
+        return tokens
+
     def _pick(self, scores: torch.Tensor, sequences: list[Sequence]) -> list[int]:
         """A token for each row of `scores`, which are changed on the way."""
         asked = [sequence.request.sampling for sequence in sequences]
@@ -64,10 +76,7 @@ class Sampler:
 
     def _best(self, scores: torch.Tensor, sequences: list[Sequence]) -> list[int]:
         """Each row's most likely token. Raises SamplingError where its score is no number."""
-        best = self._ops.largest(scores)
-        _check(~best.values.isfinite().flatten(), sequences)
-        tokens: list[int] = best.places.flatten().tolist()
-        return tokens
+        return self.take(self._ops.largest(scores), sequences)
 
     def _draw(self, scores: torch.Tensor, sequences: list[Sequence]) -> list[int]:
         """A token by chance for each row of `scores`, which may be changed on the way."""

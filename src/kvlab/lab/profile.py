@@ -21,7 +21,7 @@ from kvlab.core import StepRecord
 from kvlab.engine.build import EnginePlan, build_engine
 from kvlab.engine.clock import Clock
 from kvlab.engine.engine import Engine
-from kvlab.engine.executor import SamplerProtocol
+from kvlab.engine.executor import GreedySampler
 from kvlab.engine.sampler import Sampler
 from kvlab.kernels.cpu.layers import TIMED
 from kvlab.kv.journal import BlockJournal
@@ -178,6 +178,13 @@ class ProfilingOps:
         stack.on_times = self._profiler.add_layers
         return stack
 
+    def largest_output(self, linear: Linear, x: torch.Tensor) -> Largest:
+        """See Ops. Whether the product is written or not, it counts as one."""
+        start = self._profiler.now()
+        out = self._ops.largest_output(linear.timed if isinstance(linear, _ProfilingLinear) else linear, x)
+        self._profiler.add(Part.LINEAR, start)
+        return out
+
     def largest(self, x: torch.Tensor, count: int = 1) -> Largest:
         """See LogitsOps. The sampler is timed as a whole."""
         return self._ops.largest(x, count)
@@ -220,9 +227,10 @@ class ProfilingAttention:
 
 
 class ProfilingSampler:
-    """A sampler, timed. See SamplerProtocol."""
+    """A sampler, timed. See GreedySampler."""
 
-    def __init__(self, sampler: SamplerProtocol, profiler: Profiler) -> None:
+    def __init__(self, sampler: GreedySampler, profiler: Profiler) -> None:
+        self.is_greedy = sampler.is_greedy
         self._sampler = sampler
         self._profiler = profiler
 
@@ -230,6 +238,13 @@ class ProfilingSampler:
         """See SamplerProtocol."""
         start = self._profiler.now()
         tokens = self._sampler(logits, sequences)
+        self._profiler.add(Part.SAMPLING, start)
+        return tokens
+
+    def take(self, largest: Largest, sequences: list[core.Sequence]) -> list[int]:
+        """See GreedySampler."""
+        start = self._profiler.now()
+        tokens = self._sampler.take(largest, sequences)
         self._profiler.add(Part.SAMPLING, start)
         return tokens
 

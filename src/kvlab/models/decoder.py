@@ -11,7 +11,7 @@ from torch.nn import functional
 from kvlab.attention.base import AttentionBackend, AttentionSpec
 from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig
-from kvlab.models.ops.base import Angles, LayerParts, Norm, Ops
+from kvlab.models.ops.base import Angles, Largest, LayerParts, Norm, Ops
 from kvlab.models.ops.torch_ops import TorchOps
 from kvlab.models.rope import RotaryEmbedding
 from kvlab.models.weights import WeightSource
@@ -202,13 +202,27 @@ class Decoder:
         Returns logits `[len(rows), vocab]` for the positions of the batch that `rows` names; none for the
         others.
         """
+        return self._capped(self._lm_head(self._last(token_ids, view, rows)))
+
+    @torch.inference_mode()
+    def likeliest(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> Largest:
+        """The same, but of each row's logits only the largest and its place: the others need not be kept."""
+        x = self._last(token_ids, view, rows)
+        if self.config.logit_soft_cap is None:
+            return self.ops.largest_output(self._lm_head, x)
+        return self.ops.largest(self._capped(self._lm_head(x)))  # what differs may be equal once it is capped
+
+    def _last(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> torch.Tensor:
+        """What the output layer takes of `rows`, `[len(rows), hidden]`."""
         residual = self._embed(token_ids)
         if self._embedding_scale is not None:
             residual = residual * self._embedding_scale
         delta: torch.Tensor | None
         residual, delta = self._one_by_one(residual, view) if self._stack is None else self._stack(residual, view)
         _, x = _add_norm(self.ops, None if delta is None else delta[rows], residual[rows], self._norm)
-        logits = self._lm_head(x)
+        return x
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         cap = self.config.logit_soft_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

@@ -1,9 +1,6 @@
 // The largest numbers of each row, with their places: what the choice of a token begins with.
-//
-// NaN counts as larger than any number, as it does for PyTorch, so that a row with one shows. Of equals (0 and -0,
-// and NaNs, are) the first comes first.
 
-#include "simd.hpp"
+#include "ranking.hpp"
 
 #include <algorithm>
 #include <functional>
@@ -49,19 +46,6 @@ int64_t place_of_largest(const Element* x, int64_t size) {
         for (place = 0; number(x + place) == number(x + place);) ++place;
     return place;
 }
-
-// Larger for what comes earlier: the number, in an order that integers have too, above the place.
-INLINE uint64_t key_of(float x, int64_t place) {
-    uint32_t bits = 0xffffffffu;
-    if (x == x) {
-        x += 0.0f;  // -0 becomes 0
-        std::memcpy(&bits, &x, sizeof bits);
-        bits = bits >> 31 ? ~bits : bits | 0x80000000u;
-    }
-    return uint64_t(bits) << 32 | (0xffffffffu - uint32_t(place));
-}
-
-INLINE int64_t place_of(uint64_t key) { return 0xffffffffu - uint32_t(key); }
 
 // Keys of the best of a row seen so far, in `keys` with room for `capacity`, at least `count` + 4 * LANES: the first
 // `count` and those that came since. Few numbers of a row get this far: what is not above the last of the first is

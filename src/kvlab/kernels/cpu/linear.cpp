@@ -7,6 +7,8 @@
 #include "linear_in_tiles.hpp"
 #include "linear_in_vectors.hpp"
 
+#include <vector>
+
 namespace {
 
 bool in_tiles(int inputs) {
@@ -16,6 +18,23 @@ bool in_tiles(int inputs) {
     return false;
 #endif
 }
+
+#if defined(KVLAB_TILES)
+// The largest output of each row, of whichever thread found it.
+template <class Weight>
+void largest(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, uint16_t* values, int64_t* places,
+             int threads) {
+    std::vector<uint64_t> best(size_t(threads) * product.rows);
+    linear_in_tiles<Weight>(product, x, x_stride, inputs, threads, best.data());
+    for (int row = 0; row < product.rows; ++row) {
+        uint64_t most = 0;
+        for (int thread = 0; thread < threads; ++thread)
+            most = std::max(most, best[size_t(thread) * product.rows + row]);
+        values[row] = to_bfloat16(number_of(most));
+        places[row] = place_of(most);
+    }
+}
+#endif
 
 template <class Weight>
 void linear(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, int threads) {
@@ -50,4 +69,20 @@ extern "C" void kvlab_linear_gated(const uint16_t* x, int64_t x_stride, int rows
     const Product product{static_cast<const char*>(packed), scales, bias, out, rows, outputs, (inputs + 1) / 2, gate};
     scales ? linear<Int8>(product, x, x_stride, inputs, threads)
            : linear<BFloat16>(product, x, x_stride, inputs, threads);
+}
+
+// What kvlab_largest finds in what kvlab_linear gives: values and places [rows], which is not written anywhere. Returns 0
+// where that does not go in one pass, and nothing is done.
+extern "C" int kvlab_linear_largest(const uint16_t* x, int64_t x_stride, int rows, const void* packed,
+                                    const float* scales, const uint16_t* bias, int outputs, int inputs,
+                                    uint16_t* values, int64_t* places, int threads) {
+#if defined(KVLAB_TILES)
+    if (in_tiles(inputs)) {
+        const Product product{static_cast<const char*>(packed), scales, bias, nullptr, rows, outputs, inputs / 2};
+        scales ? largest<Int8>(product, x, x_stride, inputs, values, places, threads)
+               : largest<BFloat16>(product, x, x_stride, inputs, values, places, threads);
+        return 1;
+    }
+#endif
+    return 0;
 }

@@ -63,6 +63,31 @@ class PackedWeight:
         )
         return out
 
+    def largest(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The largest number of each row of `multiply` and its place, `[rows, 1]`, as `largest` finds them; the
+        others are not kept. None where the product has to be written first.
+        """
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        values = torch.empty(len(x), 1, dtype=x.dtype)
+        places = torch.empty(len(x), 1, dtype=torch.int64)
+        done = len(x) and self._library.kvlab_linear_largest(
+            x.data_ptr(),
+            x.stride(0),
+            len(x),
+            self._packed.data_ptr(),
+            self._at_scales,
+            None if bias is None else bias.data_ptr(),
+            self.outputs,
+            self.inputs,
+            values.data_ptr(),
+            places.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return (values, places) if done else None
+
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows `ids` `[n]` of the weight, as it was or as int8 has it: `[n, inputs]` bfloat16. A tied embedding
         is looked up here.

@@ -53,13 +53,15 @@ Cut cut_for(int tiles, int steps) {
     return best;
 }
 
+// `best` [threads, rows]: null, or for the keys of each row's largest outputs, one of each thread; 0: it has none.
 template <class Weight>
-void linear_in_tiles(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, int threads) {
+void linear_in_tiles(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, int threads,
+                     uint64_t* best = nullptr) {
     const int rows = product.rows, tiles = (rows + TILE_SIDE - 1) / TILE_SIDE, steps = inputs / TILE_INPUTS;
     const int64_t tile_row = steps * TILE;
     char* packed = packed_rows.at_least(tiles * tile_row);
     const TiledProduct<Weight> tiled(product, packed);
-    const int stripes = tiled.stripes(), shares = std::max(1, threads / tiles);  // of packing a tile of rows
+    const int stripes = tiled.stripes(), shares = (4 * threads + tiles - 1) / tiles;  // of packing a tile of rows
     const Cut cut = cut_for(tiles, steps);
     float* sums = nullptr;
     if (cut.pieces > 1) {
@@ -84,7 +86,7 @@ void linear_in_tiles(const Product& product, const uint16_t* x, int64_t x_stride
             for (int share = 0; share < shares; ++share)
                 pack_tiles(x, x_stride, rows, tile * TILE_SIDE, steps * share / shares, steps * (share + 1) / shares,
                            packed + tile * tile_row);
-        PendingOutputs pending(product);
+        PendingOutputs pending(product, best ? best + int64_t(me) * rows : nullptr);
         for (int i = 0; i < parts; ++i) {
             const int pass = i / cut.pieces, piece = i % cut.pieces;
             const int first = int(int64_t(tiles) * pass / cut.passes);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "packed_weight.hpp"
+#include "ranking.hpp"
 #include "tiles.hpp"
 
 #include <algorithm>
@@ -14,8 +15,10 @@ class PendingOutputs {
 public:
     static constexpr int MOST_SUMS = 3 * TILE_SIDE * 2 * LANES;  // 48 rows by 32 outputs, or 16 by 64
 
-    explicit PendingOutputs(const Product& product)
+    // `best` [rows]: null, or the key of each row's largest output that this thread found; they are not written then.
+    explicit PendingOutputs(const Product& product, uint64_t* best)
         : product(product),
+          best(best),
           past_caches(int64_t(product.rows) * product.outputs >= MUCH && product.outputs % (2 * LANES) == 0 &&
                       reinterpret_cast<uintptr_t>(product.out) % 64 == 0) {}
 
@@ -50,6 +53,7 @@ private:
     static constexpr int64_t MUCH = 1 << 20;
 
     const Product& product;
+    uint64_t* const best;
     const bool past_caches;
     alignas(64) float numbers[MOST_SUMS];
     int top = 0, rows = 0, done = 0, panel = 0, panels = 0;
@@ -58,7 +62,9 @@ private:
     __attribute__((always_inline)) void finish_row() {
         const float* from = numbers + done * panels * LANES;
         const int row = top + done;
-        if (product.gate != Gate::NONE)
+        if (best)
+            finish_best(row, from);
+        else if (product.gate != Gate::NONE)
             finish_gated(row, from);
         else if (plain)
             finish_plain(product.out + int64_t(row) * product.outputs + panel * LANES, from);
@@ -85,6 +91,17 @@ private:
             const Floats up = rounded<uint16_t>(finished(product, half + panel + i, load(from + gates * LANES)));
             const Halves narrow = narrowed(gated<uint16_t>(x, up, product.gate == Gate::GELU));
             std::memcpy(out, &narrow, sizeof narrow);
+        }
+    }
+
+    // Rounded first: of numbers that differ no more, the first is the largest.
+    __attribute__((noinline)) void finish_best(int row, const float* from) {
+        for (int i = 0; i < panels; ++i, from += LANES) {
+            const Floats outputs = rounded<uint16_t>(finished(product, panel + i, load(from)));
+            const Floats before = all(number_of(best[row]));
+            if (!any(~(outputs < before))) continue;
+            const int first = (panel + i) * LANES, lanes = std::min(LANES, product.outputs - first);
+            for (int lane = 0; lane < lanes; ++lane) best[row] = std::max(best[row], key_of(outputs[lane], first + lane));
         }
     }
 };

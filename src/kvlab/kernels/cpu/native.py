@@ -47,6 +47,7 @@ _ARGUMENTS = {
     "kvlab_pack_linear_int8": "piippi",
     "kvlab_linear": "pqipppiipi",
     "kvlab_linear_gated": "pqipppiiippi",
+    "kvlab_linear_largest": "pqipppiippi",
     "kvlab_packed_rows": "ppipipi",
     "kvlab_rms_norm": "pppfiipiii",
     "kvlab_gated": "piiipii",
@@ -57,7 +58,11 @@ _ARGUMENTS = {
     "kvlab_paged_attention_int8": "pppppppppqiiiiiiiffii",
 }
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "q": ctypes.c_int64, "f": ctypes.c_float}
-_RESULTS = {"kvlab_packed_linear_bytes": ctypes.c_int64, "kvlab_instruction_set": ctypes.c_char_p}
+_RESULTS = {
+    "kvlab_packed_linear_bytes": ctypes.c_int64,
+    "kvlab_linear_largest": ctypes.c_int,
+    "kvlab_instruction_set": ctypes.c_char_p,
+}
 
 _log = logging.getLogger(__name__)
 

@@ -56,7 +56,7 @@ struct Product {
     const char* weights;  // packed
     const float* scales;  // of each output of int8 weights, else null
     const uint16_t* bias;
-    uint16_t* out;
+    uint16_t* out;  // null: only the largest output of each row is asked for
     int rows, outputs, pairs;
     Gate gate = Gate::NONE;
 

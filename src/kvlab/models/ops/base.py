@@ -126,6 +126,10 @@ class Ops(LogitsOps, Protocol):
         """
         ...
 
+    def largest_output(self, linear: Linear, x: torch.Tensor) -> Largest:
+        """The largest number of each row of `linear(x)`, as `largest` finds it; the others need not be kept."""
+        ...
+
     def stack(self, layers: Sequence[LayerParts], attention: AttentionBackend) -> Stack | None:
         """The layers of a decoder as one operation, with the same results; None: run them one by one."""
         ...

@@ -11,7 +11,7 @@ from kvlab.kernels.cpu.layers import TIMED, Layer, Layers, Product, Step
 from kvlab.kernels.cpu.layers import Norm as NativeNorm
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import LayerParts, Linear, Norm
+from kvlab.models.ops.base import Largest, LayerParts, Linear, Norm
 
 
 class NativeLinear:
@@ -28,6 +28,11 @@ class NativeLinear:
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """See Linear."""
         return self._weight.rows(ids)
+
+    def largest(self, x: torch.Tensor) -> Largest | None:
+        """See Ops.largest_output; None where the product has to be written first."""
+        found = self._weight.largest(x, self._bias)
+        return None if found is None else Largest(*found)
 
     def product(self) -> Product:
         """See PackedWeight."""

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from kvlab.attention.base import AttentionBackend
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import Angles, Largest, LayerParts, Norm, Stack
+from kvlab.models.ops.base import Angles, Largest, LayerParts, Linear, Norm, Stack
 from kvlab.models.rope import RotaryEmbedding, rotate
 
 #: The gate's activation by the name that transformers gives it.
@@ -104,6 +104,10 @@ class TorchOps:
     def stack(self, layers: Sequence[LayerParts], attention: AttentionBackend) -> Stack | None:
         """See Ops."""
         return None
+
+    def largest_output(self, linear: Linear, x: torch.Tensor) -> Largest:
+        """See Ops."""
+        return self.largest(linear(x))
 
     def largest(self, x: torch.Tensor, count: int = 1) -> Largest:
         """See LogitsOps."""
