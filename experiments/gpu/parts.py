@@ -24,7 +24,7 @@ from kvlab.config import KVConfig, ModelConfig, SchedulerConfig, WorkloadConfig
 from kvlab.core import Request, Sequence
 from kvlab.engine.clock import WallClock
 from kvlab.engine.engine import Engine
-from kvlab.engine.executor import TorchExecutor
+from kvlab.engine.executor import SamplerProtocol, TorchExecutor
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.kv.contiguous import SlottedKVCachePool
@@ -175,15 +175,16 @@ class _Outputs(NamedTuple):
     logits: torch.Tensor
 
 
-class _Recorder(Sampler):
-    """Keeps the logits it picks from."""
+class _Recorder:
+    """Keeps the logits it picks from: it is no GreedySampler, which would not be given any."""
 
     def __init__(self) -> None:
         self.logits: list[torch.Tensor] = []
+        self._sampler = Sampler()
 
     def __call__(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
         self.logits.append(logits.cpu())
-        return super().__call__(logits, sequences)
+        return self._sampler(logits, sequences)
 
 
 def _outputs(name: str, kv: str, attention: str, device: str, sizes: Sizes) -> _Outputs:
@@ -234,7 +235,7 @@ def _engine(
     dtype: str,
     workload: WorkloadConfig,
     seed: int = 0,
-    sampler: Sampler | None = None,
+    sampler: SamplerProtocol | None = None,
 ) -> tuple[Engine, list[Request], PoolSize]:
     """An engine, the requests it is to serve, and the size of its pool."""
     scheduler = SchedulerConfig(max_batched_tokens=2048)
