@@ -16,14 +16,14 @@ Any setting of `python -m src.run` may follow. Nothing is built and nothing is a
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlab.config import RunConfig, parse_bytes
-from kvlab.errors import ConfigError, KvlabError
+from kvlab.errors import ConfigError
+from src.commands import run_command
 
 if TYPE_CHECKING:
     from kvlab.lab.capacity import CapacityPlan
@@ -163,22 +163,20 @@ def show(found: CapacityPlan) -> None:
         console.print(f"[dim]{note}[/]", highlight=False)
 
 
-def main() -> None:
-    """Run the command line."""
-    arguments = sys.argv[1:]
-    if {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        return
-    try:
-        question = read_arguments(arguments)
-        found = plan(question)
-    except KvlabError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+def answer(arguments: list[str]) -> int:
+    """Read the command line, plan, tell. Returns the exit code. Raises a KvlabError."""
+    question = read_arguments(arguments)
+    found = plan(question)
     if question.as_json:
         print(json.dumps(found.as_dict(), indent=2))
     else:
         show(found)
+    return 0
+
+
+def main() -> None:
+    """Run the command line."""
+    run_command(__doc__, answer)
 
 
 if __name__ == "__main__":

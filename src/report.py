@@ -30,6 +30,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from src.commands import run_command
+
 if TYPE_CHECKING:
     from kvlab.lab.report.model import Report
     from kvlab.lab.report.options import ReportOptions
@@ -72,19 +74,10 @@ def _directory(options: ReportOptions) -> Path:
 
 def main() -> None:
     """Run the command line."""
-    arguments = sys.argv[1:]
-    if not arguments or {"-h", "--help"} & set(arguments):
+    if len(sys.argv) == 1:
         print(__doc__)
-        sys.exit(0 if arguments else 2)
-    from kvlab.errors import KvlabError
-
-    try:
-        made = report(arguments)
-    except KvlabError as error:
-        print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    if made.violated:
-        sys.exit(VIOLATED)
+    run_command(__doc__, lambda arguments: VIOLATED if report(arguments).violated else 0)
 
 
 if __name__ == "__main__":

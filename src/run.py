@@ -6,6 +6,7 @@ Everything else is in the package; here Hydra composes the configuration and its
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn, cast
 
@@ -19,8 +20,10 @@ from kvlab.config import RunConfig
 from kvlab.errors import KvlabError
 from src import sweep
 from src.points import run_title
+from src.resuming import was_done
 
 ROOT = Path(__file__).resolve().parents[1]
+_EXTRAS = {"joblib": ("hydra_joblib_launcher", "joblib"), "submitit": ("hydra_submitit_launcher", "slurm")}
 GROUPS = ("model", "kv", "scheduler", "attention", "executor", "workload", "tracking")
 
 ConfigStore.instance().store(name="schema", node=RunConfig)
@@ -38,7 +41,7 @@ def job(cfg: DictConfig) -> float | None:
         point = sweep.job(Path(hydra_config.sweep.dir), directory, list(hydra_config.overrides.task))
     try:
         config = cast(RunConfig, OmegaConf.to_object(cfg))
-        if config.resume and not in_sweep and sweep.was_done(config):
+        if config.resume and not in_sweep and was_done(config):
             return None
         # Imported this late so that --help and a mistyped option answer at once.
         from rich.console import Console
@@ -79,9 +82,18 @@ def _fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
+def _refuse_missing_launcher(arguments: list[str]) -> None:
+    """End with a sentence where the command line names a launcher whose package is not installed."""
+    for text in arguments:
+        key, _, value = text.partition("=")
+        for name, (module, extra) in _EXTRAS.items():
+            if key == "hydra/launcher" and value.startswith(name) and find_spec(f"hydra_plugins.{module}") is None:
+                _fail(f"{text}: needs a package that is not installed: pip install 'kvlab[{extra}]'", code=2)
+
+
 def main() -> None:
     """Run the command line; a sweep is summed up when its last point is done."""
-    sweep.refuse_missing_launcher(sys.argv[1:])
+    _refuse_missing_launcher(sys.argv[1:])
     try:
         job()
     except KeyboardInterrupt:

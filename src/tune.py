@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlab.config import parse_bytes
 from kvlab.errors import ConfigError, KvlabError, TrackingError
+from src.commands import run_command
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -302,21 +303,17 @@ def _quoted(text: str) -> str:
     return shlex.quote(text)
 
 
+def answer(arguments: list[str]) -> int:
+    """Read the command line and search. Returns the exit code. Raises a KvlabError."""
+    question = read_arguments(arguments)
+    from rich.console import Console
+
+    return Search(question, Console()).run()
+
+
 def main() -> None:
     """Run the command line."""
-    arguments = sys.argv[1:]
-    if {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        return
-    try:
-        question = read_arguments(arguments)
-        from rich.console import Console
-
-        code = Search(question, Console()).run()
-    except KvlabError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    sys.exit(code)
+    run_command(__doc__, answer)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from kvlab.config import RunConfig
 from kvlab.models.families import decoder_config, load_transformers_config
-from tests.lab.small_runs import CONF, run_small
+from tests.lab.small_runs import CONF
 
 NEEDS = {"model=checkpoint": ["model.path=somewhere"], "workload=jsonl": ["workload.path=somewhere"]}
 SWEEPS = sorted(
@@ -37,17 +37,15 @@ def test_choice_composes(choice: str) -> None:
 
 
 @pytest.mark.parametrize("name", SWEEPS)
-def test_experiment_and_sweep_run_in_a_reduced_form(name: str, tmp_path: Path) -> None:
-    """Every point composes; and so that each value of each setting is used, as many as the longest list run."""
-    swept = swept_values(name)
-    for point in itertools.product(*swept):
+def test_every_point_of_an_experiment_or_sweep_composes(name: str) -> None:
+    """As it is; test_sweep_files.py runs them in small."""
+    for point in points_of(name):
         compose_run(name, *point)
-    for number in range(max((len(values) for values in swept), default=1)):
-        point = [values[number % len(values)] for values in swept]
-        result = run_small(tmp_path / str(number), name, *point)
-        assert (result.status, result.error) == ("finished", None), point
-        assert result.metrics["requests/completed"] >= 2
-        assert (tmp_path / str(number) / "summary.json").is_file()
+
+
+def points_of(name: str) -> list[tuple[str, ...]]:
+    """The overrides of each point of a file."""
+    return list(itertools.product(*swept_values(name)))
 
 
 def swept_values(name: str) -> list[list[str]]:

@@ -223,7 +223,7 @@ def test_optimize_that_no_run_has_lists_what_there_is(lab: SweepLab) -> None:
 def test_a_sweep_that_cannot_be_is_refused_in_a_sentence(
     bare: SweepLab, overrides: list[str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("src.sweep.find_spec", lambda name: None)
+    monkeypatch.setattr("src.run.find_spec", lambda name: None)
     ended = bare.here(*overrides)
     assert ended.code == 2, ended.output
     assert ended.output.startswith("error: ")

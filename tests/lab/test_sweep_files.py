@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.lab.sweeps import ROOT, SweepLab
+from tests.lab.sweeps import SweepLab
+from tests.lab.test_compose import SWEEPS, points_of
 
-FILES = sorted(
-    [f"sweep={file.stem}" for file in (ROOT / "conf/sweep").glob("*.yaml")]
-    + [f"experiment={file.stem}" for file in (ROOT / "conf/experiment").glob("*.yaml")]
-)
-SMALL = ["repeats=1", "workload.num_requests=2", "workload.arrival=burst", "workload.think_s=0", "workload.turns=1"]
+SMALL = ["repeats=1", "workload.num_requests=2", "workload.rate=1000", "workload.think_s=0"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", FILES)
-def test_it_runs_in_small(file: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    ended = SweepLab(tmp_path, capfd.readouterr).here(file, *SMALL, "tracking=off")
+@pytest.mark.parametrize("name", SWEEPS)
+def test_it_runs_in_small(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    ended = SweepLab(tmp_path, capfd.readouterr).here(name, *SMALL, "tracking=off")
     assert ended.code == 0, ended.output
-    plans = list((tmp_path / "out").glob("*/summary.json"))
-    assert plans
-    if "sweep" in file:
-        assert len(plans) > 1
-    assert f"{len(plans)} runs: {len(plans)} finished\n" in ended.output or len(plans) == 1
+    summaries = [json.loads(file.read_text()) for file in (tmp_path / "out").rglob("summary.json")]
+    assert len(summaries) == len(points_of(name))
+    for summary in summaries:
+        assert (summary["status"], summary["error"]) == ("finished", None)
+        assert summary["metrics"]["requests/completed"] >= 2
+    if len(summaries) > 1:
+        assert f"{len(summaries)} runs: {len(summaries)} finished\n" in ended.output
+    else:
+        assert "sweep" not in name
