@@ -71,8 +71,8 @@ extern "C" void kvlab_linear_gated(const uint16_t* x, int64_t x_stride, int rows
            : linear<BFloat16>(product, x, x_stride, inputs, threads);
 }
 
-// What kvlab_largest finds in what kvlab_linear gives: values and places [rows], which is not written anywhere. Returns 0
-// where that does not go in one pass, and nothing is done.
+// What kvlab_largest finds in what kvlab_linear gives, which is not written anywhere: values and places [rows]. Returns
+// 0 where that does not go in one pass, and nothing is done.
 extern "C" int kvlab_linear_largest(const uint16_t* x, int64_t x_stride, int rows, const void* packed,
                                     const float* scales, const uint16_t* bias, int outputs, int inputs,
                                     uint16_t* values, int64_t* places, int threads) {

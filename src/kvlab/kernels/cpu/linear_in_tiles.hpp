@@ -91,8 +91,9 @@ void linear_in_tiles(const Product& product, const uint16_t* x, int64_t x_stride
             const int pass = i / cut.pieces, piece = i % cut.pieces;
             const int first = int(int64_t(tiles) * pass / cut.passes);
             const int last = int(int64_t(tiles) * (pass + 1) / cut.passes);
-            const Part part{first * TILE_SIDE,         std::min(rows, last * TILE_SIDE), steps * piece / cut.pieces,
-                            steps * (piece + 1) / cut.pieces, sums, piece == 0, piece == cut.pieces - 1};
+            const int begin = steps * piece / cut.pieces, end = steps * (piece + 1) / cut.pieces;
+            const Part part{first * TILE_SIDE, std::min(rows, last * TILE_SIDE), begin, end,
+                            sums,              piece == 0,                       piece == cut.pieces - 1};
             for (int other = 0; other < threads; ++other)
                 tiled.multiply(part, runs[i * threads + (me + other) % threads], pending);
             if (cut.pieces > 1) {

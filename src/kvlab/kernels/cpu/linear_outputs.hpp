@@ -101,7 +101,8 @@ private:
             const Floats before = all(number_of(best[row]));
             if (!any(~(outputs < before))) continue;
             const int first = (panel + i) * LANES, lanes = std::min(LANES, product.outputs - first);
-            for (int lane = 0; lane < lanes; ++lane) best[row] = std::max(best[row], key_of(outputs[lane], first + lane));
+            for (int lane = 0; lane < lanes; ++lane)
+                best[row] = std::max(best[row], key_of(outputs[lane], first + lane));
         }
     }
 };
