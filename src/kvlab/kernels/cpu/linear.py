@@ -49,18 +49,7 @@ class PackedWeight:
         if x.stride(1) != 1:
             x = x.contiguous()
         out = torch.empty(len(x), self.outputs, dtype=x.dtype)
-        self._library.kvlab_linear(
-            x.data_ptr(),
-            x.stride(0),
-            len(x),
-            self._packed.data_ptr(),
-            self._at_scales,
-            None if bias is None else bias.data_ptr(),
-            self.outputs,
-            self.inputs,
-            out.data_ptr(),
-            torch.get_num_threads(),
-        )
+        self._library.kvlab_linear(*self._sides(x, bias), out.data_ptr(), torch.get_num_threads())
         return out
 
     def largest(
@@ -73,20 +62,17 @@ class PackedWeight:
             x = x.contiguous()
         values = torch.empty(len(x), 1, dtype=x.dtype)
         places = torch.empty(len(x), 1, dtype=torch.int64)
+        outputs = values.data_ptr(), places.data_ptr()
         done = len(x) and self._library.kvlab_linear_largest(
-            x.data_ptr(),
-            x.stride(0),
-            len(x),
-            self._packed.data_ptr(),
-            self._at_scales,
-            None if bias is None else bias.data_ptr(),
-            self.outputs,
-            self.inputs,
-            values.data_ptr(),
-            places.data_ptr(),
-            torch.get_num_threads(),
+            *self._sides(x, bias), *outputs, torch.get_num_threads()
         )
         return (values, places) if done else None
+
+    def _sides(self, x: torch.Tensor, bias: torch.Tensor | None) -> tuple[int | None, ...]:
+        """What native products begin with."""
+        at_bias = None if bias is None else bias.data_ptr()
+        weight = self._packed.data_ptr(), self._at_scales, at_bias, self.outputs, self.inputs
+        return x.data_ptr(), x.stride(0), len(x), *weight
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows `ids` `[n]` of the weight, as it was or as int8 has it: `[n, inputs]` bfloat16. A tied embedding
