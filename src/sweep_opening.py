@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from kvlab.config import TrackingConfig
 from kvlab.errors import ConfigError, TrackingError
 from src.points import Composed, bare_key
-from src.resuming import done_before, earlier_runs
+from src.resuming import ROOT, done_before, earlier_runs
 
 if TYPE_CHECKING:
     from kvlab.lab.sweep.earlier import Earlier
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from kvlab.lab.sweep.status import SweepProgress
     from kvlab.lab.tracking import Tracker
     from kvlab.lab.tracking.search import TrackedRun
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(slots=True)

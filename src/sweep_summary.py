@@ -27,9 +27,9 @@ def sum_up(sweep: Sweep) -> int:
     for problem in sweep.problems:
         print(f"the launcher failed: {problem}", file=sys.stderr)
     names, wanted = metric_names(results), sweep.plan.optimize
-    unknown = f"optimize={wanted}: no run has it; there are: {', '.join(names)}" if wanted and names else ""
-    if unknown and wanted not in names:
-        print(f"error: {unknown}", file=sys.stderr)
+    unknown = bool(wanted) and wanted not in names
+    if unknown and names:
+        print(f"error: optimize={wanted}: no run has it; there are: {', '.join(names)}", file=sys.stderr)
     status = RunStatus.INTERRUPTED if sweep.interrupted else status_of(results)
     report = sweep.directory / "report"
     write_csv(results, report / "sweep.csv")
@@ -51,7 +51,7 @@ def sum_up(sweep: Sweep) -> int:
         if sweep.tracker.run_id:
             print("the same command with resume=true runs the rest")
         return 130
-    return 1 if status is RunStatus.FAILED or sweep.tracking_error or (wanted and wanted not in names) else 0
+    return 1 if status is RunStatus.FAILED or sweep.tracking_error or unknown else 0
 
 
 def _close_open_runs(sweep: Sweep) -> None:

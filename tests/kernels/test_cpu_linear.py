@@ -8,7 +8,7 @@ import torch
 from kvlab.kernels.cpu.elementwise import gated
 from kvlab.kernels.cpu.largest import largest
 from kvlab.kernels.cpu.linear import PackedWeight
-from kvlab.kernels.cpu.native import load
+from kvlab.kernels.cpu.native import instruction_set, load
 from kvlab.kv.int8 import quantize
 from kvlab.models.ops.cpu_ops import CpuOps
 
@@ -26,6 +26,11 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert found.dtype == torch.bfloat16
     tolerance = 4e-3 * max(1e-30, expected.abs().max().item())
     torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=4e-3)
+
+
+def in_tiles(inputs: int) -> bool:
+    """Whether products of so many inputs go through matrix tiles."""
+    return "amx" in instruction_set() and inputs % 32 == 0
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8, 12, 13, 16, 19, 24, 25, 49, 100])
@@ -62,11 +67,13 @@ def test_gates_inside_the_product(rows: int, outputs: int, inputs: int, gelu: bo
     """To the last bit what two passes give."""
     packed, bias, x = PackedWeight(draw(outputs, inputs), int8=int8), draw(outputs), draw(rows, inputs)
     product, out, wide = packed.product(bias), draw(rows, outputs // 2), draw(rows, outputs)
+    before = wide.clone()
     load().kvlab_linear_gated(
         *(x.data_ptr(), inputs, rows, product.packed, product.scales, product.bias, outputs, inputs, gelu),
         *(wide.data_ptr(), out.data_ptr(), torch.get_num_threads()),
     )
     assert torch.equal(out, gated(packed.multiply(x, bias), gelu=gelu))
+    assert torch.equal(wide, before) == (in_tiles(inputs) and outputs % 32 == 0)
 
 
 @pytest.mark.parametrize("int8", [False, True])
@@ -80,6 +87,7 @@ def test_the_largest_without_the_others(rows: int, outputs: int, inputs: int, in
     packed = PackedWeight(weight, int8=int8)
     ops = CpuOps(int8_weights=int8)
     found = ops.largest_output(ops.linear(weight, bias), x)
+    assert (packed.largest(x) is not None) == in_tiles(inputs)
     expected = largest(packed.multiply(x, bias), 1)
     assert torch.equal(found.values, expected[0])
     assert torch.equal(found.places, expected[1])

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 
 from kvlab.config import RunConfig
 from kvlab.models.families import decoder_config, load_transformers_config
 from tests.lab.small_runs import CONF
+from tests.lab.swept import SWEEPS, points_of
 
 NEEDS = {"model=checkpoint": ["model.path=somewhere"], "workload=jsonl": ["workload.path=somewhere"]}
-SWEEPS = sorted(
-    f"{group}={file.stem}" for group in ("sweep", "experiment") for file in CONF.glob(f"{group}/*.yaml")
-)
 CHOICES = sorted(f"{file.parent.name}={file.stem}" for file in CONF.glob("*/*.yaml"))
 MODELS = sorted(file.stem for file in CONF.glob("model/*.yaml") if file.stem != "checkpoint")
 
@@ -41,24 +37,6 @@ def test_every_point_of_an_experiment_or_sweep_composes(name: str) -> None:
     """As it is; test_sweep_files.py runs them in small."""
     for point in points_of(name):
         compose_run(name, *point)
-
-
-def points_of(name: str) -> list[tuple[str, ...]]:
-    """The overrides of each point of a file."""
-    return list(itertools.product(*swept_values(name)))
-
-
-def swept_values(name: str) -> list[list[str]]:
-    """The overrides of each setting that a file sweeps, as Hydra reads them; none for an experiment of one run."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        params = compose("run", [name], return_hydra_config=True).hydra.sweeper.get("params") or {}
-    overrides = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()])
-    return [
-        [f"{each.get_key_element()}={value}" for value in each.sweep_string_iterator()]
-        if each.is_sweep_override()
-        else [f"{each.get_key_element()}={each.get_value_element_as_str()}"]
-        for each in overrides
-    ]
 
 
 @pytest.mark.parametrize("file", sorted(CONF.glob("**/*.yaml")), ids=lambda file: f"{file.parent.name}/{file.stem}")

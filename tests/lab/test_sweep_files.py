@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.sweeps import SweepLab
-from tests.lab.test_compose import SWEEPS, points_of
+from tests.lab.swept import SWEEPS, points_of
 
 SMALL = ["repeats=1", "workload.num_requests=2", "workload.rate=1000", "workload.think_s=0"]
 

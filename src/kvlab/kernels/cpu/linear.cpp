@@ -45,6 +45,11 @@ void linear(const Product& product, const uint16_t* x, int64_t x_stride, int inp
     linear_in_vectors<Weight>(product, x, x_stride, inputs, threads);
 }
 
+void multiply(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, int threads) {
+    product.scales ? linear<Int8>(product, x, x_stride, inputs, threads)
+                   : linear<BFloat16>(product, x, x_stride, inputs, threads);
+}
+
 }  // namespace
 
 // out [rows, outputs] = x [rows, inputs] W^T + bias. `x_stride`: elements between rows of x. bias may be null; so
@@ -52,8 +57,7 @@ void linear(const Product& product, const uint16_t* x, int64_t x_stride, int inp
 extern "C" void kvlab_linear(const uint16_t* x, int64_t x_stride, int rows, const void* packed, const float* scales,
                              const uint16_t* bias, int outputs, int inputs, uint16_t* out, int threads) {
     const Product product{static_cast<const char*>(packed), scales, bias, out, rows, outputs, (inputs + 1) / 2};
-    scales ? linear<Int8>(product, x, x_stride, inputs, threads)
-           : linear<BFloat16>(product, x, x_stride, inputs, threads);
+    multiply(product, x, x_stride, inputs, threads);
 }
 
 // The same with the first half of the outputs gates of the second: out [rows, outputs / 2], as if it were kvlab_gated
@@ -67,8 +71,7 @@ extern "C" void kvlab_linear_gated(const uint16_t* x, int64_t x_stride, int rows
     }
     const Gate gate = gelu ? Gate::GELU : Gate::SILU;
     const Product product{static_cast<const char*>(packed), scales, bias, out, rows, outputs, (inputs + 1) / 2, gate};
-    scales ? linear<Int8>(product, x, x_stride, inputs, threads)
-           : linear<BFloat16>(product, x, x_stride, inputs, threads);
+    multiply(product, x, x_stride, inputs, threads);
 }
 
 // What kvlab_largest finds in what kvlab_linear gives, which is not written anywhere: values and places [rows]. Returns

@@ -85,7 +85,7 @@ INLINE void zero_sums() {
     _tile_zero(5);
 }
 
-// From sums [16 ROWS, 16 COLUMNS].
+// From sums [16 ROWS, 16 COLUMNS]. (A tile's number is part of the instruction's name: what loads cannot store.)
 template <int ROWS, int COLUMNS>
 INLINE void load_sums(const float* sums) {
     constexpr int64_t stride = COLUMNS * TILE_SIDE, bytes = stride * sizeof(float);

@@ -158,7 +158,7 @@ private:
         constexpr int SUMS = ROWS * COLUMNS * TILE_SIDE;  // lines of them
         const int count = part.steps(), share = (pending.left() + count - 1) / count;
         const int sums_share = part.first ? 0 : (SUMS + count - 1) / count;
-        const char* next_sums = reinterpret_cast<const char*>(sums + SUMS * LANES);
+        const char* next_sums = part.first ? nullptr : reinterpret_cast<const char*>(sums + SUMS * LANES);
         Panels near = right;
         near.at += TILE;
         // GCC does not know that loading a tile reads memory: what was written stays before it.

@@ -1,0 +1,32 @@
+"""The files of conf/ that name more than one run, and the points of each."""
+
+from __future__ import annotations
+
+import itertools
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from tests.lab.small_runs import CONF
+
+SWEEPS = sorted(
+    f"{group}={file.stem}" for group in ("sweep", "experiment") for file in CONF.glob(f"{group}/*.yaml")
+)
+
+
+def points_of(name: str) -> list[tuple[str, ...]]:
+    """The overrides of each point of a file."""
+    return list(itertools.product(*swept_values(name)))
+
+
+def swept_values(name: str) -> list[list[str]]:
+    """The overrides of each setting that a file sweeps, as Hydra reads them; none for an experiment of one run."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        params = compose("run", [name], return_hydra_config=True).hydra.sweeper.get("params") or {}
+    overrides = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()])
+    return [
+        [f"{each.get_key_element()}={value}" for value in each.sweep_string_iterator()]
+        if each.is_sweep_override()
+        else [f"{each.get_key_element()}={each.get_value_element_as_str()}"]
+        for each in overrides
+    ]
