@@ -57,6 +57,11 @@ def read_run(directory: Path) -> tuple[dict[str, Any], RunConfig, list[StepRecor
     return summary, cast(RunConfig, OmegaConf.to_object(settings)), steps
 
 
+def logged_costs(summary: dict[str, Any], config: RunConfig) -> RunCosts:
+    """What the steps of a finished run consist of."""
+    return RunCosts(decoder_config(config.model), summary["bytes_per_weight"], summary["kv_bytes_per_token"])
+
+
 def _show_run(console: Console, directory: Path, *, again: bool) -> None:
     summary, config, steps = read_run(directory)
     torch.set_num_threads(summary["threads"])
@@ -66,8 +71,7 @@ def _show_run(console: Console, directory: Path, *, again: bool) -> None:
             f"[yellow]warning:[/] the run was on {summary['machine']}, the rates are those of {describe('cpu')}",
             highlight=False,
         )
-    costs = RunCosts(decoder_config(config.model), summary["bytes_per_weight"], summary["kv_bytes_per_token"])
-    _show(console, summary["name"], roofline(costs, steps, rates))
+    _show(console, summary["name"], roofline(logged_costs(summary, config), steps, rates))
 
 
 def _show(console: Console, name: str, found: Roofline) -> None:

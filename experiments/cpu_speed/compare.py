@@ -4,7 +4,8 @@
                                             [--peers vllm-compiled transformers] [--rounds 5] [--json FILE]
 
 Each program runs in a process of its own; each round runs each program once. Prints output tokens per second,
-medians of rounds, how many times a peer's figure kvlab's is, and the share of the roofline that kvlab reached.
+medians of rounds, how many times a peer's figure kvlab's is, and the share of the roofline that kvlab reached, of
+the rates that the machine had right before and after: who shares its memory takes some of them.
 """
 
 from __future__ import annotations
@@ -19,11 +20,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from experiments.runs import configure
 from kvlab.config import RunConfig
+from kvlab.engine.threads import resolve_threads
 from kvlab.lab.machine import describe
+from kvlab.lab.rates import measure
+from kvlab.lab.roofline import MachineRates, roofline
 from kvlab.models.families import load_transformers_config
 from kvlab.workloads import build_requests
+from src.roofline import logged_costs, read_run
 from src.run import ROOT
 
 SETTINGS = [
@@ -35,6 +42,7 @@ SETTINGS = [
     "scheduler.max_batched_tokens=1024",
 ]
 MAX_SEQ_LEN = "model.max_seq_len=4096"
+SHARE = "efficiency/roofline_share"
 
 
 def write_requests(config: RunConfig, path: Path) -> None:
@@ -58,14 +66,18 @@ def write_model(config: RunConfig, directory: Path) -> None:
 
 
 def run_kvlab(model: str, requests: Path, extra: list[str], folder: Path) -> dict[str, float]:
-    """One run in a fresh process: its metrics."""
+    """One run in a fresh process: its metrics, the machine's rates around it, and the share of their roofline."""
     command = [sys.executable, "-m", "src.run", f"model={model}", MAX_SEQ_LEN, "workload=jsonl"]
     command += [f"workload.path={requests}", *SETTINGS, "tracking=off", f"hydra.run.dir={folder}", *extra]
+    before = measure("bfloat16")
     began = time.perf_counter()
     _checked(command)
     whole = time.perf_counter() - began
-    metrics: dict[str, float] = json.loads((folder / "summary.json").read_text())["metrics"]
-    return metrics | {"whole_s": whole}
+    rates = MachineRates(*map(max, before, measure("bfloat16")))
+    summary, config, steps = read_run(folder)
+    share = roofline(logged_costs(summary, config), steps, rates).share
+    metrics: dict[str, float] = summary["metrics"]
+    return metrics | rates._asdict() | {"whole_s": whole, SHARE: share}
 
 
 def run_peer(python: str, peer: str, requests: Path, model: Path) -> dict[str, float]:
@@ -94,6 +106,7 @@ def main() -> None:
     parser.add_argument("--overrides", nargs="*", default=[], help="of python -m src.run")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    torch.set_num_threads(resolve_threads(None))
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -111,7 +124,7 @@ def main() -> None:
                     else:
                         python = arguments.vllm_python if program.startswith("vllm") else sys.executable
                         results.append(run_peer(python, program, requests, folder / "model"))
-                    print(f"{workload} round {turn + 1}: {program} {rate(results[-1]):.1f} tok/s", file=sys.stderr)
+                    print(f"{workload} round {turn + 1}: {program} {said(results[-1])}", file=sys.stderr)
             if arguments.json:
                 arguments.json.write_text(json.dumps(found, indent=1))
     print(f"{describe('cpu')}; {arguments.model}, bfloat16; {time.strftime('%Y-%m-%d')}\n")
@@ -123,6 +136,15 @@ def rate(result: dict[str, Any]) -> float:
     if "seconds" in result:
         return float(result["output_tokens"] / result["seconds"])
     return float(result["throughput/output_tokens_per_s"])
+
+
+def said(result: dict[str, Any]) -> str:
+    """A result in words."""
+    words = f"{rate(result):.1f} tok/s"
+    if SHARE in result:
+        bandwidth, flops = result["read_bytes_per_s"] / 1e9, result["flops_per_s"] / 1e12
+        words += f", {result[SHARE]:.0f} % of {bandwidth:.1f} GB/s and {flops:.2f} TFLOP/s"
+    return words
 
 
 def table(found: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
@@ -137,8 +159,8 @@ def table(found: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
         for program, values in rates.items():
             ratio = statistics.median(a / b for a, b in zip(rates["kvlab"], values, strict=True))
             times = "" if program == "kvlab" else f"{ratio:.2f} times"
-            shares = [result.get("efficiency/roofline_share") for result in programs[program]]
-            share = "" if None in shares else f"{statistics.median(shares):.0f} %"
+            shares = [result[SHARE] for result in programs[program] if SHARE in result]
+            share = f"{statistics.median(shares):.0f} %" if shares else ""
             each = ", ".join(f"{value:.1f}" for value in values)
             rows.append(f"| {workload} | {program} | {medians[program]:.1f} | {each} | {times} | {share} |")
     return "\n".join(rows)

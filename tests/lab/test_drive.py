@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from kvlab.core import Request, SamplingParams, StepPlan
 from kvlab.engine.executor import TorchExecutor
 from kvlab.engine.sampler import Sampler
@@ -41,6 +43,13 @@ def test_requests_that_a_full_line_refuses_are_told_of_and_the_others_served() -
     assert [s.output_token_ids for s in log.sequences] == [expected_tokens(s.request) for s in log.sequences]
     assert len(log.refused) == 2
     assert "'c': 2 requests are waiting" in log.refused[0]
+
+
+def test_what_was_alive_before_is_no_matter_for_the_garbage_collector_while_requests_are_served() -> None:
+    frozen = []
+    drive(make_engine(), [turn("a", 5, 3)], on_step=lambda log, record: frozen.append(gc.get_freeze_count()))
+    assert min(frozen) > 10_000  # this process has as many objects before anything runs
+    assert gc.get_freeze_count() == 0
 
 
 class TestConversations:

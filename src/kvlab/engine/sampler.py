@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 import torch
 
 from kvlab.core import Sequence, TokenLogprobs
@@ -56,7 +58,10 @@ class Sampler:
         """The token of each row's largest logit, `largest` `[len(sequences), 1]`. Raises SamplingError as a call
         does.
         """
-        _check(~largest.values.isfinite().flatten(), sequences)
+        values: list[float] = largest.values.flatten().tolist()
+        if not all(map(isfinite, values)):
+            unsound = {s.request.request_id for s, x in zip(sequences, values, strict=True) if not isfinite(x)}
+            raise SamplingError(sorted(unsound))
         tokens: list[int] = largest.places.flatten().tolist()
         return tokens
 
@@ -134,10 +139,3 @@ def _takes_the_best(sequence: Sequence) -> bool:
 
 def _is_too_short(sequence: Sequence) -> bool:
     return sequence.num_output_tokens < sequence.request.sampling.min_tokens
-
-
-def _check(unsound: torch.Tensor, sequences: list[Sequence]) -> None:
-    """Raise SamplingError naming the requests of the rows that `unsound` `[rows]` marks."""
-    if bool(unsound.any()):
-        rows = unsound.nonzero().flatten().tolist()
-        raise SamplingError(sorted({sequences[row].request.request_id for row in rows}))

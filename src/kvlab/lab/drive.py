@@ -11,6 +11,7 @@ from kvlab.core import FinishReason, Request, Sequence, StepRecord
 from kvlab.engine.engine import Engine
 from kvlab.errors import RequestRefusedError
 from kvlab.kv.journal import BlockJournal
+from kvlab.lab.heap import heap_at_rest
 
 _NAP_S = 0.05  # the longest sleep, so that a request to stop is seen soon
 
@@ -27,6 +28,7 @@ class RunLog:
     journal: BlockJournal | None = None  # what happened to each block, where that was kept
 
 
+@heap_at_rest()
 def drive(
     engine: Engine,
     requests: list[Request],

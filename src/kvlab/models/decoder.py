@@ -219,7 +219,9 @@ class Decoder:
             residual = residual * self._embedding_scale
         delta: torch.Tensor | None
         residual, delta = self._one_by_one(residual, view) if self._stack is None else self._stack(residual, view)
-        return _add_norm(self.ops, None if delta is None else delta[rows], residual[rows], self._norm)[1]
+        if len(rows) < len(token_ids):
+            delta, residual = None if delta is None else delta[rows], residual[rows]
+        return _add_norm(self.ops, delta, residual, self._norm)[1]
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         cap = self.config.logit_soft_cap

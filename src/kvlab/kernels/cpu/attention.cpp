@@ -106,7 +106,8 @@ void run(const Problem& problem, int threads) {
 #pragma omp for schedule(dynamic, 1)
         for (size_t i = 0; i < order.size(); ++i) {
             const Item& item = items[order[i]];
-            if (!attend_in_tiles<Type>(problem, shape, item, partials.get()))
+            const Item* next = i + threads < order.size() ? &items[order[i + threads]] : nullptr;
+            if (!attend_in_tiles<Type>(problem, shape, item, next, partials.get()))
                 attend<Type>(problem, shape, item, partials.get());
         }
 #pragma omp for schedule(dynamic, 1)

@@ -69,7 +69,8 @@ thread_local TiledScratch tiled_scratch;
 template <class Type>
 class TiledItem {
 public:
-    TiledItem(const Problem& problem, const Shape<Type>& shape, const Item& item)
+    // `next`: what the thread will probably compute after it; null: nothing.
+    TiledItem(const Problem& problem, const Shape<Type>& shape, const Item& item, const Item* next)
         : problem(problem),
           shape(shape),
           item(item),
@@ -79,7 +80,12 @@ public:
           row_tiles((rows + TILE_SIDE - 1) / TILE_SIDE),
           start(problem.query_start[item.sequence] + item.first_query),
           first_key(item.first_key / TILE_SIDE * TILE_SIDE),
-          in_place(!SCALED<Type> && problem.block_size % TILE_SIDE == 0 && shape.whole_chunks == shape.chunks) {}
+          in_place(!SCALED<Type> && problem.block_size % TILE_SIDE == 0 && shape.whole_chunks == shape.chunks) {
+        if (!next) return;
+        const auto* queries = static_cast<const Element*>(problem.queries) + next->first_head * group * shape.head_dim;
+        next_query = queries + (problem.query_start[next->sequence] + next->first_query) * problem.query_stride;
+        next_queries = next->last_query - next->first_query;
+    }
 
     void attend(float* partials) {
         prepare();
@@ -101,6 +107,8 @@ private:
     const int group, rows, row_tiles, start, first_key;
     const bool in_place;           // tiles can take keys from the cache
     int64_t key_rows[TILED_KEYS];  // where the keys and values of a visit lie, in rows of the cache
+    const Element* next_query = nullptr;
+    int next_queries = 0;  // that were not asked for yet
 
     // Keys, up to the next multiple of what an instruction covers.
     static int in_steps(int keys) { return (keys + TILE_INPUTS - 1) / TILE_INPUTS * TILE_INPUTS; }
@@ -164,10 +172,18 @@ private:
             const int last_row = first_row + tiles * TILE_SIDE - 1;
             const int seen = std::min(count, scratch.last_seen[last_row] + 1 - first);
             if (seen <= 0 || first + count <= scratch.first_seen[first_row]) continue;
+            ask_for_queries(tiles * TILE_SIDE / group + 1);
             score(keys, seen, queries_of(tile), tiles);
             for (int i = 0; i < tiles; ++i) soften(tile + i, i, first, seen);
             add_values(seen, tiles, scratch.sums + int64_t(first_row) * shape.channels);
         }
+    }
+
+    // A token's queries are far from those of the token before, so that the processor does not ask by itself.
+    void ask_for_queries(int count) {
+        const int bytes = group * shape.head_dim * int(sizeof(Element));
+        for (; count > 0 && next_queries > 0; --count, --next_queries, next_query += problem.query_stride)
+            for (int at = 0; at < bytes; at += 64) prefetch(at_bytes(next_query) + at);
     }
 
     // Where tiles find 16 keys each.
@@ -192,6 +208,12 @@ private:
         }
     }
 
+    void ask_for_rows(const Stored* cache, int key, int count) const {
+        for (int i = key; i < std::min(key + 2, count); ++i)
+            for (int at = 0; at < shape.head_dim; at += 64 / int(sizeof(Stored)))
+                prefetch(cache + key_rows[i] * shape.head_dim + at);
+    }
+
     // Values of keys that are not ours, up to the next multiple of 32, are 0: a weight of 0 does not do away with NaN.
     void pack_values(int lead, int count) {
         const auto* cache = static_cast<const Stored*>(problem.values);
@@ -202,6 +224,8 @@ private:
             const bool has_first = key >= lead && key < count, has_second = key + 1 >= lead && key + 1 < count;
             const Stored* first_row = cache + (has_first ? key_rows[key] * shape.head_dim : 0);
             const Stored* second_row = cache + (has_second ? key_rows[key + 1] * shape.head_dim : 0);
+            ask_for_rows(cache, key + TILE_SIDE, count);
+            if (in_place) ask_for_rows(static_cast<const Stored*>(problem.keys), key, count);
             for (int chunk = 0; chunk < shape.chunks; ++chunk, to += 2 * TILE_SIDE) {
                 const Words first = has_first ? load_chunk<Type>(first_row, chunk, shape.head_dim) : Words{};
                 const Words second = has_second ? load_chunk<Type>(second_row, chunk, shape.head_dim) : Words{};
@@ -269,10 +293,12 @@ private:
         constexpr float LOG2_E = 1.44269504f;
         const __m512 log2_e = _mm512_set1_ps(LOG2_E);
         __m512 total = _mm512_loadu_ps(scratch.total + state);
-        const __mmask16 raised = _mm512_cmp_ps_mask(most, before, _CMP_GT_OQ);
+        // Where nothing was seen before, there is nothing to shrink.
+        const __mmask16 raised =
+            _mm512_cmp_ps_mask(most, before, _CMP_GT_OQ) & _mm512_cmp_ps_mask(before, hidden, _CMP_NEQ_OQ);
         if (raised) {
             const __m512 shrink = rough_power_of_two(_mm512_mul_ps(_mm512_sub_ps(before, base), log2_e));
-            total = _mm512_mul_ps(total, shrink);
+            total = _mm512_mask_mul_ps(total, raised, total, shrink);
             alignas(64) float factors[TILE_SIDE];
             _mm512_store_ps(factors, shrink);
             for (int row = 0; row < TILE_SIDE; ++row) {
@@ -281,8 +307,8 @@ private:
                 for (int channel = 0; channel < shape.channels; channel += LANES)
                     store(sums + channel, load(sums + channel) * factors[row]);
             }
-            _mm512_storeu_ps(scratch.most + state, most);
         }
+        _mm512_storeu_ps(scratch.most + state, most);
         const __m512 times = _mm512_set1_ps(unit * LOG2_E), less = _mm512_mul_ps(base, log2_e);
         const __m512i interleave = _mm512_load_si512(INTERLEAVED);
         __m512 more = _mm512_setzero_ps();
@@ -349,12 +375,13 @@ bool tiles_serve(const Problem& problem) {
 // Compute an item in tiles and return true, or do nothing where there are none or they do not pay: with few rows, and
 // where a sequence's heads go together, which is how they read memory in order.
 template <class Type>
-bool attend_in_tiles(const Problem& problem, const Shape<Type>& shape, const Item& item, float* partials) {
+bool attend_in_tiles(const Problem& problem, const Shape<Type>& shape, const Item& item, const Item* next,
+                     float* partials) {
     if constexpr (Type::PER_UNIT == 2) {
         const int rows = (item.last_query - item.first_query) * problem.group();
         if (rows < TILED_FROM || item.last_head - item.first_head > 1 || !tiles_serve<Type>(problem)) return false;
         const Tiles in_use;
-        TiledItem<Type>(problem, shape, item).attend(partials);
+        TiledItem<Type>(problem, shape, item, next).attend(partials);
         return true;
     }
     return false;
@@ -364,7 +391,7 @@ template <class Type>
 bool tiles_serve(const Problem&) { return false; }
 
 template <class Type>
-bool attend_in_tiles(const Problem&, const Shape<Type>&, const Item&, float*) { return false; }
+bool attend_in_tiles(const Problem&, const Shape<Type>&, const Item&, const Item*, float*) { return false; }
 #endif
 
 }  // namespace

@@ -139,12 +139,21 @@ void rotate_and_store(const Heads& heads, int threads) {
             cosine.fill(static_cast<const Element*>(heads.cosine) + heads.positions[token] * dim, dim);
             sine.fill(static_cast<const Element*>(heads.sine) + heads.positions[token] * dim, dim);
             Element* q = static_cast<Element*>(heads.q) + int64_t(token) * heads.num_heads * dim;
-            for (int i = 0; i < heads.num_heads; ++i, x += dim, q += dim) turn(x, q_weight, q);
             const int64_t slot = heads.slot_mapping[token];
-            if (slot < 0) continue;  // stored already
             int64_t at = slot / block_size * kv_heads * block_size + slot % block_size;  // the row of the first head
             auto* keys = static_cast<Stored*>(heads.keys);
             auto* values = static_cast<Stored*>(heads.values);
+            for (int i = 0; i < heads.num_heads; ++i, x += dim, q += dim) {
+                if (slot >= 0 && i < kv_heads) {  // no cache has the rows that will be written
+                    const int64_t row = (at + i * block_size) * dim;
+                    for (int j = 0; j < dim; j += 64 / int(sizeof(Stored))) {
+                        __builtin_prefetch(keys + row + j, 1);
+                        __builtin_prefetch(values + row + j, 1);
+                    }
+                }
+                turn(x, q_weight, q);
+            }
+            if (slot < 0) continue;  // stored already
             for (int i = 0; i < kv_heads; ++i, x += dim, at += block_size) {
                 const Element* value = x + kv_heads * dim;
                 if constexpr (SCALED) {

@@ -70,7 +70,7 @@ class Stack(Protocol):
 
     def __call__(self, residual: torch.Tensor, view: CacheView) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual stream `[T, hidden]` behind the layers, which may overwrite it, and what the last layer has
-        yet to add to it.
+        yet to add to it, which the next call overwrites.
         """
         ...
 

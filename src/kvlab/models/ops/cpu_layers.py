@@ -10,6 +10,7 @@ from kvlab.kernels.cpu.elementwise import MAX_HEAD_DIM
 from kvlab.kernels.cpu.layers import TIMED, Layer, Layers, Product, Step
 from kvlab.kernels.cpu.layers import Norm as NativeNorm
 from kvlab.kernels.cpu.linear import PackedWeight
+from kvlab.kernels.cpu.memory import empty
 from kvlab.kv.view import CacheView
 from kvlab.models.ops.base import Largest, LayerParts, Linear, Norm
 
@@ -56,15 +57,14 @@ class NativeStack:
             *(layer.qkv.outputs + 2 * layer.num_heads * layer.head_dim for layer in native),
             *(layer.gate_up.outputs + layer.down.inputs for layer in native),
         )
+        self._memory = torch.empty(0, dtype=torch.bfloat16)
         self.on_times: Callable[[list[float]], None] | None = None
 
     def __call__(self, residual: torch.Tensor, view: CacheView) -> tuple[torch.Tensor, torch.Tensor]:
         """See Stack."""
         tokens, storage = len(residual), view.storage
         residual = residual.contiguous()
-        delta = torch.empty_like(residual)
-        normed = torch.empty_like(residual)
-        scratch = residual.new_empty(tokens * self._width)
+        delta, normed, scratch = self._room(tokens)
         times = None
         if self.on_times is not None:
             times = torch.empty(len(self._parts) * len(TIMED) + 1, dtype=torch.float64)
@@ -97,6 +97,16 @@ class NativeStack:
         if self.on_times is not None and times is not None:
             self.on_times(times.tolist())
         return residual, delta
+
+    def _room(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`delta` and `normed` `[tokens, hidden]`, and scratch `[tokens * width]`; in each step the same memory, as
+        new pages cost more than what is written to them.
+        """
+        size, wide = tokens * self._hidden, tokens * self._width
+        if self._memory.numel() < 2 * size + wide:
+            self._memory = empty((2 * size + wide,), torch.bfloat16)
+        delta, normed = self._memory[: 2 * size].view(2, tokens, -1)
+        return delta, normed, self._memory[2 * size :]
 
 
 def can_stack(layers: Sequence[LayerParts]) -> bool:
