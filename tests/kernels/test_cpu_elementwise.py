@@ -7,8 +7,10 @@ import torch
 from torch.nn import functional
 
 from kvlab.kernels.cpu.elementwise import gated, rms_norm, rotate_and_store
+from kvlab.kernels.cpu.native import load
 from kvlab.models.config import RopeConfig
 from kvlab.models.rope import RotaryEmbedding, rotate
+from tests.kernels.tiled_rows import put_in_tiles, take_from_tiles
 
 pytestmark = pytest.mark.usefixtures("cpu_architecture")
 
@@ -43,6 +45,17 @@ class TestRmsNorm:
     def test_weights_in_float32(self, rows: int, size: int, dtype: torch.dtype) -> None:
         x, weight = torch.randn(rows, size).to(dtype), 1 + 0.01 * torch.randn(size)
         assert_close(rms_norm(x, weight, 1e-6), functional.rms_norm(x.double(), (size,), weight.double(), 1e-6))
+
+
+@pytest.mark.parametrize("rows", [1, 16, 70])
+@pytest.mark.parametrize("size", [32, 96, 2560])
+def test_norms_in_tiles(size: int, rows: int) -> None:
+    x, weight = torch.randn(rows, size).bfloat16(), torch.randn(size).bfloat16()
+    tiles = put_in_tiles(torch.full_like(x, NAN))
+    pointers = x.data_ptr(), None, weight.data_ptr(), 1e-6, rows, size, tiles.data_ptr()
+    load().kvlab_rms_norm(*pointers, True, x.element_size(), weight.element_size(), torch.get_num_threads())
+    assert torch.equal(take_from_tiles(tiles, rows), rms_norm(x, weight, 1e-6))
+    assert tiles.isnan().sum() == -rows % 16 * size  # beyond the last row nothing is written
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -11,6 +11,7 @@ from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kernels.cpu.native import instruction_set, load
 from kvlab.kv.int8 import quantize
 from kvlab.models.ops.cpu_ops import CpuOps
+from tests.kernels.tiled_rows import put_in_tiles, take_from_tiles
 
 pytestmark = pytest.mark.usefixtures("cpu_architecture")
 
@@ -70,10 +71,31 @@ def test_gates_inside_the_product(rows: int, outputs: int, inputs: int, gelu: bo
     before = wide.clone()
     load().kvlab_linear_gated(
         *(x.data_ptr(), inputs, rows, product.packed, product.scales, product.bias, outputs, inputs, gelu),
-        *(wide.data_ptr(), out.data_ptr(), torch.get_num_threads()),
+        *(wide.data_ptr(), out.data_ptr(), False, torch.get_num_threads()),
     )
     assert torch.equal(out, gated(packed.multiply(x, bias), gelu=gelu))
     assert torch.equal(wide, before) == (in_tiles(inputs) and outputs % 32 == 0)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("rows", [1, 16, 17, 100])
+@pytest.mark.parametrize(("outputs", "inputs"), [(128, 64), (192, 32), (2048, 96), (128, 6208)])
+def test_rows_that_come_and_go_in_tiles(rows: int, outputs: int, inputs: int, int8: bool) -> None:
+    """What lies beyond the last row is of no matter."""
+    if not in_tiles(inputs):
+        pytest.skip("products have no tiles here")
+    packed, bias, x = PackedWeight(draw(outputs, inputs), int8=int8), draw(outputs), draw(rows, inputs)
+    product, tiles, out = packed.product(bias), put_in_tiles(x), draw(rows, outputs)
+    weight = product.packed, product.scales, product.bias, outputs, inputs
+    threads, library = torch.get_num_threads(), load()
+    assert library.kvlab_multiplies_in_tiles(inputs)
+    library.kvlab_linear(tiles.data_ptr(), 0, rows, *weight, out.data_ptr(), threads)
+    whole = packed.multiply(x, bias)
+    assert torch.equal(out, whole)
+    gate = put_in_tiles(draw(rows, outputs // 2))
+    pointers = None, gate.data_ptr()
+    library.kvlab_linear_gated(tiles.data_ptr(), 0, rows, *weight, False, *pointers, True, threads)
+    assert torch.equal(take_from_tiles(gate, rows), gated(whole, gelu=False))
 
 
 @pytest.mark.parametrize("int8", [False, True])

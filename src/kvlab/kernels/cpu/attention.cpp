@@ -19,11 +19,9 @@ constexpr int MIN_SPAN = 128;  // keys below which splitting a sequence does not
 // Bring the parts of one split item together: first to last, so that the result does not depend on threads.
 template <class Type>
 void combine(const Problem& problem, const Shape<Type>& shape, const Item* parts, int count, const float* partials) {
-    using Element = typename Type::Element;
     const int group = problem.group(), rows = (parts->last_query - parts->first_query) * group;
     const int heads = parts->last_head - parts->first_head, stride = shape.channels + 2;
     const int start = problem.query_start[parts->sequence] + parts->first_query;
-    auto* out = static_cast<Element*>(problem.out);
     std::vector<float> sums(shape.channels);
     for (int state = 0; state < heads * rows; ++state) {
         const int head = state / rows, row = state % rows;
@@ -40,8 +38,8 @@ void combine(const Problem& problem, const Shape<Type>& shape, const Item* parts
             for (int c = 0; c < shape.channels; c += LANES)
                 store(&sums[c], load(&sums[c]) + load(part(i) + 2 + c) * shrink);
         }
-        const int64_t token = start + row / group, query_head = (parts->first_head + head) * group + row % group;
-        store_output<Type>(sums.data(), total, shape, out + (token * problem.num_heads + query_head) * problem.head_dim);
+        const int query_head = (parts->first_head + head) * group + row % group;
+        store_output<Type>(problem, shape, start + row / group, query_head, sums.data(), total);
     }
 }
 
@@ -121,7 +119,7 @@ void run(const Problem& problem, int threads) {
 // Pointers are to C-contiguous arrays: queries [T, num_heads, head_dim] with `query_stride` elements between
 // tokens, out the same without gaps, keys and values [blocks, num_kv_heads, block_size, head_dim], block_tables
 // [num_sequences, table_width], seq_lens [num_sequences], query_start [num_sequences + 1]. window and soft_cap: 0
-// for none. element_bytes: 4 for float32, 2 for bfloat16. This file is compiled twice, side by side: as it is, and
+// for none. out_in_tiles: out lies as rows.hpp says; heads are then of whole tiles. element_bytes: 4 for float32, 2 for bfloat16. This file is compiled twice, side by side: as it is, and
 // with KVLAB_INT8 for keys and values in int8 with scales [blocks, num_kv_heads, block_size], which else are unused.
 #if defined(KVLAB_INT8)
 #define KVLAB_PAGED_ATTENTION kvlab_paged_attention_int8
@@ -138,11 +136,11 @@ extern "C" void KVLAB_PAGED_ATTENTION(void* out, const void* queries, const void
                                       const int32_t* query_start, int64_t query_stride, int table_width,
                                       int num_sequences, int num_heads, int num_kv_heads, int head_dim,
                                       int block_size, int window, float scale, float soft_cap,
-                                      int element_bytes, int threads) {
+                                      int out_in_tiles, int element_bytes, int threads) {
     const Problem problem{queries,      keys,          values,      key_scales,   value_scales, out,
                           block_tables, seq_lens,      query_start, query_stride, table_width,  num_sequences,
                           num_heads,    num_kv_heads,  head_dim,    block_size,   window,       scale,
-                          soft_cap};
+                          soft_cap,     out_in_tiles != 0};
     if (element_bytes == 4)
         run<Cached<Float32>>(problem, threads);
     else

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "int8.hpp"
+#include "rows.hpp"
 
 #include <algorithm>
 #include <vector>
@@ -78,6 +79,7 @@ struct Problem {
     int64_t query_stride;  // elements between tokens of `queries`
     int table_width, num_sequences, num_heads, num_kv_heads, head_dim, block_size, window;
     float scale, soft_cap;
+    bool out_in_tiles;
 
     int group() const { return num_heads / num_kv_heads; }
 };
@@ -138,8 +140,12 @@ INLINE void units_of_values(Words first, Words second, Words* out) {
     }
 }
 
+// The output of a token's query head.
 template <class Type>
-void store_output(const float* sums, float total, const Shape<Type>& shape, typename Type::Element* out) {
+void store_output(const Problem& problem, const Shape<Type>& shape, int64_t token, int head, const float* sums,
+                  float total) {
+    auto* out = static_cast<typename Type::Element*>(problem.out);
+    const RowPlace place(token, int64_t(problem.num_heads) * shape.head_dim, problem.out_in_tiles);
     const Floats scale = all(total > 0 ? 1.0f / total : 0.0f);
     for (int chunk = 0; chunk < shape.chunks; ++chunk) {
         const float* at = sums + chunk * Type::CHUNK;
@@ -149,10 +155,11 @@ void store_output(const float* sums, float total, const Shape<Type>& shape, type
         else
             result = rounded_to_bfloat16(load(at) * scale) >> 16 | rounded_to_bfloat16(load(at + LANES) * scale);
         const int begin = chunk * Type::CHUNK, count = std::min(Type::CHUNK, shape.head_dim - begin);
+        auto* to = out + place.of(head * shape.head_dim + begin);
         if (count == Type::CHUNK)
-            store_words(out + begin, result);
+            store_words(to, result);
         else
-            std::memcpy(out + begin, &result, count * sizeof out[0]);
+            std::memcpy(to, &result, count * sizeof out[0]);
     }
 }
 

@@ -53,6 +53,7 @@ def paged_attention(
         window or 0,
         scale,
         soft_cap or 0.0,
+        False,
         q.element_size(),
         torch.get_num_threads(),
     )

@@ -350,12 +350,10 @@ private:
 
     void finish(float* partials) const {
         float* partial = partials + int64_t(item.partial) * (shape.channels + 2);
-        auto* out = static_cast<Element*>(problem.out);
         for (int row = 0; row < rows; ++row) {
             const float* sums = scratch.sums + int64_t(row) * shape.channels;
             if (item.partial < 0) {
-                const int64_t place = token_of(row) * problem.num_heads + head_of(row);
-                store_output<Type>(sums, scratch.total[row], shape, out + place * shape.head_dim);
+                store_output<Type>(problem, shape, token_of(row), head_of(row), sums, scratch.total[row]);
                 continue;
             }
             float* to = partial + row * (shape.channels + 2);

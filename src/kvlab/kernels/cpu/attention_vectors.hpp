@@ -430,15 +430,13 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
     }
 
     float* partial = partials + int64_t(item.partial) * (shape.channels + 2);
-    auto* out = static_cast<Element*>(problem.out);
     for (int head = 0; head < heads; ++head)
         for (int row = 0; row < rows; ++row) {
             const int state = head * rows + row;
             const float* sums = scratch.sums + state * shape.channels;
             const float total = sum(load(scratch.total + state * LANES));
             if (item.partial < 0) {
-                store_output<Type>(sums, total, shape,
-                                   out + (token_of(row) * problem.num_heads + head_of(head, row)) * head_dim);
+                store_output<Type>(problem, shape, token_of(row), head_of(head, row), sums, total);
                 continue;
             }
             float* to = partial + state * (shape.channels + 2);

@@ -4,6 +4,7 @@
 #include "gate.hpp"
 #include "int8.hpp"
 #include "kernels.hpp"
+#include "rows.hpp"
 
 #include <algorithm>
 
@@ -37,12 +38,12 @@ INLINE float root_mean_square_inverse(Floats squares, int size, float eps) {
 // Element of the tensors, Weight of the norm's weights.
 template <class Element, class Weight>
 void rms_norm(const Element* x, Element* residual, const Weight* weight, float eps, int rows, int size, Element* out,
-              int threads) {
+              bool in_tiles, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (int64_t(rows) * size > WORTH_A_THREAD)
     for (int row = 0; row < rows; ++row) {
         const Element* from = x + int64_t(row) * size;
         Element* sums = residual ? residual + int64_t(row) * size : nullptr;
-        Element* to = out + int64_t(row) * size;
+        const RowPlace to(row, size, in_tiles);
         Floats squares{};
         for_each_vector(size, [&](int i, int lanes) {
             Floats part = widen_some(from + i, lanes);
@@ -55,7 +56,7 @@ void rms_norm(const Element* x, Element* residual, const Weight* weight, float e
         if (sums) from = sums;
         const float scale = root_mean_square_inverse(squares, size, eps);
         for_each_vector(size, [&](int i, int lanes) {
-            narrow_some(to + i, widen_some(from + i, lanes) * scale * widen_some(weight + i, lanes), lanes);
+            narrow_some(out + to.of(i), widen_some(from + i, lanes) * scale * widen_some(weight + i, lanes), lanes);
         });
     }
 }
@@ -174,13 +175,14 @@ void rotate_and_store(const Heads& heads, int threads) {
 // element_bytes: 4 for float32, 2 for bfloat16; weight_bytes likewise, of norm weights. Tensors are C-contiguous.
 
 // out = x / rms(x) * weight over rows of `size`. With a residual: residual += x first, and the norm is of that.
+// `in_tiles`: how out is to lie, see rows.hpp; it then has room for whole tiles.
 extern "C" void kvlab_rms_norm(const void* x, void* residual, const void* weight, float eps, int rows, int size,
-                               void* out, int element_bytes, int weight_bytes, int threads) {
+                               void* out, int in_tiles, int element_bytes, int weight_bytes, int threads) {
     const auto run = [&](auto element, auto of_weight) {
         using Element = decltype(element);
         using Weight = decltype(of_weight);
         rms_norm(static_cast<const Element*>(x), static_cast<Element*>(residual), static_cast<const Weight*>(weight),
-                 eps, rows, size, static_cast<Element*>(out), threads);
+                 eps, rows, size, static_cast<Element*>(out), in_tiles != 0, threads);
     };
     if (element_bytes == 4) return run(float{}, float{});
     weight_bytes == 4 ? run(uint16_t{}, float{}) : run(uint16_t{}, uint16_t{});

@@ -33,6 +33,7 @@ def rms_norm(
         x.numel() // size,
         size,
         _at(out),
+        False,
         x.element_size(),
         weight.element_size(),
         torch.get_num_threads(),

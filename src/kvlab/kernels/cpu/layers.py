@@ -49,6 +49,9 @@ class Step(ctypes.Structure):
     )
 
 
+#: Of a tile of rows, see rows.hpp. `Step.normed` and `Step.scratch` have room for whole ones.
+TILE_ROWS = 16
+
 #: What `Step.times` are of: for each layer when each of these began, and when the last one ended.
 TIMED = (
     "attention_norm",

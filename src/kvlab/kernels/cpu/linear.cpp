@@ -52,8 +52,11 @@ void multiply(const Product& product, const uint16_t* x, int64_t x_stride, int i
 
 }  // namespace
 
-// out [rows, outputs] = x [rows, inputs] W^T + bias. `x_stride`: elements between rows of x. bias may be null; so
-// may scales, for a weight that was packed in bfloat16.
+// Whether products with as many inputs can take x in tiles, see rows.hpp.
+extern "C" int kvlab_multiplies_in_tiles(int inputs) { return in_tiles(inputs); }
+
+// out [rows, outputs] = x [rows, inputs] W^T + bias. `x_stride`: elements between rows of x; 0: x lies in tiles. bias may
+// be null; so may scales, for a weight that was packed in bfloat16.
 extern "C" void kvlab_linear(const uint16_t* x, int64_t x_stride, int rows, const void* packed, const float* scales,
                              const uint16_t* bias, int outputs, int inputs, uint16_t* out, int threads) {
     const Product product{static_cast<const char*>(packed), scales, bias, out, rows, outputs, (inputs + 1) / 2};
@@ -61,16 +64,18 @@ extern "C" void kvlab_linear(const uint16_t* x, int64_t x_stride, int rows, cons
 }
 
 // The same with the first half of the outputs gates of the second: out [rows, outputs / 2], as if it were kvlab_gated
-// of what kvlab_linear gives, to the last bit. `wide` [rows, outputs] is room for that, where it takes two passes.
+// of what kvlab_linear gives, to the last bit. `wide` [rows, outputs] is room for that, where it takes two passes; in
+// tiles, as which out may be asked for where its rows are of whole ones, it takes one.
 extern "C" void kvlab_linear_gated(const uint16_t* x, int64_t x_stride, int rows, const void* packed,
                                    const float* scales, const uint16_t* bias, int outputs, int inputs, int gelu,
-                                   uint16_t* wide, uint16_t* out, int threads) {
+                                   uint16_t* wide, uint16_t* out, int out_in_tiles, int threads) {
     if (!in_tiles(inputs) || outputs % (2 * LANES) != 0) {
         kvlab_linear(x, x_stride, rows, packed, scales, bias, outputs, inputs, wide, threads);
         return kvlab_gated(wide, rows, outputs / 2, gelu, out, sizeof out[0], threads);
     }
     const Gate gate = gelu ? Gate::GELU : Gate::SILU;
-    const Product product{static_cast<const char*>(packed), scales, bias, out, rows, outputs, (inputs + 1) / 2, gate};
+    const Product product{static_cast<const char*>(packed), scales, bias, out, rows, outputs, (inputs + 1) / 2, gate,
+                          out_in_tiles != 0};
     multiply(product, x, x_stride, inputs, threads);
 }
 

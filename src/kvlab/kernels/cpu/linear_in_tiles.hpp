@@ -53,14 +53,15 @@ Cut cut_for(int tiles, int steps) {
     return best;
 }
 
+// `x_stride`: elements between rows of x; 0: they lie in tiles already, see rows.hpp.
 // `best` [threads, rows]: null, or for the keys of each row's largest outputs, one of each thread; 0: it has none.
 template <class Weight>
 void linear_in_tiles(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, int threads,
                      uint64_t* best = nullptr) {
     const int rows = product.rows, tiles = (rows + TILE_SIDE - 1) / TILE_SIDE, steps = inputs / TILE_INPUTS;
     const int64_t tile_row = steps * TILE;
-    char* packed = packed_rows.at_least(tiles * tile_row);
-    const TiledProduct<Weight> tiled(product, packed);
+    char* packed = x_stride ? packed_rows.at_least(tiles * tile_row) : nullptr;
+    const TiledProduct<Weight> tiled(product, packed ? packed : reinterpret_cast<const char*>(x));
     const int stripes = tiled.stripes(), shares = (4 * threads + tiles - 1) / tiles;  // of packing a tile of rows
     const Cut cut = cut_for(tiles, steps);
     float* sums = nullptr;
@@ -81,11 +82,13 @@ void linear_in_tiles(const Product& product, const uint16_t* x, int64_t x_stride
         const Tiles in_use;
         const int me = omp_get_thread_num();
         tiled.ask_for(runs[me].next);
+        if (packed) {
 #pragma omp for collapse(2) schedule(static)
-        for (int tile = 0; tile < tiles; ++tile)
-            for (int share = 0; share < shares; ++share)
-                pack_tiles(x, x_stride, rows, tile * TILE_SIDE, steps * share / shares, steps * (share + 1) / shares,
-                           packed + tile * tile_row);
+            for (int tile = 0; tile < tiles; ++tile)
+                for (int share = 0; share < shares; ++share)
+                    pack_tiles(x, x_stride, rows, tile * TILE_SIDE, steps * share / shares,
+                               steps * (share + 1) / shares, packed + tile * tile_row);
+        }
         PendingOutputs pending(product, best ? best + int64_t(me) * rows : nullptr);
         for (int i = 0; i < parts; ++i) {
             const int pass = i / cut.pieces, piece = i % cut.pieces;

@@ -4,6 +4,7 @@
 
 #include "packed_weight.hpp"
 #include "ranking.hpp"
+#include "rows.hpp"
 #include "tiles.hpp"
 
 #include <algorithm>
@@ -85,12 +86,12 @@ private:
     // Gate and what it gates are rounded first: the same as if they had been written and read.
     __attribute__((noinline)) void finish_gated(int row, const float* from) {
         const int gates = panels / 2, half = product.panels() / 2;
-        uint16_t* out = product.out + int64_t(row) * (product.outputs / 2) + panel * LANES;
-        for (int i = 0; i < gates; ++i, from += LANES, out += LANES) {
+        const RowPlace to(row, product.outputs / 2, product.out_in_tiles);
+        for (int i = 0; i < gates; ++i, from += LANES) {
             const Floats x = rounded<uint16_t>(finished(product, panel + i, load(from)));
             const Floats up = rounded<uint16_t>(finished(product, half + panel + i, load(from + gates * LANES)));
             const Halves narrow = narrowed(gated<uint16_t>(x, up, product.gate == Gate::GELU));
-            std::memcpy(out, &narrow, sizeof narrow);
+            std::memcpy(product.out + to.of((panel + i) * LANES), &narrow, sizeof narrow);
         }
     }
 

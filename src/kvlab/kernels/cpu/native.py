@@ -46,21 +46,23 @@ _ARGUMENTS = {
     "kvlab_pack_linear": "piipi",
     "kvlab_pack_linear_int8": "piippi",
     "kvlab_linear": "pqipppiipi",
-    "kvlab_linear_gated": "pqipppiiippi",
+    "kvlab_linear_gated": "pqipppiiippii",
     "kvlab_linear_largest": "pqipppiippi",
+    "kvlab_multiplies_in_tiles": "i",
     "kvlab_packed_rows": "ppipipi",
-    "kvlab_rms_norm": "pppfiipiii",
+    "kvlab_rms_norm": "pppfiipiiii",
     "kvlab_gated": "piiipii",
     "kvlab_rotate_and_store": "pppfppppiiiiipppppiii",
     "kvlab_largest": "pqiqippii",
     "kvlab_layers": "pip",
-    "kvlab_paged_attention": "pppppppppqiiiiiiiffii",
-    "kvlab_paged_attention_int8": "pppppppppqiiiiiiiffii",
+    "kvlab_paged_attention": "pppppppppqiiiiiiiffiii",
+    "kvlab_paged_attention_int8": "pppppppppqiiiiiiiffiii",
 }
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "q": ctypes.c_int64, "f": ctypes.c_float}
 _RESULTS = {
     "kvlab_packed_linear_bytes": ctypes.c_int64,
     "kvlab_linear_largest": ctypes.c_int,
+    "kvlab_multiplies_in_tiles": ctypes.c_int,
     "kvlab_instruction_set": ctypes.c_char_p,
 }
 

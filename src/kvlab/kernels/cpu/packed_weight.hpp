@@ -59,6 +59,7 @@ struct Product {
     uint16_t* out;  // null: only the largest output of each row is asked for
     int rows, outputs, pairs;
     Gate gate = Gate::NONE;
+    bool out_in_tiles = false;  // of what is gated: see rows.hpp
 
     int panels() const { return (outputs + LANES - 1) / LANES; }
 };

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kvlab.kernels.cpu.elementwise import MAX_HEAD_DIM
-from kvlab.kernels.cpu.layers import TIMED, Layer, Layers, Product, Step
+from kvlab.kernels.cpu.layers import TILE_ROWS, TIMED, Layer, Layers, Product, Step
 from kvlab.kernels.cpu.layers import Norm as NativeNorm
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kernels.cpu.memory import empty
@@ -99,14 +99,15 @@ class NativeStack:
         return residual, delta
 
     def _room(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """`delta` and `normed` `[tokens, hidden]`, and scratch `[tokens * width]`; in each step the same memory, as
-        new pages cost more than what is written to them.
+        """`delta` `[tokens, hidden]`, `normed` and scratch with room for whole tiles of tokens: the same memory in
+        every step, as new pages cost more than what is written to them.
         """
-        size, wide = tokens * self._hidden, tokens * self._width
+        rows = -(-tokens // TILE_ROWS) * TILE_ROWS
+        size, wide = rows * self._hidden, rows * self._width
         if self._memory.numel() < 2 * size + wide:
             self._memory = empty((2 * size + wide,), torch.bfloat16)
-        delta, normed = self._memory[: 2 * size].view(2, tokens, -1)
-        return delta, normed, self._memory[2 * size :]
+        delta, normed = self._memory[: 2 * size].view(2, rows, -1)
+        return delta[:tokens], normed, self._memory[2 * size :]
 
 
 def can_stack(layers: Sequence[LayerParts]) -> bool:
