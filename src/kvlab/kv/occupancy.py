@@ -41,16 +41,23 @@ class Occupancy:
     def write(self, tables: BlockTables, rows: NDArray[np.int64], after: NDArray[np.int64]) -> None:
         """A step brought these slots to `after` stored tokens; call before the tables say so."""
         before = tables.stored[rows]
-        one = after - before == 1
-        if one.any():
-            entries = before[one] // self._size
-            blocks = tables.entries[rows[one], entries]
-            filled = (after[one] - entries * self._size).astype(np.int32)
-            self.tokens += int((filled - self._held[blocks]).sum())
-            self._held[blocks] = filled
-        for index in np.flatnonzero(after - before > 1).tolist():
+        grown = after - before
+        one = grown == 1
+        if one.all():
+            self._write_one(tables, rows, after)
+            return
+        self._write_one(tables, rows[one], after[one])
+        for index in np.flatnonzero(grown > 1).tolist():
             entries = np.arange(before[index] // self._size, -(-after[index] // self._size))
             blocks = tables.entries[rows[index], entries]
             filled = np.minimum(after[index] - entries * self._size, self._size).astype(np.int32)
             self.tokens += int((filled - self._held[blocks]).sum())
             self._held[blocks] = filled
+
+    def _write_one(self, tables: BlockTables, rows: NDArray[np.int64], after: NDArray[np.int64]) -> None:
+        """These slots took one token each, as decoding does."""
+        entries = (after - 1) // self._size
+        blocks = tables.entries[rows, entries]
+        filled = after - entries * self._size
+        self.tokens += int((filled - self._held[blocks]).sum())
+        self._held[blocks] = filled

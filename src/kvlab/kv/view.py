@@ -214,5 +214,8 @@ class CacheView:
         self._open = False
 
     def _to_device(self, array: NDArray[np.int64] | NDArray[np.int32]) -> torch.Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        if self.device.type == "cpu":
+            return tensor
         # The array may go at once: CUDA returns from copying pageable memory when it has been read.
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
+        return tensor.to(self.device, non_blocking=True)
