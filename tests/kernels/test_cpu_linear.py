@@ -15,6 +15,7 @@ from tests.kernels.tiled_rows import put_in_tiles, take_from_tiles
 
 pytestmark = pytest.mark.usefixtures("cpu_architecture")
 
+IN_TILES = -1  # see rows.hpp
 AWKWARD = [(1, 1), (17, 33), (64, 1023), (1000, 64), (1000, 1000)]
 
 
@@ -55,6 +56,13 @@ def test_shapes_of_matrix_tiles(rows: int, outputs: int, inputs: int, int8: bool
     assert_close(packed.multiply(x, bias), exact + bias.double())
 
 
+def test_rows_that_are_all_one() -> None:
+    weight, x = draw(20, 64), draw(1, 64)
+    packed = PackedWeight(weight)
+    assert torch.equal(packed.multiply(x.expand(3, 64)), packed.multiply(x).expand(3, 20))
+    assert torch.equal(packed.multiply(x[0].expand(1, 64)), packed.multiply(x))
+
+
 def test_outputs_that_no_cache_keeps() -> None:
     weight, x = draw(2048, 64), draw(513, 64)
     assert_close(PackedWeight(weight).multiply(x), x.double() @ weight.double().T)
@@ -89,12 +97,12 @@ def test_rows_that_come_and_go_in_tiles(rows: int, outputs: int, inputs: int, in
     weight = product.packed, product.scales, product.bias, outputs, inputs
     threads, library = torch.get_num_threads(), load()
     assert library.kvlab_multiplies_in_tiles(inputs)
-    library.kvlab_linear(tiles.data_ptr(), 0, rows, *weight, out.data_ptr(), threads)
+    library.kvlab_linear(tiles.data_ptr(), IN_TILES, rows, *weight, out.data_ptr(), threads)
     whole = packed.multiply(x, bias)
     assert torch.equal(out, whole)
     gate = put_in_tiles(draw(rows, outputs // 2))
     pointers = None, gate.data_ptr()
-    library.kvlab_linear_gated(tiles.data_ptr(), 0, rows, *weight, False, *pointers, True, threads)
+    library.kvlab_linear_gated(tiles.data_ptr(), IN_TILES, rows, *weight, False, *pointers, True, threads)
     assert torch.equal(take_from_tiles(gate, rows), gated(whole, gelu=False))
 
 

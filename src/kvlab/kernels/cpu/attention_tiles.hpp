@@ -208,6 +208,7 @@ private:
         }
     }
 
+    // Ask for two rows of keys or values: the processor does not go on by itself from block to block.
     void ask_for_rows(const Stored* cache, int key, int count) const {
         for (int i = key; i < std::min(key + 2, count); ++i)
             for (int at = 0; at < shape.head_dim; at += 64 / int(sizeof(Stored)))

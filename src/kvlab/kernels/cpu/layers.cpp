@@ -57,7 +57,7 @@ bool in_tiles(const Layer& layer) {
 }
 
 void multiply(const Product& product, const uint16_t* x, bool in_tiles, const Step& step, uint16_t* out) {
-    kvlab_linear(x, in_tiles ? 0 : product.inputs, step.tokens, product.packed, product.scales, product.bias,
+    kvlab_linear(x, in_tiles ? IN_TILES : product.inputs, step.tokens, product.packed, product.scales, product.bias,
                  product.outputs, product.inputs, out, step.threads);
 }
 
@@ -127,7 +127,7 @@ extern "C" void kvlab_layers(const Layer* layers, int count, const Step* at) {
         });
         timed([&] {
             const Product& wide = layer.gate_up;
-            kvlab_linear_gated(step.normed, tiled ? 0 : wide.inputs, step.tokens, wide.packed, wide.scales, wide.bias,
+            kvlab_linear_gated(step.normed, tiled ? IN_TILES : wide.inputs, step.tokens, wide.packed, wide.scales, wide.bias,
                                wide.outputs, wide.inputs, layer.gelu, gate_up, activated, tiled, step.threads);
         });
         timed([&] { multiply(layer.down, activated, tiled, step, step.delta); });

@@ -55,8 +55,8 @@ void multiply(const Product& product, const uint16_t* x, int64_t x_stride, int i
 // Whether products with as many inputs can take x in tiles, see rows.hpp.
 extern "C" int kvlab_multiplies_in_tiles(int inputs) { return in_tiles(inputs); }
 
-// out [rows, outputs] = x [rows, inputs] W^T + bias. `x_stride`: elements between rows of x; 0: x lies in tiles. bias may
-// be null; so may scales, for a weight that was packed in bfloat16.
+// out [rows, outputs] = x [rows, inputs] W^T + bias. `x_stride`: elements between rows of x, or IN_TILES. bias may be
+// null; so may scales, for a weight that was packed in bfloat16.
 extern "C" void kvlab_linear(const uint16_t* x, int64_t x_stride, int rows, const void* packed, const float* scales,
                              const uint16_t* bias, int outputs, int inputs, uint16_t* out, int threads) {
     const Product product{static_cast<const char*>(packed), scales, bias, out, rows, outputs, (inputs + 1) / 2};
@@ -64,8 +64,8 @@ extern "C" void kvlab_linear(const uint16_t* x, int64_t x_stride, int rows, cons
 }
 
 // The same with the first half of the outputs gates of the second: out [rows, outputs / 2], as if it were kvlab_gated
-// of what kvlab_linear gives, to the last bit. `wide` [rows, outputs] is room for that, where it takes two passes; in
-// tiles, as which out may be asked for where its rows are of whole ones, it takes one.
+// of what kvlab_linear gives, to the last bit. `wide` [rows, outputs] is room for that, where it takes two passes. It
+// takes one where x is in tiles and out is asked for in tiles, whose rows then are of whole ones.
 extern "C" void kvlab_linear_gated(const uint16_t* x, int64_t x_stride, int rows, const void* packed,
                                    const float* scales, const uint16_t* bias, int outputs, int inputs, int gelu,
                                    uint16_t* wide, uint16_t* out, int out_in_tiles, int threads) {

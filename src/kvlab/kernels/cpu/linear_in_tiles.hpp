@@ -3,6 +3,7 @@
 #pragma once
 
 #include "buffer.hpp"
+#include "rows.hpp"
 #include "tiled_product.hpp"
 
 #include <omp.h>
@@ -53,14 +54,14 @@ Cut cut_for(int tiles, int steps) {
     return best;
 }
 
-// `x_stride`: elements between rows of x; 0: they lie in tiles already, see rows.hpp.
+// `x_stride`: elements between rows of x, or IN_TILES.
 // `best` [threads, rows]: null, or for the keys of each row's largest outputs, one of each thread; 0: it has none.
 template <class Weight>
 void linear_in_tiles(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, int threads,
                      uint64_t* best = nullptr) {
     const int rows = product.rows, tiles = (rows + TILE_SIDE - 1) / TILE_SIDE, steps = inputs / TILE_INPUTS;
     const int64_t tile_row = steps * TILE;
-    char* packed = x_stride ? packed_rows.at_least(tiles * tile_row) : nullptr;
+    char* packed = x_stride == IN_TILES ? nullptr : packed_rows.at_least(tiles * tile_row);
     const TiledProduct<Weight> tiled(product, packed ? packed : reinterpret_cast<const char*>(x));
     const int stripes = tiled.stripes(), shares = (4 * threads + tiles - 1) / tiles;  // of packing a tile of rows
     const Cut cut = cut_for(tiles, steps);

@@ -6,6 +6,8 @@
 
 namespace {
 
+constexpr int64_t IN_TILES = -1;  // says so where else there are elements from one row to the next
+
 struct RowPlace {
     static constexpr int ROWS = 16, ELEMENTS = 32;  // of a tile
 
