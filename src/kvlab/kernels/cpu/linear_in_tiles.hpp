@@ -14,9 +14,11 @@
 #if defined(KVLAB_TILES)
 namespace {
 
-constexpr int64_t PASS_BYTES = 5 << 18;  // of packed x: with two stripes they fit the second cache
-constexpr int MOST_STEPS = 96;           // of a piece of the inputs, for the same reason
-constexpr int LEAST_STEPS = 32;          // that are worth putting sums aside
+// Of packed x: with two stripes they take half of the second cache, so that they fit although a guest's pages, however
+// large, may lie anywhere in the host's memory and crowd each other out.
+constexpr int64_t PASS_BYTES = 3 << 18;
+constexpr int MOST_STEPS = 96;   // of a piece of the inputs, for the same reason
+constexpr int LEAST_STEPS = 32;  // that are worth putting sums aside
 
 thread_local Buffer packed_rows, waiting_sums;  // each thread its own
 
