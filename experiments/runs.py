@@ -9,13 +9,13 @@ from typing import cast
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from kvlab.cli.run import ROOT
 from kvlab.config import RunConfig
 from kvlab.engine.build import build_engine
 from kvlab.errors import AuditError
 from kvlab.lab.build import RunPlan, plan_run
 from kvlab.lab.drive import RunLog, completed, drive
 from kvlab.lab.metrics import run_metrics
-from src.run import ROOT
 
 
 def configure(overrides: list[str]) -> RunConfig:

@@ -23,6 +23,8 @@ from typing import Any
 import torch
 
 from experiments.runs import configure
+from kvlab.cli.roofline import logged_costs, read_run
+from kvlab.cli.run import ROOT
 from kvlab.config import RunConfig
 from kvlab.engine.threads import resolve_threads
 from kvlab.lab.machine import describe
@@ -30,8 +32,6 @@ from kvlab.lab.rates import measure
 from kvlab.lab.roofline import MachineRates, roofline
 from kvlab.models.families import load_transformers_config
 from kvlab.workloads import build_requests
-from src.roofline import logged_costs, read_run
-from src.run import ROOT
 
 SETTINGS = [
     "executor=cpu",

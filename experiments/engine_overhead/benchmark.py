@@ -66,7 +66,7 @@ class Service:
         prompt = tuple(self._generator.integers(0, VOCAB, PROMPT + age).tolist())
         request = Request(f"r{self._count}", prompt, SamplingParams(OUTPUT - age, ignore_eos=True))
         self._count += 1
-        self._live.append(self.engine.submit(request))
+        self._live.append(self.engine.add_request(request))
 
     def step(self) -> float:
         """One step and, outside of its time, a new request for each that ended; returns milliseconds."""

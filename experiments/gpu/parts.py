@@ -27,7 +27,7 @@ from kvlab.engine.engine import Engine
 from kvlab.engine.executor import SamplerProtocol, TorchExecutor
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
-from kvlab.kv.contiguous import SlottedKVCachePool
+from kvlab.kv.contiguous import ContiguousKVCachePool
 from kvlab.kv.paged import PagedKVCachePool
 from kvlab.kv.sizing import PoolSize, size_pool
 from kvlab.kv.storage import KVStorage
@@ -251,7 +251,7 @@ def _engine(
     pool = (
         PagedKVCachePool(size.num_blocks, size.block_size, limit, storage, prefix_sharing=kv.prefix_sharing)
         if kv.backend == "paged"
-        else SlottedKVCachePool(size.num_blocks, limit, storage)
+        else ContiguousKVCachePool(size.num_blocks, limit, storage)
     )
     engine = Engine(pool, build_scheduler(scheduler), executor, WallClock(), vocab_size=decoder.vocab_size)
     return engine, build_requests(workload, vocab_size=decoder.vocab_size, seed=seed), size

@@ -14,7 +14,8 @@ import statistics
 import time
 
 from experiments.runs import configure, measure, scheduled
-from kvlab.config import VICTIMS, PreemptionConfig, RunConfig
+from kvlab.config import PreemptionConfig, RunConfig
+from kvlab.config.scheduler import VICTIMS
 from kvlab.lab.machine import describe
 
 _FIGURES = (

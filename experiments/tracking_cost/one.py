@@ -57,7 +57,7 @@ def main() -> None:
             serving = False
 
     execute.drive = watched
-    from src.run import main as run
+    from kvlab.cli.run import main as run
 
     code = 0
     try:

@@ -11,11 +11,11 @@ import pytest
 from pytest_bdd import given, parsers, then, when
 
 from features.steps.run_steps import Command
+from kvlab.cli import capacity
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.engine import Engine
 from kvlab.errors import OutOfBlocksError
 from kvlab.models.families import load_transformers_config
-from src import capacity
 
 
 class Planner:

@@ -11,7 +11,7 @@ import pytest
 from pytest_bdd import given, parsers, then, when
 
 from features.steps.run_steps import Command, Lab
-from src import report
+from kvlab.cli import report
 from tests.lab.recorded import record_run, record_sweep
 
 DRIFT = (1.0, 0.97, 0.9, 0.91, 0.85)

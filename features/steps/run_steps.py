@@ -22,7 +22,7 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from pytest_bdd import given, parsers, then, when
 
-import src.run
+import kvlab.cli.run
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
@@ -103,7 +103,7 @@ class Lab:
             patch.setenv("COLUMNS", "200")
             handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
             try:
-                src.run.main()
+                kvlab.cli.run.main()
             except SystemExit as ended:
                 code = int(ended.code or 0)
             finally:  # a sweep leaves its own, for its process ends with it

@@ -59,7 +59,9 @@ class ScriptedModel:
 
     def ask(self, sampling: SamplingParams) -> Answer:
         """The answer to a request."""
-        answer = self.engine.submit(Request("request", (self.token(OTHERWISE),), sampling), self.outputs.append)
+        answer = self.engine.add_request(
+            Request("request", (self.token(OTHERWISE),), sampling), self.outputs.append
+        )
         while self.engine.has_work():
             self.engine.step()
             assert not self.engine.pool.audit()

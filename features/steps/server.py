@@ -79,7 +79,7 @@ class Server:
                 reader(output)
 
         request = Request(name, prompt, sampling or SamplingParams(max_tokens), salt=salt, priority=priority)
-        self.sequences[name] = self.engine.submit(request, sink)
+        self.sequences[name] = self.engine.add_request(request, sink)
         self.outputs[name] = outputs
 
     def blocks(self, name: str) -> list[int]:

@@ -135,7 +135,7 @@ def suggests_memory(attempt: Attempt, setup: Setup, scheduling: SchedulerConfig)
 def serves(attempt: Attempt) -> None:
     assert attempt.refusal == ""
     assert attempt.engine is not None
-    sequences = [attempt.engine.submit(request) for request in attempt.requests]
+    sequences = [attempt.engine.add_request(request) for request in attempt.requests]
     for _ in range(100):  # more than its tokens
         attempt.engine.step()
     assert sequences

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 import torch
 from parse import with_pattern
 
-from kvlab.kv.contiguous import SlottedKVCachePool
+from kvlab.kv.contiguous import ContiguousKVCachePool
 from kvlab.kv.eviction import POLICIES
 from kvlab.kv.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
 
-Pool = PagedKVCachePool | SlottedKVCachePool
+Pool = PagedKVCachePool | ContiguousKVCachePool
 
 #: 512 bytes a token, so that a block of 16 tokens takes 8 KiB.
 SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=16, dtype="float32")
@@ -39,7 +39,7 @@ class MemorySize:
             return PagedKVCachePool(
                 self.count, self.tokens, max_seq_len, storage, prefix_sharing=sharing, eviction=policy
             )
-        return SlottedKVCachePool(self.count, self.tokens, storage)
+        return ContiguousKVCachePool(self.count, self.tokens, storage)
 
 
 @with_pattern(r"\d+ (?:blocks?|contiguous slots?) of \d+ tokens?")

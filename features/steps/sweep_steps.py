@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from pytest_bdd import given, parsers, then, when
 
+from kvlab.cli import tune
+from kvlab.cli.composing import compose_run
 from kvlab.config import TrackingConfig, parse_bytes
 from kvlab.lab.sweep.plan import read_plan
 from kvlab.lab.tracking import open_store
 from kvlab.lab.tune.space import check_fits
-from src import tune
-from src.composing import compose_run
 from tests.lab.sweeps import TINY, Ended, SweepLab
 
 

@@ -27,7 +27,7 @@ ConfigStore.instance().store(group="hydra/sweeper", name="kvlab", node=KvlabSwee
 
 
 class KvlabSweeper(Sweeper):
-    """Hands what Hydra knows of a sweep to `src.sweep`."""
+    """Hands what Hydra knows of a sweep to `kvlab.cli.sweep`."""
 
     def __init__(self, max_batch_size: int | None, params: dict[str, str] | None) -> None:
         self.max_batch_size = max_batch_size
@@ -45,6 +45,6 @@ class KvlabSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run every point. `arguments` are the overrides of the command line."""
-        from src import sweep
+        from kvlab.cli import sweep
 
         return sweep.run(self, arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -139,6 +140,29 @@ class Sequence:
         """Known tokens whose K and V are not in the cache yet."""
         return len(self.token_ids) - self.num_computed
 
+    def record(self) -> RequestRecord:
+        """What happened to it. Only of a sequence that has ended."""
+        if self.finish_reason is None or self.finished_s is None:
+            raise RuntimeError(f"request {self.request.request_id!r} has not ended")
+        return RequestRecord(
+            request_id=self.request.request_id,
+            sample=self.index,
+            arrival_s=self.request.arrival_s,
+            prompt_tokens=self.num_prompt_tokens,
+            output_token_ids=tuple(self.output_token_ids),
+            token_times_s=tuple(self.token_times_s),
+            finish_reason=self.finish_reason,
+            finished_s=self.finished_s,
+            error=self.error,
+            text=self.text,
+            scheduled_s=self.scheduled_s,
+            cached_tokens=self.cached_tokens,
+            computed_prompt_tokens=min(self.high_water, self.num_prompt_tokens) if self.index == 0 else 0,
+            preempted_s=tuple(self.preempted_s),
+            resumed_s=tuple(self.resumed_s),
+            recomputed_tokens=self.recomputed_tokens,
+        )
+
     @property
     def is_decoding(self) -> bool:
         """Whether only its newest token is left to compute."""
@@ -186,6 +210,71 @@ class StepOutput:
     index: int = 0  # which of the request's samples
     text: str = ""
     logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """What happened to one sample of one request, from its arrival to its end. Times are seconds on the engine's
+    clock; latencies are milliseconds from the scheduled arrival, None where the sample did not get that far.
+
+    What an engine cannot tell keeps its default.
+    """
+
+    request_id: str
+    sample: int
+    arrival_s: float
+    prompt_tokens: int
+    output_token_ids: tuple[int, ...]
+    token_times_s: tuple[float, ...]  # when each output token was there
+    finish_reason: FinishReason
+    finished_s: float
+    error: str | None = None
+    text: str = ""
+    scheduled_s: float | None = None  # first admitted
+    cached_tokens: int = 0  # prompt tokens served from the prefix cache at the first admission
+    computed_prompt_tokens: int = 0  # prompt tokens whose K and V were computed or found; the first sample's
+    preempted_s: tuple[float, ...] = ()  # when it gave up its memory
+    resumed_s: tuple[float, ...] = ()  # when it was admitted again, after each of those
+    recomputed_tokens: int = 0  # tokens computed again because of a preemption
+
+    @property
+    def completed(self) -> bool:
+        """Whether it ended as its request asked."""
+        return self.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+
+    @property
+    def preemptions(self) -> int:
+        """How often it gave up its memory."""
+        return len(self.preempted_s)
+
+    @property
+    def queue_ms(self) -> float | None:
+        """Time to the first admission."""
+        return self._since_arrival(self.scheduled_s)
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """Time to the first token."""
+        return self._since_arrival(self.token_times_s[0] if self.token_times_s else None)
+
+    @property
+    def e2el_ms(self) -> float | None:
+        """Time to the end."""
+        return self._since_arrival(self.finished_s)
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Time per output token after the first: (last - first) / (n - 1) for n > 1 tokens."""
+        times = self.token_times_s
+        return (times[-1] - times[0]) * 1000 / (len(times) - 1) if len(times) > 1 else None
+
+    @property
+    def itl_ms(self) -> tuple[float, ...]:
+        """Inter-token latencies: the gaps between successive tokens."""
+        return tuple((after - before) * 1000 for before, after in pairwise(self.token_times_s))
+
+    def _since_arrival(self, when: float | None) -> float | None:
+        return None if when is None else (when - self.arrival_s) * 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,10 @@ class RequestRefusedError(KvlabError, ValueError):
     """The engine refused a request on arrival; the others are not touched."""
 
 
+class QueueFullError(RequestRefusedError):
+    """As many requests wait as may; the same request may be taken later."""
+
+
 class SamplingError(KvlabError, ArithmeticError):
     """The model's logits leave no token to sample: not a number, infinite, or every token barred.
 

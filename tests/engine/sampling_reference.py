@@ -9,7 +9,7 @@ from functools import cache
 import torch
 
 from kvlab.core import Request, SamplingParams
-from kvlab.kv.contiguous import SlottedKVCachePool
+from kvlab.kv.contiguous import ContiguousKVCachePool
 from kvlab.kv.storage import KVStorage
 from tests.engine.support import tiny_config, tiny_decoder
 
@@ -106,7 +106,7 @@ def reference_tokens(asked: Request, index: int = 0, eos: Collection[int] = ()) 
 
 @cache
 def _logits(ids: tuple[int, ...]) -> list[float]:
-    pool = SlottedKVCachePool(1, len(ids), KVStorage(tiny_config().kv_spec("float32"), 1, len(ids)))
+    pool = ContiguousKVCachePool(1, len(ids), KVStorage(tiny_config().kv_spec("float32"), 1, len(ids)))
     view = pool.view([pool.allocate_slot(len(ids))], [len(ids)])
     logits: list[float] = tiny_decoder().forward(torch.tensor(ids), view, torch.tensor([len(ids) - 1]))[0].tolist()
     return logits

@@ -19,9 +19,9 @@ from kvlab.engine.executor import Executor, TorchExecutor
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.text import Detokenizer
-from kvlab.kv.contiguous import SlottedKVCachePool
+from kvlab.kv.contiguous import ContiguousKVCachePool
 from kvlab.kv.paged import PagedKVCachePool
-from kvlab.kv.pool import KVCachePool
+from kvlab.kv.pool import BlockPool
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig
@@ -77,9 +77,9 @@ def sharing_pool(num_blocks: int = NUM_BLOCKS) -> PagedKVCachePool:
     return PagedKVCachePool(num_blocks, BLOCK_SIZE, MAX_SEQ_LEN, storage, prefix_sharing=True)
 
 
-def slotted_pool(num_slots: int = 4) -> SlottedKVCachePool:
+def slotted_pool(num_slots: int = 4) -> ContiguousKVCachePool:
     storage = KVStorage(tiny_config().kv_spec("float32"), num_slots, MAX_SEQ_LEN)
-    return SlottedKVCachePool(num_slots, MAX_SEQ_LEN, storage)
+    return ContiguousKVCachePool(num_slots, MAX_SEQ_LEN, storage)
 
 
 class LogicalClock:
@@ -151,7 +151,7 @@ class Stream:
 
 
 def make_engine(
-    pool: KVCachePool | None = None,
+    pool: BlockPool | None = None,
     executor: Executor | None = None,
     clock: Clock | None = None,
     eos: tuple[int, ...] = (),
@@ -217,7 +217,7 @@ def drain(engine: Engine) -> list[StepRecord]:
 
 
 def run(engine: Engine, *requests: Request) -> list[Sequence]:
-    sequences = [engine.submit(each) for each in requests]
+    sequences = [engine.add_request(each) for each in requests]
     drain(engine)
     return sequences
 
@@ -240,7 +240,7 @@ def _greedy(prompt_ids: tuple[int, ...], count: int) -> tuple[int, ...]:
         return ()
     before = _greedy(prompt_ids, count - 1)
     ids = prompt_ids + before
-    pool = SlottedKVCachePool(1, len(ids), KVStorage(tiny_config().kv_spec("float32"), 1, len(ids)))
+    pool = ContiguousKVCachePool(1, len(ids), KVStorage(tiny_config().kv_spec("float32"), 1, len(ids)))
     view = pool.view([pool.allocate_slot(len(ids))], [len(ids)])
     logits = tiny_decoder().forward(torch.tensor(ids), view, torch.tensor([len(ids) - 1]))
     return (*before, int(logits.argmax()))

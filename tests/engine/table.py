@@ -15,10 +15,10 @@ from kvlab.engine.engine import Engine
 from kvlab.engine.executor import Executor
 from kvlab.engine.faults import FaultyExecutor
 from kvlab.engine.scheduler import build_scheduler
-from kvlab.kv.contiguous import SlottedKVCachePool
+from kvlab.kv.contiguous import ContiguousKVCachePool
 from kvlab.kv.eviction import POLICIES
 from kvlab.kv.paged import PagedKVCachePool
-from kvlab.kv.pool import KVCachePool
+from kvlab.kv.pool import BlockPool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
@@ -87,12 +87,12 @@ def table_pool(
     return PagedKVCachePool(num_blocks, block_size, max_seq_len, storage, prefix_sharing=sharing, eviction=policy)
 
 
-def table_slots(num_slots: int, max_seq_len: int = 256) -> SlottedKVCachePool:
-    return SlottedKVCachePool(num_slots, max_seq_len, KVStorage(_SPEC, num_slots, max_seq_len))
+def table_slots(num_slots: int, max_seq_len: int = 256) -> ContiguousKVCachePool:
+    return ContiguousKVCachePool(num_slots, max_seq_len, KVStorage(_SPEC, num_slots, max_seq_len))
 
 
 def table_engine(
-    pool: KVCachePool,
+    pool: BlockPool,
     executor: Executor | None = None,
     clock: Clock | None = None,
     faults: FaultsConfig | None = None,

@@ -24,7 +24,7 @@ class TestFirstComeFirstServed:
         executor = RecordingExecutor()
         engine = make_engine(executor=executor, max_batch_size=2)
         for name in "dbca":
-            engine.submit(request(name, 6, 3))
+            engine.add_request(request(name, 6, 3))
         drain(engine)
         assert [list(step) for step in executor.steps] == [["d", "b"]] * 3 + [["c", "a"]] * 3
 
@@ -33,7 +33,7 @@ class TestFirstComeFirstServed:
         executor = RecordingExecutor()
         engine = make_engine(executor=executor)
         for each in (request("running", 60, 8), request("large", 60, 2), request("small", 4, 2)):
-            engine.submit(each)
+            engine.add_request(each)
         drain(engine)
         assert executor.first_step_of("small") == executor.first_step_of("large") > 7
 
@@ -43,7 +43,7 @@ class TestBatchLimit:
     def test_no_more_run_at_once(self, limit: int) -> None:
         engine = make_engine(max_batch_size=limit)
         for index in range(10):
-            engine.submit(request(f"r{index}", 4, 4))
+            engine.add_request(request(f"r{index}", 4, 4))
         records = drain(engine)
         assert max(record.running for record in records) == limit
         assert records[0].running == limit
@@ -53,7 +53,7 @@ class TestBatchLimit:
         executor = RecordingExecutor()
         engine = make_engine(executor=executor, max_batch_size=2)
         for each in (request("short", 4, 2), request("long", 4, 9), request("next", 4, 1)):
-            engine.submit(each)
+            engine.add_request(each)
         drain(engine)
         assert [list(step) for step in executor.steps[:3]] == [
             ["short", "long"],
@@ -78,7 +78,7 @@ class TestMemoryBudget:
     def test_admission_leaves_the_reserve_alone(self, reserve: float, prompt_len: int, entered: int) -> None:
         engine = make_engine(admission_reserve=reserve, max_batched_tokens=512)
         for index in range(8):
-            engine.submit(request(f"r{index}", prompt_len, 1))
+            engine.add_request(request(f"r{index}", prompt_len, 1))
         record = engine.step()
         assert record is not None
         assert (record.running, record.waiting) == (entered, 8 - entered)
@@ -87,7 +87,7 @@ class TestMemoryBudget:
     def test_the_reserve_is_a_share_of_what_is_free(self) -> None:
         engine = make_engine(max_batched_tokens=512)
         for index in range(8):
-            engine.submit(request(f"r{index}", 15, 8))  # the first decode step stays in the fourth block
+            engine.add_request(request(f"r{index}", 15, 8))  # the first decode step stays in the fourth block
         running = [record.running for record in (engine.step() for _ in range(2)) if record is not None]
         assert running == [4, 5]  # 32 of 96 tokens are free after the first step, 25.6 less the reserve
         drain(engine)
@@ -98,7 +98,7 @@ class TestMemoryBudget:
     ) -> None:
         engine = make_engine(admission_reserve=reserve, max_batched_tokens=512)
         alone = request("alone", prompt_len, 96 - prompt_len)
-        sequence = engine.submit(alone)
+        sequence = engine.add_request(alone)
         record = engine.step()
         assert record is not None
         assert (record.running, record.waiting) == (1, 0)
@@ -107,8 +107,8 @@ class TestMemoryBudget:
 
     def test_the_reserve_is_not_waived_while_another_runs(self) -> None:
         engine = make_engine(max_batched_tokens=512)
-        engine.submit(request("small", 4, 20))
-        large = engine.submit(request("large", 76, 2))  # 92 tokens are free, 73.6 less the reserve
+        engine.add_request(request("small", 4, 20))
+        large = engine.add_request(request("large", 76, 2))  # 92 tokens are free, 73.6 less the reserve
         engine.step()
         assert large.status is SequenceStatus.WAITING
         drain(engine)
@@ -116,7 +116,7 @@ class TestMemoryBudget:
     def test_contiguous_slots_are_the_budget_where_there_are_no_pages(self) -> None:
         engine = make_engine(slotted_pool(3))
         for index in range(5):
-            engine.submit(request(f"r{index}", 4, 3))
+            engine.add_request(request(f"r{index}", 4, 3))
         records = drain(engine)
         assert (records[0].running, records[0].waiting) == (3, 2)
 
@@ -127,7 +127,7 @@ class TestMemoryBudget:
         for pool in pools:
             engine = make_engine(pool)
             for index in range(6):
-                engine.submit(request(f"r{index}", 6, 4))
+                engine.add_request(request(f"r{index}", 6, 4))
             peaks.append(max(record.running for record in drain(engine)))
         assert peaks == [1, 6]
 
@@ -168,7 +168,7 @@ class TestTokenBudget:
         """40 tokens a step: `a` and a part of `b` use them up, so `c` waits though there is memory."""
         executor = RecordingExecutor()
         engine = make_engine(executor=executor, max_batched_tokens=40)
-        sequences = [engine.submit(request(name, 24, 2)) for name in "abc"]
+        sequences = [engine.add_request(request(name, 24, 2)) for name in "abc"]
         records = [engine.step(), engine.step()]
         assert executor.steps == [{"a": 24, "b": 16}, {"a": 1, "b": 8, "c": 24}]
         assert [(r.running, r.waiting) for r in records if r is not None] == [(2, 1), (3, 0)]
@@ -177,8 +177,8 @@ class TestTokenBudget:
 
     def test_with_none_left_nobody_enters(self) -> None:
         engine = make_engine(max_batched_tokens=8, max_batch_size=8)
-        engine.submit(request("a", 20, 2))
-        waiting = engine.submit(request("b", 4, 2))
+        engine.add_request(request("a", 20, 2))
+        waiting = engine.add_request(request("b", 4, 2))
         for _ in range(2):
             engine.step()
             assert (waiting.status, waiting.slot) == (SequenceStatus.WAITING, None)
@@ -190,8 +190,8 @@ class TestTokenBudget:
 def test_after_a_preemption_nobody_enters_in_that_step() -> None:
     """Who entered would take what the running sequences have just given up."""
     engine = make_engine(admission_reserve=0)
-    sequences = [engine.submit(request(name, 20, 30)) for name in "abc"]
-    small = engine.submit(request("small", 1, 1))
+    sequences = [engine.add_request(request(name, 20, 30)) for name in "abc"]
+    small = engine.add_request(request("small", 1, 1))
     seen = 0
     before = 0
     while not sequences[2].finish_reason:
@@ -211,7 +211,7 @@ class TestBlocksFreedInAStep:
         executor = RecordingExecutor()
         engine = make_engine(executor=executor)
         for each in (request("first", 60, 3), request("second", 62, 2)):
-            engine.submit(each)
+            engine.add_request(each)
         records = drain(engine)
         entered = executor.first_step_of("second")
         assert entered == executor.first_step_of("first") + 3
@@ -221,9 +221,9 @@ class TestBlocksFreedInAStep:
 
     def test_of_an_aborted_sequence_too(self) -> None:
         engine = make_engine()
-        engine.submit(request("first", 60, 30))
+        engine.add_request(request("first", 60, 30))
         engine.step()
-        second = engine.submit(request("second", 60, 2))
+        second = engine.add_request(request("second", 60, 2))
         engine.step()
         assert second.status is SequenceStatus.WAITING
         engine.abort("first")
@@ -249,7 +249,7 @@ def test_the_pool_has_the_last_word_and_nobody_loses_the_place_in_the_queue() ->
     executor = RecordingExecutor()
     engine = make_engine(optimist, executor, max_batched_tokens=512, admission_reserve=0)
     asked = [request(f"r{index}", 30, 3) for index in range(7)]  # 8 blocks each: three fit
-    sequences = [engine.submit(each) for each in asked]
+    sequences = [engine.add_request(each) for each in asked]
     records = drain(engine)
     assert records[0].running == 3
     assert [executor.first_step_of(each.request_id) for each in asked] == [0, 0, 0, 3, 3, 3, 6]
@@ -260,6 +260,6 @@ def test_the_pool_has_the_last_word_and_nobody_loses_the_place_in_the_queue() ->
 def test_three_times_the_capacity_submitted_at_once_all_completes() -> None:
     engine = make_engine(max_batched_tokens=24)
     asked = [request(f"r{index}", 5 + index % 7, 12) for index in range(18)]  # 18 to 24 tokens each
-    sequences = [engine.submit(each) for each in asked]
+    sequences = [engine.add_request(each) for each in asked]
     drain(engine)
     assert [sequence.output_token_ids for sequence in sequences] == [expected_tokens(each) for each in asked]

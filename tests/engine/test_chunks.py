@@ -28,7 +28,7 @@ def test_three_prompts_of_800_tokens() -> None:
         long_prefill_threshold=400,
         admission_reserve=0.0,
     )
-    sequences = [engine.submit(asked(number, 800, 3)) for number in range(3)]
+    sequences = [engine.add_request(asked(number, 800, 3)) for number in range(3)]
     drain(engine)
     assert shares(executor)[:3] == [[400, 400, 224], [400, 400, 224], [1, 1, 352]]
     assert [s.output_token_ids for s in sequences] == [undisturbed(s.request) for s in sequences]
@@ -49,7 +49,7 @@ def test_no_chunk_size_changes_a_token(budget: int, threshold: int | None, mixed
         mixed=mixed,
         admission_reserve=0.0,
     )
-    sequences = [engine.submit(asked(number, 7 * number + 1, 6)) for number in range(7)]
+    sequences = [engine.add_request(asked(number, 7 * number + 1, 6)) for number in range(7)]
     records = drain(engine)
     assert [s.output_token_ids for s in sequences] == [undisturbed(s.request) for s in sequences]
     assert executor.errors == []
@@ -62,7 +62,7 @@ def test_a_long_prompt_leaves_tokens_to_those_behind_it() -> None:
     executor = TableExecutor()
     engine = table_engine(table_pool(60), executor, max_batched_tokens=24, long_prefill_threshold=16)
     for request in (asked(0, 60, 1), asked(1, 8, 1)):
-        engine.submit(request)
+        engine.add_request(request)
     drain(engine)
     assert executor.steps[0] == [("r0", 16), ("r1", 8)]
 
@@ -70,8 +70,8 @@ def test_a_long_prompt_leaves_tokens_to_those_behind_it() -> None:
 def test_decode_goes_before_prefill() -> None:
     executor = TableExecutor()
     engine = table_engine(table_pool(60), executor, max_batched_tokens=8)
-    engine.submit(asked(0, 4, 9))
+    engine.add_request(asked(0, 4, 9))
     engine.step()
-    engine.submit(asked(1, 30, 1))
+    engine.add_request(asked(1, 30, 1))
     drain(engine)
     assert executor.steps[1:5] == [[("r0", 1), ("r1", 7)]] * 4

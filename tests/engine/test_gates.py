@@ -27,7 +27,7 @@ class TestWatermark:
             table_pool(24), watermark=watermark, admission_reserve=reserve, max_batched_tokens=512
         )
         for number in range(8):
-            engine.submit(asked(number, 16, 1))
+            engine.add_request(asked(number, 16, 1))
         record = engine.step()
         assert record is not None
         assert (record.running, record.waiting) == (entered, 8 - entered)
@@ -36,7 +36,7 @@ class TestWatermark:
     def test_of_the_pool_and_not_of_what_is_free(self) -> None:
         engine = table_engine(table_pool(24), watermark=0.25, admission_reserve=0.0, max_batched_tokens=512)
         for number in range(8):
-            engine.submit(asked(number, 15, 8))
+            engine.add_request(asked(number, 15, 8))
         running = [record.running for record in (engine.step() for _ in range(2)) if record is not None]
         assert running == [4, 4]  # 6 of 24 blocks: with 8 free after the first step, no prompt of 4 may enter
         drain(engine)
@@ -45,7 +45,7 @@ class TestWatermark:
 class TestWholeOutputs:
     def test_a_sequence_enters_only_where_all_it_may_produce_fits(self) -> None:
         engine = table_engine(table_pool(24), reserve_output=True, admission_reserve=0.0, max_batched_tokens=512)
-        sequences = [engine.submit(asked(number, 8, 24)) for number in range(5)]  # 2 blocks now, 8 in the end
+        sequences = [engine.add_request(asked(number, 8, 24)) for number in range(5)]  # 2 blocks now, 8 in the end
         record = engine.step()
         assert record is not None
         assert (record.running, record.waiting, record.blocks_in_use) == (3, 2, 6)
@@ -55,8 +55,8 @@ class TestWholeOutputs:
     def test_all_samples_of_a_request_count(self) -> None:
         """20 prompt tokens are five blocks, shared; each of four samples grows by three of its own."""
         engine = table_engine(table_pool(17), reserve_output=True, admission_reserve=0.0, max_batched_tokens=512)
-        first = engine.submit(asked(0, 20, 12, n=4))
-        other = engine.submit(asked(1, 4, 1))
+        first = engine.add_request(asked(0, 20, 12, n=4))
+        other = engine.add_request(asked(1, 4, 1))
         engine.step()
         assert other.status is SequenceStatus.WAITING
         drain(engine)
@@ -64,14 +64,14 @@ class TestWholeOutputs:
 
     def test_alone_a_sequence_enters_whatever_it_may_produce(self) -> None:
         engine = table_engine(table_pool(24), reserve_output=True, max_batched_tokens=512)
-        sequence = engine.submit(asked(0, 8, 88))
+        sequence = engine.add_request(asked(0, 8, 88))
         drain(engine)
         assert sequence.output_token_ids == undisturbed(sequence.request)
 
     def test_contiguous_slots_are_whole_already(self) -> None:
         engine = table_engine(table_slots(3), reserve_output=True)
         for number in range(5):
-            engine.submit(asked(number, 8, 24))
+            engine.add_request(asked(number, 8, 24))
         record = engine.step()
         assert record is not None
         assert record.running == 3
@@ -80,7 +80,7 @@ class TestWholeOutputs:
     @pytest.mark.parametrize("max_batch_size", [2, 8])
     def test_a_static_batch_has_its_memory_from_the_start(self, max_batch_size: int) -> None:
         engine = table_engine(table_pool(24), policy="static", max_wait_ms=0, max_batch_size=max_batch_size)
-        sequences = [engine.submit(asked(number, 8, 24)) for number in range(7)]
+        sequences = [engine.add_request(asked(number, 8, 24)) for number in range(7)]
         record = engine.step()
         assert record is not None
         assert record.running == min(max_batch_size, 2)  # two of eight blocks; a third would touch the reserve
@@ -91,31 +91,31 @@ class TestWholeOutputs:
 class TestLine:
     def test_a_full_one_refuses_with_the_numbers_and_keeps_what_it_took(self) -> None:
         engine = table_engine(table_pool(24), max_waiting_requests=3, max_batch_size=1)
-        sequences = [engine.submit(asked(number, 4, 2)) for number in range(3)]
+        sequences = [engine.add_request(asked(number, 4, 2)) for number in range(3)]
         with pytest.raises(
             RequestRefusedError, match=r"'r3': 3 requests are waiting.*max_waiting_requests=3 allows no more"
         ):
-            engine.submit(asked(3, 4, 2))
+            engine.add_request(asked(3, 4, 2))
         engine.step()  # one runs now
-        sequences.append(engine.submit(asked(4, 4, 2)))
+        sequences.append(engine.add_request(asked(4, 4, 2)))
         drain(engine)
         assert [s.output_token_ids for s in sequences] == [undisturbed(s.request) for s in sequences]
 
     def test_counts_requests_and_not_their_samples(self) -> None:
         engine = table_engine(table_slots(2), max_waiting_requests=2)
-        engine.submit(asked(0, 4, 6, n=5))
+        engine.add_request(asked(0, 4, 6, n=5))
         engine.step()
         assert len(engine.scheduler.waiting) == 3
-        engine.submit(asked(1, 4, 2))
+        engine.add_request(asked(1, 4, 2))
         with pytest.raises(RequestRefusedError, match="2 requests are waiting"):
-            engine.submit(asked(2, 4, 2))
+            engine.add_request(asked(2, 4, 2))
         drain(engine)
 
     def test_who_gave_up_its_place_in_the_batch_is_never_refused(self) -> None:
         engine = table_engine(table_pool(15), admission_reserve=0.0, max_waiting_requests=1)
         sequences = []
         for number in range(3):
-            sequences.append(engine.submit(asked(number, 16, 20)))
+            sequences.append(engine.add_request(asked(number, 16, 20)))
             engine.step()
         drain(engine)
         assert any(s.preemptions for s in sequences)
@@ -129,9 +129,9 @@ class TestRefusedOnArrival:
     )
     def test_what_can_never_fit_and_what_would(self, prompt_len: int, max_tokens: int, advice: str) -> None:
         engine = table_engine(table_pool(24))
-        neighbour = engine.submit(asked(1, 8, 8))
+        neighbour = engine.add_request(asked(1, 8, 8))
         with pytest.raises(RequestRefusedError, match=f"can never fit.* up to 96 tokens; .*{advice}"):
-            engine.submit(asked(0, prompt_len, max_tokens))
+            engine.add_request(asked(0, prompt_len, max_tokens))
         drain(engine)
         assert neighbour.output_token_ids == undisturbed(neighbour.request)
 
@@ -148,8 +148,8 @@ class TestRefusedOnArrival:
     )
     def test_prompts_that_are_none(self, prompt: tuple[int, ...], reason: str) -> None:
         engine = table_engine(table_pool(24))
-        neighbour = engine.submit(asked(1, 8, 8))
+        neighbour = engine.add_request(asked(1, 8, 8))
         with pytest.raises(RequestRefusedError, match=f"'x': {reason}"):
-            engine.submit(Request("x", prompt, SamplingParams(4)))
+            engine.add_request(Request("x", prompt, SamplingParams(4)))
         drain(engine)
         assert neighbour.output_token_ids == undisturbed(neighbour.request)

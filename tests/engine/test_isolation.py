@@ -52,7 +52,7 @@ def asked(number: int, prompt_len: int = 9, max_tokens: int = 6) -> Request:
 
 
 def submit(engine: Engine, count: int) -> list[Sequence]:
-    return [engine.submit(asked(number)) for number in range(count)]
+    return [engine.add_request(asked(number)) for number in range(count)]
 
 
 def assert_only_failed(sequences: list[Sequence], *culprits: str) -> None:
@@ -131,7 +131,7 @@ def test_a_dead_device_fails_the_step_without_trying_each_sequence() -> None:
     assert len(executor.steps) < 40
     drain(engine)
     executor.rule = poisoned()
-    after = engine.submit(asked(99))
+    after = engine.add_request(asked(99))
     drain(engine)
     assert_only_failed([after])
 
@@ -152,9 +152,9 @@ def test_who_is_aborted_by_a_reader_meanwhile_is_not_tried_again() -> None:
     executor = Trap(poisoned("r0"))
     engine = table_engine(table_pool(60), executor)
     streams = [Stream() for _ in range(4)]
-    engine.submit(asked(0), lambda output: engine.abort("r3") and None)
+    engine.add_request(asked(0), lambda output: engine.abort("r3") and None)
     for number in (1, 2, 3):
-        engine.submit(asked(number), streams[number])
+        engine.add_request(asked(number), streams[number])
     drain(engine)
     assert streams[3].ends == [FinishReason.ABORTED]
     assert all("r3" not in dict(step) for step in executor.steps[2:])
@@ -181,7 +181,9 @@ def test_a_sequence_that_counted_on_the_blocks_of_the_culprit_computes_them_itse
     executor = Trap(poisoned("r0"))
     engine = table_engine(table_pool(60, sharing=True), executor)
     prompt = tuple(range(20))
-    sequences = [engine.submit(Request(f"r{number}", (*prompt, number), SamplingParams(5))) for number in range(4)]
+    sequences = [
+        engine.add_request(Request(f"r{number}", (*prompt, number), SamplingParams(5))) for number in range(4)
+    ]
     drain(engine)
     assert_only_failed(sequences, "r0")
     assert executor.errors == []
@@ -195,7 +197,7 @@ class TestInjectedFaults:
         config = FaultsConfig(kind=kind, rate=0.1, seed=3)
         executor = TableExecutor()
         engine = table_engine(table_pool(60, sharing=sharing), executor, faults=config)
-        sequences = [engine.submit(asked(number, 5 + number % 7, 9)) for number in range(40)]
+        sequences = [engine.add_request(asked(number, 5 + number % 7, 9)) for number in range(40)]
         records = drain(engine)
         assert sum(record.failed_passes for record in records) > 0
         assert executor.errors == []
@@ -216,7 +218,7 @@ class TestInjectedFaults:
         runs = []
         for seed in (1, 1, 2):
             engine = table_engine(table_pool(60), faults=FaultsConfig(rate=0.05, seed=seed))
-            sequences = [engine.submit(asked(number)) for number in range(30)]
+            sequences = [engine.add_request(asked(number)) for number in range(30)]
             records = drain(engine)
             runs.append(([s.error for s in sequences], [record.failed_passes for record in records]))
         assert runs[0] == runs[1] != runs[2]

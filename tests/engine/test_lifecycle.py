@@ -7,7 +7,7 @@ from itertools import zip_longest
 import pytest
 
 from kvlab.core import FinishReason, Request, SamplingParams, SequenceStatus, StepOutput
-from kvlab.engine.engine import Engine, Sink
+from kvlab.engine.engine import Engine, OutputCallback
 from kvlab.errors import RequestRefusedError
 from tests.engine.support import (
     FailingExecutor,
@@ -41,16 +41,16 @@ class TestRefused:
     def test_what_can_never_be_served_is_refused_with_its_reason(self, asked: Request, reason: str) -> None:
         engine, stream = make_engine(), Stream()
         with pytest.raises(RequestRefusedError, match=reason):
-            engine.submit(asked, stream)
+            engine.add_request(asked, stream)
         assert not engine.has_work()
         assert stream.outputs == []
 
     def test_the_others_are_served(self) -> None:
         engine = make_engine()
-        before = engine.submit(request("before", 10, 4))
+        before = engine.add_request(request("before", 10, 4))
         with pytest.raises(RequestRefusedError):
-            engine.submit(request("too long", 200, 4))
-        after = engine.submit(request("after", 10, 4))
+            engine.add_request(request("too long", 200, 4))
+        after = engine.add_request(request("after", 10, 4))
         drain(engine)
         for sequence in (before, after):
             assert sequence.output_token_ids == expected_tokens(sequence.request)
@@ -64,10 +64,10 @@ class TestRefused:
     def test_an_id_in_use_is_refused_and_the_first_keeps_its_stream(self) -> None:
         engine, first, second = make_engine(), Stream(), Stream()
         asked = request("x", 10, 4)
-        engine.submit(asked, first)
+        engine.add_request(asked, first)
         for _ in range(2):  # while it waits, and while it runs
             with pytest.raises(RequestRefusedError, match="'x' is in the engine already"):
-                engine.submit(request("x", 5, 2), second)
+                engine.add_request(request("x", 5, 2), second)
             engine.step()
         drain(engine)
         assert (first.tokens, second.outputs) == (expected_tokens(asked), [])
@@ -75,7 +75,7 @@ class TestRefused:
     @pytest.mark.parametrize("end", ["finished", "aborted"])
     def test_an_id_may_be_used_again_after_its_end(self, end: str) -> None:
         engine = make_engine()
-        engine.submit(request("x", 10, 4))
+        engine.add_request(request("x", 10, 4))
         if end == "aborted":
             engine.abort("x")
         else:
@@ -87,9 +87,9 @@ class TestRefused:
 class TestAbort:
     def test_while_it_waits(self) -> None:
         engine, stream = make_engine(max_batch_size=1), Stream()
-        running = engine.submit(request("running", 10, 6))
+        running = engine.add_request(request("running", 10, 6))
         engine.step()
-        waiting = engine.submit(request("waiting", 10, 6), stream)
+        waiting = engine.add_request(request("waiting", 10, 6), stream)
         engine.step()
         assert engine.abort("waiting")
         assert (waiting.status, waiting.finish_reason) == (SequenceStatus.FINISHED, ABORTED)
@@ -99,7 +99,7 @@ class TestAbort:
 
     def test_before_the_first_step(self) -> None:
         engine = make_engine()
-        engine.submit(request("x", 10, 6))
+        engine.add_request(request("x", 10, 6))
         assert engine.abort("x")
         assert not engine.has_work()
         assert_empty(engine)
@@ -107,7 +107,7 @@ class TestAbort:
     @pytest.mark.parametrize(("steps_before", "tokens"), [(1, 0), (2, 0), (3, 1), (5, 3)], ids=str)
     def test_in_prefill_and_in_decode_gives_every_block_back(self, steps_before: int, tokens: int) -> None:
         engine, stream = make_engine(max_batched_tokens=10), Stream()
-        sequence = engine.submit(request("x", 25, 9), stream)
+        sequence = engine.add_request(request("x", 25, 9), stream)
         for _ in range(steps_before):
             engine.step()
         held = engine.pool.stats().blocks_in_use
@@ -125,8 +125,8 @@ class TestAbort:
 
     def test_while_it_waits_after_a_preemption(self) -> None:
         engine, stream = make_engine(admission_reserve=0), Stream()
-        kept = [engine.submit(request(name, 20, 30)) for name in "ab"]
-        victim = engine.submit(request("c", 20, 30), stream)
+        kept = [engine.add_request(request(name, 20, 30)) for name in "ab"]
+        victim = engine.add_request(request("c", 20, 30), stream)
         step_until(engine, lambda: victim.preemptions > 0)
         assert victim.status is SequenceStatus.WAITING
         assert engine.abort("c")
@@ -136,7 +136,7 @@ class TestAbort:
 
     def test_leaves_the_others_their_tokens(self) -> None:
         engine = make_engine(max_batched_tokens=12)
-        sequences = [engine.submit(request(name, 14, 8)) for name in "abcd"]
+        sequences = [engine.add_request(request(name, 14, 8)) for name in "abcd"]
         for step, name in ((3, "b"), (2, "d")):
             for _ in range(step):
                 engine.step()
@@ -148,7 +148,7 @@ class TestAbort:
     def test_of_what_is_not_there_is_false(self) -> None:
         engine = make_engine()
         assert not engine.abort("nobody")
-        engine.submit(request("x", 10, 2))
+        engine.add_request(request("x", 10, 2))
         assert engine.abort("x")
         assert not engine.abort("x")
         run(engine, request("y", 4, 1))
@@ -163,7 +163,7 @@ class TestFailedStep:
         executor = FailingExecutor("bad")
         engine = make_engine(pool, executor, max_batch_size=2)
         streams = {name: Stream() for name in ("bad", "neighbour", "late")}
-        sequences = {name: engine.submit(request(name, 10, 4), stream) for name, stream in streams.items()}
+        sequences = {name: engine.add_request(request(name, 10, 4), stream) for name, stream in streams.items()}
         drain(engine)
         assert (sequences["bad"].finish_reason, streams["bad"].ends) == (FAILED, [FAILED])
         assert sequences["bad"].error == "ArithmeticError: the device fell over"
@@ -180,7 +180,7 @@ class TestFailedStep:
         pool = make_pool() if callable(make_pool) else None
         executor = FailingExecutor("bad")
         engine = make_engine(pool, executor, max_batched_tokens=8)
-        engine.submit(request("bad", 10, 4))
+        engine.add_request(request("bad", 10, 4))
         record = engine.step()
         assert record is not None
         assert (record.prefill_tokens, record.tokens_in_use, record.recomputed_tokens) == (8, 0, 0)
@@ -195,7 +195,7 @@ class TestFailedStep:
         executor = FailingExecutor("bad")
         executor.victim = None
         engine = make_engine(pool, executor, max_batch_size=4, max_batched_tokens=4)
-        first, bad = engine.submit(request("x", 2, 6, n=3)), engine.submit(request("bad", 12, 4))
+        first, bad = engine.add_request(request("x", 2, 6, n=3)), engine.add_request(request("bad", 12, 4))
         engine.step()
         executor.victim = "bad"
         record = engine.step()
@@ -212,7 +212,7 @@ class TestFailedStep:
         executor = FailingExecutor("bad")
         executor.victim = None
         engine, stream = make_engine(pool, executor), Stream()
-        bad = engine.submit(request("bad", 10, 8), stream)
+        bad = engine.add_request(request("bad", 10, 8), stream)
         for _ in range(3):
             engine.step()
         executor.victim = "bad"
@@ -278,7 +278,7 @@ class TestStreams:
         engine = make_engine(admission_reserve=0, max_batched_tokens=16)
         asked = [request(f"r{index}", 20, 25) for index in range(4)]
         streams = [Stream() for _ in asked]
-        sequences = [engine.submit(each, stream) for each, stream in zip(asked, streams, strict=True)]
+        sequences = [engine.add_request(each, stream) for each, stream in zip(asked, streams, strict=True)]
         drain(engine)
         assert any(sequence.preemptions for sequence in sequences)
         for each, stream in zip(asked, streams, strict=True):
@@ -290,7 +290,7 @@ class TestStreams:
 
     def test_a_token_is_sent_in_the_step_that_made_it(self) -> None:
         engine, stream = make_engine(max_batched_tokens=8), Stream()
-        engine.submit(request("x", 20, 4), stream)
+        engine.add_request(request("x", 20, 4), stream)
         seen = []
         for _ in steps(engine):
             seen.append(len(stream.tokens))
@@ -301,7 +301,7 @@ class TestStreams:
         assert sequence.output_token_ids == expected_tokens(sequence.request)
 
 
-def aborting(engine: Engine, request_id: str) -> Sink:
+def aborting(engine: Engine, request_id: str) -> OutputCallback:
     """A sink that takes a request back at whatever it is given."""
 
     def sink(output: StepOutput) -> None:
@@ -322,22 +322,22 @@ class TestSinksThatAbort:
             stream(output)
             engine.abort("x")
 
-        engine.submit(asked, sink)
+        engine.add_request(asked, sink)
         drain(engine)
         assert stream.tokens == expected_tokens(asked)[:1]
         assert stream.ends == [LENGTH if max_tokens == 1 else ABORTED]
 
     def test_another_request_of_the_same_step(self) -> None:
         engine, stream = make_engine(), Stream()
-        engine.submit(request("x", 5, 4), aborting(engine, "y"))
-        engine.submit(request("y", 5, 1), stream)
+        engine.add_request(request("x", 5, 4), aborting(engine, "y"))
+        engine.add_request(request("y", 5, 1), stream)
         drain(engine)
         assert stream.ends == [ABORTED]
 
     def test_another_request_of_a_step_that_fails(self) -> None:
         engine, stream = make_engine(executor=FailingExecutor("x")), Stream()
-        engine.submit(request("x", 5, 4), aborting(engine, "y"))
-        engine.submit(request("y", 5, 4), stream)
+        engine.add_request(request("x", 5, 4), aborting(engine, "y"))
+        engine.add_request(request("y", 5, 4), stream)
         drain(engine)
         assert stream.ends == [ABORTED]
 
@@ -346,7 +346,7 @@ def test_a_sequence_that_outgrows_what_is_left_of_the_pool_fails_alone() -> None
     """12 of 24 blocks belong to a slot that is not the engine's."""
     engine, stream = make_engine(), Stream()
     held = engine.pool.allocate_slot(48)
-    engine.submit(request("grows", 40, 30), stream)
+    engine.add_request(request("grows", 40, 30), stream)
     for _ in range(20):
         engine.step()
     assert not engine.has_work()
@@ -364,7 +364,7 @@ def test_two_engines_in_one_process_share_nothing() -> None:
     engines = [make_engine(), make_engine(executor=failing, max_batched_tokens=9), make_engine(slotted_pool())]
     asked = [[request(name, 8 + 5 * index, 6) for name in "abc"] for index in range(3)]
     sequences = [
-        [engine.submit(each) for each in requests] for engine, requests in zip(engines, asked, strict=True)
+        [engine.add_request(each) for each in requests] for engine, requests in zip(engines, asked, strict=True)
     ]
     for _ in zip_longest(*(steps(engine) for engine in engines)):
         pass

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvlab.config import ORDERS
+from kvlab.config.scheduler import ORDERS
 from kvlab.core import FinishReason, Request, SamplingParams
 from kvlab.engine.engine import Engine
 from tests.engine.support import drain
@@ -28,7 +28,7 @@ def first_steps(executor: TableExecutor) -> list[str]:
 
 
 def serve(engine: Engine, *requests: Request) -> None:
-    sequences = [engine.submit(each) for each in requests]
+    sequences = [engine.add_request(each) for each in requests]
     drain(engine)
     for sequence in sequences:
         assert sequence.finish_reason is FinishReason.LENGTH
@@ -58,8 +58,8 @@ class TestShortestFirst:
     def test_who_comes_later_overtakes_in_the_line_and_not_in_the_batch(self) -> None:
         executor = TableExecutor()
         engine = table_engine(table_pool(40), executor, order="shortest_first", max_batched_tokens=8)
-        engine.submit(asked("long", 30, 2))
-        engine.submit(asked("other", 30, 2))
+        engine.add_request(asked("long", 30, 2))
+        engine.add_request(asked("other", 30, 2))
         engine.step()
         serve(engine, asked("short", 8, 2))
         assert executor.steps[:5] == [
@@ -79,9 +79,9 @@ class TestPriority:
     def test_one_that_arrives_later_still_goes_before(self) -> None:
         executor = TableExecutor()
         engine = table_engine(table_pool(40), executor, order="priority", max_batch_size=1)
-        engine.submit(asked("running", 4, 4, 9))
+        engine.add_request(asked("running", 4, 4, 9))
         engine.step()
-        engine.submit(asked("waiting", 4, 2, 1))
+        engine.add_request(asked("waiting", 4, 2, 1))
         engine.step()
         serve(engine, asked("urgent", 4, 2, 0))
         assert first_steps(executor) == ["running", "urgent", "waiting"]
@@ -96,7 +96,7 @@ class TestPrefillFirst:
     def test_prompts_take_the_tokens_of_those_that_decode(self) -> None:
         executor = TableExecutor()
         engine = table_engine(table_pool(60), executor, order="prefill_first", max_batched_tokens=8)
-        engine.submit(asked("decodes", 4, 6))
+        engine.add_request(asked("decodes", 4, 6))
         engine.step()
         serve(engine, asked("prompt", 19, 2))
         assert executor.steps[:4] == [
@@ -109,7 +109,7 @@ class TestPrefillFirst:
     def test_decode_goes_first_under_fcfs(self) -> None:
         executor = TableExecutor()
         engine = table_engine(table_pool(60), executor, max_batched_tokens=8)
-        engine.submit(asked("decodes", 4, 6))
+        engine.add_request(asked("decodes", 4, 6))
         engine.step()
         serve(engine, asked("prompt", 19, 2))
         assert executor.steps[1:4] == [[("decodes", 1), ("prompt", 7)]] * 2 + [[("decodes", 1), ("prompt", 5)]]
@@ -119,9 +119,9 @@ class TestPrefillFirst:
         executor = TableExecutor()
         engine = table_engine(table_pool(6), executor, order="prefill_first", admission_reserve=0.0)
         for name in "ab":
-            engine.submit(asked(name, 4, 3))
+            engine.add_request(asked(name, 4, 3))
         engine.step()
-        large = engine.submit(asked("large", 16, 1))
+        large = engine.add_request(asked("large", 16, 1))
         drain(engine)
         assert names(executor) == [["a", "b"]] * 3 + [["large"]]
         assert large.preemptions == 0
@@ -131,9 +131,9 @@ class TestPrefillFirst:
         engine = table_engine(
             table_pool(8), executor, order="prefill_first", long_prefill_threshold=4, admission_reserve=0.0
         )
-        decodes = engine.submit(asked("decodes", 4, 20))
+        decodes = engine.add_request(asked("decodes", 4, 20))
         engine.step()
-        prefills = engine.submit(asked("prefills", 24, 3))
+        prefills = engine.add_request(asked("prefills", 24, 3))
         while not prefills.preemptions:
             engine.step()
         assert names(executor)[-2:] == [["prefills", "decodes"], ["decodes"]]
@@ -156,7 +156,7 @@ class TestDecodeRoundRobin:
             table_pool(60), executor, order="decode_round_robin", max_decode_seqs=2, max_batched_tokens=12
         )
         for name in "abc":
-            engine.submit(asked(name, 4, 6))
+            engine.add_request(asked(name, 4, 6))
         engine.step()
         serve(engine, asked("prompt", 20, 2))
         assert executor.steps[1:3] == [
@@ -173,9 +173,9 @@ class TestTwoPasses:
         for mixed in (True, False):
             executor = TableExecutor()
             engine = table_engine(table_pool(60), executor, mixed=mixed, max_batched_tokens=8)
-            engine.submit(asked("decodes", 4, 4))
+            engine.add_request(asked("decodes", 4, 4))
             engine.step()
-            engine.submit(asked("prompt", 10, 2))
+            engine.add_request(asked("prompt", 10, 2))
             records = drain(engine)
             passes[mixed] = executor.steps
             assert (records[0].batch_seqs, records[0].decode_tokens, records[0].prefill_tokens) == (2, 1, 7)
@@ -185,7 +185,7 @@ class TestTwoPasses:
     def test_prefill_comes_first_under_prefill_first(self) -> None:
         executor = TableExecutor()
         engine = table_engine(table_pool(60), executor, mixed=False, order="prefill_first")
-        engine.submit(asked("decodes", 4, 4))
+        engine.add_request(asked("decodes", 4, 4))
         engine.step()
         serve(engine, asked("prompt", 10, 2))
         assert executor.steps[1:3] == [[("prompt", 10)], [("decodes", 1)]]
@@ -197,11 +197,11 @@ def test_a_preempted_sequence_is_the_first_of_its_rank_only() -> None:
     engine = table_engine(
         table_pool(12), executor, order="priority", admission_reserve=0.0, max_batch_size=2, max_batched_tokens=64
     )
-    first, second = engine.submit(asked("a", 20, 12, 1)), engine.submit(asked("b", 20, 12, 1))
-    equal = engine.submit(asked("equal", 20, 2, 1))
+    first, second = engine.add_request(asked("a", 20, 12, 1)), engine.add_request(asked("b", 20, 12, 1))
+    equal = engine.add_request(asked("equal", 20, 2, 1))
     while not second.preemptions:
         engine.step()
-    urgent = engine.submit(replace(asked("urgent", 20, 2), priority=0))
+    urgent = engine.add_request(replace(asked("urgent", 20, 2), priority=0))
     drain(engine)
     assert list(engine.scheduler.waiting) == []
     assert first.preemptions == 0

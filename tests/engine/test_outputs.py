@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.core import FinishReason
-from kvlab.kv.pool import KVCachePool
+from kvlab.kv.pool import BlockPool
 from tests.engine.support import (
     RecordingExecutor,
     drain,
@@ -40,7 +40,7 @@ def test_the_requests_of_these_tests_get_different_tokens() -> None:
 @pytest.mark.parametrize("policy", ["continuous", "static"])
 @pytest.mark.parametrize("max_batch_size", [1, 2, 8])
 def test_pool_policy_and_batch_change_no_token(
-    make_pool: Callable[[], KVCachePool], policy: str, max_batch_size: int
+    make_pool: Callable[[], BlockPool], policy: str, max_batch_size: int
 ) -> None:
     engine = make_engine(make_pool(), policy=policy, max_batch_size=max_batch_size, max_wait_ms=0)
     sequences = run(engine, *ASKED)
@@ -73,10 +73,10 @@ class TestTokenBudget:
     def test_decode_goes_before_prefill(self) -> None:
         executor = RecordingExecutor()
         engine = make_engine(executor=executor, max_batched_tokens=8)
-        engine.submit(request("decodes", 4, 10))
+        engine.add_request(request("decodes", 4, 10))
         engine.step()
-        engine.submit(request("first", 10, 2))
-        engine.submit(request("second", 10, 2))
+        engine.add_request(request("first", 10, 2))
+        engine.add_request(request("second", 10, 2))
         records = drain(engine)
         assert executor.steps[1:4] == [
             {"decodes": 1, "first": 7},
@@ -94,14 +94,14 @@ class TestPreemption:
 
     def test_gives_the_tokens_of_an_undisturbed_run(self) -> None:
         engine = make_engine(admission_reserve=0)
-        sequences = [engine.submit(each) for each in self.ASKED]
+        sequences = [engine.add_request(each) for each in self.ASKED]
         records = drain(engine)
         assert sum(record.preempted for record in records) > 0
         assert [s.output_token_ids for s in sequences] == [expected_tokens(each) for each in self.ASKED]
 
     def test_takes_the_last_admitted_and_never_the_first(self) -> None:
         engine = make_engine(admission_reserve=0)
-        sequences = [engine.submit(each) for each in self.ASKED]
+        sequences = [engine.add_request(each) for each in self.ASKED]
         step_until(engine, lambda: any(sequence.preemptions for sequence in sequences))
         assert [sequence.preemptions for sequence in sequences] == [0, 0, 1]
         drain(engine)
@@ -110,7 +110,7 @@ class TestPreemption:
     def test_the_preempted_enters_before_those_that_wait(self) -> None:
         executor = RecordingExecutor()
         engine = make_engine(executor=executor, admission_reserve=0, max_batch_size=3)
-        sequences = [engine.submit(each) for each in (*self.ASKED, request("late", 4, 2))]
+        sequences = [engine.add_request(each) for each in (*self.ASKED, request("late", 4, 2))]
         drain(engine)
         preempted = sequences[2]
         assert preempted.preemptions
@@ -120,7 +120,7 @@ class TestPreemption:
     def test_recomputed_tokens_are_those_that_were_computed_before(self) -> None:
         executor = RecordingExecutor()
         engine = make_engine(executor=executor, admission_reserve=0)
-        sequences = [engine.submit(each) for each in self.ASKED]
+        sequences = [engine.add_request(each) for each in self.ASKED]
         records = drain(engine)
         for sequence in sequences:
             name = sequence.request.request_id
@@ -177,6 +177,6 @@ def test_any_load_completes_with_its_tokens_and_leaves_no_block(
         for _ in range(steps_before):
             engine.step()
             assert engine.pool.audit() == []
-        sequences.append(engine.submit(each))
+        sequences.append(engine.add_request(each))
     drain(engine)
     assert [s.output_token_ids for s in sequences] == [expected_tokens(each) for each in asked]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvlab.config import VICTIMS, PreemptionConfig
+from kvlab.config import PreemptionConfig
+from kvlab.config.scheduler import VICTIMS
 from kvlab.core import FinishReason, Request, SamplingParams, Sequence
 from tests.engine.support import Stream, drain, step_until
 from tests.engine.table import TableExecutor, table_engine, table_pool, undisturbed
@@ -27,7 +28,7 @@ class TestVictim:
         engine = table_engine(table_pool(24), preemption=PreemptionConfig(victim), admission_reserve=0.0)
         sequences = []
         for request in requests:
-            sequences.append(engine.submit(request))
+            sequences.append(engine.add_request(request))
             for _ in range(gap):
                 engine.step()
         step_until(engine, lambda: any(sequence.preemptions for sequence in sequences))
@@ -42,7 +43,7 @@ class TestVictim:
 
     def test_when_it_gave_way_and_came_back_is_kept(self) -> None:
         engine = table_engine(table_pool(24), admission_reserve=0.0)
-        sequences = [engine.submit(asked(number)) for number in range(3)]
+        sequences = [engine.add_request(asked(number)) for number in range(3)]
         drain(engine)
         assert sum(sequence.preemptions for sequence in sequences) > 0
         for sequence in sequences:
@@ -62,7 +63,7 @@ class TestVictim:
             max_batched_tokens=24,
             long_prefill_threshold=12,
         )
-        sequences = [engine.submit(asked(0, 48, 40)), engine.submit(asked(1, 12, 60))]
+        sequences = [engine.add_request(asked(0, 48, 40)), engine.add_request(asked(1, 12, 60))]
         step_until(engine, lambda: any(sequence.preemptions for sequence in sequences))
         assert [sequence.preemptions for sequence in sequences] == [1, 0]
         drain(engine)
@@ -85,7 +86,7 @@ def test_everything_completes_whoever_gives_way(victim: str, sharing: bool, bloc
     engine = table_engine(
         table_pool(blocks, sharing=sharing), executor, preemption=PreemptionConfig(victim), admission_reserve=0.0
     )
-    sequences = [engine.submit(asked(number, 5 + 3 * number, 30, number % 3)) for number in range(8)]
+    sequences = [engine.add_request(asked(number, 5 + 3 * number, 30, number % 3)) for number in range(8)]
     records = drain(engine)
     assert_served(*sequences)
     assert executor.errors == []
@@ -96,8 +97,8 @@ class TestReturn:
     def test_a_token_made_right_before_is_not_lost_nor_sent_twice(self) -> None:
         """It was sampled and sent, but its K and V were not computed yet."""
         engine, stream = table_engine(table_pool(15), admission_reserve=0.0), Stream()
-        others = [engine.submit(asked(number)) for number in range(2)]
-        victim = engine.submit(asked(2), stream)
+        others = [engine.add_request(asked(number)) for number in range(2)]
+        victim = engine.add_request(asked(2), stream)
         step_until(engine, lambda: victim.preemptions > 0)
         sent = list(stream.tokens)
         assert sent
@@ -108,7 +109,7 @@ class TestReturn:
 
     def test_finds_its_own_blocks_and_they_are_no_hits(self) -> None:
         engine = table_engine(table_pool(15, sharing=True), admission_reserve=0.0)
-        sequences = [engine.submit(asked(number)) for number in range(3)]
+        sequences = [engine.add_request(asked(number)) for number in range(3)]
         records = drain(engine)
         assert_served(*sequences)
         assert sum(record.recompute_hit_tokens for record in records) > 0
@@ -120,7 +121,7 @@ class TestReturn:
         again = []
         for sharing in (False, True):
             engine = table_engine(table_pool(15, sharing=sharing), admission_reserve=0.0)
-            sequences = [engine.submit(asked(number)) for number in range(3)]
+            sequences = [engine.add_request(asked(number)) for number in range(3)]
             drain(engine)
             assert_served(*sequences)
             again.append(sum(sequence.recomputed_tokens for sequence in sequences))
@@ -129,8 +130,8 @@ class TestReturn:
     def test_is_the_first_to_enter(self) -> None:
         executor = TableExecutor()
         engine = table_engine(table_pool(15), executor, admission_reserve=0.0, max_batch_size=3)
-        sequences = [engine.submit(asked(number)) for number in range(3)]
-        late = engine.submit(asked(3, 2, 1))
+        sequences = [engine.add_request(asked(number)) for number in range(3)]
+        late = engine.add_request(asked(3, 2, 1))
         drain(engine)
         assert_served(*sequences, late)
         present = ["r2" in dict(step) for step in executor.steps]
@@ -145,7 +146,7 @@ class TestFail:
         """Three fill 15 of 17 blocks and each needs another in the same step."""
         engine = table_engine(table_pool(17), on_exhaustion="fail", admission_reserve=0.0)
         streams = [Stream() for _ in range(3)]
-        sequences = [engine.submit(asked(number, 20, 8), stream) for number, stream in enumerate(streams)]
+        sequences = [engine.add_request(asked(number, 20, 8), stream) for number, stream in enumerate(streams)]
         records = drain(engine)
         assert [s.finish_reason for s in sequences] == [FinishReason.LENGTH] * 2 + [FinishReason.FAILED]
         assert_served(*sequences[:2])
@@ -158,7 +159,7 @@ class TestFail:
     def test_several_of_one_step(self) -> None:
         """Four sequences fill 20 of 21 blocks: in the step in which each needs another, one gets it."""
         engine = table_engine(table_pool(21), on_exhaustion="fail", admission_reserve=0.0, max_batched_tokens=99)
-        sequences = [engine.submit(asked(number, 20, 4)) for number in range(4)]
+        sequences = [engine.add_request(asked(number, 20, 4)) for number in range(4)]
         drain(engine)
         assert_served(sequences[0])
         for sequence in sequences[1:]:
@@ -168,7 +169,7 @@ class TestFail:
     def test_the_blocks_of_the_failed_serve_the_next_step(self) -> None:
         engine = table_engine(table_pool(21), on_exhaustion="fail", admission_reserve=0.0)
         for number in range(4):
-            engine.submit(asked(number, 20, 8))
-        after = engine.submit(asked(4, 20, 8))
+            engine.add_request(asked(number, 20, 8))
+        after = engine.add_request(asked(4, 20, 8))
         drain(engine)
         assert_served(after)

@@ -50,7 +50,7 @@ def test_more_run_at_once_in_the_same_memory() -> None:
     for pool in (sharing_pool(), paged_pool()):
         engine = make_engine(pool, max_batched_tokens=512, admission_reserve=0)
         for each in family(8, common=32, own=3, max_tokens=4):
-            engine.submit(each)
+            engine.add_request(each)
         peaks.append(max(record.running for record in drain(engine)))
     assert peaks == [8, 2]
 
@@ -68,7 +68,7 @@ def test_a_prompt_that_was_served_before_costs_one_token() -> None:
 def test_the_next_in_the_same_step_shares_what_the_first_computes() -> None:
     executor = RecordingExecutor()
     engine = make_engine(sharing_pool(), executor)
-    sequences = [engine.submit(each) for each in family(3, common=16, own=3)]
+    sequences = [engine.add_request(each) for each in family(3, common=16, own=3)]
     records = drain(engine)
     assert executor.steps[0] == {"r0": 19, "r1": 3, "r2": 3}
     assert (records[0].prompt_tokens, records[0].hit_tokens, records[0].same_step_hit_tokens) == (57, 32, 32)
@@ -89,7 +89,7 @@ def test_a_salt_keeps_equal_prompts_apart() -> None:
 def test_a_preempted_sequence_finds_its_own_blocks_and_that_is_no_hit() -> None:
     """Nobody else takes the memory while it is away, so what it recomputes is its last block."""
     engine = make_engine(sharing_pool(), admission_reserve=0)
-    sequences = [engine.submit(request(name, 20, 30)) for name in "abc"]
+    sequences = [engine.add_request(request(name, 20, 30)) for name in "abc"]
     records = drain(engine)
     assert sum(s.preemptions for s in sequences)
     assert sum(record.hit_tokens for record in records) == 0
@@ -112,7 +112,7 @@ class TestFailedStep:
         """All of `r0`'s blocks were counted on by the others, who compute them themselves."""
         executor = FailingExecutor("r0")
         engine = make_engine(sharing_pool(), executor, max_batch_size=3, max_batched_tokens=64)
-        sequences = [engine.submit(each) for each in family(3)]
+        sequences = [engine.add_request(each) for each in family(3)]
         drain(engine)
         assert [s.finish_reason for s in sequences] == [FinishReason.FAILED, *[FinishReason.LENGTH] * 2]
         assert [s.output_token_ids for s in sequences[1:]] == [expected_tokens(s.request) for s in sequences[1:]]
@@ -128,7 +128,7 @@ class TestFailedStep:
                 raise ArithmeticError("the device fell over")
 
         engine = make_engine(sharing_pool(), Dead(), max_batch_size=3)
-        sequences = [engine.submit(each) for each in family(3)]
+        sequences = [engine.add_request(each) for each in family(3)]
         drain(engine)
         assert {s.finish_reason for s in sequences} == {FinishReason.FAILED}
         assert engine.pool.stats().blocks_cached == 0
@@ -138,7 +138,7 @@ class TestFailedStep:
         executor.victim = None
         engine = make_engine(sharing_pool(), executor)
         (bad,) = family(1)
-        engine.submit(bad)
+        engine.add_request(bad)
         engine.step()
         executor.victim = "r0"
         drain(engine)
@@ -150,7 +150,7 @@ class TestFailedStep:
 @pytest.mark.parametrize("steps_before", [1, 2, 4])
 def test_abort_of_one_that_shares_leaves_the_others_theirs(steps_before: int) -> None:
     engine = make_engine(sharing_pool(), max_batched_tokens=12)
-    sequences = [engine.submit(each) for each in family(4)]
+    sequences = [engine.add_request(each) for each in family(4)]
     for _ in range(steps_before):
         engine.step()
     engine.abort("r0")

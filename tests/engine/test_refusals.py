@@ -46,13 +46,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("values", "message"), WRONG, ids=[str(values) for values, _ in WRONG])
 def test_is_refused_and_the_others_go_on(values: dict[str, Any], message: str) -> None:
     engine = make_engine(vocab_size=VOCAB, detokenize=str)
-    other = engine.submit(request("other", 9, 6))
+    other = engine.add_request(request("other", 9, 6))
     engine.step()
     wrong = Request("wrong", (1, 2), SamplingParams(**({"max_tokens": 5} | values)))
     with pytest.raises(RequestRefusedError, match=f"request 'wrong': {message}"):
-        engine.submit(wrong)
+        engine.add_request(wrong)
     assert not engine.abort("wrong")
-    again = engine.submit(request("wrong", 3, 2))  # its name is still free
+    again = engine.add_request(request("wrong", 3, 2))  # its name is still free
     drain(engine)
     assert other.output_token_ids == expected_tokens(other.request)
     assert again.output_token_ids == expected_tokens(again.request)
@@ -60,7 +60,7 @@ def test_is_refused_and_the_others_go_on(values: dict[str, Any], message: str) -
 
 def test_stop_strings_need_text() -> None:
     with pytest.raises(RequestRefusedError, match=r"stop=\('x',\); needs text: give the engine a detokenizer"):
-        make_engine().submit(request("x", 3, 3, stop=("x",)))
+        make_engine().add_request(request("x", 3, 3, stop=("x",)))
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,6 @@ def test_stop_strings_need_text() -> None:
 )
 def test_the_ends_of_each_range_are_served(values: dict[str, Any]) -> None:
     engine = make_engine()
-    sequence = engine.submit(request("x", 3, 5, **values))
+    sequence = engine.add_request(request("x", 3, 5, **values))
     drain(engine)
     assert sequence.num_output_tokens == 5

@@ -96,13 +96,13 @@ def test_logits_are_kept_only_where_more_than_the_largest_is_asked_for(
 
         return call
 
-    for name in ("forward", "likeliest"):
+    for name in ("forward", "forward_top1"):
         monkeypatch.setattr(Decoder, name, counted(name))
     run(make_engine(), request("plain", 9, 6))
-    assert set(passes) == {"likeliest"}
+    assert set(passes) == {"forward_top1"}
     passes.clear()
     run(make_engine(), request("plain", 9, 2), request("x", 9, 2, **more))
-    assert set(passes) == {"forward" if needs_logits else "likeliest"}
+    assert set(passes) == {"forward" if needs_logits else "forward_top1"}
 
 
 class TestSampler:

@@ -94,7 +94,7 @@ class TestAgainstTheReference:
             Request(f"r{number}", request("any", length, 1).prompt_token_ids, replace(sampling, n=samples))
             for number, (length, sampling) in enumerate(asked)
         ]
-        firsts = [engine.submit(each) for each in requests]
+        firsts = [engine.add_request(each) for each in requests]
         drain(engine)
         for each, first in zip(requests, firsts, strict=True):
             for one in (first, *first.siblings):
@@ -320,7 +320,7 @@ class TestLogprobs:
 
     def test_come_with_their_tokens(self) -> None:
         engine, outputs = make_engine(admission_reserve=0), []
-        firsts = [engine.submit(request(name, 20, 30, logprobs=1), outputs.append) for name in "abc"]
+        firsts = [engine.add_request(request(name, 20, 30, logprobs=1), outputs.append) for name in "abc"]
         drain(engine)
         assert any(first.preemptions for first in firsts)
         for first in firsts:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import kvlab
-from kvlab.core import FinishReason, Request, StepOutput, StepPlan
+from kvlab.core import FinishReason, Request, RequestRecord, StepOutput, StepPlan
 from kvlab.engine.clock import WallClock
 from kvlab.engine.service import Engine
 from kvlab.errors import ConfigError, EngineStoppedError, KvlabError, RequestRefusedError
@@ -98,21 +98,23 @@ class TestLoop:
 
     def test_a_refused_request_takes_only_its_own_call_back(self) -> None:
         engine = library()
-        other = engine.submit(request("other", 4, 5))
+        other, ended = request("other", 4, 5), []
+        engine.submit(other, on_finish=ended.append)
         with pytest.raises(RequestRefusedError, match="request 'wrong': temperature=-1"):
             list(engine.generate([ASKED[0], request("wrong", 3, 3, temperature=-1)]))
         while engine.has_work():
             engine.step()
-        assert other.output_token_ids == expected_tokens(other.request)
+        assert [list(record.output_token_ids) for record in ended] == [expected_tokens(other)]
         idle(engine)
 
     def test_a_name_that_is_in_use_stays_with_whoever_has_it(self) -> None:
         engine = library()
-        other = engine.submit(request("a", 4, 5))
+        ended: list[RequestRecord] = []
+        engine.submit(request("a", 4, 5), on_finish=ended.append)
         with pytest.raises(RequestRefusedError, match="in the engine already"):
             next(engine.generate(ASKED))
         list(engine.generate(request("b", 3, 9)))
-        assert other.finish_reason is FinishReason.LENGTH
+        assert [record.finish_reason for record in ended] == [FinishReason.LENGTH]
 
     def test_a_request_that_fails_says_why(self) -> None:
         engine = library(executor=FailingExecutor("b"))
@@ -129,19 +131,23 @@ class TestLoop:
         assert time.perf_counter() - start >= 0.02
         assert tokens(outputs, "a") == expected_tokens(ASKED[0])
 
-    def test_a_sink_may_abort_and_submit(self) -> None:
-        engine, late = library(), []
+    def test_a_reader_may_abort_and_submit(self) -> None:
+        engine, late = library(), request("late", 4, 3)
+        ended: dict[str, RequestRecord] = {}
 
-        def sink(output: StepOutput) -> None:
-            if not late:
+        def keep(record: RequestRecord) -> None:
+            ended[record.request_id] = record
+
+        def read(output: StepOutput) -> None:
+            if output.finish_reason is None:
                 assert engine.abort("a")
-                late.append(engine.submit(request("late", 4, 3)))
+                engine.submit(late, on_finish=keep)
 
-        first = engine.submit(ASKED[0], sink)
+        engine.submit(ASKED[0], read, keep)
         while engine.has_work():
             engine.step()
-        assert first.finish_reason is FinishReason.ABORTED
-        assert late[0].output_token_ids == expected_tokens(late[0].request)
+        assert ended["a"].finish_reason is FinishReason.ABORTED
+        assert list(ended["late"].output_token_ids) == expected_tokens(late)
 
 
 class TestStreams:

@@ -62,7 +62,7 @@ class Soak:
     def submit(self, request: Request) -> bool:
         self.open[request.request_id] = (request, [])
         try:
-            self.engine.submit(request, self.read)
+            self.engine.add_request(request, self.read)
         except RequestRefusedError:
             del self.open[request.request_id]
             self.counts["refused"] += 1

@@ -11,7 +11,7 @@ def test_nobody_enters_until_the_batch_is_done() -> None:
     executor = RecordingExecutor()
     engine = make_engine(executor=executor, policy="static", max_batch_size=2, max_wait_ms=0)
     asked = [request(*shape) for shape in (("a", 4, 2), ("b", 4, 7), ("c", 4, 1), ("d", 4, 3))]
-    sequences = [engine.submit(each) for each in asked]
+    sequences = [engine.add_request(each) for each in asked]
     drain(engine)
     assert [list(step) for step in executor.steps] == [["a", "b"]] * 2 + [["b"]] * 5 + [["c", "d"]] + [["d"]] * 2
     assert [sequence.output_token_ids for sequence in sequences] == [expected_tokens(each) for each in asked]
@@ -20,9 +20,9 @@ def test_nobody_enters_until_the_batch_is_done() -> None:
 def test_one_that_arrives_meanwhile_waits_too() -> None:
     executor = RecordingExecutor()
     engine = make_engine(executor=executor, policy="static", max_batch_size=4, max_wait_ms=0)
-    engine.submit(request("a", 4, 5))
+    engine.add_request(request("a", 4, 5))
     engine.step()
-    engine.submit(request("late", 4, 1))
+    engine.add_request(request("late", 4, 1))
     drain(engine)
     assert executor.first_step_of("late") == 5
 
@@ -33,9 +33,9 @@ class TestWait:
     def test_a_full_batch_starts_at_once(self) -> None:
         clock = LogicalClock()
         engine = make_engine(clock=clock, policy="static", max_batch_size=2, max_wait_ms=100)
-        engine.submit(request("a", 4, 1))
+        engine.add_request(request("a", 4, 1))
         assert engine.step() is None
-        engine.submit(request("b", 4, 1))
+        engine.add_request(request("b", 4, 1))
         record = engine.step()
         assert record is not None
         assert (record.batch_seqs, clock.now()) == (2, 0.0)
@@ -44,10 +44,10 @@ class TestWait:
         clock = LogicalClock()
         engine = make_engine(clock=clock, policy="static", max_batch_size=4, max_wait_ms=100)
         clock.time = 5.0
-        engine.submit(request("a", 4, 1, arrival_s=5.0))
+        engine.add_request(request("a", 4, 1, arrival_s=5.0))
         assert engine.step() is None
         clock.time = 5.07
-        engine.submit(request("b", 4, 1, arrival_s=5.07))
+        engine.add_request(request("b", 4, 1, arrival_s=5.07))
         assert engine.step() is None
         assert engine.next_wakeup() == pytest.approx(5.1)
         clock.time = 5.0999
@@ -61,8 +61,8 @@ class TestWait:
     def test_no_wakeup_while_a_batch_runs_or_nothing_waits(self) -> None:
         engine = make_engine(clock=LogicalClock(), policy="static", max_batch_size=1, max_wait_ms=100)
         assert engine.next_wakeup() is None
-        engine.submit(request("a", 4, 3))
-        engine.submit(request("b", 4, 3))
+        engine.add_request(request("a", 4, 3))
+        engine.add_request(request("b", 4, 3))
         engine.step()
         assert engine.next_wakeup() is None
 
@@ -70,14 +70,14 @@ class TestWait:
         clock = LogicalClock()
         engine = make_engine(clock=clock, policy="static", max_batch_size=4, max_wait_ms=100)
         clock.time = 1.0
-        engine.submit(request("a", 4, 1, arrival_s=0.98))
-        engine.submit(request("b", 4, 1, arrival_s=0.95))
+        engine.add_request(request("a", 4, 1, arrival_s=0.98))
+        engine.add_request(request("b", 4, 1, arrival_s=0.95))
         assert engine.next_wakeup() == pytest.approx(1.05)
 
 
 def test_continuous_batching_never_waits() -> None:
     engine = make_engine(max_batch_size=8, max_wait_ms=1000)
-    engine.submit(request("a", 4, 1))
+    engine.add_request(request("a", 4, 1))
     assert engine.next_wakeup() is None
     record = engine.step()
     assert record is not None

@@ -25,7 +25,7 @@ class SlowExecutor(RecordingExecutor):
 def test_times_are_those_of_the_engines_clock() -> None:
     clock = LogicalClock()
     engine = make_engine(executor=SlowExecutor(clock), clock=clock, max_batch_size=1)
-    first, second = (engine.submit(request(name, 4, 3)) for name in "ab")
+    first, second = (engine.add_request(request(name, 4, 3)) for name in "ab")
     clock.time = 10.0
     records = drain(engine)
     assert (first.scheduled_s, first.token_times_s, first.finished_s) == (10.0, [11.0, 12.0, 13.0], 13.0)
@@ -40,7 +40,7 @@ def test_times_are_those_of_the_engines_clock() -> None:
 def test_the_first_admission_is_when_a_preempted_sequence_was_scheduled() -> None:
     clock = LogicalClock()
     engine = make_engine(executor=SlowExecutor(clock), clock=clock, admission_reserve=0)
-    sequences = [engine.submit(request(name, 20, 30)) for name in "abc"]
+    sequences = [engine.add_request(request(name, 20, 30)) for name in "abc"]
     drain(engine)
     assert sequences[2].preemptions
     assert sequences[2].scheduled_s == 0.0
@@ -50,7 +50,7 @@ def test_the_last_token_of_a_prompt_is_prefill() -> None:
     """A prompt of one token, and a chunk that leaves one."""
     engine = make_engine(max_batched_tokens=8)
     for each in (request("one", 1, 2), request("nine", 8, 2)):
-        engine.submit(each)
+        engine.add_request(each)
     records = drain(engine)
     computed = [(record.prefill_tokens, record.decode_tokens) for record in records if record.batch_seqs]
     assert computed == [(8, 0), (1, 1), (0, 1)]
@@ -59,7 +59,7 @@ def test_the_last_token_of_a_prompt_is_prefill() -> None:
 def test_a_step_says_what_attention_had_to_read_and_to_compute() -> None:
     engine = make_engine(max_batched_tokens=8)
     for each in (request("five", 5, 3), request("six", 6, 1)):
-        engine.submit(each)
+        engine.add_request(each)
     records = [record for record in drain(engine) if record.batch_seqs]
     assert [(r.prefill_tokens, r.decode_tokens) for r in records] == [(8, 0), (3, 1), (0, 1)]
     assert [r.sampled_tokens for r in records] == [1, 2, 1]
@@ -70,7 +70,7 @@ def test_a_step_says_what_attention_had_to_read_and_to_compute() -> None:
 @pytest.mark.parametrize("contiguous", [False, True])
 def test_counts_add_up(contiguous: bool) -> None:
     engine = make_engine(slotted_pool(2) if contiguous else None, max_batched_tokens=16, admission_reserve=0)
-    sequences = [engine.submit(request(f"r{index}", 11 + index, 20)) for index in range(5)]
+    sequences = [engine.add_request(request(f"r{index}", 11 + index, 20)) for index in range(5)]
     records: list[StepRecord] = []
     for record in steps(engine):
         if record is None:

@@ -133,7 +133,7 @@ class TestThroughTheEngine:
     def test_a_stop_string_ends_a_request_and_its_tokens_stay(self) -> None:
         tokens = expected_tokens(self.ASKED)
         engine, stream = make_engine(detokenize=letters), Stream()
-        sequence = engine.submit(self.asked(stop=(letters(tokens[3:5]),)), stream)
+        sequence = engine.add_request(self.asked(stop=(letters(tokens[3:5]),)), stream)
         drain(engine)
         assert sequence.output_token_ids == stream.tokens == tokens[:5]
         assert sequence.text == "".join(output.text for output in stream.outputs) == letters(tokens[:3])
@@ -143,7 +143,7 @@ class TestThroughTheEngine:
     def test_the_last_text_comes_with_the_end(self) -> None:
         tokens = expected_tokens(self.ASKED)
         engine, stream = make_engine(detokenize=letters), Stream()
-        engine.submit(self.asked(stop=(letters([*tokens[-2:], 0]),)), stream)
+        engine.add_request(self.asked(stop=(letters([*tokens[-2:], 0]),)), stream)
         drain(engine)
         assert [len(output.text) for output in stream.outputs[-2:]] == [0, 2]
         assert stream.ends == [FinishReason.LENGTH]
@@ -159,7 +159,7 @@ class TestThroughTheEngine:
     def test_what_was_held_back_is_told_on_abort(self) -> None:
         tokens = expected_tokens(self.ASKED)
         engine, stream = make_engine(detokenize=letters), Stream()
-        engine.submit(self.asked(stop=(letters([tokens[0], 0]),)), stream)
+        engine.add_request(self.asked(stop=(letters([tokens[0], 0]),)), stream)
         engine.step()
         assert [output.text for output in stream.outputs] == [""]
         engine.abort("a")
@@ -167,7 +167,7 @@ class TestThroughTheEngine:
 
     def test_samples_have_texts_of_their_own(self) -> None:
         engine = make_engine(detokenize=letters)
-        first = engine.submit(self.asked(n=3, temperature=3.0, seed=1))
+        first = engine.add_request(self.asked(n=3, temperature=3.0, seed=1))
         drain(engine)
         texts = [one.text for one in (first, *first.siblings)]
         assert texts == [letters(one.output_token_ids) for one in (first, *first.siblings)]
@@ -175,7 +175,7 @@ class TestThroughTheEngine:
 
     def test_a_preempted_sequence_tells_nothing_twice(self) -> None:
         engine, streams = make_engine(detokenize=letters, admission_reserve=0), {name: Stream() for name in "abc"}
-        sequences = [engine.submit(request(name, 20, 30), stream) for name, stream in streams.items()]
+        sequences = [engine.add_request(request(name, 20, 30), stream) for name, stream in streams.items()]
         drain(engine)
         assert any(sequence.preemptions for sequence in sequences)
         for stream in streams.values():
@@ -192,11 +192,11 @@ class TestThroughTheEngine:
             return letters(ids)
 
         engine, outputs = make_engine(detokenize=broken), list[StepOutput]()
-        failed = engine.submit(self.asked(), outputs.append)
+        failed = engine.add_request(self.asked(), outputs.append)
         drain(engine)
         assert failed.finish_reason is FinishReason.FAILED
         assert failed.error == "its detokenizer raised KeyError: 'no such piece'"
         assert len(outputs) == good_tokens + 1
-        other = engine.submit(Request("b", (1,), SamplingParams(1, stop_token_ids=tuple(range(200)))))
+        other = engine.add_request(Request("b", (1,), SamplingParams(1, stop_token_ids=tuple(range(200)))))
         drain(engine)
         assert other.finish_reason is FinishReason.STOP

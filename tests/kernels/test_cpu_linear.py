@@ -116,11 +116,11 @@ def test_the_largest_without_the_others(rows: int, outputs: int, inputs: int, in
     )
     packed = PackedWeight(weight, int8=int8)
     ops = CpuOps(int8_weights=int8)
-    found = ops.largest_output(ops.linear(weight, bias), x)
-    assert (packed.largest(x) is not None) == in_tiles(inputs)
+    found = ops.linear_top1(ops.linear(weight, bias), x)
+    assert (packed.top1(x) is not None) == in_tiles(inputs)
     expected = largest(packed.multiply(x, bias), 1)
     assert torch.equal(found.values, expected[0])
-    assert torch.equal(found.places, expected[1])
+    assert torch.equal(found.indices, expected[1])
 
 
 def test_the_largest_of_what_is_no_number() -> None:
@@ -128,10 +128,10 @@ def test_the_largest_of_what_is_no_number() -> None:
     x[1, 4], weight[60, 5] = float("nan"), float("inf")
     x[:, 5] = torch.tensor([1.0, 1.0, -1.0])
     ops = CpuOps()
-    found = ops.largest_output(ops.linear(weight), x)
+    found = ops.linear_top1(ops.linear(weight), x)
     assert found.values.flatten()[:2].isnan().tolist() == [False, True]
     assert found.values[0, 0] == float("inf")
-    assert found.places.flatten()[:2].tolist() == [60, 0]
+    assert found.indices.flatten()[:2].tolist() == [60, 0]
     assert found.values[2, 0].isfinite()
 
 

@@ -9,12 +9,12 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf, open_dict
 from rich.console import Console
 
-import src.run
+import kvlab.cli.run
 from kvlab.config import RunConfig
 from kvlab.lab.context import RunContext
 from kvlab.lab.execute import RunResult, execute
 
-CONF = Path(src.run.ROOT) / "conf"
+CONF = Path(kvlab.cli.run.ROOT) / "conf"
 
 #: What makes any workload a few steps long. It comes last, and leaves alone what a sweep varies.
 FEW_STEPS = (
@@ -38,14 +38,14 @@ def run_small(directory: Path, *overrides: str) -> RunResult:
     few = [text for text in FEW_STEPS if text.partition("=")[0] not in mine]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("run", [*few, *overrides], return_hydra_config=True)
-        choices = {group: cfg.hydra.runtime.choices[group] for group in src.run.GROUPS}
+        choices = {group: cfg.hydra.runtime.choices[group] for group in kvlab.cli.run.GROUPS}
         with open_dict(cfg):
             del cfg["hydra"]
     config = OmegaConf.to_object(cfg)
     assert isinstance(config, RunConfig)
     context = RunContext(
         directory=directory,
-        root=Path(src.run.ROOT),
+        root=Path(kvlab.cli.run.ROOT),
         config_yaml=OmegaConf.to_yaml(cfg, resolve=True),
         choices=choices,
         console=Console(file=io.StringIO()),

@@ -57,7 +57,7 @@ class SweepLab:
 
     def here(self, *overrides: str, directory: str = "out") -> Ended:
         """Run it in this process, which has its imports behind it."""
-        import src.run
+        import kvlab.cli.run
 
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         with pytest.MonkeyPatch.context() as patch:
@@ -65,7 +65,7 @@ class SweepLab:
             patch.setenv("COLUMNS", "200")
             code: Any = 0
             try:
-                src.run.main()
+                kvlab.cli.run.main()
             except SystemExit as ended:
                 code = ended.code
             finally:  # a sweep leaves its own, for its process ends with it

@@ -201,7 +201,7 @@ class TestWorkingMemory:
 class TestSequences:
     def test_of_one_length_fill_the_pools_and_one_more_does_not_fit(self) -> None:
         """The real ledgers, at every length of the table."""
-        from kvlab.kv.contiguous import SlottedKVCachePool
+        from kvlab.kv.contiguous import ContiguousKVCachePool
         from kvlab.kv.paged import PagedKVCachePool
 
         plan = plan_capacity(
@@ -211,7 +211,7 @@ class TestSequences:
         )
         for row in plan.lengths:
             pages = PagedKVCachePool(201, 16, 600, None, prefix_sharing=False)
-            slots = SlottedKVCachePool(5, 600, None)
+            slots = ContiguousKVCachePool(5, 600, None)
             for pool, expected in ((pages, row.paged), (slots, row.contiguous)):
                 for _ in range(expected):
                     pool.allocate_slot(row.length)
@@ -394,14 +394,14 @@ def largest_step(plan: EnginePlan) -> int:
 
     from kvlab.core import Request, SamplingParams, Sequence
     from kvlab.engine.sampler import Sampler
-    from kvlab.kv.contiguous import SlottedKVCachePool
+    from kvlab.kv.contiguous import ContiguousKVCachePool
 
     model = build_decoder(plan)
     settings = plan.config.scheduler
     batch = settings.max_batch_size
     each = settings.max_batched_tokens // batch
     storage = KVStorage(plan.model.kv_spec("float32"), batch, 256)
-    pool = SlottedKVCachePool(batch, 256, storage)
+    pool = ContiguousKVCachePool(batch, 256, storage)
     slots = [pool.allocate_slot(each) for _ in range(batch)]
     sampling = SamplingParams(max_tokens=4, temperature=plan.config.workload.temperature, seed=1)
     sequences = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import src.run
+import kvlab.cli.run
 from kvlab.lab import execute as execution
 from kvlab.lab.drive import RunLog
 from kvlab.lab.profile import Part
@@ -15,7 +15,7 @@ from kvlab.lab.recording import _series
 from kvlab.lab.roofline import MachineRates
 from tests.lab.small_runs import run_small
 
-PAGE = (Path(src.run.ROOT) / "docs" / "metrics.md").read_text()
+PAGE = (Path(kvlab.cli.run.ROOT) / "docs" / "metrics.md").read_text()
 SUFFIXES = ("mean", "p50", "p90", "p99")
 
 

@@ -16,7 +16,7 @@ import torch
 from omegaconf import OmegaConf
 from rich.console import Console
 
-import src.roofline
+import kvlab.cli.roofline
 from kvlab.config import RunConfig
 from kvlab.lab import execute as lab
 from kvlab.lab import trace
@@ -45,7 +45,7 @@ RATES = MachineRates(read_bytes_per_s=1e9, flops_per_s=1e10)
 def known_machine() -> Iterator[None]:
     """The machine as if it had been measured."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (lab, src.roofline):
+        for module in (lab, kvlab.cli.roofline):
             patch.setattr(module, "known_rates", lambda _: RATES)
         yield
 
@@ -123,7 +123,7 @@ def test_a_runs_roofline_is_found_in_its_files(
     monkeypatch.setattr(sys, "argv", ["roofline", f"run={directory}"])
     threads = torch.get_num_threads()
     with known_machine():
-        src.roofline.main()
+        kvlab.cli.roofline.main()
     torch.set_num_threads(threads)
     assert f"{share:.1f} % of the roofline" in capsys.readouterr().out
 
@@ -133,12 +133,12 @@ def test_rates_measured_beside_others_are_not_kept(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], crowded: str | None, kept: bool
 ) -> None:
     measured: list[bool] = []
-    monkeypatch.setattr(src.roofline, "oversubscription", lambda threads, busy: crowded)
-    monkeypatch.setattr(src.roofline, "known_rates", lambda dtype: None)
-    monkeypatch.setattr(src.roofline, "measure", lambda dtype: measured.append(False) or RATES)
-    monkeypatch.setattr(src.roofline, "measure_and_keep", lambda dtype: measured.append(True) or RATES)
+    monkeypatch.setattr(kvlab.cli.roofline, "oversubscription", lambda threads, busy: crowded)
+    monkeypatch.setattr(kvlab.cli.roofline, "known_rates", lambda dtype: None)
+    monkeypatch.setattr(kvlab.cli.roofline, "measure", lambda dtype: measured.append(False) or RATES)
+    monkeypatch.setattr(kvlab.cli.roofline, "measure_and_keep", lambda dtype: measured.append(True) or RATES)
     monkeypatch.setattr(sys, "argv", ["roofline"])
-    src.roofline.main()
+    kvlab.cli.roofline.main()
     assert measured == [kept, kept]  # float32, bfloat16
     assert ("not kept: cores are shared" in capsys.readouterr().out) is not kept
 
@@ -148,7 +148,7 @@ def test_a_run_that_is_not_there_is_told(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["roofline", "run=nowhere"])
     with pytest.raises(SystemExit):
-        src.roofline.main()
+        kvlab.cli.roofline.main()
     assert "run=nowhere: is no output directory" in capsys.readouterr().err
 
 
@@ -156,7 +156,7 @@ def test_a_run_is_found_by_its_id(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / "outputs" / name).mkdir(parents=True)
         (tmp_path / "outputs" / name / "summary.json").write_text(json.dumps({"run_id": f"id of {name}"}))
-    assert src.roofline.find_run("id of b", tmp_path) == tmp_path / "outputs/b"
+    assert kvlab.cli.roofline.find_run("id of b", tmp_path) == tmp_path / "outputs/b"
 
 
 def test_a_run_on_a_busy_machine_says_so_and_measures_nothing(

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from kvlab.cli import report as command
 from kvlab.config import TrackingConfig
 from kvlab.lab.tracking import RunStatus, start_run
-from src import report as command
 from tests.lab.recorded import CONFIG, THROUGHPUT, record_run, record_sweep
 
 POINTS = {"contiguous": {"kv__backend": "contiguous"}, "paged": {}}

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvlab.errors import ConfigError
-from src.requirements import (
+from kvlab.cli.requirements import (
     PAGE,
     Recorder,
     Requirement,
@@ -21,6 +20,7 @@ from src.requirements import (
     read_scenarios,
     run_scenarios,
 )
+from kvlab.errors import ConfigError
 
 FEATURE = """\
 @R2.1

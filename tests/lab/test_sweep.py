@@ -223,7 +223,7 @@ def test_optimize_that_no_run_has_lists_what_there_is(lab: SweepLab) -> None:
 def test_a_sweep_that_cannot_be_is_refused_in_a_sentence(
     bare: SweepLab, overrides: list[str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("src.run.find_spec", lambda name: None)
+    monkeypatch.setattr("kvlab.cli.run.find_spec", lambda name: None)
     ended = bare.here(*overrides)
     assert ended.code == 2, ended.output
     assert ended.output.startswith("error: ")
@@ -234,7 +234,7 @@ def test_a_sweep_that_cannot_be_is_refused_in_a_sentence(
 
 @pytest.mark.slow
 def test_a_sweep_that_still_runs_is_not_resumed(lab: SweepLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    import src.sweep
+    import kvlab.cli.sweep
 
     assert lab.here("-m", "kv.num_blocks=8,9").code == 0
     # As if the sweep were still open: this process is alive.
@@ -243,4 +243,4 @@ def test_a_sweep_that_still_runs_is_not_resumed(lab: SweepLab, monkeypatch: pyte
     ended = lab.here("-m", "kv.num_blocks=8,9", "resume=true")
     assert ended.code == 2
     assert "resume=true: 'sweep kv.num_blocks' of this sweep is still running, as process" in ended.output
-    assert src.sweep._current is None
+    assert kvlab.cli.sweep._current is None

@@ -12,13 +12,13 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-import src.tune
+import kvlab.cli.tune
+from kvlab.cli.composing import compose_run
+from kvlab.cli.tune import read_arguments
 from kvlab.config import KVConfig
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.lab.tune.space import BATCH, BLOCK, BLOCKS, TOKENS, Range, Space, build_space, check_fits
 from kvlab.lab.tune.study import Measured, best_trial, counted, open_study, search
-from src.composing import compose_run
-from src.tune import read_arguments
 from tests.lab.sweeps import TINY
 
 MIB = 2**20
@@ -186,7 +186,7 @@ def tune(monkeypatch: pytest.MonkeyPatch, capfd: Any, *arguments: str) -> tuple[
     monkeypatch.setenv("COLUMNS", "200")
     code: Any = 0
     try:
-        src.tune.main()
+        kvlab.cli.tune.main()
     except SystemExit as ended:
         code = ended.code
     shown = capfd.readouterr()

@@ -12,10 +12,10 @@ from kvlab.attention.concat import ConcatAttention
 from kvlab.attention.registry import default_registry
 from kvlab.attention.triton import TritonAttention
 from kvlab.errors import BackendError
-from kvlab.kv.contiguous import SlottedKVCachePool
+from kvlab.kv.contiguous import ContiguousKVCachePool
 from kvlab.kv.int8 import quantize
 from kvlab.kv.paged import PagedKVCachePool
-from kvlab.kv.pool import KVCachePool
+from kvlab.kv.pool import BlockPool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 from kvlab.models.config import RopeConfig
@@ -146,7 +146,7 @@ class TestScalesGoWithTheirBlocks:
     def pool(self, **options: bool) -> PagedKVCachePool:
         return PagedKVCachePool(12, 4, 40, KVStorage(SPEC, 12, 4), **options)
 
-    def write(self, pool: KVCachePool, slot: int, tokens: int) -> torch.Tensor:
+    def write(self, pool: BlockPool, slot: int, tokens: int) -> torch.Tensor:
         """Random K, and V their negative, in both layers; K `[tokens, kv_heads, head_dim]`."""
         k = torch.randn(tokens, 2, 16) * torch.rand(tokens, 2, 1) * 100
         view = pool.view([slot], [tokens])
@@ -155,7 +155,7 @@ class TestScalesGoWithTheirBlocks:
         view.advance()
         return k
 
-    def assert_holds(self, pool: KVCachePool, slot: int, expected: torch.Tensor) -> None:
+    def assert_holds(self, pool: BlockPool, slot: int, expected: torch.Tensor) -> None:
         view = pool.view([slot], [1])
         for layer in range(2):
             k, v = view.gather(layer, 0)
@@ -186,7 +186,7 @@ class TestScalesGoWithTheirBlocks:
         self.assert_holds(pool, second, torch.cat([stored[:8], rest]))
 
     def test_a_contiguous_fork(self) -> None:
-        pool = SlottedKVCachePool(2, 8, KVStorage(SPEC, 2, 8))
+        pool = ContiguousKVCachePool(2, 8, KVStorage(SPEC, 2, 8))
         slot = pool.allocate_slot(5)
         stored = self.write(pool, slot, 5)
         self.assert_holds(pool, pool.fork_slot(slot), stored)

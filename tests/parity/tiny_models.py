@@ -11,7 +11,7 @@ import torch
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 
-import src.run
+import kvlab.cli.run
 from kvlab.attention.registry import default_registry
 from kvlab.config import ModelConfig
 from kvlab.kv.paged import PagedKVCachePool
@@ -69,7 +69,9 @@ class TinyModel:
 def make_model(variant: str, seed: int, directory: Path, max_shard_size: str = "1GB") -> TinyModel:
     """Write a variant's checkpoint, every parameter random, and read it."""
     file, changes = VARIANTS[variant]
-    values: Any = OmegaConf.to_container(OmegaConf.load(Path(src.run.ROOT) / "conf" / "model" / f"{file}.yaml"))
+    values: Any = OmegaConf.to_container(
+        OmegaConf.load(Path(kvlab.cli.run.ROOT) / "conf" / "model" / f"{file}.yaml")
+    )
     described = ModelConfig(file, values["family"], values["architecture"] | changes)
     torch.manual_seed(seed)
     # Plain attention: the one implementation of transformers that can be given a soft cap.

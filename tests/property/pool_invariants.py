@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from kvlab.kv.pool import KVCachePool
+from kvlab.kv.pool import BlockPool
 from kvlab.kv.storage import KVStorage
 from tests.property.reference import Content, Step, indexed, kv_of, look
 
@@ -16,7 +16,7 @@ class PoolInvariants(RuleBasedStateMachine):
     """Compares all that can be seen of the pool with the model."""
 
     sharing: bool
-    pool: KVCachePool
+    pool: BlockPool
     storage: KVStorage | None
     model: dict[int, Content]
     step: Step | None

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from kvlab.kv.pool import KVCachePool, Salt
+from kvlab.kv.pool import BlockPool, Salt
 from kvlab.kv.prefix import Prefix
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.view import CacheView
@@ -69,7 +69,7 @@ class Step:
     written: set[int] = field(default_factory=set)
 
 
-def look(pool: KVCachePool, slots: list[int]) -> CacheView:
+def look(pool: BlockPool, slots: list[int]) -> CacheView:
     """A view of what is stored, without a new token."""
     return CacheView(
         pool.tables,
@@ -82,7 +82,7 @@ def look(pool: KVCachePool, slots: list[int]) -> CacheView:
     )
 
 
-def indexed(pool: KVCachePool) -> dict[Key, int]:
+def indexed(pool: BlockPool) -> dict[Key, int]:
     """Every content that the pool's index says it has, and the block that is to hold it."""
     if pool.index is None:
         return {}
@@ -103,7 +103,7 @@ def _tokens(node: Prefix) -> tuple[int, ...]:
     return (*(_tokens(node.parent) if node.parent is not None else ()), *own)
 
 
-def state(pool: KVCachePool) -> tuple[object, ...]:
+def state(pool: BlockPool) -> tuple[object, ...]:
     """All that a call which is refused has to leave as it was, the order of reuse and eviction included."""
     allocator, live = pool.allocator, sorted(pool.tables.live)
     policy = allocator._cached

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvlab.errors import OutOfBlocksError, SlotError
-from kvlab.kv.pool import KVCachePool, Salt
+from kvlab.kv.pool import BlockPool, Salt
 from tests.property.pool_invariants import PoolInvariants
 from tests.property.reference import Content, Step, indexed, state
 
@@ -35,7 +35,7 @@ class SequenceRules(PoolInvariants):
     first_blocks = 0  # blocks of a slot that was opened without a token
     sharing = False
 
-    def make_pool(self) -> KVCachePool:
+    def make_pool(self) -> BlockPool:
         raise NotImplementedError
 
     @initialize(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3))

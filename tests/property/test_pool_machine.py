@@ -6,10 +6,10 @@ import os
 
 from hypothesis import settings
 
-from kvlab.kv.contiguous import SlottedKVCachePool
+from kvlab.kv.contiguous import ContiguousKVCachePool
 from kvlab.kv.eviction import POLICIES
 from kvlab.kv.paged import PagedKVCachePool
-from kvlab.kv.pool import KVCachePool
+from kvlab.kv.pool import BlockPool
 from kvlab.kv.storage import KVStorage
 from tests.property.pool_machine import PoolMachine
 from tests.property.reference import SPEC
@@ -23,14 +23,14 @@ def examples(count: int) -> settings:
 class PagedMachine(PoolMachine):
     """10 blocks of 4 tokens: two sequences of the longest length already exhaust it."""
 
-    def make_pool(self) -> KVCachePool:
+    def make_pool(self) -> BlockPool:
         return PagedKVCachePool(10, 4, 18, KVStorage(SPEC, 10, 4))
 
 
 class SingleTokenBlocksMachine(PoolMachine):
     """Blocks of one token: every token is a block boundary."""
 
-    def make_pool(self) -> KVCachePool:
+    def make_pool(self) -> BlockPool:
         return PagedKVCachePool(24, 1, 15, KVStorage(SPEC, 24, 1))
 
 
@@ -39,8 +39,8 @@ class SlottedMachine(PoolMachine):
 
     first_blocks = 1
 
-    def make_pool(self) -> KVCachePool:
-        return SlottedKVCachePool(4, 15, KVStorage(SPEC, 4, 15))
+    def make_pool(self) -> BlockPool:
+        return ContiguousKVCachePool(4, 15, KVStorage(SPEC, 4, 15))
 
 
 class SharingMachine(PoolMachine):
@@ -49,7 +49,7 @@ class SharingMachine(PoolMachine):
     sharing = True
     eviction = "lru"
 
-    def make_pool(self) -> KVCachePool:
+    def make_pool(self) -> BlockPool:
         return PagedKVCachePool(
             10, 2, 12, KVStorage(SPEC, 10, 2), prefix_sharing=True, eviction=POLICIES[self.eviction]()
         )

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.config import ORDERS, VICTIMS, FaultsConfig, PreemptionConfig, SchedulerConfig
+from kvlab.config import FaultsConfig, PreemptionConfig, SchedulerConfig
+from kvlab.config.scheduler import ORDERS, VICTIMS
 from kvlab.core import FinishReason, Request, SamplingParams, Sequence, StepOutput
 from kvlab.engine.engine import Engine
 from kvlab.errors import RequestRefusedError
-from kvlab.kv.pool import KVCachePool
+from kvlab.kv.pool import BlockPool
 from tests.engine.support import assert_empty
 from tests.engine.table import TableExecutor, table_engine, table_pool, table_slots, undisturbed
 
@@ -78,7 +79,7 @@ def schedulers(draw: st.DrawFn) -> SchedulerConfig:
 
 
 @st.composite
-def pools(draw: st.DrawFn) -> KVCachePool:
+def pools(draw: st.DrawFn) -> BlockPool:
     if draw(st.integers(0, 4)) == 0:
         return table_slots(draw(st.integers(1, 4)), 96)
     return table_pool(
@@ -118,7 +119,7 @@ class Watched:
 
     def submit(self, request: Request) -> None:
         try:
-            first = self.engine.submit(request, self.outputs.append)
+            first = self.engine.add_request(request, self.outputs.append)
         except RequestRefusedError:
             return
         self.sequences += [first, *first.siblings]
@@ -134,7 +135,7 @@ class Watched:
                 assert record.decode_tokens <= config.max_decode_seqs
 
 
-def play(asked: list[Ask], pool: KVCachePool, config: SchedulerConfig, faults: FaultsConfig | None) -> Watched:
+def play(asked: list[Ask], pool: BlockPool, config: SchedulerConfig, faults: FaultsConfig | None) -> Watched:
     """Let the requests come and go, to the end; checks what has to hold in each step and at the end."""
     executor = TableExecutor()
     watched = Watched(table_engine(pool, executor, faults=faults, **vars(config)))
@@ -187,7 +188,7 @@ def _check_outputs(watched: Watched) -> None:
 @settings(max_examples=250, deadline=None)
 @given(st.lists(asks, min_size=1, max_size=9), pools(), schedulers())
 def test_any_load_in_any_memory_under_any_policy(
-    asked: list[Ask], pool: KVCachePool, config: SchedulerConfig
+    asked: list[Ask], pool: BlockPool, config: SchedulerConfig
 ) -> None:
     watched = play(asked, pool, config, None)
     for sequence in watched.sequences:
@@ -204,7 +205,7 @@ def test_any_load_in_any_memory_under_any_policy(
     ),
 )
 def test_with_faults_the_healthy_get_their_tokens_and_nothing_is_lost(
-    asked: list[Ask], pool: KVCachePool, config: SchedulerConfig, faults: FaultsConfig
+    asked: list[Ask], pool: BlockPool, config: SchedulerConfig, faults: FaultsConfig
 ) -> None:
     play(asked, pool, config, faults)
 
@@ -212,7 +213,7 @@ def test_with_faults_the_healthy_get_their_tokens_and_nothing_is_lost(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(asks, min_size=1, max_size=9), pools(), schedulers())
 def test_where_nobody_is_preempted_who_fits_ends_well_and_who_does_not_fails(
-    asked: list[Ask], pool: KVCachePool, config: SchedulerConfig
+    asked: list[Ask], pool: BlockPool, config: SchedulerConfig
 ) -> None:
     if config.policy == "static":
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvlab.kv.eviction import POLICIES
 from kvlab.kv.paged import PagedKVCachePool
-from kvlab.kv.pool import KVCachePool
+from kvlab.kv.pool import BlockPool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 
@@ -28,7 +28,7 @@ def sharing(
     )
 
 
-def store(pool: KVCachePool, slots: list[int], new: list[int]) -> None:
+def store(pool: BlockPool, slots: list[int], new: list[int]) -> None:
     """Make tokens part of the sequences, without writing any."""
     pool.reserve(slots, new)
     pool.view(slots, new).advance()

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from kvlab.kv.pool import KVCachePool
+from kvlab.kv.pool import BlockPool
 from tests.unit.pools import paged, sharing, store
 
 
 class TestAudit:
     """Each rule finds what breaks it, by name."""
 
-    def broken(self, pool: KVCachePool) -> list[tuple[str, str]]:
+    def broken(self, pool: BlockPool) -> list[tuple[str, str]]:
         return [(finding.rule, finding.subject) for finding in pool.audit()]
 
     def test_a_block_no_table_names(self) -> None:
@@ -83,7 +83,7 @@ class TestAudit:
         assert self.broken(pool) == [("content", f"block {block}")]
 
     @staticmethod
-    def with_cached_block() -> tuple[KVCachePool, int]:
+    def with_cached_block() -> tuple[BlockPool, int]:
         pool = sharing()
         slot = pool.allocate_slot(token_ids=range(4))
         store(pool, [slot], [4])

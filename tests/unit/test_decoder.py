@@ -9,11 +9,11 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-import src.run
+import kvlab.cli.run
 from kvlab.attention.registry import default_registry
 from kvlab.config import ModelConfig
 from kvlab.errors import KernelError
-from kvlab.kv.contiguous import SlottedKVCachePool
+from kvlab.kv.contiguous import ContiguousKVCachePool
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
 from kvlab.models.decoder import Decoder, attention_specs
@@ -31,7 +31,7 @@ def dummy_decoder(
     name: str, dtype: str = "float32", ops: Ops | None = None, logit_soft_cap: float | None = None
 ) -> Decoder:
     """A model of conf/model with dummy weights."""
-    file: Any = OmegaConf.load(Path(src.run.ROOT) / "conf" / "model" / f"{name}.yaml")
+    file: Any = OmegaConf.load(Path(kvlab.cli.run.ROOT) / "conf" / "model" / f"{name}.yaml")
     config = decoder_config(ModelConfig(**OmegaConf.to_container(file)))
     config = replace(config, logit_soft_cap=logit_soft_cap)
     weights = DummyWeights(getattr(torch, dtype), "cpu", norm_weight=config.initial_norm_weight)
@@ -47,7 +47,7 @@ def native_ops() -> Ops:
 
 
 def view_of(decoder: Decoder, count: int, dtype: str) -> CacheView:
-    pool = SlottedKVCachePool(1, 128, KVStorage(decoder.config.kv_spec(dtype), 1, 128))
+    pool = ContiguousKVCachePool(1, 128, KVStorage(decoder.config.kv_spec(dtype), 1, 128))
     return pool.view([pool.allocate_slot()], [count])
 
 
@@ -92,14 +92,14 @@ def test_each_layer_asks_for_its_own_attention() -> None:
 def test_the_likeliest_tokens_without_the_other_logits(
     make_ops: Callable[[], Ops], dtype: str, cap: float | None
 ) -> None:
-    """A cap that low makes the logits of many tokens equal: the first of them is the likeliest."""
+    """A cap that low makes the logits of many tokens equal: the first of them is the most likely one."""
     ops = make_ops()
     decoder = dummy_decoder("qwen3_tiny", dtype, ops, cap)
     ids, rows = torch.arange(20), torch.tensor([0, 7, 19])
     logits = decoder.forward(ids, view_of(decoder, 20, dtype), rows)
-    values, places = decoder.likeliest(ids, view_of(decoder, 20, dtype), rows)
-    expected = ops.largest(logits)
+    values, places = decoder.forward_top1(ids, view_of(decoder, 20, dtype), rows)
+    expected = ops.topk(logits)
     assert torch.equal(values, expected.values)
-    assert torch.equal(places, expected.places)
-    none = decoder.likeliest(ids, view_of(decoder, 20, dtype), rows[:0])
-    assert none.values.shape == none.places.shape == (0, 1)
+    assert torch.equal(places, expected.indices)
+    none = decoder.forward_top1(ids, view_of(decoder, 20, dtype), rows[:0])
+    assert none.values.shape == none.indices.shape == (0, 1)

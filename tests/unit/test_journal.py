@@ -9,7 +9,7 @@ import pytest
 
 from kvlab.errors import OutOfBlocksError
 from kvlab.kv.allocator import BlockAllocator
-from kvlab.kv.contiguous import SlottedKVCachePool
+from kvlab.kv.contiguous import ContiguousKVCachePool
 from kvlab.kv.journal import BlockEvent, BlockJournal
 from kvlab.kv.paged import PagedKVCachePool
 
@@ -94,7 +94,7 @@ def test_a_slot_number_that_is_used_again_is_another_sequence() -> None:
 
 def test_a_contiguous_fork_ends_with_one_reference_of_the_copy() -> None:
     journal = BlockJournal()
-    pool = SlottedKVCachePool(2, 8, journal=journal)
+    pool = ContiguousKVCachePool(2, 8, journal=journal)
     slot = pool.allocate_slot(3)
     journal.seat(slot, "source")
     journal.seat(pool.fork_slot(slot), "copy")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvlab.errors import OutOfBlocksError, SlotError
-from kvlab.kv.contiguous import SlottedKVCachePool
+from kvlab.kv.contiguous import ContiguousKVCachePool
 from kvlab.kv.paged import PagedKVCachePool
 from tests.unit.pools import paged, store
 
@@ -22,7 +22,7 @@ class TestAllocateSlot:
 
     @pytest.mark.parametrize("tokens", [0, 1, 1000, 1024])
     def test_contiguous_takes_one_slot_whatever_its_tokens(self, tokens: int) -> None:
-        pool = SlottedKVCachePool(3, 1024)
+        pool = ContiguousKVCachePool(3, 1024)
         pool.allocate_slot(tokens)
         assert (pool.free_slot_count(), pool.free_token_capacity()) == (2, None)
 
@@ -40,7 +40,7 @@ class TestAllocateSlot:
     def test_the_longest_sequence_is_that_of_the_pool_or_of_the_setting(self) -> None:
         assert paged(num_blocks=16, max_seq_len=40).max_sequence_tokens == 40
         assert paged(num_blocks=9, max_seq_len=40).max_sequence_tokens == 36
-        assert SlottedKVCachePool(2, 10).max_sequence_tokens == 10
+        assert ContiguousKVCachePool(2, 10).max_sequence_tokens == 10
 
 
 class TestReserve:

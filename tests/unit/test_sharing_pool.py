@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from kvlab.errors import OutOfBlocksError, SlotError
-from kvlab.kv.contiguous import SlottedKVCachePool
+from kvlab.kv.contiguous import ContiguousKVCachePool
 from kvlab.kv.paged import PagedKVCachePool
-from kvlab.kv.pool import KVCachePool
+from kvlab.kv.pool import BlockPool
 from kvlab.kv.storage import KVStorage
 from tests.property.reference import look, state
 from tests.unit.pools import SPEC, paged, sharing, store
@@ -18,14 +18,14 @@ from tests.unit.pools import SPEC, paged, sharing, store
 PROMPT = list(range(100, 108))  # two blocks
 
 
-def computed(pool: KVCachePool, tokens: list[int], salt: str | None = None) -> int:
+def computed(pool: BlockPool, tokens: list[int], salt: str | None = None) -> int:
     """A slot whose tokens were all computed."""
     slot = pool.allocate_slot(token_ids=tokens, salt=salt)
     write(pool, [slot], [len(tokens) - pool.get_seq_len(slot)])
     return slot
 
 
-def cached(pool: KVCachePool, tokens: list[int], salt: str | None = None) -> list[int]:
+def cached(pool: BlockPool, tokens: list[int], salt: str | None = None) -> list[int]:
     """Compute a prompt and close its slot; returns its blocks."""
     slot = computed(pool, tokens, salt)
     blocks = pool.tables.blocks(slot)
@@ -33,7 +33,7 @@ def cached(pool: KVCachePool, tokens: list[int], salt: str | None = None) -> lis
     return blocks
 
 
-def write(pool: KVCachePool, slots: list[int], new: list[int]) -> None:
+def write(pool: BlockPool, slots: list[int], new: list[int]) -> None:
     """A step that writes random K and V."""
     view = pool.view(slots, new)
     for layer in range(SPEC.num_layers):
@@ -41,7 +41,7 @@ def write(pool: KVCachePool, slots: list[int], new: list[int]) -> None:
     view.advance()
 
 
-def contents(pool: KVCachePool, slot: int, length: int | None = None) -> list[torch.Tensor]:
+def contents(pool: BlockPool, slot: int, length: int | None = None) -> list[torch.Tensor]:
     """K and V of a slot on every layer, copied."""
     view = look(pool, [slot])
     return [part[:, :length].clone() for layer in range(SPEC.num_layers) for part in view.gather(layer, 0)]
@@ -381,7 +381,7 @@ class TestFork:
         assert pool.get_seq_len(pool.fork_slot(pool.allocate_slot(), rerun_last=True)) == 0
 
     def test_contiguous_copies(self) -> None:
-        pool = SlottedKVCachePool(2, 10, KVStorage(SPEC, 2, 10))
+        pool = ContiguousKVCachePool(2, 10, KVStorage(SPEC, 2, 10))
         slot = computed(pool, PROMPT[:6])
         expected = contents(pool, slot)
         copy = pool.fork_slot(slot)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvlab.config import KVConfig
 from kvlab.errors import CapacityError, ConfigError, KvlabError
-from kvlab.kv.contiguous import SlottedKVCachePool
+from kvlab.kv.contiguous import ContiguousKVCachePool
 from kvlab.kv.paged import PagedKVCachePool
 from kvlab.kv.sizing import PoolSize, check_longest_sequence, size_pool
 from kvlab.kv.spec import KVSpec
@@ -169,7 +169,7 @@ class TestPoolsOfNoBlock:
 
     def test_contiguous_too(self) -> None:
         with pytest.raises(CapacityError, match=r"one of 100 tokens needs 1 blocks of 100 tokens"):
-            SlottedKVCachePool(0, 100)
+            ContiguousKVCachePool(0, 100)
 
 
 def test_a_cache_larger_than_memory_is_a_capacity_error_with_its_size() -> None:

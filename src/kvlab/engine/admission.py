@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvlab.core import Sequence
 from kvlab.engine.scheduler.base import Scheduler
-from kvlab.kv.protocol import CachePoolProtocol
+from kvlab.kv.protocol import KVCachePool
 
 
 class Admission:
@@ -14,7 +14,7 @@ class Admission:
     nothing runs. With `reserve_output` it is also all that running sequences and candidate may still grow by.
     """
 
-    def __init__(self, pool: CachePoolProtocol, scheduler: Scheduler, *, held_back: int = 0) -> None:
+    def __init__(self, pool: KVCachePool, scheduler: Scheduler, *, held_back: int = 0) -> None:
         """`held_back`: blocks that the same step gives to others later."""
         self._scheduler = scheduler
         self._block_size = pool.block_size

@@ -19,7 +19,7 @@ from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.text import Detokenizer
 from kvlab.engine.threads import resolve_threads
 from kvlab.errors import ConfigError, DeviceError
-from kvlab.kv.contiguous import SlottedKVCachePool
+from kvlab.kv.contiguous import ContiguousKVCachePool
 from kvlab.kv.eviction import POLICIES as EVICTION
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.paged import PagedKVCachePool
@@ -118,7 +118,7 @@ def build_engine(
         plan.model.kv_spec(config.kv_dtype), plan.pool.num_blocks, plan.pool.block_size, plan.device
     )
     max_seq_len = config.model.max_seq_len
-    pool: SlottedKVCachePool | PagedKVCachePool
+    pool: ContiguousKVCachePool | PagedKVCachePool
     if config.kv.backend == "paged":
         pool = PagedKVCachePool(
             plan.pool.num_blocks,
@@ -130,7 +130,7 @@ def build_engine(
             journal=journal,
         )
     else:
-        pool = SlottedKVCachePool(plan.pool.num_blocks, max_seq_len, storage, journal=journal)
+        pool = ContiguousKVCachePool(plan.pool.num_blocks, max_seq_len, storage, journal=journal)
     executor: Executor = TorchExecutor(model, sampler or Sampler(plan.ops), plan.device)
     if config.debug.faults.rate > 0:
         executor = FaultyExecutor(executor, config.debug.faults)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -17,21 +16,20 @@ from kvlab.core import (
     StepPlan,
     StepRecord,
 )
+from kvlab.engine.batching import BatchBuilder, slot_of, slots_of
 from kvlab.engine.clock import Clock
-from kvlab.engine.composer import Composer, slot_of, slots_of
 from kvlab.engine.executor import Executor
-from kvlab.engine.intake import check_fits, check_line, check_prompt
 from kvlab.engine.isolation import PassRunner
-from kvlab.engine.refusal import check_sampling
+from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.text import Detokenizer, TextStream
+from kvlab.engine.validation import check_fits, check_prompt, check_queue, check_sampling
 from kvlab.errors import OutOfBlocksError, RequestRefusedError
 from kvlab.kv.journal import BlockJournal
-from kvlab.kv.protocol import CachePoolProtocol
+from kvlab.kv.protocol import KVCachePool
 from kvlab.kv.view import CacheView
 
 _log = logging.getLogger(__name__)
-Sink = Callable[[StepOutput], None]
 
 
 @dataclass(slots=True)
@@ -54,7 +52,7 @@ class Engine:
 
     def __init__(
         self,
-        pool: CachePoolProtocol,
+        pool: KVCachePool,
         scheduler: Scheduler,
         executor: Executor,
         clock: Clock,
@@ -67,26 +65,41 @@ class Engine:
         self.pool = pool
         self.scheduler = scheduler
         self.clock = clock
-        self._composer = Composer(pool, scheduler, self._fail, journal)
+        self._composer = BatchBuilder(pool, scheduler, self._fail, journal)
         self._runner = PassRunner(pool, executor, self._account, self._fail)
         self._booked = _Booked()
         self._eos = frozenset(eos_token_ids)
         self._vocab_size = vocab_size
         self._detokenize = detokenize
         self._live: dict[str, list[Sequence]] = {}  # the sequences of each request that have not ended
-        self._sinks: dict[str, Sink] = {}
+        self._readers: dict[str, OutputCallback] = {}
+        self._on_finish: dict[str, FinishCallback] = {}
         self._texts: dict[Sequence, TextStream] = {}  # of the live sequences, with a detokenizer
         self._journal = journal
-        self._steps = 0
+        self._steps = self._output_tokens = self._preemptions = 0
         self._seeds = random.Random()
 
     def has_work(self) -> bool:
         """Whether a sequence waits, runs, or still holds memory after its end."""
         return self.scheduler.has_work()
 
-    def submit(self, request: Request, sink: Sink | None = None) -> Sequence:
-        """Queue a request; `sink` is given each of its tokens and its end. Returns its sequence; those of further
-        samples are the sequence's `siblings`.
+    def submit(
+        self,
+        request: Request,
+        on_output: OutputCallback | None = None,
+        on_finish: FinishCallback | None = None,
+    ) -> None:
+        """See ServingEngine."""
+        self.add_request(request, on_output, on_finish)
+
+    def add_request(
+        self,
+        request: Request,
+        on_output: OutputCallback | None = None,
+        on_finish: FinishCallback | None = None,
+    ) -> Sequence:
+        """Queue a request and return its sequence, which changes as the engine steps; those of further samples are
+        the sequence's `siblings`. For tests and for who looks into the engine; others use `submit`.
 
         Raises RequestRefusedError, changing nothing, for one that can never be served or whose id is in use.
         """
@@ -100,7 +113,7 @@ class Engine:
             has_text=self._detokenize is not None,
         )
         check_fits(request, self.pool.max_sequence_tokens)
-        check_line(request, self.scheduler.waiting, self.scheduler.config.max_waiting_requests)
+        check_queue(request, self.scheduler.waiting, self.scheduler.config.max_waiting_requests)
         if request.sampling.seed is None:
             sampling = replace(request.sampling, seed=self._seeds.getrandbits(40))
             request = replace(request, sampling=sampling)
@@ -120,8 +133,10 @@ class Engine:
                     request.sampling.stop,
                     request.sampling.min_tokens,
                 )
-        if sink is not None:
-            self._sinks[request.request_id] = sink
+        if on_output is not None:
+            self._readers[request.request_id] = on_output
+        if on_finish is not None:
+            self._on_finish[request.request_id] = on_finish
         self.scheduler.add(sequence)
         return sequence
 
@@ -136,8 +151,30 @@ class Engine:
         return True
 
     def next_wakeup(self) -> float | None:
-        """When to step again after a step that had nothing to run; None: when a request arrives."""
+        """See ServingEngine."""
         return self.scheduler.next_wakeup()
+
+    def stats(self) -> EngineStats:
+        """See ServingEngine."""
+        pool = self.pool.stats()
+        return EngineStats(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            prompt_tokens=pool.prompt_tokens,
+            output_tokens=self._output_tokens,
+            hit_tokens=pool.hit_tokens,
+            preemptions=self._preemptions,
+            blocks_total=pool.blocks_total,
+            blocks_in_use=pool.blocks_in_use,
+            tokens_in_use=pool.tokens_stored,
+        )
+
+    def close(self) -> None:
+        """See ServingEngine. Requests that have not ended are aborted."""
+        for request_id in list(self._live):
+            self.abort(request_id)
+        if self.has_work():
+            self.step()
 
     def step(self) -> StepRecord | None:
         """Run one step: give back the memory of ended sequences, admit, compute. None if nothing was to do."""
@@ -160,6 +197,7 @@ class Engine:
         end = self.clock.now()
         after = self.pool.stats()
         self._steps += 1
+        self._preemptions += batch.preempted
         return StepRecord(
             index=self._steps - 1,
             start_s=start,
@@ -218,7 +256,7 @@ class Engine:
         sampled = iter(tokens)
         slots: list[int] = []
         appended: list[int] = []
-        silent = self._detokenize is None and not self._sinks  # nobody waits for a token of this pass
+        silent = self._detokenize is None and not self._readers  # nobody waits for a token of this pass
         for sequence, count in plan.scheduled:
             before, known = sequence.num_computed, len(sequence.token_ids)
             sequence.num_computed = after = before + count
@@ -241,6 +279,7 @@ class Engine:
                 self._fork(sequence)
             sequence.token_ids.append(token)
             sequence.token_times_s.append(now)
+            self._output_tokens += 1
             goes_on = known + 1 < sequence.max_total_tokens and token not in sequence.stop_token_ids
             if not (silent and goes_on and sequence.next_logprobs is None):
                 self._tell(sequence, token)
@@ -292,22 +331,22 @@ class Engine:
             self._finish(sequence, FinishReason.STOP, token=token, text=text)
         elif len(sequence.token_ids) >= sequence.max_total_tokens:
             self._finish(sequence, FinishReason.LENGTH, token=token, text=text)
-        elif self._sinks:
+        elif self._readers:
             self._emit(sequence, token, text)
 
     def _emit(self, sequence: Sequence, token: int, text: str) -> None:
         """Hand a token to the request's reader; one that raises ends its own sequence alone."""
         request_id = sequence.request.request_id
-        sink = self._sinks.get(request_id)
-        if sink is None:
+        reader = self._readers.get(request_id)
+        if reader is None:
             return
         logprobs = sequence.logprobs[-1] if sequence.logprobs else None
         try:
-            sink(StepOutput(request_id, token, index=sequence.index, text=text, logprobs=logprobs))
+            reader(StepOutput(request_id, token, index=sequence.index, text=text, logprobs=logprobs))
         except Exception as error:
             if sequence.finish_reason is None:
-                reader = f"its reader raised {type(error).__name__}: {error}"
-                self._finish(sequence, FinishReason.FAILED, reader)
+                reason = f"its reader raised {type(error).__name__}: {error}"
+                self._finish(sequence, FinishReason.FAILED, reason)
 
     def _finish(
         self,
@@ -323,21 +362,25 @@ class Engine:
         sequence.error = error
         sequence.finished_s = self.clock.now() if token is None else sequence.token_times_s[-1]
         request_id = sequence.request.request_id
-        sink = self._sinks.get(request_id)
+        reader = self._readers.get(request_id)
         live = self._live[request_id]
+        on_finish = self._on_finish.get(request_id)
         live.remove(sequence)
         if not live:
             del self._live[request_id]
-            self._sinks.pop(request_id, None)
+            self._readers.pop(request_id, None)
+            self._on_finish.pop(request_id, None)
         if sequence in self._texts:
             with suppress(Exception):  # a detokenizer that fails has nothing left to tell
                 rest = self._texts.pop(sequence).close()
                 sequence.text += rest
                 text += rest
         logprobs = sequence.logprobs[-1] if token is not None and sequence.logprobs else None
-        if sink is not None:  # late, since it may abort another request or submit one
+        if reader is not None:  # late, since it may abort another request or submit one
             with suppress(Exception):  # the sequence has ended; its reader can do it no more harm
-                sink(StepOutput(request_id, token, reason, error, sequence.index, text, logprobs))
+                reader(StepOutput(request_id, token, reason, error, sequence.index, text, logprobs))
+        if on_finish is not None:
+            on_finish(sequence.record())
         if reason is FinishReason.FAILED and not sequence.num_output_tokens:
             # Samples that were to start from this one have nothing to start from.
             for sibling in sequence.siblings:

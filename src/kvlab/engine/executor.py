@@ -10,7 +10,7 @@ import torch
 from kvlab.core import Sequence, StepPlan
 from kvlab.kv.view import CacheView
 from kvlab.models.decoder import Decoder
-from kvlab.models.ops.base import Largest
+from kvlab.models.ops.base import TopK
 
 
 class Executor(Protocol):
@@ -37,7 +37,7 @@ class GreedySampler(SamplerProtocol, Protocol):
         """Whether the largest logit of each is all it takes."""
         ...
 
-    def take(self, largest: Largest, sequences: list[Sequence]) -> list[int]:
+    def take(self, largest: TopK, sequences: list[Sequence]) -> list[int]:
         """The tokens of the largest logits, of as many rows as there are sequences."""
         ...
 
@@ -64,7 +64,7 @@ class TorchExecutor:
                 sampling.append(sequence)
         batch = self._tensor(token_ids), view, self._tensor(rows)
         if self._greedy is not None and self._greedy.is_greedy(sampling):
-            return self._greedy.take(self._model.likeliest(*batch), sampling)
+            return self._greedy.take(self._model.forward_top1(*batch), sampling)
         return self._sampler(self._model.forward(*batch), sampling)
 
     def _tensor(self, values: list[int]) -> torch.Tensor:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from kvlab import core
 from kvlab.core import ScheduledSequence, StepPlan
-from kvlab.engine.composer import slots_of
+from kvlab.engine.batching import slots_of
 from kvlab.engine.executor import Executor
 from kvlab.errors import OutOfBlocksError
-from kvlab.kv.protocol import CachePoolProtocol
+from kvlab.kv.protocol import KVCachePool
 from kvlab.kv.view import CacheView
 
 _HOPELESS = 8  # sequences that fail alone, one after the other, before the fault is the device's
@@ -26,7 +26,7 @@ class PassRunner:
 
     def __init__(
         self,
-        pool: CachePoolProtocol,
+        pool: KVCachePool,
         executor: Executor,
         on_done: Callable[[StepPlan, list[int]], None],
         on_failed: Callable[[core.Sequence, Exception], None],

@@ -62,10 +62,10 @@ def shortlist(scores: torch.Tensor, counts: Sequence[int], ops: LogitsOps) -> tu
     wanted = _tensor([counts[row] for row in short], torch.long, scores)[:, None]
     width = min(2 * max(counts[row] for row in short), scores.shape[1])  # some room for equals
     some = scores if len(short) == len(scores) else scores[short]
-    values, places = ops.largest(some, width)
+    values, indices = ops.topk(some, width)
     whole = (values.gather(1, wanted - 1) > values[:, -1:]).flatten() | (width == scores.shape[1])
     found = [row for row, is_whole in zip(short, whole.tolist(), strict=True) if is_whole]
-    return found, places[whole].sort(dim=-1).values
+    return found, indices[whole].sort(dim=-1).values
 
 
 def keep_top_k(scores: torch.Tensor, counts: Sequence[int], ops: LogitsOps) -> None:
@@ -74,7 +74,7 @@ def keep_top_k(scores: torch.Tensor, counts: Sequence[int], ops: LogitsOps) -> N
     if not rows:
         return
     some = scores[rows]
-    largest = ops.largest(some, max(counts[row] for row in rows)).values
+    largest = ops.topk(some, max(counts[row] for row in rows)).values
     last = largest.gather(1, _tensor([counts[row] - 1 for row in rows], torch.long, scores)[:, None])
     scores[rows] = some.masked_fill(some < last, _BARRED)
 
@@ -92,7 +92,7 @@ def keep_top_p(scores: torch.Tensor, masses: Sequence[float], ops: LogitsOps) ->
     wanted = wanted * weights.sum(dim=-1, keepdim=True, dtype=torch.float64)
     last, left = torch.empty_like(wanted, dtype=torch.float32), torch.arange(len(rows), device=scores.device)
     for width in _NUCLEI:
-        likely = ops.largest(weights[left], min(width, scores.shape[1])).values
+        likely = ops.topk(weights[left], min(width, scores.shape[1])).values
         together = likely.cumsum(dim=-1, dtype=torch.float64)
         count = ((together - likely) < wanted[left]).sum(dim=-1, keepdim=True)
         last[left] = likely.gather(1, count - 1)

@@ -32,7 +32,7 @@ class EngineSettings:
     max_batch_size: int
     max_seq_len: int
     block_size: int  # of the pool
-    by_chance: bool = True  # whether tokens are sampled, rather than the likeliest taken
+    by_chance: bool = True  # whether tokens are sampled, rather than greedy
 
     @property
     def element(self) -> int:
@@ -138,7 +138,7 @@ def working_memory(model: DecoderConfig, cache: KVSpec, settings: EngineSettings
     element, tokens = settings.element, settings.max_batched_tokens
     per_token = element * _activations(model, native=settings.native)
     # Greedy takes the largest of each row. By chance: a copy in float32, its softmax, and that summed in float64;
-    # or, where only the likeliest tokens are kept, those sorted.
+    # or, where only the most likely tokens are kept, those sorted.
     per_logit = element + (7 * _FLOAT32 if settings.by_chance else 0)
     if model.logit_soft_cap is not None:
         per_logit = max(per_logit, 3 * element)

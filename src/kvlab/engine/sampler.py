@@ -19,7 +19,7 @@ from kvlab.engine.logits import (
 )
 from kvlab.engine.randomness import uniforms
 from kvlab.errors import SamplingError
-from kvlab.models.ops.base import Largest, LogitsOps
+from kvlab.models.ops.base import LogitsOps, TopK
 from kvlab.models.ops.torch_ops import TorchOps
 
 
@@ -54,7 +54,7 @@ class Sampler:
         """Whether `take` does for these: none asks for more than the token of its largest logit."""
         return all(_takes_the_best(s) and s.request.sampling.logprobs is None for s in sequences)
 
-    def take(self, largest: Largest, sequences: list[Sequence]) -> list[int]:
+    def take(self, largest: TopK, sequences: list[Sequence]) -> list[int]:
         """The token of each row's largest logit, `largest` `[len(sequences), 1]`. Raises SamplingError as a call
         does.
         """
@@ -62,7 +62,7 @@ class Sampler:
         if not all(map(isfinite, values)):
             unsound = {s.request.request_id for s, x in zip(sequences, values, strict=True) if not isfinite(x)}
             raise SamplingError(sorted(unsound))
-        tokens: list[int] = largest.places.flatten().tolist()
+        tokens: list[int] = largest.indices.flatten().tolist()
         return tokens
 
     def _pick(self, scores: torch.Tensor, sequences: list[Sequence]) -> list[int]:
@@ -81,16 +81,16 @@ class Sampler:
 
     def _best(self, scores: torch.Tensor, sequences: list[Sequence]) -> list[int]:
         """Each row's most likely token. Raises SamplingError where its score is no number."""
-        return self.take(self._ops.largest(scores), sequences)
+        return self.take(self._ops.topk(scores), sequences)
 
     def _draw(self, scores: torch.Tensor, sequences: list[Sequence]) -> list[int]:
         """A token by chance for each row of `scores`, which may be changed on the way."""
-        short, places = shortlist(scores, [s.request.sampling.top_k for s in sequences], self._ops)
+        short, indices = shortlist(scores, [s.request.sampling.top_k for s in sequences], self._ops)
         tokens = [0] * len(sequences)
         if short:
             some = scores if len(short) == len(sequences) else scores[short]
-            drawn = self._draw_among(some.gather(1, places), [sequences[row] for row in short])
-            for row, token in zip(short, places.gather(1, drawn[:, None]).flatten().tolist(), strict=True):
+            drawn = self._draw_among(some.gather(1, indices), [sequences[row] for row in short])
+            for row, token in zip(short, indices.gather(1, drawn[:, None]).flatten().tolist(), strict=True):
                 tokens[row] = token
         rest = sorted(set(range(len(sequences))) - set(short))
         if rest:
@@ -124,8 +124,8 @@ class Sampler:
         picked = torch.tensor([tokens[row] for row in rows], device=logits.device)
         own = logprobs.gather(1, picked[:, None]).flatten().tolist()
         count = min(max(count for _, _, count in asked), logits.shape[1])
-        top = self._ops.largest(logprobs, max(1, count))
-        values, ids = top.values.tolist(), top.places.tolist()
+        top = self._ops.topk(logprobs, max(1, count))
+        values, ids = top.values.tolist(), top.indices.tolist()
         for row, (_, sequence, count) in enumerate(asked):
             pairs = zip(ids[row][:count], values[row][:count], strict=True)
             sequence.next_logprobs = TokenLogprobs(own[row], tuple(pairs))

@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import TypeVar
 
 from kvlab.config import AttentionConfig, ExecutorConfig, KVConfig, ModelConfig, RunConfig, SchedulerConfig
-from kvlab.core import Request, Sequence, StepOutput, StepRecord
+from kvlab.core import Request, StepOutput, StepRecord
 from kvlab.engine.build import build_engine, plan_engine
+from kvlab.engine.clock import Clock
 from kvlab.engine.engine import Engine as StepEngine
-from kvlab.engine.engine import Sink
+from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback
 from kvlab.engine.text import Detokenizer
 from kvlab.errors import EngineStoppedError
 
@@ -125,9 +126,19 @@ class Engine:
             self._between_steps(call.close)
             self._hire()
 
-    def submit(self, request: Request, sink: Sink | None = None) -> Sequence:
-        """Queue a request for whoever calls `step`; see the core's `submit`."""
-        return self._between_steps(lambda: self._submit(request, sink)).result()
+    @property
+    def clock(self) -> Clock:
+        """See ServingEngine."""
+        return self.core.clock
+
+    def submit(
+        self,
+        request: Request,
+        on_output: OutputCallback | None = None,
+        on_finish: FinishCallback | None = None,
+    ) -> None:
+        """Queue a request for whoever calls `step`; see ServingEngine. It arrives now, whatever its `arrival_s`."""
+        self._between_steps(lambda: self._submit(request, on_output, on_finish)).result()
 
     def abort(self, request_id: str) -> bool:
         """End a request wherever it is; its memory is free in the next step. False if it is not here."""
@@ -153,9 +164,23 @@ class Engine:
         self._settle()
         return record
 
-    def _submit(self, request: Request, sink: Sink | None) -> Sequence:
+    def next_wakeup(self) -> float | None:
+        """See ServingEngine."""
+        return self.core.next_wakeup()
+
+    def stats(self) -> EngineStats:
+        """See ServingEngine. From any thread; between two steps where another thread steps."""
+        return self._between_steps(self.core.stats).result()
+
+    def close(self) -> None:
+        """See ServingEngine. Readers of requests that have not ended get their end: aborted."""
+        self._between_steps(self.core.close).result()
+
+    def _submit(
+        self, request: Request, on_output: OutputCallback | None, on_finish: FinishCallback | None = None
+    ) -> None:
         self._check()
-        return self.core.submit(replace(request, arrival_s=self.core.clock.now()), sink)
+        self.core.submit(replace(request, arrival_s=self.core.clock.now()), on_output, on_finish)
 
     def _between_steps(self, action: Callable[[], T]) -> Future[T]:
         """Do this now if nobody steps, else let the thread that does do it after its step."""

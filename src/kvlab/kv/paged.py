@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvlab.kv.pool import KVCachePool
+from kvlab.kv.pool import BlockPool
 
 
-class PagedKVCachePool(KVCachePool):
+class PagedKVCachePool(BlockPool):
     """A sequence of n tokens holds ceil(n / block_size) blocks, wherever in the pool they are.
 
     With `prefix_sharing`, full blocks with equal tokens behind equal prefixes are stored once, and outlive their

@@ -23,7 +23,7 @@ from kvlab.kv.table import BlockTables
 from kvlab.kv.view import CacheView
 
 
-class KVCachePool(ABC):
+class BlockPool(ABC):
     """What both pools are: an allocator, block tables, and tensors that may be absent.
 
     A contiguous slot is a block of `max_seq_len` tokens, so the two differ in the size of a block, in what
@@ -83,7 +83,7 @@ class KVCachePool(ABC):
         keep_free: int = 0,
         resumed: bool = False,
     ) -> int:
-        """See CachePoolProtocol."""
+        """See KVCachePool."""
         tokens = initial_tokens if token_ids is None else len(token_ids)
         if tokens < 0 or keep_free < 0:
             raise SlotError(f"initial_tokens={tokens}, keep_free={keep_free}: must be at least 0")
@@ -112,7 +112,7 @@ class KVCachePool(ABC):
         return slot
 
     def fork_slot(self, slot: int, *, rerun_last: bool = False) -> int:
-        """See CachePoolProtocol."""
+        """See KVCachePool."""
         self._check_idle(slot)
         rewind = min(int(rerun_last), int(self.tables.lengths[slot]))
         blocks = self._fork_blocks(slot)
@@ -126,7 +126,7 @@ class KVCachePool(ABC):
         return copy
 
     def extend_tokens(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
-        """See CachePoolProtocol."""
+        """See KVCachePool."""
         if len(slots) != len(tokens):
             raise SlotError(f"{len(slots)} slots but {len(tokens)} tokens")
         if not self.tables.live.issuperset(slots):
@@ -136,7 +136,7 @@ class KVCachePool(ABC):
             self._sharing.extend(slots, tokens)
 
     def reserve(self, slots: Sequence[int], new_tokens: Sequence[int]) -> None:
-        """See CachePoolProtocol."""
+        """See KVCachePool."""
         rows, new = self._check_step(slots, new_tokens)
         if not self._reserved.keys().isdisjoint(slots):
             slot = next(slot for slot in slots if slot in self._reserved)
@@ -157,7 +157,7 @@ class KVCachePool(ABC):
                 self._sharing.announce(int(rows[index]), int(after[index]))
 
     def view(self, slots: Sequence[int], new_tokens: Sequence[int]) -> CacheView:
-        """See CachePoolProtocol. Raises SlotError where another number of tokens was reserved."""
+        """See KVCachePool. Raises SlotError where another number of tokens was reserved."""
         if [self._reserved.get(slot) for slot in slots] == list(new_tokens) and len(set(slots)) == len(slots):
             rows, new = np.asarray(slots, dtype=np.int64), np.asarray(new_tokens, dtype=np.int64)
         else:
@@ -187,7 +187,7 @@ class KVCachePool(ABC):
         return self.view(slots, [1] * len(slots))
 
     def free_slot(self, slot: int) -> None:
-        """See CachePoolProtocol. Blocks go back last to first, so that a prefix outlives its tail."""
+        """See KVCachePool. Blocks go back last to first, so that a prefix outlives its tail."""
         self.tables.check(slot)
         if self._sharing is not None:
             self._rewind_sharers(self._sharing.close(slot))
@@ -198,21 +198,21 @@ class KVCachePool(ABC):
         self.tables.remove(slot)
 
     def get_seq_len(self, slot: int) -> int:
-        """See CachePoolProtocol."""
+        """See KVCachePool."""
         self.tables.check(slot)
         return int(self.tables.lengths[slot])
 
     def cached_tokens(self, slot: int) -> int:
-        """See CachePoolProtocol."""
+        """See KVCachePool."""
         self.tables.check(slot)
         return self._cached[slot]
 
     def free_slot_count(self) -> int:
-        """See CachePoolProtocol."""
+        """See KVCachePool."""
         return self.allocator.num_free()
 
     def stats(self) -> PoolStats:
-        """See CachePoolProtocol."""
+        """See KVCachePool."""
         allocator = self.allocator
         return PoolStats(
             block_size=self.block_size,
@@ -236,11 +236,11 @@ class KVCachePool(ABC):
         )
 
     def audit(self) -> list[Finding]:
-        """See CachePoolProtocol."""
+        """See KVCachePool."""
         return audit(self.allocator, self.tables, self.index)
 
     def reclaim_leaked_blocks(self) -> int:
-        """See CachePoolProtocol."""
+        """See KVCachePool."""
         freed = 0
         for owner, blocks in self.allocator.find_leaked_blocks(self.tables.live).items():
             freed += len(self._release(blocks, owner))
@@ -252,11 +252,11 @@ class KVCachePool(ABC):
 
     @abstractmethod
     def free_token_capacity(self) -> int | None:
-        """See CachePoolProtocol."""
+        """See KVCachePool."""
 
     @abstractmethod
     def is_paged(self) -> bool:
-        """See CachePoolProtocol."""
+        """See KVCachePool."""
 
     @abstractmethod
     def _initial_blocks(self, tokens: int) -> int:

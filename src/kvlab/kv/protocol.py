@@ -12,7 +12,7 @@ from kvlab.kv.view import CacheView
 Salt = str | int | None
 
 
-class CachePoolProtocol(Protocol):
+class KVCachePool(Protocol):
     """Memory for the K and V of many sequences. A call that raises has changed nothing."""
 
     @property

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from kvlab.config import KV_BACKENDS, KVConfig, RunConfig, format_bytes
+from kvlab.config import KVConfig, RunConfig, format_bytes
+from kvlab.config.kv import KV_BACKENDS
 from kvlab.engine.build import kv_spec, memory_settings
 from kvlab.engine.memory import EngineSettings, WeightBytes, WorkingMemory, weight_bytes, working_memory
 from kvlab.errors import CapacityError, ConfigError

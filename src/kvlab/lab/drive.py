@@ -54,7 +54,7 @@ def drive(
             break
         while pending and pending[0].arrival_s <= clock.now():
             try:
-                sequence = engine.submit(pending.popleft())
+                sequence = engine.add_request(pending.popleft())
             except RequestRefusedError as error:  # a full line; what cannot be served at all was told at the start
                 log.refused.append(str(error))
                 continue

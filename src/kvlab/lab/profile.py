@@ -26,7 +26,7 @@ from kvlab.engine.sampler import Sampler
 from kvlab.kernels.cpu.layers import TIMED
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import Angles, Largest, LayerParts, Linear, Norm, Ops, Stack
+from kvlab.models.ops.base import Angles, LayerParts, Linear, Norm, Ops, Stack, TopK
 from kvlab.models.ops.cpu_layers import NativeStack
 from kvlab.models.rope import RotaryEmbedding
 
@@ -178,16 +178,16 @@ class ProfilingOps:
         stack.on_times = self._profiler.add_layers
         return stack
 
-    def largest_output(self, linear: Linear, x: torch.Tensor) -> Largest:
+    def linear_top1(self, linear: Linear, x: torch.Tensor) -> TopK:
         """See Ops. Whether the product is written or not, it counts as one."""
         start = self._profiler.now()
-        out = self._ops.largest_output(linear.timed if isinstance(linear, _ProfilingLinear) else linear, x)
+        out = self._ops.linear_top1(linear.timed if isinstance(linear, _ProfilingLinear) else linear, x)
         self._profiler.add(Part.LINEAR, start)
         return out
 
-    def largest(self, x: torch.Tensor, count: int = 1) -> Largest:
+    def topk(self, x: torch.Tensor, count: int = 1) -> TopK:
         """See LogitsOps. The sampler is timed as a whole."""
-        return self._ops.largest(x, count)
+        return self._ops.topk(x, count)
 
 
 class _ProfilingLinear:
@@ -241,7 +241,7 @@ class ProfilingSampler:
         self._profiler.add(Part.SAMPLING, start)
         return tokens
 
-    def take(self, largest: Largest, sequences: list[core.Sequence]) -> list[int]:
+    def take(self, largest: TopK, sequences: list[core.Sequence]) -> list[int]:
         """See GreedySampler."""
         start = self._profiler.now()
         tokens = self._sampler.take(largest, sequences)

@@ -10,7 +10,7 @@ import torch
 from kvlab.config import RunConfig, format_bytes
 from kvlab.core import Request
 from kvlab.engine.build import EnginePlan, build_decoder, plan_engine
-from kvlab.kv.contiguous import SlottedKVCachePool
+from kvlab.kv.contiguous import ContiguousKVCachePool
 from kvlab.kv.storage import KVStorage
 from kvlab.lab.machine import available_memory
 
@@ -26,8 +26,8 @@ def uses_int8(config: RunConfig) -> bool:
 
 
 def quality_metrics(plan: EnginePlan, requests: Sequence[Request]) -> tuple[dict[str, float], str]:
-    """Mean and largest error of a logit, and the share of positions whose likeliest token is the same, against the
-    run's own dtype: at the last 16 positions of the first 4 prompts, each run as it is. Or nothing, and why.
+    """Mean and largest error of a logit, and the share of positions whose most likely token is the same, against
+    the run's own dtype: at the last 16 positions of the first 4 prompts, each run as it is. Or nothing, and why.
 
     Builds either model in turn: call it when the run's engine has given its memory back.
     """
@@ -61,7 +61,7 @@ def _logits(plan: EnginePlan, prompts: list[list[int]]) -> torch.Tensor:
     found = []
     for prompt in prompts:
         storage = KVStorage(spec, 1, len(prompt), plan.device)
-        pool = SlottedKVCachePool(1, len(prompt), storage)
+        pool = ContiguousKVCachePool(1, len(prompt), storage)
         view = pool.view([pool.allocate_slot(len(prompt))], [len(prompt)])
         rows = torch.arange(max(0, len(prompt) - _POSITIONS), len(prompt), device=plan.device)
         found.append(model.forward(torch.tensor(prompt, device=plan.device), view, rows).float())

@@ -11,7 +11,7 @@ from torch.nn import functional
 from kvlab.attention.base import AttentionBackend, AttentionSpec
 from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig
-from kvlab.models.ops.base import Angles, Largest, LayerParts, Norm, Ops
+from kvlab.models.ops.base import Angles, LayerParts, Norm, Ops, TopK
 from kvlab.models.ops.torch_ops import TorchOps
 from kvlab.models.rope import RotaryEmbedding
 from kvlab.models.weights import WeightSource
@@ -205,12 +205,12 @@ class Decoder:
         return self._capped(self._lm_head(self._last(token_ids, view, rows)))
 
     @torch.inference_mode()
-    def likeliest(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> Largest:
+    def forward_top1(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> TopK:
         """The same, but of each row's logits only the largest and its place: the others need not be kept."""
         x = self._last(token_ids, view, rows)
         if self.config.logit_soft_cap is None:
-            return self.ops.largest_output(self._lm_head, x)
-        return self.ops.largest(self._capped(self._lm_head(x)))  # what differs may be equal once it is capped
+            return self.ops.linear_top1(self._lm_head, x)
+        return self.ops.topk(self._capped(self._lm_head(x)))  # what differs may be equal once it is capped
 
     def _last(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> torch.Tensor:
         """What the output layer takes of `rows`, `[len(rows), hidden]`."""

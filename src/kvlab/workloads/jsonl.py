@@ -14,7 +14,7 @@ import numpy as np
 
 from kvlab.config import WorkloadConfig
 from kvlab.core import Request, SamplingParams
-from kvlab.engine.refusal import check_sampling
+from kvlab.engine.validation import check_sampling
 from kvlab.errors import WorkloadError
 from kvlab.workloads.prompts import make_request, random_prompt
 

@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 
 from kvlab.config import SchedulerConfig
 from kvlab.core import ScheduledSequence, Sequence, SequenceStatus
-from kvlab.engine.scheduler.line import WaitingLine
 from kvlab.engine.scheduler.orders import ORDERS, Stage
 from kvlab.engine.scheduler.victims import VICTIMS
+from kvlab.engine.scheduler.waiting_queue import WaitingQueue
 
 
 class Scheduler(ABC):
@@ -26,7 +26,7 @@ class Scheduler(ABC):
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.order = ORDERS[config.order](config)
-        self.waiting = WaitingLine(self.order.rank)
+        self.waiting = WaitingQueue(self.order.rank)
         self.running: list[Sequence] = []
         self._victim = VICTIMS[config.preemption.victim or "last_admitted"]
         self._longest_chunk = config.long_prefill_threshold or config.max_batched_tokens

@@ -52,9 +52,7 @@ class PackedWeight:
         self._library.kvlab_linear(*self._sides(x, bias), out.data_ptr(), torch.get_num_threads())
         return out
 
-    def largest(
-        self, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def top1(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The largest number of each row of `multiply` and its place, `[rows, 1]`, as `largest` finds them; the
         others are not kept. None where the product has to be written first.
         """

@@ -13,9 +13,9 @@ from kvlab.config import TrackingConfig
 from kvlab.errors import TrackingError
 from kvlab.lab.secrets import without_password
 from kvlab.lab.tracking.client import import_client
-from kvlab.lab.tracking.doors import LOCK_S, database_door, file_door
-from kvlab.lab.tracking.patience import probe, within
+from kvlab.lab.tracking.locks import LOCK_S, database_lock, file_lock
 from kvlab.lab.tracking.reasons import reason, remedy
+from kvlab.lab.tracking.timeouts import probe, within
 from kvlab.lab.tracking.uri import is_database, is_server, is_sqlite, resolve_uri, sqlite_path
 
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # or the page shows what is for chats
@@ -89,11 +89,11 @@ class Store:
         return within(max(left, 0.0), function)
 
     def _door(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.path is None else file_door(self.path)
+        return nullcontext() if self.path is None else file_lock(self.path)
 
     def _open_database(self, make_client: Callable[..., Any]) -> None:
         """A fresh database takes seconds to fill, and others may be before us."""
-        with database_door(self.uri, self.timeout_s):
+        with database_lock(self.uri, self.timeout_s):
             self._client = make_client(tracking_uri=self.uri)
 
     def _experiment_id(self, name: str, artifacts: str | None) -> str:

@@ -75,19 +75,19 @@ class Stack(Protocol):
         ...
 
 
-class Largest(NamedTuple):
-    """The largest numbers of each row and their places, both `[rows, count]`: the largest first, and of equals the
+class TopK(NamedTuple):
+    """The largest numbers of each row and their indices, both `[rows, count]`: the largest first, and of equals the
     first first. NaN counts as the largest.
     """
 
     values: torch.Tensor  # of the dtype of what they were taken from
-    places: torch.Tensor  # int64
+    indices: torch.Tensor  # int64
 
 
 class LogitsOps(Protocol):
     """What the choice of a token asks for."""
 
-    def largest(self, x: torch.Tensor, count: int = 1) -> Largest:
+    def topk(self, x: torch.Tensor, count: int = 1) -> TopK:
         """The `count` largest numbers of each row of `x` `[rows, size]`, 1 <= count <= size."""
         ...
 
@@ -126,7 +126,7 @@ class Ops(LogitsOps, Protocol):
         """
         ...
 
-    def largest_output(self, linear: Linear, x: torch.Tensor) -> Largest:
+    def linear_top1(self, linear: Linear, x: torch.Tensor) -> TopK:
         """The largest number of each row of `linear(x)`, as `largest` finds it; the others need not be kept."""
         ...
 

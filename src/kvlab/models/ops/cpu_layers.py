@@ -12,7 +12,7 @@ from kvlab.kernels.cpu.layers import Norm as NativeNorm
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kernels.cpu.memory import empty
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import Largest, LayerParts, Linear, Norm
+from kvlab.models.ops.base import LayerParts, Linear, Norm, TopK
 
 
 class NativeLinear:
@@ -30,10 +30,10 @@ class NativeLinear:
         """See Linear."""
         return self._weight.rows(ids)
 
-    def largest(self, x: torch.Tensor) -> Largest | None:
-        """See Ops.largest_output; None where the product has to be written first."""
-        found = self._weight.largest(x, self._bias)
-        return None if found is None else Largest(*found)
+    def top1(self, x: torch.Tensor) -> TopK | None:
+        """See Ops.linear_top1; None where the product has to be written first."""
+        found = self._weight.top1(x, self._bias)
+        return None if found is None else TopK(*found)
 
     def product(self) -> Product:
         """See PackedWeight."""

@@ -12,7 +12,7 @@ from kvlab.kernels.cpu import elementwise
 from kvlab.kernels.cpu.largest import largest
 from kvlab.kernels.cpu.native import instruction_set
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import Angles, Largest, LayerParts, Linear, Norm
+from kvlab.models.ops.base import Angles, LayerParts, Linear, Norm, TopK
 from kvlab.models.ops.cpu_layers import NativeLinear, NativeStack, can_stack
 from kvlab.models.ops.torch_ops import TorchLinear
 from kvlab.models.rope import RotaryEmbedding
@@ -79,11 +79,11 @@ class CpuOps:
             return None
         return NativeStack(layers)
 
-    def largest_output(self, linear: Linear, x: torch.Tensor) -> Largest:
+    def linear_top1(self, linear: Linear, x: torch.Tensor) -> TopK:
         """See Ops."""
-        found = linear.largest(x) if isinstance(linear, NativeLinear) else None
-        return self.largest(linear(x)) if found is None else found
+        found = linear.top1(x) if isinstance(linear, NativeLinear) else None
+        return self.topk(linear(x)) if found is None else found
 
-    def largest(self, x: torch.Tensor, count: int = 1) -> Largest:
+    def topk(self, x: torch.Tensor, count: int = 1) -> TopK:
         """See LogitsOps."""
-        return Largest(*largest(x, count))
+        return TopK(*largest(x, count))

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from kvlab.attention.base import AttentionBackend
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import Angles, Largest, LayerParts, Linear, Norm, Stack
+from kvlab.models.ops.base import Angles, LayerParts, Linear, Norm, Stack, TopK
 from kvlab.models.rope import RotaryEmbedding, rotate
 
 #: The gate's activation by the name that transformers gives it.
@@ -105,23 +105,23 @@ class TorchOps:
         """See Ops."""
         return None
 
-    def largest_output(self, linear: Linear, x: torch.Tensor) -> Largest:
+    def linear_top1(self, linear: Linear, x: torch.Tensor) -> TopK:
         """See Ops."""
-        return self.largest(linear(x))
+        return self.topk(linear(x))
 
-    def largest(self, x: torch.Tensor, count: int = 1) -> Largest:
+    def topk(self, x: torch.Tensor, count: int = 1) -> TopK:
         """See LogitsOps."""
         if count == 1:  # max is several times faster than argmax for bfloat16 on a CPU
-            return Largest(*x.max(dim=-1, keepdim=True))
+            return TopK(*x.max(dim=-1, keepdim=True))
         if count == x.shape[1]:
-            return Largest(*x.sort(dim=-1, descending=True, stable=True))
+            return TopK(*x.sort(dim=-1, descending=True, stable=True))
         # topk leaves open which of equals it takes, and in what order.
         last = x.topk(count).values[:, -1:]
-        rows, places = (~(x < last)).nonzero(as_tuple=True)  # NaN is not less
-        values = x[rows, places]
+        rows, indices = (~(x < last)).nonzero(as_tuple=True)  # NaN is not less
+        values = x[rows, indices]
         order = values.argsort(descending=True, stable=True)  # NaN first
         order = order[rows[order].argsort(stable=True)]
         candidates = rows.bincount(minlength=len(x))
         starts = candidates.cumsum(0) - candidates
         chosen = order[starts[:, None] + torch.arange(count, device=x.device)]
-        return Largest(values[chosen], places[chosen])
+        return TopK(values[chosen], indices[chosen])

@@ -20,10 +20,10 @@ from hydra.core.config_store import ConfigStore
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from kvlab.cli.points import combinations, compose_points
+from kvlab.cli.sweep_opening import Sweep, number_of_repeats, open_sweep
+from kvlab.cli.sweep_summary import sum_up
 from kvlab.errors import CapacityError, KvlabError
-from src.points import combinations, compose_points
-from src.sweep_opening import Sweep, number_of_repeats, open_sweep
-from src.sweep_summary import sum_up
 
 if TYPE_CHECKING:
     from hydra_plugins.kvlab_sweeper import KvlabSweeper

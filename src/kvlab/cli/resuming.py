@@ -6,15 +6,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvlab.cli.points import Composed
 from kvlab.config import RunConfig, TrackingConfig
 from kvlab.errors import ConfigError, TrackingError
-from src.points import Composed
 
 if TYPE_CHECKING:
     from kvlab.lab.sweep.earlier import Earlier
     from kvlab.lab.tracking.search import TrackedRun
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def earlier_runs(tracking: TrackingConfig, *, resume: bool) -> tuple[Earlier | None, str | None]:

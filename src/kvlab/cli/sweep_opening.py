@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from kvlab.cli.points import Composed, bare_key
+from kvlab.cli.resuming import ROOT, done_before, earlier_runs
 from kvlab.config import TrackingConfig
 from kvlab.errors import ConfigError, TrackingError
-from src.points import Composed, bare_key
-from src.resuming import ROOT, done_before, earlier_runs
 
 if TYPE_CHECKING:
     from kvlab.lab.sweep.earlier import Earlier

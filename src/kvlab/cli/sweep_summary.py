@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
+from kvlab.cli.resuming import earlier_runs
+from kvlab.cli.sweep_opening import Sweep
 from kvlab.errors import KvlabError, TrackingError
-from src.resuming import earlier_runs
-from src.sweep_opening import Sweep
 
 
 def sum_up(sweep: Sweep) -> int:

@@ -22,7 +22,7 @@ _ADVISORY_KEY = 0x6B766C6162  # "kvlab": the same number in every process
 
 
 @contextmanager
-def file_door(path: Path) -> Iterator[None]:
+def file_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a store that is a file, which is seen to be writable."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no directory {path.parent}")
@@ -38,7 +38,7 @@ def file_door(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def database_door(uri: str, timeout_s: float) -> Iterator[None]:
+def database_lock(uri: str, timeout_s: float) -> Iterator[None]:
     """Connect to a database server once, and where it is PostgreSQL hold a lock that other machines see too."""
     from sqlalchemy import create_engine, text
     from sqlalchemy.engine import make_url

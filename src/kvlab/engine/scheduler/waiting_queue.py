@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from kvlab.core import Sequence
 
 
-class WaitingLine:
+class WaitingQueue:
     """Sequences by rank, the lowest first; of equals in the order they came, save those put to the front.
 
     Finding a place takes O(log n).

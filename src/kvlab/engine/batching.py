@@ -13,13 +13,13 @@ from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.scheduler.orders import Stage
 from kvlab.errors import OutOfBlocksError
 from kvlab.kv.journal import BlockJournal
-from kvlab.kv.protocol import CachePoolProtocol
+from kvlab.kv.protocol import KVCachePool
 
 Fail = Callable[[Sequence, str], None]
 
 
 @dataclass(slots=True)
-class Composition:
+class StepBatch:
     """A step's batch, each of its entries reserved in the pool, stage by stage in the order of the plan."""
 
     stages: dict[Stage, list[ScheduledSequence]] = field(default_factory=dict)
@@ -46,21 +46,21 @@ class Composition:
         return sum(entry.num_tokens for entries in others for entry in entries)
 
 
-class Composer:
+class BatchBuilder:
     """Puts a step's batch together. `fail` ends a sequence for which there is no memory."""
 
     def __init__(
-        self, pool: CachePoolProtocol, scheduler: Scheduler, fail: Fail, journal: BlockJournal | None = None
+        self, pool: KVCachePool, scheduler: Scheduler, fail: Fail, journal: BlockJournal | None = None
     ) -> None:
         self._pool = pool
         self._scheduler = scheduler
         self._fail = fail
         self._journal = journal
 
-    def compose(self, now: float) -> Composition:
+    def compose(self, now: float) -> StepBatch:
         """Plan and reserve stage by stage, within `max_batched_tokens`."""
         self._scheduler.begin_step(now)
-        batch = Composition()
+        batch = StepBatch()
         budget = self._scheduler.config.max_batched_tokens
         for stage in self._scheduler.stages:
             if stage is not Stage.ADMIT:
@@ -72,7 +72,7 @@ class Composer:
             budget -= sum(entry.num_tokens for entry in batch.stages.get(stage, ()))
         return batch
 
-    def _reserve(self, batch: Composition, stage: Stage, now: float) -> None:
+    def _reserve(self, batch: StepBatch, stage: Stage, now: float) -> None:
         """Make room for a stage's entries: preempt until they fit, or fail those that do not."""
         while entries := batch.stages[stage]:
             try:
@@ -82,7 +82,7 @@ class Composer:
             else:
                 return
 
-    def _give_way(self, batch: Composition, stage: Stage, error: OutOfBlocksError, now: float) -> None:
+    def _give_way(self, batch: StepBatch, stage: Stage, error: OutOfBlocksError, now: float) -> None:
         running = self._scheduler.running
         if self._scheduler.config.on_exhaustion == "fail" or len(running) == 1:
             entries = batch.stages[stage]

@@ -12,12 +12,12 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from kvlab.cli import sweep
+from kvlab.cli.points import task_config
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError, KvlabError
-from src import sweep
-from src.points import task_config
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 CONF = ROOT / "conf"
 GROUPS = ("model", "kv", "scheduler", "attention", "executor", "workload", "tracking")
 

@@ -1,0 +1,53 @@
+"""python -m src.ui: MLflow's page on the store that runs go to, in the browser at http://127.0.0.1:5000."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from kvlab.config import TrackingConfig
+from kvlab.errors import KvlabError
+from kvlab.lab.secrets import without_password
+from kvlab.lab.tracking.uri import is_server, is_sqlite, resolve_uri, sqlite_path
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def main() -> None:
+    """Start the page; for a store that has none to start, say where it is or how to fill it."""
+    parser = argparse.ArgumentParser(prog="python -m src.ui", description=__doc__)
+    parser.add_argument("uri", nargs="?", help="the store; else MLFLOW_TRACKING_URI, else mlflow.db in this folder")
+    parser.add_argument("--port", type=int, default=5000)
+    options = parser.parse_args()
+    given = options.uri.removeprefix("tracking.uri=") if options.uri else None
+    uri = resolve_uri(TrackingConfig(uri=given), ROOT)
+    if is_server(uri):
+        print(f"runs go to a tracking server, which has a page of its own: {without_password(uri)}")
+        return
+    try:
+        if is_sqlite(uri) and not sqlite_path(uri).exists():
+            _fail(f"nothing is tracked in {sqlite_path(uri)} yet: make run, or python -m src.run, then come again")
+    except (KvlabError, ValueError) as error:
+        _fail(f"{without_password(uri)}: {error}")
+    # Not on the command line, where everybody on the machine could read a database's password.
+    environment = os.environ | {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_DISABLE_TELEMETRY": "true"}
+    command = [sys.executable, "-m", "mlflow", "ui", "--port", str(options.port)]
+    page = f"http://127.0.0.1:{options.port}/#/experiments?workflowType=machine_learning"
+    print(f"{without_password(uri)}\n{page}\nCtrl-C ends it", flush=True)
+    try:
+        os.execve(command[0], command, environment)
+    except OSError as error:
+        _fail(f"{shlex.join(command)}: {error}")
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

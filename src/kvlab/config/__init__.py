@@ -1,0 +1,36 @@
+"""Typed settings, one module per group, checked when they are built: the only schema of a run.
+
+The classes are plain dataclasses whose field types OmegaConf understands, so that the commands can hand them to
+Hydra; nothing here imports either.
+"""
+
+from __future__ import annotations
+
+from kvlab.config.debug import DebugConfig, FaultsConfig
+from kvlab.config.engine import EngineConfig
+from kvlab.config.executor import AttentionConfig, ExecutorConfig
+from kvlab.config.kv import KVConfig
+from kvlab.config.model import ModelConfig
+from kvlab.config.run import RunConfig
+from kvlab.config.scheduler import PreemptionConfig, SchedulerConfig
+from kvlab.config.sizes import format_bytes, parse_bytes
+from kvlab.config.tracking import TrackingConfig
+from kvlab.config.workload import LengthConfig, WorkloadConfig
+
+__all__ = [
+    "AttentionConfig",
+    "DebugConfig",
+    "EngineConfig",
+    "ExecutorConfig",
+    "FaultsConfig",
+    "KVConfig",
+    "LengthConfig",
+    "ModelConfig",
+    "PreemptionConfig",
+    "RunConfig",
+    "SchedulerConfig",
+    "TrackingConfig",
+    "WorkloadConfig",
+    "format_bytes",
+    "parse_bytes",
+]

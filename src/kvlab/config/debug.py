@@ -1,0 +1,38 @@
+"""Costly checks and injected faults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvlab.config.checks import one_of
+from kvlab.errors import ConfigError
+
+FAULTS = ("forward", "sampler", "sequence", "any")
+
+
+@dataclass
+class FaultsConfig:
+    """Faults put into the executor. `forward` and `sampler` strike a pass with probability `rate`, before its
+    tokens are computed or after; `sequence` poisons that share of the requests: each fails every pass it is in once
+    it has produced some tokens. `any`: all three. The same seed gives the same faults.
+    """
+
+    kind: str = "any"
+    rate: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        one_of("debug.faults.kind", self.kind, FAULTS)
+        if not 0 <= self.rate <= 1:
+            raise ConfigError("debug.faults.rate", self.rate, "must be in [0, 1]")
+
+
+@dataclass
+class DebugConfig:
+    """What costs time: `audit` looks for a broken invariant of the pool after every step, `profile` finds out where
+    a step's time goes; `faults` are put in to see what becomes of them.
+    """
+
+    audit: bool = False
+    profile: bool = False
+    faults: FaultsConfig = field(default_factory=FaultsConfig)

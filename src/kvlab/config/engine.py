@@ -1,0 +1,38 @@
+"""An engine: model, memory, scheduler, attention and executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvlab.config.checks import at_least
+from kvlab.config.executor import AttentionConfig, ExecutorConfig
+from kvlab.config.kv import KVConfig
+from kvlab.config.model import ModelConfig
+from kvlab.config.scheduler import SchedulerConfig
+from kvlab.errors import ConfigError
+
+
+@dataclass
+class EngineConfig:
+    """What an engine is built from. `seed` is that of random weights."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    kv: KVConfig = field(default_factory=KVConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        at_least("seed", self.seed, 0)
+        if self.kv.backend == "paged" and self.scheduler.max_batched_tokens < self.kv.block_size:
+            raise ConfigError(
+                "scheduler.max_batched_tokens",
+                self.scheduler.max_batched_tokens,
+                f"is less than kv.block_size={self.kv.block_size}: a step could not fill a block",
+            )
+
+    @property
+    def kv_dtype(self) -> str:
+        """What K and V are stored in."""
+        return self.executor.dtype if self.kv.dtype == "auto" else self.kv.dtype

@@ -1,0 +1,35 @@
+"""The executor and its attention backend: where and how the model runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvlab.config.checks import at_least, one_of
+
+DTYPES = ("float32", "bfloat16", "float16")
+WEIGHTS = ("auto", "int8")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass
+class AttentionConfig:
+    """How attention over the cache is computed: a backend's name, or `auto`."""
+
+    backend: str = "auto"
+
+
+@dataclass
+class ExecutorConfig:
+    """Where the model runs."""
+
+    device: str = "auto"  # auto: cuda where there is one, else cpu
+    dtype: str = "bfloat16"
+    weights: str = "auto"  # auto: dtype; int8: matrices, with a scale per output (CPU, bfloat16)
+    threads: int | None = None  # CPU threads; None: one for each core that the process may use
+    kernels: bool = True  # false: PyTorch computes everything, and attention=auto takes no kernel either
+
+    def __post_init__(self) -> None:
+        one_of("executor.device", self.device, DEVICES)
+        one_of("executor.dtype", self.dtype, DTYPES)
+        one_of("executor.weights", self.weights, WEIGHTS)
+        at_least("executor.threads", self.threads, 1)

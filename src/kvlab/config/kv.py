@@ -1,0 +1,43 @@
+"""The KV cache: its layout and its size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvlab.config.checks import at_least, one_of
+from kvlab.config.sizes import parse_bytes
+from kvlab.errors import ConfigError
+
+KV_DTYPES = ("auto", "int8")
+KV_BACKENDS = ("contiguous", "paged")
+EVICTION_POLICIES = ("lru", "fifo", "lfu")
+
+
+@dataclass
+class KVConfig:
+    """The KV cache: how it is laid out and how large it is.
+
+    Size is `num_blocks` or `memory`; with neither, the bytes of `scheduler.max_batch_size` contiguous slots
+    of `model.max_seq_len` tokens. The same setting gives either backend the same bytes.
+    """
+
+    backend: str = "paged"
+    dtype: str = "auto"  # auto: executor.dtype; int8: with a scale per token and head
+    block_size: int = 16  # token slots of a page; for contiguous only the unit of num_blocks
+    num_blocks: int | None = None
+    memory: str | None = None  # 512MiB, 4GiB, ...
+    prefix_sharing: bool = True  # paged: store equal prefixes once and keep them after their sequences
+    eviction: str = "lru"  # which cached block is given up first
+
+    def __post_init__(self) -> None:
+        one_of("kv.backend", self.backend, KV_BACKENDS)
+        one_of("kv.dtype", self.dtype, KV_DTYPES)
+        one_of("kv.eviction", self.eviction, EVICTION_POLICIES)
+        at_least("kv.block_size", self.block_size, 1)
+        at_least("kv.num_blocks", self.num_blocks, 1)
+        if self.memory is not None and self.num_blocks is not None:
+            raise ConfigError(
+                "kv.memory", self.memory, f"kv.num_blocks={self.num_blocks} is given too; give one of them"
+            )
+        if self.memory is not None and parse_bytes(self.memory, key="kv.memory") == 0:
+            raise ConfigError("kv.memory", self.memory, "must be more than 0 bytes")

@@ -1,0 +1,30 @@
+"""The model: its architecture and where its weights come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvlab.config.checks import at_least
+from kvlab.errors import ConfigError
+
+
+@dataclass
+class ModelConfig:
+    """A decoder: its architecture and where its weights come from."""
+
+    name: str = "???"
+    family: str | None = "qwen3"  # transformers' model_type; None: read from `path`
+    architecture: dict[str, Any] = field(default_factory=dict)  # values of transformers' configuration class
+    path: str | None = None  # a directory or hub id that holds config.json (and weights)
+    weights: str | None = "dummy"  # "dummy", a directory, a hub id; None: those of `path`
+    max_seq_len: int = 1024  # longest sequence served, prompt and output together, in tokens
+
+    def __post_init__(self) -> None:
+        at_least("model.max_seq_len", self.max_seq_len, 1)
+        if self.family is None and self.path is None:
+            raise ConfigError("model.path", self.path, "model=checkpoint needs model.path=<directory or hub id>")
+        if self.weights is None:
+            if self.path is None:
+                raise ConfigError("model.weights", None, "needs model.path, or weights of its own")
+            self.weights = self.path

@@ -1,0 +1,106 @@
+"""The scheduler: who runs in a step, and who gives up memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvlab.config.checks import at_least, one_of
+from kvlab.errors import ConfigError
+
+POLICIES = ("static", "continuous")
+ORDERS = ("fcfs", "prefill_first", "decode_round_robin", "shortest_first", "priority")
+EXHAUSTION = ("preempt", "fail")
+VICTIMS = ("last_admitted", "fewest_generated", "priority")
+
+
+@dataclass
+class PreemptionConfig:
+    """Who gives up its memory when it runs out. None: the last admitted, where anyone has to."""
+
+    victim: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.victim is not None:
+            one_of("scheduler.preemption.victim", self.victim, VICTIMS)
+
+
+@dataclass
+class SchedulerConfig:
+    """Who runs in a step. None stands for what the policy does of itself: `continuous` admits as sequences come and
+    preempts when memory runs out; `static` gives each its whole memory at once, so that it never does.
+    """
+
+    policy: str = "continuous"
+    order: str = "fcfs"
+    max_batch_size: int = 48  # sequences running at once
+    max_batched_tokens: int = 512  # tokens of one step, prefill and decode together
+    long_prefill_threshold: int | None = None  # most tokens of one prompt in a step; None: all that are left
+    mixed: bool = True  # False: prefill and decode of a step as two forward passes
+    max_decode_seqs: int = 16  # order=decode_round_robin: sequences that decode in one step
+    max_wait_ms: float = 100.0  # static: how long a batch that is not full waits for more requests
+    admission_reserve: float = 0.2  # share of free tokens that admission leaves alone
+    watermark: float = 0.0  # share of the whole pool that admission leaves alone, where that is more
+    reserve_output: bool | None = None  # admit only where prompt and max_tokens fit, beside those of all that run
+    max_waiting_requests: int | None = None  # a full line refuses further requests
+    on_exhaustion: str | None = None  # preempt, or fail the sequences that do not fit
+    preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
+
+    def __post_init__(self) -> None:
+        one_of("scheduler.policy", self.policy, POLICIES)
+        one_of("scheduler.order", self.order, ORDERS)
+        if self.on_exhaustion is not None:
+            one_of("scheduler.on_exhaustion", self.on_exhaustion, EXHAUSTION)
+        for name in (
+            "max_batch_size",
+            "max_batched_tokens",
+            "long_prefill_threshold",
+            "max_decode_seqs",
+            "max_waiting_requests",
+        ):
+            at_least(f"scheduler.{name}", getattr(self, name), 1)
+        at_least("scheduler.max_wait_ms", self.max_wait_ms, 0)
+        for name in ("admission_reserve", "watermark"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"scheduler.{name}", getattr(self, name), "must be in [0, 1)")
+        if self.max_batched_tokens < self.max_batch_size:
+            raise ConfigError(
+                "scheduler.max_batched_tokens",
+                self.max_batched_tokens,
+                f"is less than scheduler.max_batch_size={self.max_batch_size}: a step could not decode "
+                "every running sequence",
+            )
+        self._refuse_contradictions()
+
+    def _refuse_contradictions(self) -> None:
+        longest, victim = self.long_prefill_threshold, self.preemption.victim
+        if longest is not None and longest > self.max_batched_tokens:
+            raise ConfigError(
+                "scheduler.long_prefill_threshold",
+                longest,
+                f"is more than scheduler.max_batched_tokens={self.max_batched_tokens}: it would limit nothing",
+            )
+        if self.on_exhaustion == "fail" and victim is not None:
+            raise ConfigError(
+                "scheduler.preemption.victim",
+                victim,
+                "scheduler.on_exhaustion=fail preempts nobody; leave it null, or set on_exhaustion=preempt",
+            )
+        if self.policy != "static":
+            return
+        whole = "a static batch is given its whole memory at once"
+        for key, value, allowed, reason in (
+            ("order", self.order, "fcfs", "a static batch is formed first come, first served"),
+            ("reserve_output", self.reserve_output, True, whole),
+            ("on_exhaustion", self.on_exhaustion, None, f"{whole}, so that it does not run out"),
+            ("preemption.victim", victim, None, f"{whole}, so that nobody is preempted"),
+        ):
+            if value not in (None, allowed):
+                instead = "null" if allowed is None else allowed
+                raise ConfigError(
+                    f"scheduler.{key}", value, f"{reason}; leave it {instead}, or take scheduler.policy=continuous"
+                )
+
+    @property
+    def reserves_output(self) -> bool:
+        """Whether a sequence enters only where all it may produce has room."""
+        return self.policy == "static" if self.reserve_output is None else self.reserve_output

@@ -1,0 +1,78 @@
+"""What the laboratory, a server or a comparison asks of an engine, kvlab's own or another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvlab.core import Request, RequestRecord, StepOutput, StepRecord
+from kvlab.engine.clock import Clock
+
+#: Given each token of a request and its end. One that raises fails its own sample alone.
+OutputCallback = Callable[[StepOutput], None]
+#: Given each sample of a request when it has ended.
+FinishCallback = Callable[[RequestRecord], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """An engine at one moment. Counts are since its start; None: the engine cannot tell."""
+
+    running: int  # sequences that hold memory
+    waiting: int  # sequences in the queue
+    prompt_tokens: int | None = None  # of sequences admitted for the first time
+    output_tokens: int | None = None
+    hit_tokens: int | None = None  # prompt tokens served from the prefix cache
+    preemptions: int | None = None
+    blocks_total: int | None = None
+    blocks_in_use: int | None = None
+    tokens_in_use: int | None = None
+
+
+class ServingEngine(Protocol):
+    """Serves requests. Single-threaded: whoever holds it calls `step` until `has_work` is false."""
+
+    @property
+    def clock(self) -> Clock:
+        """The engine's time: what records and arrivals are measured by."""
+        ...
+
+    def submit(
+        self,
+        request: Request,
+        on_output: OutputCallback | None = None,
+        on_finish: FinishCallback | None = None,
+    ) -> None:
+        """Queue a request. `on_output` is given each token, `on_finish` each sample's record at its end.
+
+        Raises RequestRefusedError, changing nothing, for a request that cannot be served; QueueFullError where the
+        waiting queue is full.
+        """
+        ...
+
+    def abort(self, request_id: str) -> bool:
+        """End a request wherever it is. False if it is not here."""
+        ...
+
+    def step(self) -> StepRecord | None:
+        """Do some work. Returns what an engine with steps of its own can tell of the one it ran; None if nothing
+        was to do, or the engine cannot tell.
+        """
+        ...
+
+    def has_work(self) -> bool:
+        """Whether a request waits, runs, or has ended and still holds memory."""
+        ...
+
+    def next_wakeup(self) -> float | None:
+        """When to step again after a step that had nothing to run; None: when a request arrives."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """The engine at this moment."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the engine holds. It serves nothing afterwards."""
+        ...
