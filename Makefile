@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-run: $(READY) ## Compare contiguous slots and paged blocks on a real model, in under two minutes
+run: $(READY) ## Compare contiguous slots, pages and shared pages on a real model, in under two minutes
 	$(BIN)/python -m src.run experiment=contiguous_vs_paged
 
 test: $(READY) ## Run every requirement and every test
