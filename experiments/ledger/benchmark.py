@@ -145,10 +145,10 @@ def replay(requests: list[list[int]], policy: str, blocks: int) -> tuple[float, 
         slot = pool.allocate_slot(token_ids=tokens)
         pool.view([slot], [len(tokens) - pool.get_seq_len(slot)]).advance()
         pool.free_slot(slot)
-    stats = pool.stats()
-    total = stats.prompt_tokens / size
-    hits = stats.hit_tokens / size
-    return (hits + stats.merged_blocks) / total, hits / total, time.perf_counter() - start
+    done = pool.counters()
+    total = done.prompt_tokens / size
+    hits = done.hit_tokens / size
+    return (hits + done.merged_blocks) / total, hits / total, time.perf_counter() - start
 
 
 def main() -> None:

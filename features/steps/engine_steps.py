@@ -163,7 +163,8 @@ def runs_in_blocks_of(server: Server, name: str, other: str) -> None:
 
 @then(parsers.parse("that step freed {freed:d} blocks and allocated {allocated:d}"))
 def step_blocks(server: Server, freed: int, allocated: int) -> None:
-    assert (server.records[-1].blocks_freed, server.records[-1].blocks_allocated) == (freed, allocated)
+    counters = server.records[-1].counters
+    assert (counters.blocks_freed, counters.blocks_allocated) == (freed, allocated)
 
 
 @then("every block is free")

@@ -64,31 +64,31 @@ def lost_blocks(memory: Texts, name: str) -> None:
 
 @then(parsers.re(r"(?P<count>\d+) blocks? (was|were) evicted"), converters=_COUNT)
 def evicted(memory: Memory, count: int) -> None:
-    assert memory.pool.stats().evicted_blocks == count
+    assert memory.pool.counters().evicted_blocks == count
 
 
 @then(parsers.re(r"(?P<bound>at least|more than) (?P<count>\d+) blocks were evicted"), converters=_COUNT)
 def evicted_many(memory: Memory, bound: str, count: int) -> None:
-    assert memory.pool.stats().evicted_blocks >= count + (bound == "more than")
+    assert memory.pool.counters().evicted_blocks >= count + (bound == "more than")
 
 
 @then(parsers.re(r"blocks were evicted (?P<times>\d+) times?, (?P<count>\d+) blocks in all"), converters=_COUNT)
 def evicted_times(memory: Memory, times: int, count: int) -> None:
-    stats = memory.pool.stats()
-    assert (stats.evictions, stats.evicted_blocks) == (times, count)
+    done = memory.pool.counters()
+    assert (done.evictions, done.evicted_blocks) == (times, count)
 
 
 @then("no step reclaimed a block")
 def none_reclaimed(server: Server) -> None:
     assert server.records
-    assert {(record.evictions, record.evicted_blocks) for record in server.records} == {(0, 0)}
+    assert {(record.counters.evictions, record.counters.evicted_blocks) for record in server.records} == {(0, 0)}
 
 
 @then(
     parsers.re(r"that step evicted (?P<times>\d+) times? and reclaimed (?P<count>\d+) blocks?"), converters=_COUNT
 )
 def step_evicted(server: Server, times: int, count: int) -> None:
-    assert (server.records[-1].evictions, server.records[-1].evicted_blocks) == (times, count)
+    assert (server.records[-1].counters.evictions, server.records[-1].counters.evicted_blocks) == (times, count)
 
 
 @then(
@@ -98,6 +98,6 @@ def step_evicted(server: Server, times: int, count: int) -> None:
     converters=_COUNT,
 )
 def log_evicted(server: Server, times: int, count: int) -> None:
-    stats = server.memory.pool.stats()
-    assert sum(record.evictions for record in server.records) == stats.evictions == times
-    assert sum(record.evicted_blocks for record in server.records) == stats.evicted_blocks == count
+    done = server.memory.pool.counters()
+    assert sum(record.counters.evictions for record in server.records) == done.evictions == times
+    assert sum(record.counters.evicted_blocks for record in server.records) == done.evicted_blocks == count

@@ -43,7 +43,7 @@ def all_but(memory: Texts, left: int, names: list[str]) -> None:
 
 @then(parsers.re(r"(?P<count>\d+) blocks? (was|were) copied"))
 def copies(memory: Texts, count: str) -> None:
-    assert memory.pool.stats().cow_copies == int(count)
+    assert memory.pool.counters().cow_copies == int(count)
 
 
 @then("everybody reads what was kept, bit for bit, before what is new")

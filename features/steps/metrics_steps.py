@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ from features.steps.checkpoints import Checkpoint, random_tokens
 from features.steps.server import Server
 from features.steps.support import Memory, MemorySize, memory_size
 from kvlab.config import SchedulerConfig
-from kvlab.core import Request, SamplingParams, StepRecord
+from kvlab.core import PoolCounters, PoolStats, Request, SamplingParams, StepRecord
 from kvlab.kv.sizing import PoolSize
-from kvlab.kv.stats import PoolStats
 from kvlab.lab.artifacts import write_artifacts
 from kvlab.lab.drive import RunLog, drive
 from kvlab.lab.metrics import run_metrics
+from kvlab.lab.records import step_row
 
 _SUMS = ("blocks_allocated", "blocks_freed", "evictions", "evicted_blocks", "cow_copies", "hit_tokens")
 _TOTALS = (*_SUMS, "prompt_tokens", "same_step_hit_tokens", "recompute_hit_tokens")
@@ -116,7 +116,7 @@ def a_run(
     log = drive(server.engine, requests, on_step=on_step)
     size = PoolSize(pool.allocator.num_blocks, pool.block_size, server.memory.spec.bytes_per_token)
     metrics = run_metrics(log, size, leaked_blocks=0)
-    return FinishedRun(metrics, log, [asdict(step) for step in log.steps], seen)
+    return FinishedRun(metrics, log, [step_row(step) for step in log.steps], seen)
 
 
 @when("its files are written and read again")
@@ -149,8 +149,8 @@ def fragmentation(memory: Memory, unused: int, percent: float) -> None:
 
 @then(parsers.parse("{allocated:d} blocks were allocated and {freed:d} freed"))
 def allocated_and_freed(memory: Memory, allocated: int, freed: int) -> None:
-    stats = memory.pool.stats()
-    assert (stats.blocks_allocated, stats.blocks_freed) == (allocated, freed)
+    done = memory.pool.counters()
+    assert (done.blocks_allocated, done.blocks_freed) == (allocated, freed)
 
 
 @then(parsers.parse("it took {seconds:g} seconds"))
@@ -207,11 +207,11 @@ def rows_equal_pool(run: FinishedRun) -> None:
 
 @then("the sums of the step log are what the pool counted")
 def sums_equal_pool(run: FinishedRun, server: Server) -> None:
-    stats = server.memory.pool.stats()
-    assert {field.name for field in fields(StepRecord)} >= set(_TOTALS)
+    done = server.memory.pool.counters()
+    assert {field.name for field in fields(PoolCounters)} >= set(_TOTALS)
     for name in _TOTALS:
-        assert sum(step[name] for step in run.steps) == getattr(stats, name), name
-    assert stats.blocks_allocated == stats.blocks_freed > 0
+        assert sum(step[name] for step in run.steps) == getattr(done, name), name
+    assert done.blocks_allocated == done.blocks_freed > 0
 
 
 @then(parsers.parse("the run saw {events}"))

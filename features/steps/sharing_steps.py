@@ -216,7 +216,7 @@ def blocks_in_use(memory: Texts, count: int) -> None:
 
 @then(parsers.re(r"(?P<count>\d+) blocks? (was|were) given back because an equal one was there"))
 def merged(memory: Texts, count: str) -> None:
-    assert memory.pool.stats().merged_blocks == int(count)
+    assert memory.pool.counters().merged_blocks == int(count)
 
 
 @then(parsers.re(r'the first (?P<count>\d+) blocks of "(?P<name>\w+)" are cached, and no more'))

@@ -278,10 +278,70 @@ class RequestRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolStats:
+    """A pool of blocks at one moment. Ratios are 0 where there is nothing to divide by."""
+
+    block_size: int  # token slots of a block
+    blocks_total: int
+    blocks_in_use: int
+    tokens_stored: int  # tokens whose K and V are in blocks in use, each block counted once
+    blocks_cached: int = 0  # free, but holding content that can be shared
+    shared_blocks: int = 0  # references beyond the first: blocks that sharing saves now
+    sequences: int = 0
+    kv_bytes: int = 0  # bytes of the whole pool
+
+    @property
+    def token_slots(self) -> int:
+        """Token slots of the whole pool."""
+        return self.blocks_total * self.block_size
+
+    @property
+    def block_utilization(self) -> float:
+        """Blocks in use over blocks in the pool."""
+        return self.blocks_in_use / self.blocks_total if self.blocks_total else 0.0
+
+    @property
+    def token_utilization(self) -> float:
+        """Stored tokens over token slots of the pool."""
+        return self.tokens_stored / self.token_slots if self.token_slots else 0.0
+
+    @property
+    def internal_fragmentation(self) -> float:
+        """1 - stored tokens / token slots of the blocks in use."""
+        in_use = self.blocks_in_use * self.block_size
+        return 1 - self.tokens_stored / in_use if in_use else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounters:
+    """What a pool did since its start. The difference of two is what it did in between."""
+
+    blocks_allocated: int = 0  # handed out
+    blocks_freed: int = 0  # returned
+    evictions: int = 0  # times that memory for new tokens was taken from cached content
+    evicted_blocks: int = 0
+    cow_copies: int = 0  # shared blocks copied before they were written
+    merged_blocks: int = 0  # copies given back because an equal block was there
+    prompt_tokens: int = 0  # tokens of prompts at their first admission
+    hit_tokens: int = 0  # of those, served from blocks computed before
+    same_step_hit_tokens: int = 0  # of those hits, in blocks that another sequence computes in the same step
+    recompute_hit_tokens: int = 0  # tokens that a preempted sequence found again on its return
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Hit tokens over prompt tokens, at first admissions; 0 where there were none."""
+        return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    def __sub__(self, earlier: PoolCounters) -> PoolCounters:
+        """What was added since `earlier`."""
+        return PoolCounters(*(getattr(self, name) - getattr(earlier, name) for name in self.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One row of the step log. Times are seconds on the engine's clock; blocks and tokens are those in use
-    while the step ran, the counters what this step added to them. A step that only gave memory back has
-    `batch_seqs` 0.
+    """One row of the step log. Times are seconds on the engine's clock. `pool` is the pool while the step ran,
+    `counters` what the step added to the pool's; None for an engine without blocks. A step that only gave memory
+    back has `batch_seqs` 0.
     """
 
     index: int
@@ -292,26 +352,13 @@ class StepRecord:
     batch_seqs: int
     prefill_tokens: int
     decode_tokens: int
-    recomputed_tokens: int
-    preempted: int
-    blocks_total: int
-    blocks_in_use: int
-    block_token_slots: int
-    tokens_in_use: int
-    blocks_cached: int  # free, with content that can be shared
-    shared_blocks: int  # references beyond the first: blocks that sharing saves
-    blocks_allocated: int
-    blocks_freed: int
-    evictions: int
-    evicted_blocks: int
-    cow_copies: int
-    prompt_tokens: int  # of sequences admitted for the first time
-    hit_tokens: int  # of those, served from blocks computed before
-    same_step_hit_tokens: int  # of those hits, in blocks that another sequence computes in this step
-    recompute_hit_tokens: int  # tokens that preempted sequences found again
-    schedule_ms: float
-    execute_ms: float
+    recomputed_tokens: int = 0
+    preempted: int = 0
+    schedule_ms: float = 0.0
+    execute_ms: float = 0.0
     failed_passes: int = 0  # forward passes that raised; those of their sequences that could were run again
     sampled_tokens: int = 0  # rows of logits that were computed
     context_tokens: int = 0  # tokens whose K and V attention reads, of all sequences, the step's own included
     attended_tokens: int = 0  # pairs of a token of the batch and one it attends to, in a layer that attends to all
+    pool: PoolStats | None = None
+    counters: PoolCounters | None = None

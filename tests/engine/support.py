@@ -225,7 +225,7 @@ def run(engine: Engine, *requests: Request) -> list[Sequence]:
 def assert_empty(engine: Engine) -> None:
     stats = engine.pool.stats()
     assert (stats.blocks_in_use, stats.sequences, stats.tokens_stored) == (0, 0, 0)
-    assert stats.blocks_allocated == stats.blocks_freed
+    assert engine.pool.counters().blocks_allocated == engine.pool.counters().blocks_freed
     assert engine.pool.audit() == []
 
 

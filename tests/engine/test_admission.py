@@ -215,8 +215,8 @@ class TestBlocksFreedInAStep:
         records = drain(engine)
         entered = executor.first_step_of("second")
         assert entered == executor.first_step_of("first") + 3
-        assert records[entered].blocks_freed == 16
-        assert records[entered].blocks_allocated == 16
+        assert records[entered].counters.blocks_freed == 16
+        assert records[entered].counters.blocks_allocated == 16
         assert records[entered].prefill_tokens == 62
 
     def test_of_an_aborted_sequence_too(self) -> None:
@@ -229,7 +229,7 @@ class TestBlocksFreedInAStep:
         engine.abort("first")
         record = engine.step()
         assert record is not None
-        assert (record.running, record.blocks_freed, record.prefill_tokens) == (1, 16, 60)
+        assert (record.running, record.counters.blocks_freed, record.prefill_tokens) == (1, 16, 60)
         drain(engine)
 
 

@@ -48,7 +48,7 @@ class TestWholeOutputs:
         sequences = [engine.add_request(asked(number, 8, 24)) for number in range(5)]  # 2 blocks now, 8 in the end
         record = engine.step()
         assert record is not None
-        assert (record.running, record.waiting, record.blocks_in_use) == (3, 2, 6)
+        assert (record.running, record.waiting, record.pool.blocks_in_use) == (3, 2, 6)
         drain(engine)
         assert not any(sequence.preemptions for sequence in sequences)
 

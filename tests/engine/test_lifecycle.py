@@ -115,7 +115,7 @@ class TestAbort:
         assert engine.abort("x")
         record = engine.step()
         assert record is not None
-        assert (record.batch_seqs, record.blocks_freed, record.blocks_in_use) == (0, held, 0)
+        assert (record.batch_seqs, record.counters.blocks_freed, record.pool.blocks_in_use) == (0, held, 0)
         assert engine.step() is None
         assert_empty(engine)
         assert not engine.has_work()
@@ -183,7 +183,7 @@ class TestFailedStep:
         engine.add_request(request("bad", 10, 4))
         record = engine.step()
         assert record is not None
-        assert (record.prefill_tokens, record.tokens_in_use, record.recomputed_tokens) == (8, 0, 0)
+        assert (record.prefill_tokens, record.pool.tokens_stored, record.recomputed_tokens) == (8, 0, 0)
         assert executor.view is not None
         with pytest.raises(RuntimeError, match="already advanced or rolled back"):
             executor.view.advance()

@@ -112,9 +112,9 @@ class TestReturn:
         sequences = [engine.add_request(asked(number)) for number in range(3)]
         records = drain(engine)
         assert_served(*sequences)
-        assert sum(record.recompute_hit_tokens for record in records) > 0
-        assert sum(record.hit_tokens for record in records) == 0
-        assert sum(record.prompt_tokens for record in records) == 60
+        assert sum(record.counters.recompute_hit_tokens for record in records) > 0
+        assert sum(record.counters.hit_tokens for record in records) == 0
+        assert sum(record.counters.prompt_tokens for record in records) == 60
         assert [sequence.cached_tokens for sequence in sequences] == [0, 0, 0]
 
     def test_with_its_own_blocks_there_is_less_to_compute_again(self) -> None:

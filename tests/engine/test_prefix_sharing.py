@@ -41,7 +41,7 @@ def test_sharing_on_or_off_or_preempted_gives_the_same_tokens(num_blocks: int, b
         sequences = run(engine, *asked)
         assert [s.output_token_ids for s in sequences] == [expected_tokens(each) for each in asked]
         preempted += sum(s.preemptions for s in sequences)
-        assert (pool.stats().hit_tokens > 0) == (pool.index is not None)
+        assert (pool.counters().hit_tokens > 0) == (pool.index is not None)
     assert preempted or num_blocks > 12
 
 
@@ -71,8 +71,9 @@ def test_the_next_in_the_same_step_shares_what_the_first_computes() -> None:
     sequences = [engine.add_request(each) for each in family(3, common=16, own=3)]
     records = drain(engine)
     assert executor.steps[0] == {"r0": 19, "r1": 3, "r2": 3}
-    assert (records[0].prompt_tokens, records[0].hit_tokens, records[0].same_step_hit_tokens) == (57, 32, 32)
-    assert records[0].shared_blocks == 8
+    done = records[0].counters
+    assert (done.prompt_tokens, done.hit_tokens, done.same_step_hit_tokens) == (57, 32, 32)
+    assert records[0].pool.shared_blocks == 8
     assert [s.output_token_ids for s in sequences] == [expected_tokens(s.request) for s in sequences]
 
 
@@ -80,7 +81,7 @@ def test_a_salt_keeps_equal_prompts_apart() -> None:
     engine = make_engine(sharing_pool())
     asked = [replace(request(name, 20, 4, prompt_of="x"), salt=salt) for name, salt in (("a", "a"), ("b", "b"))]
     sequences = run(engine, *asked)
-    assert engine.pool.stats().hit_tokens == 0
+    assert engine.pool.counters().hit_tokens == 0
     assert [s.output_token_ids for s in sequences] == [expected_tokens(each) for each in asked]
     (again,) = run(engine, replace(request("c", 20, 4, prompt_of="x"), salt="a"))
     assert again.cached_tokens == 19
@@ -92,9 +93,9 @@ def test_a_preempted_sequence_finds_its_own_blocks_and_that_is_no_hit() -> None:
     sequences = [engine.add_request(request(name, 20, 30)) for name in "abc"]
     records = drain(engine)
     assert sum(s.preemptions for s in sequences)
-    assert sum(record.hit_tokens for record in records) == 0
-    assert sum(record.recompute_hit_tokens for record in records) > 0
-    assert sum(record.prompt_tokens for record in records) == 60
+    assert sum(record.counters.hit_tokens for record in records) == 0
+    assert sum(record.counters.recompute_hit_tokens for record in records) > 0
+    assert sum(record.counters.prompt_tokens for record in records) == 60
     assert [s.output_token_ids for s in sequences] == [expected_tokens(s.request) for s in sequences]
 
 
@@ -103,7 +104,7 @@ def test_random_prompts_are_no_hits_whatever_is_preempted() -> None:
     asked = [request(f"r{index}", 9 + index, 25) for index in range(8)]
     sequences = run(engine, *asked)
     assert sum(s.preemptions for s in sequences)
-    assert engine.pool.stats().hit_tokens == 0
+    assert engine.pool.counters().hit_tokens == 0
     assert [s.output_token_ids for s in sequences] == [expected_tokens(each) for each in asked]
 
 
@@ -116,7 +117,7 @@ class TestFailedStep:
         drain(engine)
         assert [s.finish_reason for s in sequences] == [FinishReason.FAILED, *[FinishReason.LENGTH] * 2]
         assert [s.output_token_ids for s in sequences[1:]] == [expected_tokens(s.request) for s in sequences[1:]]
-        assert engine.pool.stats().same_step_hit_tokens == 32
+        assert engine.pool.counters().same_step_hit_tokens == 32
         (after,) = run(engine, Request("after", sequences[0].request.prompt_token_ids, SamplingParams(6)))
         assert after.cached_tokens == 16  # what the others computed; nothing of r0's own five
         assert after.output_token_ids == expected_tokens(after.request)

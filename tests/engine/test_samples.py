@@ -46,7 +46,7 @@ def test_the_prompt_is_computed_once(kind: str) -> None:
     first = engine.add_request(request("x", 14, 8, n=4))
     records = drain(engine)
     assert sum(record.prefill_tokens for record in records) == 14 + 3  # three run its last token again
-    assert sum(record.prompt_tokens for record in records) == 14
+    assert sum(record.counters.prompt_tokens for record in records) == 14
     assert sum(record.recomputed_tokens for record in records) == 0
     assert [len(s.output_token_ids) for s in family(first)] == [8] * 4
 
@@ -76,8 +76,8 @@ def test_pages_of_the_prompt_are_shared_and_the_last_is_copied() -> None:
     engine.step()
     assert (engine.pool.stats().blocks_in_use, engine.pool.stats().shared_blocks) == (4, 12)
     records = drain(engine)
-    assert sum(record.cow_copies for record in records) == 3
-    assert max(record.blocks_in_use for record in records) < 4 * 6
+    assert sum(record.counters.cow_copies for record in records) == 3
+    assert max(record.pool.blocks_in_use for record in records) < 4 * 6
 
 
 @pytest.mark.parametrize("steps_before", [0, 1, 2, 3, 6])

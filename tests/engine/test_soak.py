@@ -90,8 +90,10 @@ class Soak:
         assert self.engine.pool.audit() == []
         if record is not None:
             self.counts["steps"] += 1
-            for name in ("preempted", "failed_passes", "recomputed_tokens", "hit_tokens", "recompute_hit_tokens"):
+            for name in ("preempted", "failed_passes", "recomputed_tokens"):
                 self.counts[name] += getattr(record, name)
+            for name in ("hit_tokens", "recompute_hit_tokens"):
+                self.counts[name] += getattr(record.counters, name)
             self.counts["computed_tokens"] += record.prefill_tokens + record.decode_tokens
         if len(self.executor.steps) > 1000:
             self.executor.steps.clear()

@@ -74,7 +74,7 @@ class TestConversations:
             assert found[name].cached_tokens >= 4 * ((len(found[before].token_ids) - 1) // 4)
         for sequence in log.sequences:
             assert sequence.output_token_ids == expected_tokens(sequence.request)
-        assert sum(step.blocks_freed for step in log.steps) == engine.pool.stats().blocks_freed
+        assert sum(step.counters.blocks_freed for step in log.steps) == engine.pool.counters().blocks_freed
         assert_empty(engine)
 
     def test_a_turn_waits_among_those_still_to_arrive(self) -> None:

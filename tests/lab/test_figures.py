@@ -30,7 +30,7 @@ from kvlab.lab.figures.sweep import THROUGHPUT, Point, metric_grid, varied_keys
 from kvlab.lab.figures.timeline import lives, timeline_figure
 from kvlab.lab.life import request_life
 from kvlab.lab.pictures import draw_run
-from kvlab.lab.records import read_run
+from kvlab.lab.records import read_run, read_step
 from kvlab.lab.trace import trace_events
 from tests.lab.test_profile import run
 
@@ -39,9 +39,8 @@ A, S, F, C, D = (BlockEvent(number) for number in range(5))
 
 def step(index: int, **values: Any) -> StepRecord:
     """A step of a second with a batch; what is not given is 0."""
-    zeros = {field.name: 0 for field in dataclasses.fields(StepRecord)}
     common = {"index": index, "start_s": float(index), "end_s": index + 1.0, "batch_seqs": 1, "schedule_ms": 100.0}
-    return StepRecord(**(zeros | common | {"blocks_total": 4, "block_token_slots": 16} | values))
+    return read_step(common | {"blocks_total": 4, "block_token_slots": 16} | values)
 
 
 def row(**values: Any) -> dict[str, Any]:
@@ -255,7 +254,7 @@ class TestDrawing:
 
     def test_a_map_of_ten_thousand_blocks(self) -> None:
         told = events(*((n % 2, A, n, n // 50) for n in range(10_000)))
-        steps = [dataclasses.replace(each, blocks_total=10_000) for each in self.STEPS]
+        steps = [step(each.index, blocks_total=10_000) for each in self.STEPS]
         assert png(pool_map_figure(told, steps))
         assert len(pool_map_hover(told, steps, []).to_json()) < 3_000_000
 
@@ -312,7 +311,7 @@ class TestARun:
             if each.batch_seqs:
                 alive = (found.start <= each.index) & (found.end > each.index)
                 held = alive & (found.holder != blocks.CACHED)
-                assert held.sum() == each.blocks_in_use, each.index
+                assert held.sum() == each.pool.blocks_in_use, each.index
         assert set(told.sequence.tolist()) <= set(range(-1, len(record.requests())))
         assert (found.holder == blocks.SHARED).any()
         assert (found.holder == blocks.CACHED).any()

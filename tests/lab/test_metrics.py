@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvlab.core import FinishReason, Request, SamplingParams, Sequence, StepRecord
+from kvlab.core import FinishReason, PoolCounters, PoolStats, Request, SamplingParams, Sequence, StepRecord
 from kvlab.kv.sizing import PoolSize
 from kvlab.lab.drive import RunLog
 from kvlab.lab.metrics import latencies_ms, run_metrics
@@ -12,14 +12,6 @@ from kvlab.lab.progress import RemainingTime
 
 POOL = PoolSize(num_blocks=10, block_size=4, bytes_per_token=8)
 COUNTS = (
-    "index",
-    "waiting",
-    "prefill_tokens",
-    "decode_tokens",
-    "recomputed_tokens",
-    "preempted",
-    "blocks_cached",
-    "shared_blocks",
     "blocks_allocated",
     "blocks_freed",
     "evictions",
@@ -40,19 +32,25 @@ def sequence(arrival: float, prompt: int, times: list[float], **fields: object) 
 
 
 def step(
-    start: float, end: float, *, running: int = 1, blocks: int = 1, tokens: int = 1, **fields: int
+    start: float,
+    end: float,
+    *,
+    running: int = 1,
+    blocks: int = 1,
+    tokens: int = 1,
+    shared_blocks: int = 0,
+    **fields: int,
 ) -> StepRecord:
+    counts = {name: fields.pop(name) for name in COUNTS if name in fields}
     return StepRecord(
         start_s=start,
         end_s=end,
         running=running,
-        blocks_total=10,
-        blocks_in_use=blocks,
-        block_token_slots=4,
-        tokens_in_use=tokens,
         schedule_ms=1.0,
         execute_ms=2.0,
-        **{**dict.fromkeys(COUNTS, 0), "batch_seqs": running, **fields},
+        pool=PoolStats(4, 10, blocks, tokens, shared_blocks=shared_blocks),
+        counters=PoolCounters(**counts),
+        **{"index": 0, "waiting": 0, "prefill_tokens": 0, "decode_tokens": 0, "batch_seqs": running, **fields},
     )
 
 

@@ -171,7 +171,7 @@ class TestScalesGoWithTheirBlocks:
         before = self.write(pool, slot, 6)
         fork = pool.fork_slot(slot)
         ours, theirs = self.write(pool, slot, 1), self.write(pool, fork, 3)
-        assert pool.stats().cow_copies == 1
+        assert pool.counters().cow_copies == 1
         self.assert_holds(pool, slot, torch.cat([before, ours]))
         self.assert_holds(pool, fork, torch.cat([before, theirs]))
 

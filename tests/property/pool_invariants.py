@@ -160,13 +160,14 @@ class PoolInvariants(RuleBasedStateMachine):
             assert pool.allocator.ref_count(block) == references[block]
         assert (stats.blocks_in_use, stats.sequences, stats.tokens_stored) == (in_use, len(self.model), tokens)
         assert (stats.blocks_total, stats.block_size) == (pool.allocator.num_blocks, pool.block_size)
-        assert stats.blocks_allocated - stats.blocks_freed == in_use
+        counters = pool.counters()
+        assert counters.blocks_allocated - counters.blocks_freed == in_use
         assert stats.shared_blocks == references.total() - in_use
         assert stats.blocks_cached == len(cached)
         assert pool.free_slot_count() == self.free_blocks
         assert pool.free_token_capacity() == (self.free_blocks * pool.block_size if pool.is_paged() else None)
         for name in ("prompt_tokens", "hit_tokens", "same_step_hit_tokens", "recompute_hit_tokens"):
-            assert getattr(stats, name) == self.counts[name], name
+            assert getattr(counters, name) == self.counts[name], name
         assert stats.block_utilization == in_use / stats.blocks_total
         assert stats.token_utilization == tokens / (stats.blocks_total * stats.block_size)
         waste = 1 - tokens / (in_use * stats.block_size) if in_use else 0
@@ -188,4 +189,4 @@ class PoolInvariants(RuleBasedStateMachine):
         assert self.pool.allocator.num_free() == self.pool.allocator.num_blocks
         stats = self.pool.stats()
         assert (stats.blocks_in_use, stats.sequences, stats.tokens_stored) == (0, 0, 0)
-        assert stats.blocks_allocated == stats.blocks_freed
+        assert self.pool.counters().blocks_allocated == self.pool.counters().blocks_freed

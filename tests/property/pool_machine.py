@@ -96,7 +96,7 @@ class PoolMachine(SequenceRules):
             assert error.slots
             assert all(lacking[slot] for slot in error.slots)
             return False
-        copies = self.pool.stats().cow_copies
+        copies = self.pool.counters().cow_copies
         with self.taking(sum(lacking.values())):
             self.pool.reserve(slots, new)
         for slot, tokens in zip(slots, new, strict=True):
@@ -104,7 +104,7 @@ class PoolMachine(SequenceRules):
             grown = max(0, self.blocks_for(content.length + tokens) - content.blocks)
             content.blocks += grown
             copies += lacking[slot] - grown
-        assert self.pool.stats().cow_copies == copies
+        assert self.pool.counters().cow_copies == copies
         return True
 
     def know(self, slot: int, length: int, extra: list[int]) -> None:

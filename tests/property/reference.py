@@ -134,4 +134,5 @@ def state(pool: BlockPool) -> tuple[object, ...]:
         pool.free_slot_count(),
         pool.free_token_capacity(),
         pool.stats(),
+        pool.counters(),
     )

@@ -86,9 +86,9 @@ class SequenceRules(PoolInvariants):
     @contextmanager
     def taking(self, blocks: int, revived: int = 0) -> Iterator[None]:
         """The body takes this many blocks from the queue, scratch blocks before cached ones."""
-        before, scratch = self.pool.stats(), len(self.pool.allocator._scratch)
+        before, scratch = self.pool.counters(), len(self.pool.allocator._scratch)
         yield
-        after = self.pool.stats()
+        after = self.pool.counters()
         evicted = max(0, blocks - scratch)
         assert after.blocks_allocated - before.blocks_allocated == blocks + revived
         assert after.blocks_freed == before.blocks_freed
@@ -184,10 +184,10 @@ class SequenceRules(PoolInvariants):
         """Close a slot; those that count on what it was about to compute have to compute it themselves."""
         alone = [block for block, held in self.references().items() if held == 1]
         released = len(set(alone) & set(self.pool.tables.blocks(slot)))
-        before = self.pool.stats()
+        before = self.pool.counters()
         self.pool.free_slot(slot)
-        assert self.pool.stats().blocks_freed - before.blocks_freed == released
-        assert self.pool.stats().blocks_allocated == before.blocks_allocated
+        assert self.pool.counters().blocks_freed - before.blocks_freed == released
+        assert self.pool.counters().blocks_allocated == before.blocks_allocated
         del self.model[slot]
         filled = slot in self.prepared
         self.prepared.pop(slot, None)

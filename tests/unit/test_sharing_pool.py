@@ -68,7 +68,7 @@ class TestHits:
         assert torch.equal(pool.storage.keys, before[0])
         assert torch.equal(pool.storage.values, before[1])
         assert (pool.get_seq_len(slot), pool.stats().blocks_in_use, pool.stats().tokens_stored) == (8, 2, 8)
-        assert (pool.stats().prompt_tokens, pool.stats().hit_tokens) == (16, 8)
+        assert (pool.counters().prompt_tokens, pool.counters().hit_tokens) == (16, 8)
         assert pool.audit() == []
 
     def test_in_one_batch_with_one_that_writes(self) -> None:
@@ -91,7 +91,7 @@ class TestHits:
         tokens = [*PROMPT, 1, 2, 3, 4][:length]
         slot = pool.allocate_slot(token_ids=tokens)
         assert length - pool.get_seq_len(slot) == runs
-        assert pool.stats().hit_tokens == hit
+        assert pool.counters().hit_tokens == hit
 
     def test_a_running_sequence_is_shared_with(self) -> None:
         pool = sharing()
@@ -222,13 +222,13 @@ class TestSameStep:
         pool.reserve([first], [9])
         late = pool.allocate_slot(token_ids=[*PROMPT, 2])
         assert [pool.get_seq_len(slot) for slot in (early, late)] == [0, 8]
-        stats = pool.stats()
-        assert (stats.hit_tokens, stats.same_step_hit_tokens, stats.tokens_stored) == (8, 8, 0)
+        stats, done = pool.stats(), pool.counters()
+        assert (done.hit_tokens, done.same_step_hit_tokens, stats.tokens_stored) == (8, 8, 0)
         write(pool, [first, late], [9, 1])
         assert equal(contents(pool, first, 8), contents(pool, late, 8))
         assert pool.stats().tokens_stored == 10
         pool.allocate_slot(token_ids=[*PROMPT, 3])
-        assert (pool.stats().hit_tokens, pool.stats().same_step_hit_tokens) == (16, 8)
+        assert (pool.counters().hit_tokens, pool.counters().same_step_hit_tokens) == (16, 8)
         assert pool.audit() == []
 
     def test_a_step_that_failed_takes_its_blocks_back(self) -> None:
@@ -293,7 +293,8 @@ class TestMerge:
         view.advance()
         assert pool.tables.blocks(second) == [*pool.tables.blocks(first)[:2], own[2]]
         stats = pool.stats()
-        assert (stats.merged_blocks, stats.shared_blocks, stats.blocks_in_use, stats.tokens_stored) == (2, 2, 4, 10)
+        assert pool.counters().merged_blocks == 2
+        assert (stats.shared_blocks, stats.blocks_in_use, stats.tokens_stored) == (2, 4, 10)
         assert equal(contents(pool, first), contents(pool, second))
         assert set(own[:2]) <= pool.allocator.free_block_ids()
         assert pool.audit() == []
@@ -317,9 +318,9 @@ class TestPreempted:
         blocks = cached(pool, [*PROMPT, 1])
         slot = pool.allocate_slot(token_ids=[*PROMPT, 1], resumed=True)
         assert pool.tables.blocks(slot)[:2] == blocks[:2]
-        stats = pool.stats()
-        assert (stats.prompt_tokens, stats.hit_tokens, stats.recompute_hit_tokens) == (9, 0, 8)
-        assert stats.prefix_hit_rate == 0
+        done = pool.counters()
+        assert (done.prompt_tokens, done.hit_tokens, done.recompute_hit_tokens) == (9, 0, 8)
+        assert done.prefix_hit_rate == 0
 
 
 class TestFork:
@@ -338,10 +339,10 @@ class TestFork:
         assert equal(contents(pool, slot), expected)
         assert equal(contents(pool, copy, 6), expected)  # on every layer
         stats = pool.stats()
-        assert (stats.cow_copies, stats.blocks_in_use, stats.tokens_stored) == (1, 3, 9)
+        assert (pool.counters().cow_copies, stats.blocks_in_use, stats.tokens_stored) == (1, 3, 9)
         pool.extend_tokens([slot], [2])
         write(pool, [slot], [1])  # nobody else holds its tail any more
-        assert pool.stats().cow_copies == 1
+        assert pool.counters().cow_copies == 1
         assert equal(contents(pool, slot, 6), expected)
         assert pool.audit() == []
 
@@ -353,7 +354,7 @@ class TestFork:
         tail = pool.tables.blocks(slot)[1]
         write(pool, slots, [1, 1, 1])
         assert [pool.tables.blocks(each)[1] == tail for each in slots] == [False, False, True]
-        assert pool.stats().cow_copies == 2
+        assert pool.counters().cow_copies == 2
         assert all(equal(contents(pool, each, 6), expected) for each in slots)
         assert len({float(contents(pool, each)[0][0, 6, 0]) for each in slots}) == 3
 
@@ -362,7 +363,7 @@ class TestFork:
         slot = computed(pool, PROMPT)
         copy = pool.fork_slot(slot)
         write(pool, [slot, copy], [1, 1])
-        assert pool.stats().cow_copies == 0
+        assert pool.counters().cow_copies == 0
         assert (pool.stats().shared_blocks, pool.stats().blocks_in_use) == (2, 4)
 
     def test_a_last_token_that_is_run_again_writes_nothing_and_copies_nothing(self) -> None:
@@ -373,7 +374,7 @@ class TestFork:
         view = pool.view([copy], [1])
         assert view.slot_mapping.tolist() == [-1]
         view.advance()
-        assert (pool.get_seq_len(copy), pool.stats().cow_copies) == (6, 0)
+        assert (pool.get_seq_len(copy), pool.counters().cow_copies) == (6, 0)
         assert equal(contents(pool, slot), contents(pool, copy))
 
     def test_of_an_empty_slot_has_no_token_to_run_again(self) -> None:

@@ -23,7 +23,7 @@ from kvlab.config.executor import DTYPES
 from kvlab.core import StepRecord
 from kvlab.engine.threads import resolve_threads
 from kvlab.errors import ConfigError, KvlabError
-from kvlab.lab.artifacts import read_steps
+from kvlab.lab import records
 from kvlab.lab.machine import CpuWatch, describe, oversubscription
 from kvlab.lab.rates import known_rates, measure, measure_and_keep
 from kvlab.lab.roofline import MachineRates, Roofline, RunCosts, roofline
@@ -51,7 +51,7 @@ def read_run(directory: Path) -> tuple[dict[str, Any], RunConfig, list[StepRecor
         raise ConfigError("run", directory, "did not log what a roofline is computed from; run it again")
     if summary["device"] != "cpu":
         raise ConfigError("run", directory, "was on a GPU, whose rates are not measured; run it with executor=cpu")
-    steps = read_steps(directory)
+    steps = records.read_run(directory).steps()
     if not steps:
         raise ConfigError("run", directory, "ended before its first step; name one that produced tokens")
     settings = OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(directory / "config.yaml"))

@@ -156,13 +156,13 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """See ServingEngine."""
-        pool = self.pool.stats()
+        pool, counters = self.pool.stats(), self.pool.counters()
         return EngineStats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
-            prompt_tokens=pool.prompt_tokens,
+            prompt_tokens=counters.prompt_tokens,
             output_tokens=self._output_tokens,
-            hit_tokens=pool.hit_tokens,
+            hit_tokens=counters.hit_tokens,
             preemptions=self._preemptions,
             blocks_total=pool.blocks_total,
             blocks_in_use=pool.blocks_in_use,
@@ -179,7 +179,7 @@ class Engine:
     def step(self) -> StepRecord | None:
         """Run one step: give back the memory of ended sequences, admit, compute. None if nothing was to do."""
         start = self.clock.now()
-        before = self.pool.stats()
+        before = self.pool.counters()
         retired = self.scheduler.retire()
         for sequence in retired:
             self._release(sequence)
@@ -195,7 +195,6 @@ class Engine:
         if failed_passes:
             self._recover()
         end = self.clock.now()
-        after = self.pool.stats()
         self._steps += 1
         self._preemptions += batch.preempted
         return StepRecord(
@@ -209,27 +208,14 @@ class Engine:
             decode_tokens=batch.num_decode_tokens(),
             recomputed_tokens=booked.recomputed,
             preempted=batch.preempted,
-            blocks_total=after.blocks_total,
-            blocks_in_use=after.blocks_in_use,
-            block_token_slots=after.block_size,
-            tokens_in_use=after.tokens_stored,
-            blocks_cached=after.blocks_cached,
-            shared_blocks=after.shared_blocks,
-            blocks_allocated=after.blocks_allocated - before.blocks_allocated,
-            blocks_freed=after.blocks_freed - before.blocks_freed,
-            evictions=after.evictions - before.evictions,
-            evicted_blocks=after.evicted_blocks - before.evicted_blocks,
-            cow_copies=after.cow_copies - before.cow_copies,
-            prompt_tokens=after.prompt_tokens - before.prompt_tokens,
-            hit_tokens=after.hit_tokens - before.hit_tokens,
-            same_step_hit_tokens=after.same_step_hit_tokens - before.same_step_hit_tokens,
-            recompute_hit_tokens=after.recompute_hit_tokens - before.recompute_hit_tokens,
             schedule_ms=(launched - start) * 1000,
             execute_ms=(end - launched) * 1000,
             failed_passes=failed_passes,
             sampled_tokens=booked.sampled,
             context_tokens=booked.context,
             attended_tokens=booked.attended,
+            pool=self.pool.stats(),
+            counters=self.pool.counters() - before,
         )
 
     def _view(self, plan: StepPlan) -> CacheView:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlab.core import PoolCounters, PoolStats
 from kvlab.errors import CapacityError, OutOfBlocksError, SlotError
 from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.audit import Finding, audit
@@ -17,7 +18,6 @@ from kvlab.kv.occupancy import Occupancy
 from kvlab.kv.prefix import PrefixIndex
 from kvlab.kv.protocol import Salt
 from kvlab.kv.sharing import PrefixSharing
-from kvlab.kv.stats import PoolStats
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.table import BlockTables
 from kvlab.kv.view import CacheView
@@ -218,13 +218,19 @@ class BlockPool(ABC):
             block_size=self.block_size,
             blocks_total=allocator.num_blocks,
             blocks_in_use=allocator.num_allocated(),
-            sequences=len(self.tables),
             tokens_stored=self._occupancy.tokens,
-            kv_bytes=self.storage.num_bytes if self.storage is not None else 0,
-            blocks_allocated=allocator.total_allocated,
-            blocks_freed=allocator.total_freed,
             blocks_cached=allocator.num_evictable(),
             shared_blocks=allocator.num_references - allocator.num_allocated(),
+            sequences=len(self.tables),
+            kv_bytes=self.storage.num_bytes if self.storage is not None else 0,
+        )
+
+    def counters(self) -> PoolCounters:
+        """See KVCachePool."""
+        allocator = self.allocator
+        return PoolCounters(
+            blocks_allocated=allocator.total_allocated,
+            blocks_freed=allocator.total_freed,
             evictions=allocator.evictions,
             evicted_blocks=allocator.evicted_blocks,
             cow_copies=self._cow_copies,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from kvlab.core import PoolCounters, PoolStats
 from kvlab.kv.audit import Finding
-from kvlab.kv.stats import PoolStats
 from kvlab.kv.view import CacheView
 
 Salt = str | int | None
@@ -97,7 +97,11 @@ class KVCachePool(Protocol):
         ...
 
     def stats(self) -> PoolStats:
-        """Memory in use now, and counts since the start."""
+        """Memory in use now."""
+        ...
+
+    def counters(self) -> PoolCounters:
+        """What was done since the start."""
         ...
 
     def audit(self) -> list[Finding]:

@@ -4,7 +4,6 @@ blocks.parquet where it kept a journal.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kvlab.core import Sequence, StepRecord
+from kvlab.core import Sequence
 from kvlab.lab.block_log import write_blocks
 from kvlab.lab.drive import RunLog
+from kvlab.lab.records import step_row
 
 _REQUEST_TYPES: dict[str, pa.DataType] = {
     "request_id": pa.string(),
@@ -49,7 +49,7 @@ def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], confi
     (directory / "config.yaml").write_text(config_yaml, encoding="utf-8")
     rows = request_rows(log)
     pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(_REQUEST_TYPES)), directory / "requests.parquet")
-    steps = [dataclasses.asdict(step) for step in log.steps]
+    steps = [step_row(step) for step in log.steps]
     pq.write_table(pa.Table.from_pylist(steps), directory / "steps.parquet")
     if log.journal is not None:
         row_of = {id(sequence): row for row, sequence in enumerate(log.sequences)}
@@ -67,12 +67,6 @@ def write_summary(directory: Path, summary: dict[str, Any]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     text = json.dumps(summary, indent=2, sort_keys=True, default=str)
     (directory / "summary.json").write_text(text + "\n", encoding="utf-8")
-
-
-def read_steps(directory: Path) -> list[StepRecord]:
-    """The step log in a run's directory; a run that ended before its first step has none."""
-    rows = pq.read_table(directory / "steps.parquet").to_pylist()
-    return [StepRecord(**row) for row in rows]
 
 
 def _request_row(sequence: Sequence) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from kvlab.core import FinishReason, Sequence, StepRecord
+from kvlab.core import FinishReason, PoolCounters, PoolStats, Sequence, StepRecord
 from kvlab.kv.sizing import PoolSize
 from kvlab.lab.drive import RunLog, completed
 
@@ -42,8 +42,6 @@ def run_metrics(log: RunLog, pool: PoolSize, *, leaked_blocks: int) -> dict[str,
         "tokens/output": output_tokens,
         "tokens/prefill": total("prefill_tokens"),
         "tokens/recomputed": total("recomputed_tokens"),
-        **{f"kv/{name}": total(name) for name in _KV_COUNTERS},
-        "kv/prefix_hit_tokens": total("hit_tokens"),
         "kv/leaked_blocks": leaked_blocks,
         "engine/steps": sum(step.batch_seqs > 0 for step in steps),
         "engine/failed_passes": total("failed_passes"),
@@ -55,12 +53,10 @@ def run_metrics(log: RunLog, pool: PoolSize, *, leaked_blocks: int) -> dict[str,
         metrics["throughput/output_tokens_per_s"] = output_tokens / duration
         metrics["throughput/total_tokens_per_s"] = (prompt_tokens + output_tokens) / duration
         metrics["throughput/requests_per_s"] = len(done) / duration
-        metrics["kv/blocks_allocated_per_s"] = total("blocks_allocated") / duration
-        metrics["kv/blocks_freed_per_s"] = total("blocks_freed") / duration
-    if total("prompt_tokens"):
-        metrics["kv/prefix_hit_rate"] = total("hit_tokens") / total("prompt_tokens")
     if any(step.batch_seqs for step in steps):
-        metrics |= _memory(steps) | _engine([step for step in steps if step.batch_seqs])
+        metrics |= _running(steps) | _engine([step for step in steps if step.batch_seqs])
+        metrics |= _memory([(step.end_s - step.start_s, step.pool) for step in steps if step.pool is not None])
+    metrics |= _counters([step.counters for step in steps if step.counters is not None], duration)
     for name, values in latencies_ms(done).items():
         metrics |= _distribution(f"latency/{name}_ms", values)
     return metrics
@@ -85,24 +81,45 @@ def latencies_ms(sequences: Iterable[Sequence]) -> dict[str, list[float]]:
     return values
 
 
-def _memory(steps: list[StepRecord]) -> dict[str, float]:
-    """Use of memory; means are weighted by each step's time."""
-    weights = np.array([step.end_s - step.start_s for step in steps])
-    blocks = np.array([step.blocks_in_use for step in steps])
-    tokens = np.array([step.tokens_in_use for step in steps])
-    total, size = steps[0].blocks_total, steps[0].block_token_slots
-    running = np.array([step.running for step in steps])
-    shared = max(step.shared_blocks for step in steps)
+def _running(steps: list[StepRecord]) -> dict[str, float]:
+    """Sequences that run at once; the mean is weighted by each step's time."""
+    running = [step.running for step in steps]
+    weights = [step.end_s - step.start_s for step in steps]
     return {
-        "kv/shared_blocks_peak": shared,
-        "capacity/peak_running": float(running.max()),
+        "capacity/peak_running": float(max(running)),
         "capacity/mean_running": float(np.average(running, weights=weights)),
-        "kv/block_utilization_mean": 100 * float(np.average(blocks / total, weights=weights)),
-        "kv/block_utilization_peak": 100 * float((blocks / total).max()),
-        "kv/token_utilization_mean": 100 * float(np.average(tokens / (total * size), weights=weights)),
-        "kv/internal_fragmentation_mean": 100
-        * float(np.average(1 - tokens / np.maximum(blocks * size, 1), weights=weights)),
     }
+
+
+def _memory(steps: list[tuple[float, PoolStats]]) -> dict[str, float]:
+    """Use of memory over steps of so many seconds; means are weighted by them."""
+    if not steps:
+        return {}
+    weights, pools = zip(*steps, strict=True)
+    blocks = [pool.block_utilization for pool in pools]
+    unused = [pool.internal_fragmentation if pool.blocks_in_use else 1.0 for pool in pools]
+    return {
+        "kv/shared_blocks_peak": max(pool.shared_blocks for pool in pools),
+        "kv/block_utilization_mean": 100 * float(np.average(blocks, weights=weights)),
+        "kv/block_utilization_peak": 100 * max(blocks),
+        "kv/token_utilization_mean": 100 * float(np.average([p.token_utilization for p in pools], weights=weights)),
+        "kv/internal_fragmentation_mean": 100 * float(np.average(unused, weights=weights)),
+    }
+
+
+def _counters(steps: list[PoolCounters], duration: float) -> dict[str, float]:
+    """What the pool did, in all and per second."""
+    if not steps:
+        return {}
+    total = {name: sum(getattr(step, name) for step in steps) for name in PoolCounters.__slots__}
+    metrics: dict[str, float] = {f"kv/{name}": total[name] for name in _KV_COUNTERS}
+    metrics["kv/prefix_hit_tokens"] = total["hit_tokens"]
+    if duration > 0:
+        metrics["kv/blocks_allocated_per_s"] = total["blocks_allocated"] / duration
+        metrics["kv/blocks_freed_per_s"] = total["blocks_freed"] / duration
+    if total["prompt_tokens"]:
+        metrics["kv/prefix_hit_rate"] = total["hit_tokens"] / total["prompt_tokens"]
+    return metrics
 
 
 def _engine(steps: list[StepRecord]) -> dict[str, float]:

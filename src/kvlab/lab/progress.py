@@ -109,10 +109,10 @@ class RunProgress:
         done = sum(sequence.finish_reason is not None for sequence in log.sequences)
         requests = f"{done}/{self._total} requests"
         left = self._left.seconds(record.end_s)
-        used = 100 * record.blocks_in_use / record.blocks_total
+        used = "" if record.pool is None else f"KV {100 * record.pool.block_utilization:3.0f} %  "
         status = (
             f"{tokens / record.end_s:6.1f} tok/s  {record.running} running  {record.waiting} waiting  "
-            f"KV {used:3.0f} %  {'' if left is None else clock(left) + ' left'}"
+            f"{used}{'' if left is None else clock(left) + ' left'}"
         )
         if self._console.is_terminal:
             self._progress.update(self._task, completed=tokens, requests=requests, status=status)

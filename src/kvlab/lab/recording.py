@@ -21,6 +21,7 @@ from kvlab.lab.flat import flatten
 from kvlab.lab.machine import describe, peak_memory
 from kvlab.lab.pictures import draw_run
 from kvlab.lab.provenance import provenance, uncommitted
+from kvlab.lab.records import step_row
 from kvlab.lab.roofline import run_costs
 from kvlab.lab.secrets import without_password
 from kvlab.lab.sweep.digest import config_digest
@@ -177,4 +178,9 @@ def _params(config: RunConfig) -> dict[str, object]:
 
 
 def _series(log: RunLog) -> dict[str, list[tuple[int, float, float]]]:
-    return {name: [(step.index, step.end_s, float(getattr(step, name))) for step in log.steps] for name in _SERIES}
+    rows = [(step, step_row(step)) for step in log.steps]
+    return {
+        name: [(step.index, step.end_s, float(row[name] or 0)) for step, row in rows]
+        for name in _SERIES
+        if all(row[name] is not None for _, row in rows)
+    }

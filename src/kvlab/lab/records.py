@@ -12,13 +12,23 @@ from typing import Any
 
 import yaml
 
-from kvlab.core import StepRecord
+from kvlab.core import PoolCounters, PoolStats, StepRecord
 from kvlab.errors import RecordError
 from kvlab.lab.flat import flatten
 
 SUMMARY = "summary.json"
 
-_STEP_FIELDS = {item.name for item in dataclasses.fields(StepRecord)}
+_NESTED = ("pool", "counters")
+_STEP = [each.name for each in dataclasses.fields(StepRecord) if each.name not in _NESTED]
+_POOL = {  # column of steps.parquet: field of PoolStats
+    "blocks_total": "blocks_total",
+    "blocks_in_use": "blocks_in_use",
+    "block_token_slots": "block_size",
+    "tokens_in_use": "tokens_stored",
+    "blocks_cached": "blocks_cached",
+    "shared_blocks": "shared_blocks",
+}
+_COUNTERS = [each.name for each in dataclasses.fields(PoolCounters) if each.name != "merged_blocks"]
 _FIELDS = ("name", "run_id", "status", "error", "config", "choices", "metrics", "tags")
 
 
@@ -56,9 +66,7 @@ class RunRecord:
 
     @cached_property
     def _steps(self) -> list[StepRecord]:
-        rows = self._read("steps.parquet")
-        missing = dict.fromkeys(_STEP_FIELDS, 0)
-        return [StepRecord(**(missing | {key: row[key] for key in _STEP_FIELDS & row.keys()})) for row in rows]
+        return [read_step(row) for row in self._read("steps.parquet")]
 
     @cached_property
     def _requests(self) -> list[dict[str, Any]]:
@@ -72,6 +80,24 @@ class RunRecord:
 
     def _read(self, name: str) -> list[dict[str, Any]]:
         return _rows(self.directory / name) if self._fetched else []
+
+
+def step_row(step: StepRecord) -> dict[str, int | float | None]:
+    """A step as a row of steps.parquet; what its engine does not have is None."""
+    row = {name: getattr(step, name) for name in _STEP}
+    row |= {column: getattr(step.pool, name, None) for column, name in _POOL.items()}
+    return row | {name: getattr(step.counters, name, None) for name in _COUNTERS}
+
+
+def read_step(row: Mapping[str, Any]) -> StepRecord:
+    """The step of a row of steps.parquet. What an older version did not write is 0."""
+    pool = {name: row.get(column) or 0 for column, name in _POOL.items()}
+    counters = {name: row.get(name) or 0 for name in _COUNTERS}
+    return StepRecord(
+        **{name: row.get(name) or 0 for name in _STEP},
+        pool=PoolStats(**pool) if row.get("blocks_total") is not None else None,
+        counters=PoolCounters(**counters) if row.get("blocks_allocated") is not None else None,
+    )
 
 
 def read_run(directory: Path) -> RunRecord:

@@ -57,10 +57,10 @@ def trace_events(
         arguments = {name: getattr(record, name) for name in of_batch}
         what = (f"step {record.index}", "step") if record.batch_seqs else ("memory given back", "release")
         yield _slice(*what, record.start_s, record.end_s) | {"args": arguments}
-        for counter, values in (
-            ("sequences", {"running": record.running, "waiting": record.waiting}),
-            ("KV blocks", {"in use": record.blocks_in_use, "cached": record.blocks_cached}),
-        ):
+        counters = {"sequences": {"running": record.running, "waiting": record.waiting}}
+        if record.pool is not None:
+            counters["KV blocks"] = {"in use": record.pool.blocks_in_use, "cached": record.pool.blocks_cached}
+        for counter, values in counters.items():
             yield {"name": counter, "ph": "C", "pid": _STEPS, "ts": _us(record.start_s), "args": values}
         if left <= 0 or not record.batch_seqs:
             continue

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from kvlab.core import StepRecord
+from kvlab.core import PoolStats, StepRecord
 from kvlab.lab.figures import style
 
 
@@ -31,29 +31,31 @@ class MemorySeries:
     block_tokens: int
 
 
+_NO_POOL = PoolStats(block_size=0, blocks_total=0, blocks_in_use=0, tokens_stored=0)
+
+
 def memory_series(steps: Sequence[StepRecord]) -> MemorySeries:
     """The series of a step log, which may be empty."""
-    columns = {
-        name: np.array([getattr(step, name) for step in steps], dtype=float)
-        for name in ("start_s", "blocks_in_use", "blocks_cached", "tokens_in_use", "running", "waiting")
-    }
-    last = steps[-1] if steps else None
-    size = last.block_token_slots if last else 1
+    pools = [step.pool or _NO_POOL for step in steps]
+    values = [
+        (step.start_s, pool.blocks_in_use, pool.blocks_cached, pool.tokens_stored, step.running, step.waiting)
+        for step, pool in zip(steps, pools, strict=True)
+    ]
+    start, in_use, cached, tokens, running, waiting = np.array(values, dtype=float).reshape(-1, 6).T
+    size = pools[-1].block_size if pools else 1
 
     def held(values: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.append(values, values[-1]) if len(values) else values
 
     return MemorySeries(
-        at=np.append(columns["start_s"], last.end_s) if last else columns["start_s"],
-        in_use=held(columns["blocks_in_use"]),
-        cached=held(columns["blocks_cached"]),
-        tokens=held(columns["tokens_in_use"]) / max(size, 1),
-        running=held(columns["running"]),
-        waiting=held(columns["waiting"]),
-        preempted_at=np.repeat(columns["start_s"], [step.preempted for step in steps])
-        if steps
-        else columns["start_s"],
-        capacity=last.blocks_total if last else 0,
+        at=np.append(start, steps[-1].end_s) if steps else start,
+        in_use=held(in_use),
+        cached=held(cached),
+        tokens=held(tokens) / max(size, 1),
+        running=held(running),
+        waiting=held(waiting),
+        preempted_at=np.repeat(start, [step.preempted for step in steps]) if steps else start,
+        capacity=pools[-1].blocks_total if pools else 0,
         block_tokens=size,
     )
 

@@ -23,14 +23,12 @@ def sweep_points(records: Sequence[RunRecord]) -> list[Point]:
 
 def measured_capacity(record: RunRecord) -> MeasuredCapacity | None:
     """The most sequences that a run had at once, and the mean of their stored tokens when they stored most."""
-    steps = [step for step in record.steps() if step.running]
-    if not steps:
-        return None
-    best = max(steps, key=lambda step: (step.running, step.tokens_in_use))
-    if not best.tokens_in_use:
+    most = [(step.running, step.pool.tokens_stored) for step in record.steps() if step.running and step.pool]
+    running, tokens = max(most, default=(0, 0))
+    if not tokens:
         return None
     backend = str(record.config.get("kv.backend", "paged"))
-    return MeasuredCapacity(backend, best.tokens_in_use / best.running, best.running, record.name)
+    return MeasuredCapacity(backend, tokens / running, running, record.name)
 
 
 def capacity_inputs(records: Sequence[RunRecord]) -> tuple[dict[str, Curve], list[MeasuredCapacity], str]:

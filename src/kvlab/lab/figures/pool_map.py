@@ -27,7 +27,8 @@ def run_grid(
     """A run's pool as a grid of at most so many cells."""
     starts = [step.start_s for step in steps]
     end = steps[-1].end_s if steps else 0.0
-    blocks = steps[-1].blocks_total if steps else 1
+    pool = steps[-1].pool if steps else None
+    blocks = pool.blocks_total if pool is not None else 1
     return pool_grid(
         stretches(events, len(steps)), blocks, starts, end, most_rows=most_rows, most_columns=most_columns
     )

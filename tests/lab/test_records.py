@@ -1,0 +1,83 @@
+"""Files of a run, read back: those of today and those of older versions."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kvlab.core import PoolCounters, PoolStats, StepRecord
+from kvlab.lab.records import read_run, read_step, step_row
+
+#: The columns of steps.parquet as the first release wrote them.
+FIRST: dict[str, Any] = {
+    "index": 3,
+    "start_s": 1.0,
+    "end_s": 1.5,
+    "running": 2,
+    "waiting": 1,
+    "batch_seqs": 2,
+    "prefill_tokens": 8,
+    "decode_tokens": 1,
+    "recomputed_tokens": 4,
+    "preempted": 1,
+    "blocks_total": 10,
+    "blocks_in_use": 6,
+    "block_token_slots": 4,
+    "tokens_in_use": 20,
+    "blocks_cached": 2,
+    "shared_blocks": 1,
+    "blocks_allocated": 3,
+    "blocks_freed": 2,
+    "evictions": 1,
+    "evicted_blocks": 2,
+    "cow_copies": 1,
+    "prompt_tokens": 8,
+    "hit_tokens": 4,
+    "same_step_hit_tokens": 0,
+    "recompute_hit_tokens": 4,
+    "schedule_ms": 0.5,
+    "execute_ms": 499.5,
+}
+LATER: dict[str, Any] = {"failed_passes": 1, "sampled_tokens": 2, "context_tokens": 20, "attended_tokens": 40}
+
+
+def write_run(directory: Path, rows: list[dict[str, Any]]) -> Path:
+    directory.mkdir(exist_ok=True)
+    (directory / "summary.json").write_text(json.dumps({"name": "r", "metrics": {}, "config": {}}))
+    pq.write_table(pa.Table.from_pylist(rows), directory / "steps.parquet")
+    return directory
+
+
+def test_a_difference_of_counters_is_what_was_done_in_between() -> None:
+    before = PoolCounters(*range(10))
+    after = PoolCounters(*range(5, 25, 2))
+    assert dataclasses.astuple(after - before) == tuple(range(5, 15))
+
+
+def test_a_step_keeps_its_flat_columns() -> None:
+    assert step_row(read_step(FIRST | LATER)) == FIRST | LATER
+
+
+def test_steps_of_an_older_file_are_read(tmp_path: Path) -> None:
+    (step,) = read_run(write_run(tmp_path, [FIRST])).steps()
+    assert step.pool == PoolStats(4, 10, 6, 20, blocks_cached=2, shared_blocks=1)
+    assert step.counters == PoolCounters(3, 2, 1, 2, 1, 0, 8, 4, 0, 4)
+    assert (step.index, step.preempted, step.schedule_ms) == (3, 1, 0.5)
+    assert (step.failed_passes, step.attended_tokens) == (0, 0)
+
+
+def test_columns_that_this_version_does_not_know_are_passed_over(tmp_path: Path) -> None:
+    (step,) = read_run(write_run(tmp_path, [FIRST | LATER | {"of_a_later_version": 1}])).steps()
+    assert step.attended_tokens == 40
+
+
+def test_an_engine_without_blocks_has_none_in_its_file(tmp_path: Path) -> None:
+    step = StepRecord(0, 0.0, 1.0, running=1, waiting=0, batch_seqs=1, prefill_tokens=3, decode_tokens=0)
+    row = step_row(step)
+    assert (row["blocks_total"], row["blocks_allocated"], row["prefill_tokens"]) == (None, None, 3)
+    assert read_run(write_run(tmp_path, [row])).steps() == [step]
