@@ -24,7 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from kvlab.attention.base import AttentionBackend, AttentionSpec, Support
 from kvlab.attention.registry import default_registry
 from kvlab.errors import BackendError
-from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView

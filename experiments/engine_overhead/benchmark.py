@@ -22,7 +22,7 @@ from kvlab.core import Request, SamplingParams, Sequence, StepPlan
 from kvlab.engine.clock import WallClock
 from kvlab.engine.engine import Engine
 from kvlab.engine.scheduler import build_scheduler
-from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.view import CacheView
 from kvlab.lab.machine import describe
 

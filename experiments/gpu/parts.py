@@ -27,8 +27,8 @@ from kvlab.engine.engine import Engine
 from kvlab.engine.executor import SamplerProtocol, TorchExecutor
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
-from kvlab.kv.contiguous import ContiguousKVCachePool
-from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.pools.contiguous import ContiguousKVCachePool
+from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.sizing import PoolSize, size_pool
 from kvlab.kv.storage import KVStorage
 from kvlab.lab.drive import drive

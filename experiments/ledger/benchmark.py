@@ -20,8 +20,8 @@ import numpy as np
 import psutil
 
 from kvlab.kv.allocator import BlockAllocator
-from kvlab.kv.eviction import POLICIES
-from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.eviction import EVICTION_POLICIES
+from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.lab.machine import describe
 
 COUNTS = (1, 16, 256)
@@ -138,7 +138,7 @@ def replay(requests: list[list[int]], policy: str, blocks: int) -> tuple[float, 
     A block of the trace is 512 tokens with one id for it and all before it; here each of its tokens has that id.
     """
     size = 512
-    pool = PagedKVCachePool(blocks, size, size * 512, prefix_sharing=True, eviction=POLICIES[policy]())
+    pool = PagedKVCachePool(blocks, size, size * 512, prefix_sharing=True, eviction=EVICTION_POLICIES.get(policy)())
     start = time.perf_counter()
     for ids in requests:
         tokens = [token for block in ids for token in (block,) * size]
@@ -167,7 +167,7 @@ def main() -> None:
     if arguments.trace:
         requests = [json.loads(line)["hash_ids"] for line in arguments.trace.read_text().splitlines()]
         print("\n| policy | blocks | cached when reached | usable as a prefix | seconds |\n|---|---|---|---|---|")
-        for policy in POLICIES:
+        for policy in EVICTION_POLICIES.names():
             for blocks in arguments.blocks:
                 reached, usable, seconds = replay(requests, policy, blocks)
                 print(f"| {policy} | {blocks:,} | {reached:.4f} | {usable:.4f} | {seconds:.1f} |", flush=True)

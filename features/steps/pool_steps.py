@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from features.steps.sizing_steps import Attempt
 from features.steps.support import SPEC, Memory, MemorySize, Pool
 from kvlab.errors import CapacityError
-from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.storage import KVStorage
 
 

@@ -14,7 +14,7 @@ from kvlab.engine.clock import WallClock
 from kvlab.engine.engine import Engine
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
-from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.view import CacheView
 
 END = "</s>"

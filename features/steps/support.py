@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import torch
 from parse import with_pattern
 
-from kvlab.kv.contiguous import ContiguousKVCachePool
-from kvlab.kv.eviction import POLICIES
-from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.eviction import EVICTION_POLICIES
+from kvlab.kv.pools.contiguous import ContiguousKVCachePool
+from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
@@ -35,7 +35,7 @@ class MemorySize:
         """The pool of this size, its tensors reserved."""
         storage = KVStorage(spec, self.count, self.tokens)
         if self.paged:
-            policy = POLICIES[eviction]()
+            policy = EVICTION_POLICIES.get(eviction)()
             return PagedKVCachePool(
                 self.count, self.tokens, max_seq_len, storage, prefix_sharing=sharing, eviction=policy
             )

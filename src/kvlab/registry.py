@@ -3,8 +3,8 @@
     @ORDERS.register("longest_prefix")
     class LongestPrefix(Order): ...
 
-Settings name an implementation, and are checked long before it is used; so this module knows for each setting where
-its registry is, and imports that module when it is first asked for.
+The configuration checks a name long before the implementation is used. So that a check imports neither torch nor an
+implementation, a registry knows what is in its package by the names of the package's modules.
 """
 
 from __future__ import annotations
@@ -23,60 +23,67 @@ T = TypeVar("T")
 _HOMES = {
     "kv.backend": "kvlab.kv.pools:POOLS",
     "kv.eviction": "kvlab.kv.eviction:EVICTION_POLICIES",
-    "scheduler.policy": "kvlab.engine.scheduler.base:POLICIES",
-    "scheduler.order": "kvlab.engine.scheduler.orders.base:ORDERS",
+    "scheduler.policy": "kvlab.engine.scheduler:POLICIES",
+    "scheduler.order": "kvlab.engine.scheduler.orders:ORDERS",
     "scheduler.preemption.victim": "kvlab.engine.scheduler.victims:VICTIMS",
-    "attention.backend": "kvlab.attention.base:ATTENTION_BACKENDS",
-    "workload.source": "kvlab.workloads.base:WORKLOAD_SOURCES",
+    "attention.backend": "kvlab.attention.backends:ATTENTION_BACKENDS",
+    "workload.source": "kvlab.workloads.sources:WORKLOAD_SOURCES",
 }
+
+#: Every setting that takes a name from a registry.
+KEYS = tuple(_HOMES)
 
 
 class Registry(Generic[T]):
-    """What can be chosen for one setting. `builtins` is the module or package that registers kvlab's own; of a
-    package every module is imported, so that a new file in it is enough.
+    """What can be chosen for one setting.
+
+    With a `package`, each of its modules (except `base`) registers one implementation, under the module's own name,
+    and is imported when that name is asked for: a new file in the package is enough. Without one, the module that
+    holds the registry registers kvlab's implementations itself.
     """
 
-    def __init__(self, key: str, builtins: str) -> None:
+    def __init__(self, key: str, package: str | None = None) -> None:
         self.key = key
-        self._builtins: str | None = builtins
+        self._package = package
         self._entries: dict[str, T] = {}
 
-    def register(self, name: str, *, first: bool = False) -> Callable[[T], T]:
-        """Decorate an implementation to make it known as `name`; `first` puts it ahead of all others.
-
-        Raises ConfigError for a name that is taken.
-        """
+    def register(self, name: str) -> Callable[[T], T]:
+        """Decorate an implementation to make it known as `name`. Raises ConfigError for a name that is taken."""
 
         def add(implementation: T) -> T:
-            if name in self._entries and self._entries[name] is not implementation:
-                raise ConfigError(self.key, name, f"is registered already, as {self._entries[name]!r}")
-            self._entries = (
-                {name: implementation, **self._entries} if first else {**self._entries, name: implementation}
-            )
+            taken = self._entries.get(name, implementation) is not implementation
+            module = getattr(implementation, "__module__", None)
+            if taken or (name in self._modules() and module != f"{self._package}.{name}"):
+                raise ConfigError(self.key, name, "is registered already; choose another name")
+            self._entries[name] = implementation
             return implementation
 
         return add
 
     def names(self) -> tuple[str, ...]:
-        """What can be chosen, in order of registration."""
-        self._load()
-        return tuple(self._entries)
+        """What can be chosen, by the alphabet."""
+        return tuple(sorted({*self._entries, *self._modules()}))
 
     def get(self, name: str) -> T:
         """The implementation of that name. Raises ConfigError, with the known names, where there is none."""
-        self._load()
+        self.check(name)
         if name not in self._entries:
-            close = get_close_matches(name, self._entries, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise ConfigError(self.key, name, f"unknown; known: {', '.join(self._entries)}{hint}")
+            import_module(f"{self._package}.{name}")
         return self._entries[name]
 
-    def _load(self) -> None:
-        if self._builtins is None:
-            return
-        module, self._builtins = import_module(self._builtins), None
-        for found in iter_modules(getattr(module, "__path__", ())):
-            import_module(f"{module.__name__}.{found.name}")
+    def check(self, name: str) -> None:
+        """Raise ConfigError, with the known names, unless something has this name. Imports no implementation."""
+        names = self.names()
+        if name not in names:
+            close = get_close_matches(name, names, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ConfigError(self.key, name, f"unknown; known: {', '.join(names)}{hint}")
+
+    def _modules(self) -> set[str]:
+        if self._package is None:
+            return set()
+        path = import_module(self._package).__path__
+        return {found.name for found in iter_modules(path)} - {"base"}
 
 
 def registry(key: str) -> Registry[Any]:

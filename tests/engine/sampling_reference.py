@@ -9,7 +9,7 @@ from functools import cache
 import torch
 
 from kvlab.core import Request, SamplingParams
-from kvlab.kv.contiguous import ContiguousKVCachePool
+from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.storage import KVStorage
 from tests.engine.support import tiny_config, tiny_decoder
 

@@ -19,9 +19,9 @@ from kvlab.engine.executor import Executor, TorchExecutor
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.text import Detokenizer
-from kvlab.kv.contiguous import ContiguousKVCachePool
-from kvlab.kv.paged import PagedKVCachePool
 from kvlab.kv.pool import BlockPool
+from kvlab.kv.pools.contiguous import ContiguousKVCachePool
+from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig

@@ -15,10 +15,10 @@ from kvlab.engine.engine import Engine
 from kvlab.engine.executor import Executor
 from kvlab.engine.faults import FaultyExecutor
 from kvlab.engine.scheduler import build_scheduler
-from kvlab.kv.contiguous import ContiguousKVCachePool
-from kvlab.kv.eviction import POLICIES
-from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pool import BlockPool
+from kvlab.kv.pools.contiguous import ContiguousKVCachePool
+from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
@@ -83,7 +83,7 @@ def table_pool(
     num_blocks: int, block_size: int = 4, *, max_seq_len: int = 256, sharing: bool = False, eviction: str = "lru"
 ) -> PagedKVCachePool:
     storage = KVStorage(_SPEC, num_blocks, block_size)
-    policy = POLICIES[eviction]()
+    policy = EVICTION_POLICIES.get(eviction)()
     return PagedKVCachePool(num_blocks, block_size, max_seq_len, storage, prefix_sharing=sharing, eviction=policy)
 
 

@@ -7,7 +7,7 @@ import pytest
 from kvlab.config import SchedulerConfig
 from kvlab.core import Sequence, SequenceStatus
 from kvlab.engine.scheduler import build_scheduler
-from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.pools.paged import PagedKVCachePool
 from tests.engine.support import (
     RecordingExecutor,
     drain,

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kvlab.config.scheduler import ORDERS
 from kvlab.core import FinishReason, Request, SamplingParams
 from kvlab.engine.engine import Engine
+from kvlab.engine.scheduler.orders import ORDERS
 from tests.engine.support import drain
 from tests.engine.table import TableExecutor, table_engine, table_pool, table_slots, undisturbed
 
@@ -35,7 +35,7 @@ def serve(engine: Engine, *requests: Request) -> None:
         assert sequence.output_token_ids == undisturbed(sequence.request)
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ORDERS.names())
 @pytest.mark.parametrize("mixed", [True, False])
 @pytest.mark.parametrize("pool", ["paged", "sharing", "contiguous"])
 def test_no_order_changes_a_token(order: str, mixed: bool, pool: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvlab.config import PreemptionConfig
-from kvlab.config.scheduler import VICTIMS
 from kvlab.core import FinishReason, Request, SamplingParams, Sequence
+from kvlab.engine.scheduler.victims import VICTIMS
 from tests.engine.support import Stream, drain, step_until
 from tests.engine.table import TableExecutor, table_engine, table_pool, undisturbed
 
@@ -78,7 +78,7 @@ class TestVictim:
         assert self.first_victim("priority", *requests) == "r1"
 
 
-@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("victim", VICTIMS.names())
 @pytest.mark.parametrize("sharing", [False, True])
 @pytest.mark.parametrize("blocks", [14, 20, 40])
 def test_everything_completes_whoever_gives_way(victim: str, sharing: bool, blocks: int) -> None:

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvlab.attention import triton as backend
+from kvlab.attention.backends import triton as backend
+from kvlab.attention.backends.concat import ConcatAttention
+from kvlab.attention.backends.triton import TritonAttention
 from kvlab.attention.base import AttentionSpec
-from kvlab.attention.concat import ConcatAttention
-from kvlab.attention.triton import TritonAttention
-from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from kvlab.attention import sdpa
+from kvlab.attention.backends import sdpa
+from kvlab.attention.backends.concat import ConcatAttention
 from kvlab.attention.base import AttentionSpec
-from kvlab.attention.concat import ConcatAttention
-from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvlab.attention.concat import ConcatAttention
+from kvlab.attention.backends.concat import ConcatAttention
 from kvlab.config import RunConfig
 from kvlab.engine.build import EnginePlan, build_decoder, build_engine, plan_engine
 from kvlab.engine.memory import matrices, weight_bytes
@@ -201,8 +201,8 @@ class TestWorkingMemory:
 class TestSequences:
     def test_of_one_length_fill_the_pools_and_one_more_does_not_fit(self) -> None:
         """The real ledgers, at every length of the table."""
-        from kvlab.kv.contiguous import ContiguousKVCachePool
-        from kvlab.kv.paged import PagedKVCachePool
+        from kvlab.kv.pools.contiguous import ContiguousKVCachePool
+        from kvlab.kv.pools.paged import PagedKVCachePool
 
         plan = plan_capacity(
             composed("model=qwen3_mini", "model.max_seq_len=600", "kv.num_blocks=201"),
@@ -394,7 +394,7 @@ def largest_step(plan: EnginePlan) -> int:
 
     from kvlab.core import Request, SamplingParams, Sequence
     from kvlab.engine.sampler import Sampler
-    from kvlab.kv.contiguous import ContiguousKVCachePool
+    from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 
     model = build_decoder(plan)
     settings = plan.config.scheduler

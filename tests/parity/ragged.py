@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kvlab.attention.base import AttentionSpec
-from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView

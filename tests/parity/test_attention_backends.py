@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvlab.attention.backends.concat import ConcatAttention
+from kvlab.attention.backends.sdpa import SdpaAttention
 from kvlab.attention.base import AttentionBackend, AttentionSpec
-from kvlab.attention.concat import ConcatAttention
 from kvlab.attention.registry import default_registry
-from kvlab.attention.sdpa import SdpaAttention
 from kvlab.errors import BackendError
 from tests.parity.ragged import LAYER, RaggedBatch, make_batch, make_spec, naive_attention
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kvlab.attention.backends.concat import ConcatAttention
+from kvlab.attention.backends.triton import TritonAttention
 from kvlab.attention.base import AttentionSpec
-from kvlab.attention.concat import ConcatAttention
 from kvlab.attention.registry import default_registry
-from kvlab.attention.triton import TritonAttention
 from kvlab.errors import BackendError
-from kvlab.kv.contiguous import ContiguousKVCachePool
 from kvlab.kv.int8 import quantize
-from kvlab.kv.paged import PagedKVCachePool
 from kvlab.kv.pool import BlockPool
+from kvlab.kv.pools.contiguous import ContiguousKVCachePool
+from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 from kvlab.models.config import RopeConfig

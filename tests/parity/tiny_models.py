@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 import kvlab.cli.run
 from kvlab.attention.registry import default_registry
 from kvlab.config import ModelConfig
-from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.storage import KVStorage
 from kvlab.models.config import DecoderConfig
 from kvlab.models.decoder import Decoder, attention_specs

@@ -6,10 +6,10 @@ import os
 
 from hypothesis import settings
 
-from kvlab.kv.contiguous import ContiguousKVCachePool
-from kvlab.kv.eviction import POLICIES
-from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pool import BlockPool
+from kvlab.kv.pools.contiguous import ContiguousKVCachePool
+from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.storage import KVStorage
 from tests.property.pool_machine import PoolMachine
 from tests.property.reference import SPEC
@@ -51,7 +51,7 @@ class SharingMachine(PoolMachine):
 
     def make_pool(self) -> BlockPool:
         return PagedKVCachePool(
-            10, 2, 12, KVStorage(SPEC, 10, 2), prefix_sharing=True, eviction=POLICIES[self.eviction]()
+            10, 2, 12, KVStorage(SPEC, 10, 2), prefix_sharing=True, eviction=EVICTION_POLICIES.get(self.eviction)()
         )
 
 

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.config import FaultsConfig, PreemptionConfig, SchedulerConfig
-from kvlab.config.scheduler import ORDERS, VICTIMS
 from kvlab.core import FinishReason, Request, SamplingParams, Sequence, StepOutput
 from kvlab.engine.engine import Engine
+from kvlab.engine.scheduler.orders import ORDERS
+from kvlab.engine.scheduler.victims import VICTIMS
 from kvlab.errors import RequestRefusedError
 from kvlab.kv.pool import BlockPool
 from tests.engine.support import assert_empty
@@ -70,10 +71,10 @@ def schedulers(draw: st.DrawFn) -> SchedulerConfig:
     if draw(st.integers(0, 5)) == 0:
         return SchedulerConfig(policy="static", **common)
     return SchedulerConfig(
-        order=draw(st.sampled_from(ORDERS)),
+        order=draw(st.sampled_from(ORDERS.names())),
         max_decode_seqs=draw(st.integers(1, 4)),
         reserve_output=draw(st.none() | st.booleans()),
-        preemption=PreemptionConfig(draw(st.sampled_from(VICTIMS))),
+        preemption=PreemptionConfig(draw(st.sampled_from(VICTIMS.names()))),
         **common,
     )
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvlab.kv.eviction import POLICIES
-from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pool import BlockPool
+from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 
@@ -24,7 +24,7 @@ def sharing(
         max_seq_len,
         KVStorage(SPEC, num_blocks, block_size),
         prefix_sharing=True,
-        eviction=POLICIES[eviction](),
+        eviction=EVICTION_POLICIES.get(eviction)(),
     )
 
 

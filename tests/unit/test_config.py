@@ -116,8 +116,8 @@ WRONG: list[Case] = [
     (KVConfig, {"num_blocks": 8, "memory": "1GiB"}, "kv.memory", "1GiB", "kv.num_blocks=8"),
     (KVConfig, {"memory": "lots"}, "kv.memory", "lots", "is not a size"),
     (KVConfig, {"memory": "0GiB"}, "kv.memory", "0GiB", "more than 0"),
-    (SchedulerConfig, {"policy": "dynamic"}, "scheduler.policy", "dynamic", "known: static, continuous"),
-    (SchedulerConfig, {"order": "lifo"}, "scheduler.order", "lifo", "known: fcfs"),
+    (SchedulerConfig, {"policy": "dynamic"}, "scheduler.policy", "dynamic", "known: continuous, static"),
+    (SchedulerConfig, {"order": "lifo"}, "scheduler.order", "lifo", "known: de"),
     (SchedulerConfig, {"max_batch_size": 0}, "scheduler.max_batch_size", "0", "at least 1"),
     (SchedulerConfig, {"max_batched_tokens": 0}, "scheduler.max_batched_tokens", "0", "at least 1"),
     (SchedulerConfig, {"max_wait_ms": -0.5}, "scheduler.max_wait_ms", "-0.5", "at least 0"),
@@ -133,7 +133,7 @@ WRONG: list[Case] = [
     (ExecutorConfig, {"device": "tpu"}, "executor.device", "tpu", "known: auto, cpu, cuda"),
     (ExecutorConfig, {"dtype": "int8"}, "executor.dtype", "int8", "known: float32, bfloat16, float16"),
     (ExecutorConfig, {"threads": 0}, "executor.threads", "0", "at least 1"),
-    (WorkloadConfig, {"source": "csv"}, "workload.source", "csv", "known: synthetic, jsonl"),
+    (WorkloadConfig, {"source": "csv"}, "workload.source", "csv", "known: jsonl, synthetic"),
     (WorkloadConfig, {"arrival": "poison"}, "workload.arrival", "poison", "known: burst"),
     (WorkloadConfig, {"temperature": -1.0}, "workload.temperature", "-1.0", "at least 0"),
     (WorkloadConfig, {"num_requests": 0}, "workload.num_requests", "0", "at least 1"),
@@ -203,7 +203,7 @@ class TestScheduler:
             (
                 "order",
                 {"order": "random"},
-                "known: fcfs, prefill_first, decode_round_robin, shortest_first, priority",
+                "prefill_first, priority, shortest_first",
             ),
             ("on_exhaustion", {"on_exhaustion": "pray"}, "known: preempt, fail"),
             ("admission_reserve", {"admission_reserve": 1.0}, r"must be in \[0, 1\)"),
@@ -244,7 +244,7 @@ class TestScheduler:
         assert caught.value.key == f"scheduler.{key}"
 
     def test_an_unknown_victim_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="known: last_admitted, fewest_generated, priority") as caught:
+        with pytest.raises(ConfigError, match="known: fewest_generated, last_admitted, priority") as caught:
             PreemptionConfig("the tallest")
         assert (caught.value.key, caught.value.value) == ("scheduler.preemption.victim", "the tallest")
 

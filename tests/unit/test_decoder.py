@@ -13,7 +13,7 @@ import kvlab.cli.run
 from kvlab.attention.registry import default_registry
 from kvlab.config import ModelConfig
 from kvlab.errors import KernelError
-from kvlab.kv.contiguous import ContiguousKVCachePool
+from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
 from kvlab.models.decoder import Decoder, attention_specs

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from kvlab.kv.allocator import BlockAllocator
-from kvlab.kv.eviction import POLICIES, FifoEviction, LfuEviction
+from kvlab.kv.eviction import EVICTION_POLICIES, FifoEviction, LfuEviction
 from tests.unit.pools import sharing, store
 
 
 def full(policy: str, count: int = 4) -> tuple[BlockAllocator, list[int], list[int]]:
     """An allocator of `count` blocks, all in use and filled in order; and a list that tells what was evicted."""
     evicted: list[int] = []
-    allocator = BlockAllocator(count, POLICIES[policy](), evicted.append)
+    allocator = BlockAllocator(count, EVICTION_POLICIES.get(policy)(), evicted.append)
     blocks = allocator.allocate(count)
     for block in blocks:
         allocator.set_content(block)
@@ -70,7 +70,7 @@ class TestOrder:
         assert allocator.allocate(3) == [b, c, a]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", EVICTION_POLICIES.names())
 class TestEveryPolicy:
     def test_scratch_blocks_go_before_cached_ones(self, policy: str) -> None:
         allocator, (a, b, c, d), evicted = full(policy)

@@ -9,9 +9,9 @@ import pytest
 
 from kvlab.errors import OutOfBlocksError
 from kvlab.kv.allocator import BlockAllocator
-from kvlab.kv.contiguous import ContiguousKVCachePool
 from kvlab.kv.journal import BlockEvent, BlockJournal
-from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.pools.contiguous import ContiguousKVCachePool
+from kvlab.kv.pools.paged import PagedKVCachePool
 
 A, S, F, C, D = (
     BlockEvent.ALLOCATED,

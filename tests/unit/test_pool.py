@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kvlab.errors import OutOfBlocksError, SlotError
-from kvlab.kv.contiguous import ContiguousKVCachePool
-from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.pools.contiguous import ContiguousKVCachePool
+from kvlab.kv.pools.paged import PagedKVCachePool
 from tests.unit.pools import paged, store
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from kvlab.errors import OutOfBlocksError, SlotError
-from kvlab.kv.contiguous import ContiguousKVCachePool
-from kvlab.kv.paged import PagedKVCachePool
 from kvlab.kv.pool import BlockPool
+from kvlab.kv.pools.contiguous import ContiguousKVCachePool
+from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.storage import KVStorage
 from tests.property.reference import look, state
 from tests.unit.pools import SPEC, paged, sharing, store

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from kvlab.config import KVConfig
 from kvlab.errors import CapacityError, ConfigError, KvlabError
-from kvlab.kv.contiguous import ContiguousKVCachePool
-from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.pools.contiguous import ContiguousKVCachePool
+from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.sizing import PoolSize, check_longest_sequence, size_pool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvlab.errors import OutOfBlocksError, SlotError
-from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.table import BlockTables
 from tests.unit.pools import SPEC, paged, store

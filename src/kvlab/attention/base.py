@@ -41,7 +41,11 @@ class Support(NamedTuple):
 
 
 class AttentionBackend(Protocol):
-    """Computes attention of a step's queries over the cache."""
+    """Computes attention of a step's queries over the cache.
+
+    A class may set `preference: int` (default 0): `auto` tries the backends from the highest to the lowest; and
+    `is_kernel: bool` (default False): `executor.kernels=false` leaves it out.
+    """
 
     name: str
 

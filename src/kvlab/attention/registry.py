@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.attention.base import AttentionBackend, AttentionSpec, Support
-from kvlab.attention.concat import ConcatAttention
-from kvlab.attention.cpu import CpuAttention
-from kvlab.attention.online_softmax import OnlineSoftmaxAttention
-from kvlab.attention.safe_softmax import SafeSoftmaxAttention
-from kvlab.attention.sdpa import SdpaAttention
-from kvlab.attention.triton import TritonAttention
 from kvlab.errors import BackendError
 
 
@@ -85,11 +80,10 @@ def _supports_all(backend: AttentionBackend, specs: Collection[AttentionSpec]) -
 
 
 def default_registry(*, kernels: bool = True) -> AttentionRegistry:
-    """A registry of kvlab's own backends; without `kernels`, of those that PyTorch computes."""
+    """All registered backends, by `preference`; without `kernels`, those that PyTorch computes."""
     registry = AttentionRegistry()
-    if kernels:
-        for native in (CpuAttention, TritonAttention):
-            registry.register(native.name, native)
-    for backend in (SdpaAttention, ConcatAttention, OnlineSoftmaxAttention, SafeSoftmaxAttention):
-        registry.register(backend.name, backend)
+    backends = {name: ATTENTION_BACKENDS.get(name) for name in ATTENTION_BACKENDS.names()}
+    for name in sorted(backends, key=lambda name: -getattr(backends[name], "preference", 0)):
+        if kernels or not getattr(backends[name], "is_kernel", False):
+            registry.register(name, backends[name])
     return registry

@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 
 from kvlab.errors import ConfigError
+from kvlab.registry import registry
 
 
 def one_of(key: str, value: str, known: tuple[str, ...]) -> None:
     """Raise ConfigError, with the known values, unless `value` is one of them."""
     if value not in known:
         raise ConfigError(key, value, f"unknown; known: {', '.join(known)}")
+
+
+def registered(key: str, name: str) -> None:
+    """Raise ConfigError, with the known names, unless the registry of this setting knows the name."""
+    registry(key).check(name)
 
 
 def at_least(key: str, value: float | None, least: float) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlab.config.checks import at_least, one_of
+from kvlab.config.checks import at_least, one_of, registered
 from kvlab.config.sizes import parse_bytes
 from kvlab.errors import ConfigError
 
 KV_DTYPES = ("auto", "int8")
-KV_BACKENDS = ("contiguous", "paged")
-EVICTION_POLICIES = ("lru", "fifo", "lfu")
 
 
 @dataclass
@@ -30,9 +28,9 @@ class KVConfig:
     eviction: str = "lru"  # which cached block is given up first
 
     def __post_init__(self) -> None:
-        one_of("kv.backend", self.backend, KV_BACKENDS)
+        registered("kv.backend", self.backend)
         one_of("kv.dtype", self.dtype, KV_DTYPES)
-        one_of("kv.eviction", self.eviction, EVICTION_POLICIES)
+        registered("kv.eviction", self.eviction)
         at_least("kv.block_size", self.block_size, 1)
         at_least("kv.num_blocks", self.num_blocks, 1)
         if self.memory is not None and self.num_blocks is not None:

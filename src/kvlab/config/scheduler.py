@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvlab.config.checks import at_least, one_of
+from kvlab.config.checks import at_least, one_of, registered
 from kvlab.errors import ConfigError
 
-POLICIES = ("static", "continuous")
-ORDERS = ("fcfs", "prefill_first", "decode_round_robin", "shortest_first", "priority")
 EXHAUSTION = ("preempt", "fail")
-VICTIMS = ("last_admitted", "fewest_generated", "priority")
 
 
 @dataclass
@@ -21,7 +18,7 @@ class PreemptionConfig:
 
     def __post_init__(self) -> None:
         if self.victim is not None:
-            one_of("scheduler.preemption.victim", self.victim, VICTIMS)
+            registered("scheduler.preemption.victim", self.victim)
 
 
 @dataclass
@@ -46,8 +43,8 @@ class SchedulerConfig:
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
 
     def __post_init__(self) -> None:
-        one_of("scheduler.policy", self.policy, POLICIES)
-        one_of("scheduler.order", self.order, ORDERS)
+        registered("scheduler.policy", self.policy)
+        registered("scheduler.order", self.order)
         if self.on_exhaustion is not None:
             one_of("scheduler.on_exhaustion", self.on_exhaustion, EXHAUSTION)
         for name in (

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvlab.config.checks import at_least, one_of
+from kvlab.config.checks import at_least, one_of, registered
 from kvlab.errors import ConfigError
 
-WORKLOAD_SOURCES = ("synthetic", "jsonl")
 ARRIVALS = ("burst", "uniform", "poisson")
 DISTRIBUTIONS = ("uniform", "lognormal")
 
@@ -49,7 +48,7 @@ class WorkloadConfig:
     temperature: float = 0.0
 
     def __post_init__(self) -> None:
-        one_of("workload.source", self.source, WORKLOAD_SOURCES)
+        registered("workload.source", self.source)
         one_of("workload.arrival", self.arrival, ARRIVALS)
         at_least("workload.temperature", self.temperature, 0)
         if self.source == "jsonl":

@@ -19,10 +19,10 @@ from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.text import Detokenizer
 from kvlab.engine.threads import resolve_threads
 from kvlab.errors import ConfigError, DeviceError
-from kvlab.kv.contiguous import ContiguousKVCachePool
-from kvlab.kv.eviction import POLICIES as EVICTION
+from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.journal import BlockJournal
-from kvlab.kv.paged import PagedKVCachePool
+from kvlab.kv.pools.contiguous import ContiguousKVCachePool
+from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.sizing import PoolSize, size_pool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
@@ -126,7 +126,7 @@ def build_engine(
             max_seq_len,
             storage,
             prefix_sharing=config.kv.prefix_sharing,
-            eviction=EVICTION[config.kv.eviction](),
+            eviction=EVICTION_POLICIES.get(config.kv.eviction)(),
             journal=journal,
         )
     else:

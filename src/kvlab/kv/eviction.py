@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from kvlab.registry import Registry
+
 
 class EvictionPolicy(ABC):
     """The unreferenced blocks that hold content, in the order in which they are given up.
@@ -45,6 +47,10 @@ class EvictionPolicy(ABC):
         """A block's content is gone."""
 
 
+EVICTION_POLICIES: Registry[type[EvictionPolicy]] = Registry("kv.eviction")
+
+
+@EVICTION_POLICIES.register("lru")
 class LruEviction(EvictionPolicy):
     """Least recently used: the block that has been unreferenced for longest. O(1)."""
 
@@ -118,6 +124,7 @@ class _RankedEviction(EvictionPolicy):
         self._births.pop(block, None)
 
 
+@EVICTION_POLICIES.register("fifo")
 class FifoEviction(_RankedEviction):
     """First in, first out: the oldest content, however often it was used since."""
 
@@ -140,6 +147,7 @@ class FifoEviction(_RankedEviction):
         self._filled.pop(block, None)
 
 
+@EVICTION_POLICIES.register("lfu")
 class LfuEviction(_RankedEviction):
     """Least frequently used: the content with the fewest hits while resident, the oldest among equals."""
 
@@ -159,6 +167,3 @@ class LfuEviction(_RankedEviction):
         """See EvictionPolicy."""
         super().forget(block)
         self._hits.pop(block, None)
-
-
-POLICIES: dict[str, type[EvictionPolicy]] = {"lru": LruEviction, "fifo": FifoEviction, "lfu": LfuEviction}

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from kvlab.config import KVConfig, RunConfig, format_bytes
-from kvlab.config.kv import KV_BACKENDS
 from kvlab.engine.build import kv_spec, memory_settings
 from kvlab.engine.memory import EngineSettings, WeightBytes, WorkingMemory, weight_bytes, working_memory
 from kvlab.errors import CapacityError, ConfigError
+from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import PoolSize, size_pool
 from kvlab.kv.spec import KVSpec
 from kvlab.models.config import DecoderConfig
@@ -132,7 +132,7 @@ def plan_capacity(
         if left < block or memory < weights.total + working.loading:
             raise _too_small(config, model, settings, memory, weights, working, block)
         kv = replace(kv, memory=f"{left}B")
-    pools = {backend: _pool(config, replace(kv, backend=backend), spec) for backend in KV_BACKENDS}
+    pools = {backend: _pool(config, replace(kv, backend=backend), spec) for backend in POOLS.names()}
     if pools["paged"] is None:
         size_pool(kv, spec, max_batch_size=settings.max_batch_size, max_seq_len=settings.max_seq_len)  # says why
     plan = CapacityPlan(config.model.name, model, settings, spec, memory, weights, working, pools, ())

@@ -10,7 +10,7 @@ import torch
 from kvlab.config import RunConfig, format_bytes
 from kvlab.core import Request
 from kvlab.engine.build import EnginePlan, build_decoder, plan_engine
-from kvlab.kv.contiguous import ContiguousKVCachePool
+from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.storage import KVStorage
 from kvlab.lab.machine import available_memory
 

@@ -1,13 +1,10 @@
-"""The requests of a run: drawn from distributions, or read from a file."""
+"""The requests of a run: drawn from distributions, read from a file, or from a source that a plugin adds."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from kvlab.config import WorkloadConfig
 from kvlab.core import Request
-from kvlab.workloads.jsonl import read_jsonl
-from kvlab.workloads.synthetic import synthesize
+from kvlab.workloads.sources import WORKLOAD_SOURCES
 
 
 def build_requests(config: WorkloadConfig, *, vocab_size: int, seed: int) -> list[Request]:
@@ -16,10 +13,7 @@ def build_requests(config: WorkloadConfig, *, vocab_size: int, seed: int) -> lis
 
     Raises WorkloadError for a file that cannot be read, naming the line.
     """
-    if config.source == "jsonl":
-        requests = read_jsonl(Path(config.path or "").expanduser(), config, vocab_size=vocab_size, seed=seed)
-    else:
-        requests = synthesize(config, vocab_size=vocab_size, seed=seed)
+    requests = WORKLOAD_SOURCES.get(config.source)(config, vocab_size=vocab_size, seed=seed)
     first = [request for request in requests if request.follows is None]
     later = [request for request in requests if request.follows is not None]
     return sorted(first, key=lambda request: request.arrival_s) + later

@@ -34,8 +34,8 @@ def describe_workload(
 ) -> WorkloadFacts:
     """The facts of a configuration's requests, as `build_requests` made them."""
     settings = {key: value for key, value in dataclasses.asdict(config).items() if value is not None}
-    if config.source == "jsonl":
-        kind, origin = "local", {"uri": str(Path(config.path or "").expanduser().absolute())}
+    if config.path is not None:
+        kind, origin = "local", {"uri": str(Path(config.path).expanduser().absolute())}
     else:
         kind, origin = "synthetic", {}
     return WorkloadFacts(

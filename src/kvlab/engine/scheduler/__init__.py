@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from kvlab.config import SchedulerConfig
-from kvlab.engine.scheduler.base import Scheduler
+from kvlab.engine.scheduler.base import POLICIES, Scheduler
 from kvlab.engine.scheduler.continuous import ContinuousScheduler
 from kvlab.engine.scheduler.static import StaticScheduler
 
-POLICIES: dict[str, type[Scheduler]] = {"static": StaticScheduler, "continuous": ContinuousScheduler}
+__all__ = ["POLICIES", "ContinuousScheduler", "Scheduler", "StaticScheduler", "build_scheduler"]
 
 
 def build_scheduler(config: SchedulerConfig) -> Scheduler:
     """The scheduler of the configured policy."""
-    return POLICIES[config.policy](config)
+    return POLICIES.get(config.policy)(config)

@@ -10,6 +10,7 @@ from kvlab.core import ScheduledSequence, Sequence, SequenceStatus
 from kvlab.engine.scheduler.orders import ORDERS, Stage
 from kvlab.engine.scheduler.victims import VICTIMS
 from kvlab.engine.scheduler.waiting_queue import WaitingQueue
+from kvlab.registry import Registry
 
 
 class Scheduler(ABC):
@@ -25,10 +26,10 @@ class Scheduler(ABC):
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.order = ORDERS[config.order](config)
+        self.order = ORDERS.get(config.order)(config)
         self.waiting = WaitingQueue(self.order.rank)
         self.running: list[Sequence] = []
-        self._victim = VICTIMS[config.preemption.victim or "last_admitted"]
+        self._victim = VICTIMS.get(config.preemption.victim or "last_admitted")
         self._longest_chunk = config.long_prefill_threshold or config.max_batched_tokens
         self._open = False
         self._decoding: list[Sequence] = []  # of this step
@@ -148,3 +149,6 @@ class Scheduler(ABC):
     @abstractmethod
     def next_wakeup(self) -> float | None:
         """When, with nothing running, to ask `may_admit` again; None: when something arrives."""
+
+
+POLICIES: Registry[type[Scheduler]] = Registry("scheduler.policy")

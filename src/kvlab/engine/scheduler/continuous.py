@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from kvlab.engine.scheduler.base import Scheduler
+from kvlab.engine.scheduler.base import POLICIES, Scheduler
 
 
+@POLICIES.register("continuous")
 class ContinuousScheduler(Scheduler):
     """Whoever the order puts first enters as soon as there is room."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from kvlab.engine.scheduler.base import Scheduler
+from kvlab.engine.scheduler.base import POLICIES, Scheduler
 
 
+@POLICIES.register("static")
 class StaticScheduler(Scheduler):
     """Nobody enters while a batch runs; the next is formed when it is full or its oldest member has waited
     `max_wait_ms`. Each member is given the memory for its longest possible output at once.

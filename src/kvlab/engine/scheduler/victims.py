@@ -5,29 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvlab.core import Sequence
+from kvlab.registry import Registry
 
 #: Picks one of the running sequences, of which there is at least one, in the order of their admission. In each
 #: policy some sequence is never picked before it ends, so that work goes on.
 Victim = Callable[[list[Sequence]], Sequence]
 
+VICTIMS: Registry[Victim] = Registry("scheduler.preemption.victim")
 
+
+@VICTIMS.register("last_admitted")
 def last_admitted(running: list[Sequence]) -> Sequence:
     """Who came last: the least is lost that others waited for."""
     return running[-1]
 
 
+@VICTIMS.register("fewest_generated")
 def fewest_generated(running: list[Sequence]) -> Sequence:
     """Who has produced the fewest tokens, of equals the last admitted."""
     return min(reversed(running), key=lambda sequence: sequence.num_output_tokens)
 
 
+@VICTIMS.register("priority")
 def lowest_priority(running: list[Sequence]) -> Sequence:
     """Who has the largest priority number, of equals the last admitted."""
     return max(reversed(running), key=lambda sequence: sequence.request.priority)
-
-
-VICTIMS: dict[str, Victim] = {
-    "last_admitted": last_admitted,
-    "fewest_generated": fewest_generated,
-    "priority": lowest_priority,
-}

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from kvlab.attention.backends.cpu import CpuAttention
 from kvlab.attention.base import AttentionBackend
-from kvlab.attention.cpu import CpuAttention
 from kvlab.kernels.cpu import elementwise
 from kvlab.kernels.cpu.largest import largest
 from kvlab.kernels.cpu.native import instruction_set

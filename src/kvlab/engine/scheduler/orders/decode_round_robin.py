@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from kvlab.config import SchedulerConfig
 from kvlab.core import Sequence
-from kvlab.engine.scheduler.orders.base import Order
+from kvlab.engine.scheduler.orders import ORDERS, Order
 
 
+@ORDERS.register("decode_round_robin")
 class DecodeRoundRobin(Order):
     """First come, first served; at most `max_decode_seqs` decode in a step, those that waited longest for it."""
 

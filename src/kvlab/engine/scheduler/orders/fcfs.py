@@ -4,8 +4,9 @@ OSDI 2024).
 
 from __future__ import annotations
 
-from kvlab.engine.scheduler.orders.base import Order
+from kvlab.engine.scheduler.orders import ORDERS, Order
 
 
+@ORDERS.register("fcfs")
 class FirstComeFirstServed(Order):
     """What an order does unless it says otherwise."""

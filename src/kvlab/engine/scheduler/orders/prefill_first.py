@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-from kvlab.engine.scheduler.orders.base import Order, Stage
+from kvlab.engine.scheduler.orders import ORDERS, Order, Stage
 
 
+@ORDERS.register("prefill_first")
 class PrefillFirst(Order):
     """First come, first served; those in prefill and those that enter take the step's tokens before who decodes."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kvlab.core import Sequence
-from kvlab.engine.scheduler.orders.base import Order
+from kvlab.engine.scheduler.orders import ORDERS, Order
 
 
+@ORDERS.register("priority")
 class PriorityOrder(Order):
     """By `Request.priority`, the lowest number first, then by arrival."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kvlab.core import Sequence
-from kvlab.engine.scheduler.orders.base import Order
+from kvlab.engine.scheduler.orders import ORDERS, Order
 
 
+@ORDERS.register("shortest_first")
 class ShortestFirst(Order):
     """By prompt and `max_tokens` together. What a request will really produce nobody knows."""
 

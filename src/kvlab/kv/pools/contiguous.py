@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pool import BlockPool
+from kvlab.kv.pools import POOLS
 from kvlab.kv.storage import KVStorage
 
 
+@POOLS.register("contiguous")
 class ContiguousKVCachePool(BlockPool):
     """Paging with one page per sequence: a block is `max_seq_len` tokens. Nothing is shared; a fork copies."""
 

@@ -17,19 +17,24 @@ from kvlab.core import Request, SamplingParams
 from kvlab.engine.validation import check_sampling
 from kvlab.errors import WorkloadError
 from kvlab.workloads.prompts import make_request, random_prompt
+from kvlab.workloads.sources import WORKLOAD_SOURCES
 
 _LONGEST_PROMPT = 100_000_000  # beyond any model; a typing error must not fill the memory
 FIELDS = ("arrival_s", "prompt_token_ids", "prompt_tokens", "max_tokens", "priority")
 SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams) if field.name not in FIELDS)
 
 
-def read_jsonl(path: Path, config: WorkloadConfig, *, vocab_size: int, seed: int) -> list[Request]:
-    """One request per line: its `max_tokens`, its prompt as `prompt_token_ids` or as a number of random
+@WORKLOAD_SOURCES.register("jsonl")
+def read_jsonl(config: WorkloadConfig, *, vocab_size: int, seed: int) -> list[Request]:
+    """The requests in the file `workload.path`.
+
+    One request per line: its `max_tokens`, its prompt as `prompt_token_ids` or as a number of random
     `prompt_tokens`, `arrival_s` in seconds and a `priority` (0 if absent). Empty lines are skipped.
 
     A line may have other fields of SamplingParams too, in place of what the workload says. Raises WorkloadError
     naming the file and line for anything else.
     """
+    path = Path(config.path or "").expanduser()
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.attention.base import AttentionSpec, Support
 from kvlab.errors import KernelError
 from kvlab.kernels.cpu.attention import DTYPES, paged_attention
@@ -11,10 +12,13 @@ from kvlab.kernels.cpu.native import load
 from kvlab.kv.view import CacheView
 
 
+@ATTENTION_BACKENDS.register("cpu")
 class CpuAttention:
     """One call for the whole ragged batch, whatever it mixes."""
 
     name = "cpu"
+    preference = 30
+    is_kernel = True
 
     def supports(self, spec: AttentionSpec) -> Support:
         """Causal attention in float32 or bfloat16 on a CPU, K and V so or in int8. The first call on a machine

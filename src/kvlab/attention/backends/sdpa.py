@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.attention.base import AttentionSpec, Support
 from kvlab.kv.view import CacheView
 
 
+@ATTENTION_BACKENDS.register("sdpa")
 class SdpaAttention:
     """Gathers a sequence into a buffer small enough to stay in the processor's cache, then calls PyTorch.
 
@@ -17,6 +19,7 @@ class SdpaAttention:
     """
 
     name = "sdpa"
+    preference = 10
 
     def supports(self, spec: AttentionSpec) -> Support:
         """Causal attention without a soft cap."""

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import torch
 
+from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.attention.base import AttentionSpec, Support
 from kvlab.kv.view import CacheView
 
@@ -14,6 +15,7 @@ _WIDEST_HEAD = 256
 _LARGEST_GROUP = 128
 
 
+@ATTENTION_BACKENDS.register("triton")
 class TritonAttention:
     """A decode kernel for the sequences with one new token, a prefill kernel for those with more.
 
@@ -23,6 +25,8 @@ class TritonAttention:
     """
 
     name = "triton"
+    preference = 20
+    is_kernel = True
 
     def supports(self, spec: AttentionSpec) -> Support:
         """Causal attention on a GPU. Imports nothing."""

@@ -7,8 +7,10 @@ import numpy as np
 from kvlab.config import LengthConfig, WorkloadConfig
 from kvlab.core import Request
 from kvlab.workloads.prompts import make_request, random_prompt
+from kvlab.workloads.sources import WORKLOAD_SOURCES
 
 
+@WORKLOAD_SOURCES.register("synthetic")
 def synthesize(config: WorkloadConfig, *, vocab_size: int, seed: int) -> list[Request]:
     """`num_requests` requests, or conversations of `turns` requests, with random lengths and tokens.
 

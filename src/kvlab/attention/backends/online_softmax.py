@@ -1,22 +1,22 @@
-"""Attention over blocks in two passes: the maximum and the sum first, then the weighted values."""
+"""Attention over blocks in one pass, with a running maximum."""
 
 from __future__ import annotations
 
 import torch
 
+from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.attention.base import AttentionSpec, Support
 from kvlab.attention.scores import attention_scores, blocks_of, heads_last, weighted_values
 from kvlab.kv.view import CacheView
 
 
-class SafeSoftmaxAttention:
-    """Softmax made safe by subtracting the maximum, which the first pass over a sequence's blocks finds.
-
-    Nothing as long as the sequence is held: each block is read, used and left, once in either pass. Computed in
-    float32.
+@ATTENTION_BACKENDS.register("online_softmax")
+class OnlineSoftmaxAttention:
+    """The online softmax (Milakov and Gimelshein, 2018) as FlashAttention and PagedAttention use it: each block
+    is read once, and what was summed so far is rescaled whenever a block raises the maximum. Computed in float32.
     """
 
-    name = "safe_softmax"
+    name = "online_softmax"
 
     def supports(self, spec: AttentionSpec) -> Support:
         """Every spec."""
@@ -29,18 +29,19 @@ class SafeSoftmaxAttention:
             new = slice(view.starts[sequence], view.starts[sequence + 1])
             queries, positions = q[new], view.positions[new]
             shape = (spec.num_kv_heads, spec.group, len(positions), 1)
-
             maximum = torch.full(shape, float("-inf"), device=q.device)
-            for block in blocks_of(view, layer, sequence):
-                scores = attention_scores(queries, block.k, positions, block.first, spec)
-                maximum = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
-
             total = torch.zeros(shape, device=q.device)
             weighted = torch.zeros(*shape[:-1], spec.head_dim, device=q.device)
             for block in blocks_of(view, layer, sequence):
                 scores = attention_scores(queries, block.k, positions, block.first, spec)
-                weights = torch.exp(scores - maximum)
-                total += weights.sum(dim=-1, keepdim=True)
-                weighted += weighted_values(weights, block.v)
+                raised = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
+                # A query that has seen no key yet (its window begins further on) keeps a maximum of minus
+                # infinity; against zero its weights and its correction come out as 0 instead of as NaN.
+                anchor = raised.masked_fill(raised == float("-inf"), 0)
+                correction = torch.exp(maximum - anchor)
+                weights = torch.exp(scores - anchor)
+                total = total * correction + weights.sum(dim=-1, keepdim=True)
+                weighted = weighted * correction + weighted_values(weights, block.v)
+                maximum = raised
             out[new] = heads_last(weighted / total).to(q.dtype)
         return out

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.attention.base import AttentionSpec, Support
 from kvlab.attention.scores import attention_scores, blocks_of, heads_last, weighted_values
 from kvlab.kv.view import CacheView
 
 
+@ATTENTION_BACKENDS.register("concat")
 class ConcatAttention:
     """Plain attention, one sequence after another, in float32."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from kvlab.kv.pool import BlockPool
+from kvlab.kv.pools import POOLS
 
 
+@POOLS.register("paged")
 class PagedKVCachePool(BlockPool):
     """A sequence of n tokens holds ceil(n / block_size) blocks, wherever in the pool they are.
 

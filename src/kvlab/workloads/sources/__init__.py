@@ -1,0 +1,23 @@
+"""Where requests come from, by name: one file per source."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kvlab.config import WorkloadConfig
+from kvlab.core import Request
+from kvlab.registry import Registry
+
+
+class WorkloadSource(Protocol):
+    """Makes the requests of a workload, in any order. The same seed gives the same requests.
+
+    Raises WorkloadError for what cannot be read.
+    """
+
+    def __call__(self, config: WorkloadConfig, *, vocab_size: int, seed: int) -> list[Request]:
+        """The requests of `config`, with token ids below `vocab_size`."""
+        ...
+
+
+WORKLOAD_SOURCES: Registry[WorkloadSource] = Registry("workload.source", __name__)
