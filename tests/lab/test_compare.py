@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from kvlab.lab.catalogue import direction
 from kvlab.lab.compare.interval import Method, estimate
 from kvlab.lab.compare.verdict import is_worse, verdict
-from kvlab.lab.directions import direction
 from tests.lab.recorded import THROUGHPUT
 
 LATENCY = "latency/ttft_ms_p50"

@@ -1,4 +1,4 @@
-"""docs/metrics.md and the code say the same: every metric of a run is on the page, and nothing else is."""
+"""The catalogue, docs/metrics.md and a run's metrics agree: none has a metric that another lacks."""
 
 from __future__ import annotations
 
@@ -9,36 +9,14 @@ import pytest
 
 import kvlab.cli.run
 from kvlab.lab import execute as execution
+from kvlab.lab.catalogue import CATALOGUE, SERIES, direction, metric
 from kvlab.lab.drive import RunLog
-from kvlab.lab.profile import Part
+from kvlab.lab.metrics_page import render
 from kvlab.lab.recording import _series
 from kvlab.lab.roofline import MachineRates
 from tests.lab.small_runs import run_small
 
 PAGE = (Path(kvlab.cli.run.ROOT) / "docs" / "metrics.md").read_text()
-SUFFIXES = ("mean", "p50", "p90", "p99")
-
-
-def rows() -> list[tuple[list[str], str, str]]:
-    """Names, unit and formula of each row of the table."""
-    lines = [line for line in PAGE.splitlines() if line.startswith("| `")]
-    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-    return [(expand(re.findall(r"`([^`]+)`", first)), unit, formula) for first, unit, formula in cells]
-
-
-def expand(written: list[str]) -> list[str]:
-    """`x_p50`, `_p99` are x_p50 and x_p99; `x_*` stands for a distribution, `<part>` for the parts of a step."""
-    names: list[str] = []
-    for name in written:
-        if name.startswith("_"):
-            name = names[-1].rpartition("_")[0] + name
-        if name.endswith("_*"):
-            names += [f"{name[:-1]}{suffix}" for suffix in SUFFIXES]
-        elif "<part>" in name:
-            names += [name.replace("<part>", part) for part in Part]
-        else:
-            names.append(name)
-    return names
 
 
 @pytest.fixture(scope="module")
@@ -53,34 +31,67 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     return result.metrics
 
 
-def test_every_metric_of_a_run_is_on_the_page_and_the_other_way_round(metrics: dict[str, float]) -> None:
-    documented = [name for names, _, _ in rows() for name in names]
-    assert len(documented) == len(set(documented)), "a metric stands in the table twice"
-    assert sorted(metrics) == sorted(documented)
+def test_every_metric_of_a_run_is_in_the_catalogue_and_the_other_way_round(metrics: dict[str, float]) -> None:
+    assert sorted(metrics) == sorted(CATALOGUE)
 
 
-def test_every_row_has_a_unit_and_a_formula() -> None:
-    assert all(names and unit and formula for names, unit, formula in rows())
+def test_the_page_is_what_the_catalogue_makes_of_it() -> None:
+    assert render(PAGE) == PAGE, "run: python -m kvlab.lab.metrics_page docs/metrics.md"
+    rows = [line.strip("|").split(" | ") for line in PAGE.splitlines() if line.startswith("| `")]
+    assert [cells[0].strip(" `") for cells in rows] == list(
+        dict.fromkeys(entry.family or entry.name for entry in CATALOGUE.values())
+    )
+    assert "| `throughput/output_tokens_per_s` | tok/s | more | `tokens/output` / `duration_s` |" in PAGE
+
+
+def test_text_between_the_marks_is_replaced_and_all_else_is_kept() -> None:
+    page = "before\n<!-- series -->\nold\n<!-- /series -->\nafter\n"
+    made = render(page)
+    assert made.startswith("before\n<!-- series -->\n`series/running`, ")
+    assert made.endswith("\n<!-- /series -->\nafter\n")
+
+
+def test_every_entry_says_what_a_reader_needs() -> None:
+    for entry in CATALOGUE.values():
+        assert entry.label
+        assert entry.formula
+        assert "|" not in entry.formula + entry.label, f"{entry.name}: a bar would end its cell on the page"
 
 
 def test_formulas_of_metrics_give_the_metrics(metrics: dict[str, float]) -> None:
-    """Those that are written with metrics and arithmetic alone are computed here, as they stand on the page."""
-    computed = []
-    for names, _, formula in rows():
-        terms = re.findall(r"`([^`]+)`", formula)
-        arithmetic = re.sub(r"`[^`]+`", "1", formula)
+    """Those that are written with metrics and arithmetic alone are computed here, as they stand."""
+    computed = set()
+    for name, entry in CATALOGUE.items():
+        terms = re.findall(r"`([^`]+)`", entry.formula)
+        arithmetic = re.sub(r"`[^`]+`", "1", entry.formula)
         if not terms or not set(terms) <= set(metrics) or not re.fullmatch(r"[\d\s+*/()-]+", arithmetic):
             continue
-        value = re.sub(r"`([^`]+)`", lambda match: repr(metrics[match[1]]), formula)
-        assert metrics[names[0]] == pytest.approx(eval(value)), names
-        computed += names
-    assert {"throughput/output_tokens_per_s", "throughput/total_tokens_per_s", "kv/blocks_freed_per_s"} <= {
-        *computed
-    }
+        value = re.sub(r"`([^`]+)`", lambda match: repr(metrics[match[1]]), entry.formula)
+        assert metrics[name] == pytest.approx(eval(value)), name
+        computed.add(name)
+    assert {
+        "throughput/output_tokens_per_s",
+        "throughput/total_tokens_per_s",
+        "throughput/requests_per_s",
+        "kv/blocks_allocated_per_s",
+        "kv/blocks_freed_per_s",
+    } <= computed
 
 
-def test_every_series_is_on_the_page_and_the_other_way_round() -> None:
-    sentence = re.search(r"The series (`series/.*?)\nfollow the steps", PAGE, re.DOTALL)
-    assert sentence is not None
-    documented = [name.removeprefix("series/") for name in re.findall(r"`([^`]+)`", sentence[1])]
-    assert sorted(documented) == sorted(_series(RunLog()))
+def test_every_series_is_in_the_catalogue_and_the_other_way_round() -> None:
+    assert sorted(SERIES) == sorted(_series(RunLog()))
+
+
+def test_values_labels_and_axes() -> None:
+    output, slots = metric("throughput/output_tokens_per_s"), metric("capacity/token_slots")
+    assert (output.text(1234.56), output.axis) == ("1,234.6 tok/s", "output tokens per second")
+    assert (slots.text(1234.0), slots.axis) == ("1,234", "token slots")
+    assert metric("latency/ttft_ms_p50").axis == "first token, p50, ms"
+    assert metric("capacity/kv_bytes").text(2**27) == "128.0 MiB"
+    assert metric("tokens/recomputed_share").axis == "tokens computed twice, of all computed, %"
+    assert output.text(None) == "-"
+
+
+def test_a_metric_that_is_not_in_the_catalogue_can_be_shown_too() -> None:
+    assert (metric("mine/new").label, metric("mine/new").text(3.14159)) == ("mine/new", "3.14")
+    assert direction("mine/new").more_is_better is None

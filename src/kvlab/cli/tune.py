@@ -82,7 +82,7 @@ def read_arguments(arguments: Sequence[str]) -> Question:
 
 
 def _check_metric(metric: str) -> None:
-    from kvlab.lab.directions import direction
+    from kvlab.lab.catalogue import direction
 
     if not metric:
         raise ConfigError("optimize", None, "name a metric, such as optimize=throughput/output_tokens_per_s")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvlab.lab.catalogue import direction
 from kvlab.lab.compare.interval import Estimate
-from kvlab.lab.directions import direction
 
 SAME = "same"
 MIN_EFFECT = 0.01

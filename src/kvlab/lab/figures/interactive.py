@@ -12,11 +12,12 @@ import plotly.graph_objects as go
 
 from kvlab.core import StepRecord
 from kvlab.kv.journal import BlockEvents
+from kvlab.lab import catalogue
 from kvlab.lab.figures import style
 from kvlab.lab.figures.blocks import CACHED, FREE, SHARED, UNKNOWN, colour_numbers
 from kvlab.lab.figures.pareto import LATENCY, measured_points, pareto_front
 from kvlab.lab.figures.pool_map import run_grid
-from kvlab.lab.figures.sweep import METRICS, THROUGHPUT, Grid, Point
+from kvlab.lab.figures.sweep import THROUGHPUT, Grid, Point
 from kvlab.lab.figures.timeline import lives
 from kvlab.lab.life import Row
 
@@ -122,7 +123,7 @@ def heat_map_hover(grid: Grid, row_key: str, column_key: str, metric: str = THRO
             hovertemplate=f"{row_key}=%{{y}}<br>{column_key}=%{{x}}<br><b>%{{text}}</b><extra></extra>",
         )
     )
-    _lay_out(figure, METRICS.get(metric, metric).capitalize(), column_key, row_key)
+    _lay_out(figure, catalogue.metric(metric).axis.capitalize(), column_key, row_key)
     figure.update_xaxes(type="category")
     figure.update_yaxes(type="category", autorange="reversed")
     return figure
@@ -147,7 +148,7 @@ def pareto_hover(points: Sequence[Point], latency: str = LATENCY, throughput: st
             text=[p.name for p in members],
             hovertemplate="<b>%{text}</b><br>%{y:,.1f} tokens/s, %{x:,.1f} ms<extra></extra>",
         )
-    _lay_out(figure, "Latency and throughput", METRICS.get(latency, latency), METRICS.get(throughput, throughput))
+    _lay_out(figure, "Latency and throughput", catalogue.metric(latency).axis, catalogue.metric(throughput).axis)
     return figure
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from kvlab.lab import catalogue
 from kvlab.lab.figures import style
-from kvlab.lab.figures.sweep import METRICS, THROUGHPUT, Point, by_settings, usable, varied_keys
+from kvlab.lab.figures.sweep import THROUGHPUT, Point, by_settings, usable, varied_keys
 
 LATENCY = "latency/tpot_ms_p50"
 _MOST_LABELS = 12
@@ -54,8 +55,8 @@ def pareto_figure(points: Sequence[Point], latency: str = LATENCY, throughput: s
     figure = style.new_figure(4.8)
     axes = figure.add_subplot()
     style.tidy(axes, grid="both")
-    axes.set_xlabel(f"{METRICS.get(latency, latency)}  (less is better)")
-    axes.set_ylabel(f"{METRICS.get(throughput, throughput)}  (more is better)")
+    axes.set_xlabel(f"{catalogue.metric(latency).axis}  (less is better)")
+    axes.set_ylabel(f"{catalogue.metric(throughput).axis}  (more is better)")
     style.title(
         axes,
         f"{len(front)} of {len(known)} points are beaten by no other in both",

@@ -12,21 +12,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from kvlab.lab import catalogue
 from kvlab.lab.figures import style
 
 THROUGHPUT = "throughput/output_tokens_per_s"
-METRICS = {
-    THROUGHPUT: "output tokens per second",
-    "throughput/total_tokens_per_s": "prompt and output tokens per second",
-    "capacity/peak_running": "sequences at once, peak",
-    "latency/ttft_ms_p50": "first token, p50, ms",
-    "latency/tpot_ms_p50": "per output token, p50, ms",
-    "latency/e2el_ms_p50": "whole request, p50, ms",
-    "kv/internal_fragmentation_mean": "unused part of blocks in use, %",
-    "kv/prefix_hit_tokens": "prompt tokens found in the cache",
-    "kv/prefix_hit_rate": "share of prompt tokens found in the cache",
-    "tokens/prefill": "tokens computed in prefill",
-}
 FAILED = "failed"
 _FAR = 1.4  # times the largest median: repeats beyond it are shown at the edge
 
@@ -122,7 +111,7 @@ def is_number(value: object) -> bool:
 
 def heat_map(grid: Grid, row_key: str, column_key: str, metric: str) -> Figure:
     """A cell for each pair of values, darker for less; crosses where every point failed."""
-    words = METRICS.get(metric, metric)
+    words = catalogue.metric(metric).axis
     height = min(max(1.9 + 0.52 * len(grid.rows), 3.0), 8.0)
     figure = style.new_figure(height)
     axes = figure.add_subplot()
@@ -167,7 +156,7 @@ def line_chart(points: Sequence[Point], key: str, metric: str) -> Figure:
     figure = style.new_figure(4.2)
     axes = figure.add_subplot()
     style.tidy(axes, grid="both")
-    words = METRICS.get(metric, metric)
+    words = catalogue.metric(metric).axis
     style.title(axes, f"{words[0].upper()}{words[1:]} over {key}")
     axes.set_xlabel(key)
     axes.set_ylabel(words)
@@ -197,7 +186,7 @@ def line_chart(points: Sequence[Point], key: str, metric: str) -> Figure:
 
 def bars(points: Sequence[Point], keys: Sequence[str], metric: str) -> Figure:
     """A bar for each point, or each set of repeats, by the settings in which they differ."""
-    words = METRICS.get(metric, metric)
+    words = catalogue.metric(metric).axis
     groups = by_settings(points, keys)
     figure = style.new_figure(min(1.5 + 0.42 * len(groups), 12.0))
     axes = figure.add_subplot()

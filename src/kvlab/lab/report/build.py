@@ -6,20 +6,19 @@ from collections.abc import Sequence
 from statistics import median
 
 from kvlab.errors import ConfigError, RecordError
+from kvlab.lab.catalogue import metric as entry_of
 from kvlab.lab.compare.gate import check
 from kvlab.lab.compare.groups import Group, RunSet, differing, group_runs, pairs_of, settings, short_keys, value_of
 from kvlab.lab.compare.interval import Estimate, estimate
 from kvlab.lab.compare.outputs import check_groups
 from kvlab.lab.compare.verdict import SAME, is_worse, verdict
 from kvlab.lab.compare.work import obstacle
-from kvlab.lab.directions import direction
 from kvlab.lab.report.metrics import (
     check_metric,
     choose_metrics,
     delta_text,
     interval_text,
     primary_metric,
-    row_of,
     value_text,
 )
 from kvlab.lab.report.model import Cell, Difference, Line, Report
@@ -93,21 +92,23 @@ class _Comparison:
 
     def line(self, metric: str, others: Sequence[Group]) -> Line:
         """A metric in all groups."""
-        section, row = row_of(metric)
+        entry = entry_of(metric)
         cells = []
         for group in (self._baseline, *others):
             values = group.values(metric)
-            value = value_text(row, median(values)) if values else "-"
+            value = value_text(entry, median(values)) if values else "-"
             found = self.find(metric, group)
             if found is None:
                 cells.append(Cell(value, dots=tuple(values)))
                 continue
             word = self.word(metric, group, found)
             tone = "plain"
-            if word not in (None, SAME) and direction(metric).more_is_better is not None:
+            if word not in (None, SAME) and entry.direction.more_is_better is not None:
                 tone = "bad" if is_worse(metric, word) else "good"
-            cells.append(Cell(value, delta_text(found, row), interval_text(found), word or "", tone, tuple(values)))
-        return Line(section, row.label, metric, tuple(cells))
+            cells.append(
+                Cell(value, delta_text(found, entry), interval_text(found), word or "", tone, tuple(values))
+            )
+        return Line(entry.section, entry.label, metric, tuple(cells))
 
     def headlines(self, others: Sequence[Group], metric: str) -> list[str]:
         """A sentence for each group; of many the one with the least and the one with the most of the metric."""
@@ -118,15 +119,15 @@ class _Comparison:
 
     def headline(self, group: Group, metric: str) -> str:
         """What there is to say of a group, in a sentence on one metric."""
-        _, row = row_of(metric)
+        entry = entry_of(metric)
         found = self.find(metric, group)
         if found is None:
             ends = sorted({run.status.replace("_", " ") for run in group.left_out})
             why = f"none of its runs finished ({', '.join(ends)})" if not group.members else f"no {metric}"
             return f"{group.name}: {why}."
         word = self.word(metric, group, found)
-        before, after = (value_text(row, median(g.values(metric))) for g in (self._baseline, group))
-        figures = f"{row.label} {after} against {before}, {delta_text(found, row)}"
+        before, after = (value_text(entry, median(g.values(metric))) for g in (self._baseline, group))
+        figures = f"{entry.alone or entry.label} {after} against {before}, {delta_text(found, entry)}"
         if word is None:
             reason = self._refused.get(group.name) or "one run each, so that there is no interval and no verdict"
             return f"{group.name} against {self._baseline.name}: {figures}; {reason}."

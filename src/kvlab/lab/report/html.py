@@ -10,8 +10,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from kvlab.lab.catalogue import SPEED, TIME, metric
 from kvlab.lab.compare.groups import Group
-from kvlab.lab.report.metrics import row_of, value_text
+from kvlab.lab.report.metrics import value_text
 from kvlab.lab.report.model import Line, Picture, Report
 
 _TEMPLATE = "report.html.j2"
@@ -58,11 +59,11 @@ def _code(text: str) -> Any:
 
 
 def _strips(report: Report) -> list[Strip]:
-    """Dots of the times and rates; nothing where every group has one run."""
+    """Dots of times and rates; none where every group has one run."""
     if max(len(group.runs) for group in report.groups) < 2:
         return []
-    wanted = [line for line in report.lines if line.section in ("throughput", "latency", "further metrics")]
-    return [strip for line in wanted if (strip := _strip(report.groups, line))]
+    shown = [line for line in report.lines if metric(line.metric).direction in (SPEED, TIME)]
+    return [strip for line in shown if (strip := _strip(report.groups, line))]
 
 
 def _strip(groups: Sequence[Group], line: Line) -> Strip | None:
@@ -79,8 +80,8 @@ def _strip(groups: Sequence[Group], line: Line) -> Strip | None:
         ordered = sorted(cell.dots)
         middle = (ordered[len(ordered) // 2] + ordered[(len(ordered) - 1) // 2]) / 2 if ordered else 0.0
         rows.append((group.name, tuple(place(value) for value in cell.dots), place(middle)))
-    _, row = row_of(line.metric)
-    return Strip(line.label, value_text(row, low), value_text(row, high), tuple(rows))
+    entry = metric(line.metric)
+    return Strip(line.label, value_text(entry, low), value_text(entry, high), tuple(rows))
 
 
 def _pictures(pictures: Sequence[Picture]) -> list[tuple[str, list[tuple[str, str]]]]:

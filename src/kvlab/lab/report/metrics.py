@@ -6,35 +6,23 @@ import difflib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from kvlab.errors import ConfigError
+from kvlab.lab.catalogue import CATALOGUE, Metric
 from kvlab.lab.compare.groups import Group
 from kvlab.lab.compare.interval import Estimate
-from kvlab.lab.tables import SECTIONS, Row
 
-_ROWS = {row.metric: (section, row) for section, rows in SECTIONS.items() for row in rows}
 _PRIMARY, _PACED = "throughput/output_tokens_per_s", "latency/e2el_ms_p50"
-
-
-def row_of(metric: str) -> tuple[str, Row]:
-    """The section and the row of a metric; for one without, its name says it."""
-    if metric in _ROWS:
-        return _ROWS[metric]
-    unit = (
-        "ms" if re.search(r"_ms(_|$)", metric) else "s" if metric.endswith("_s") and "per_s" not in metric else ""
-    )
-    return "further metrics", Row(metric, metric, "bytes" if metric.endswith("_bytes") else unit, 2)
 
 
 def choose_metrics(groups: Sequence[Group], wanted: Sequence[str]) -> list[str]:
     """The metrics to show. Without wishes those of a run's table that say something: not what no run has and not
     what is 0 in all. Wishes are names, patterns (`latency/*`) or `all`. Raises ConfigError for one that no run has.
     """
-    known = sorted({metric for group in groups for run in group.runs for metric in run.metrics})
     if not wanted:
-        return [metric for metric in _ROWS if any(any(group.values(metric)) for group in groups)]
+        return [name for name, m in CATALOGUE.items() if m.in_table and any(any(g.values(name)) for g in groups)]
+    known = known_metrics(groups)
     chosen: list[str] = []
     for wish in wanted:
         found = [metric for metric in known if wish == "all" or fnmatchcase(metric, wish)]
@@ -44,6 +32,12 @@ def choose_metrics(groups: Sequence[Group], wanted: Sequence[str]) -> list[str]:
             )
         chosen += found
     return list(dict.fromkeys(chosen))
+
+
+def known_metrics(groups: Sequence[Group]) -> list[str]:
+    """What some run has, in the order of the catalogue; last what is not in it."""
+    found = {name for group in groups for run in group.runs for name in run.metrics}
+    return [name for name in CATALOGUE if name in found] + sorted(found - CATALOGUE.keys())
 
 
 def primary_metric(groups: Sequence[Group], wanted: Sequence[str]) -> str:
@@ -60,7 +54,7 @@ def primary_metric(groups: Sequence[Group], wanted: Sequence[str]) -> str:
 
 def check_metric(key: str, metric: str, groups: Sequence[Group]) -> None:
     """Raise ConfigError if no run has the metric."""
-    known = sorted({name for group in groups for run in group.runs for name in run.metrics})
+    known = known_metrics(groups)
     if metric not in known:
         raise ConfigError(key, metric, f"no run has this metric; there are: {', '.join(nearest(metric, known))}")
 
@@ -70,13 +64,12 @@ def nearest(name: str, known: Sequence[str]) -> list[str]:
     return sorted(known, key=lambda other: -difflib.SequenceMatcher(None, name, other).ratio())
 
 
-def value_text(row: Row, value: float) -> str:
+def value_text(metric: Metric, value: float) -> str:
     """A metric's value; small ones that are no counts with as many digits as tell them apart."""
-    if row.unit in ("", "bytes") and row.digits == 0:
-        return row.text({row.metric: value})
+    if metric.digits == 0 and metric.unit not in ("ms", "%"):
+        return metric.text(value)
     digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
-    digits = 0 if abs(value) >= 1000 else max(row.digits, digits)
-    return replace(row, digits=digits).text({row.metric: value})
+    return metric.text(value, digits=0 if abs(value) >= 1000 else max(metric.digits, digits))
 
 
 def percent(fraction: float, digits: int = 1) -> str:
@@ -85,10 +78,10 @@ def percent(fraction: float, digits: int = 1) -> str:
     return text.replace("-", "\u2212") if not re.fullmatch(r"[+-]0\.0* %", text) else text[1:]
 
 
-def delta_text(found: Estimate, row: Row) -> str:
+def delta_text(found: Estimate, metric: Metric) -> str:
     """How much a group differs: in percent, or where the baseline is 0 in the metric's own unit."""
     if found.delta is None:
-        return f"{found.difference:+,.{row.digits}f}".replace("-", "\u2212")
+        return f"{found.difference:+,.{metric.digits}f}".replace("-", "\u2212")
     return percent(found.delta)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kvlab.lab.directions import direction
+from kvlab.lab.catalogue import direction
 from kvlab.lab.sweep.plan import SweepPlan
 from kvlab.lab.tracking import RunStatus
 

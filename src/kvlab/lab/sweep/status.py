@@ -13,7 +13,7 @@ from rich.console import Console
 from kvlab.lab.progress import clock
 from kvlab.lab.sweep.plan import SweepPlan
 from kvlab.lab.sweep.results import best, medians, read_results
-from kvlab.lab.tables import comparison_table, paging_sentence, points_table
+from kvlab.lab.tables import comparison_table, memory_sentence, points_table
 
 _SIDE_BY_SIDE = 3  # more points than this get a row each instead of a column
 _LOOK_EVERY_S = 0.5
@@ -97,15 +97,14 @@ def print_results(results: Sequence[dict[str, Any]], plan: SweepPlan | None, con
     if len(rows) > _SIDE_BY_SIDE:
         console.print(points_table(rows))
     else:
-        console.print(comparison_table([(row["name"], row["metrics"]) for row in rows]))
+        side_by_side = [(row["name"], row["metrics"]) for row in rows]
+        console.print(comparison_table(side_by_side))
+        if sentence := memory_sentence(side_by_side):
+            console.print(f"\n{sentence}", highlight=False, markup=False)
     before = {point.name for point in plan.done_before} if plan else set()
     ended = {(result["group"], result["status"].replace("_", " "), result["error"]) for result in results}
     for group, status, error in sorted((found for found in ended if found[2]), key=str):
         console.print(f"{group}: {status}: {error}", highlight=False, soft_wrap=True, markup=False)
-    by_backend = {row.get("choices", {}).get("kv"): row["metrics"] for row in rows}
-    if set(by_backend) == {"contiguous", "paged"} and len(rows) == 2:
-        sentence = paging_sentence(by_backend["contiguous"], by_backend["paged"])
-        console.print(f"\n{sentence}", highlight=False)
     counts = {status: sum(result["status"] == status for result in results) for status in _WORDS}
     text = ", ".join(f"{count} {_WORDS[status]}" for status, count in counts.items() if count)
     if before:

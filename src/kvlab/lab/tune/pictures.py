@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from optuna.trial import FrozenTrial, TrialState
 
-from kvlab.lab.directions import direction
+from kvlab.lab import catalogue
 from kvlab.lab.figures.style import (
     BLUE,
     INK,
@@ -34,7 +34,6 @@ _NAMES = {
     "kv.block_size": "tokens in a block (block_size)",
     "scheduler.max_batched_tokens": "tokens of a step (max_batched_tokens)",
 }
-_UNITS = {"_per_s_": "per second", "_ms_": "ms", "_s_": "s"}
 
 
 def write_trials(study: optuna.Study, path: Path) -> None:
@@ -75,7 +74,7 @@ def write_page(study: optuna.Study, metric: str, command: str, path: Path) -> No
     from optuna import visualization
 
     done = _done(study)
-    label = _label(metric)
+    label = catalogue.metric(metric).axis
     parts: list[tuple[str, Any]] = []
     if done:
         figure = visualization.plot_optimization_history(study, target_name=label)
@@ -136,16 +135,6 @@ def _done(study: optuna.Study) -> list[FrozenTrial]:
     return done
 
 
-def _label(metric: str) -> str:
-    """What its axis is called: the last part of its name, in words, with its unit."""
-    words = metric.rpartition("/")[2]
-    for part, unit in _UNITS.items():
-        if part in words + "_":
-            rest = " ".join((words + "_").replace(part, "_", 1).split("_")).strip()
-            return f"{rest}, {unit}" if unit != "per second" else f"{rest} {unit}"
-    return words.replace("_", " ")
-
-
 def _short_title(axis: Any) -> None:
     """A setting without its group, so that titles side by side do not touch."""
     text = axis.title.text or ""
@@ -170,7 +159,7 @@ def _history(axes: Axes, study: optuna.Study, done: list[FrozenTrial], metric: s
         nothing(axes, "no trial has a value yet")
         return
     values = [trial.value or 0.0 for trial in done]
-    choose = min if direction(metric).more_is_better is False else max
+    choose = min if catalogue.direction(metric).more_is_better is False else max
     best = [choose(values[: index + 1]) for index in range(len(values))]
     numbers = [trial.number for trial in done]
     axes.scatter(numbers, values, s=22, color=BLUE, label="trial")
@@ -180,7 +169,7 @@ def _history(axes: Axes, study: optuna.Study, done: list[FrozenTrial], metric: s
         low = min(values)
         axes.scatter([t.number for t in pruned], [low] * len(pruned), s=14, marker="x", color="#8A8A8A",
                      label="does not fit")  # fmt: skip
-    axes.set(xlabel="trial", ylabel=_label(metric))
+    axes.set(xlabel="trial", ylabel=catalogue.metric(metric).axis)
     axes.legend(frameon=False, fontsize=9)
     plain(axes.yaxis)
     tidy(axes)
@@ -213,6 +202,6 @@ def _slice(axes: Axes, done: list[FrozenTrial], key: str, metric: str, study: op
         axes.xaxis.set_minor_locator(NullLocator())
     else:
         logarithmic(axes.xaxis, values[0], values[-1])
-    axes.set(xlabel=_NAMES[key], ylabel=_label(metric))
+    axes.set(xlabel=_NAMES[key], ylabel=catalogue.metric(metric).axis)
     plain(axes.yaxis)
     tidy(axes)

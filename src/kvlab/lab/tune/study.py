@@ -9,7 +9,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from kvlab.errors import ConfigError, KvlabError
-from kvlab.lab.directions import direction
+from kvlab.lab.catalogue import direction
 from kvlab.lab.sweep.process import is_alive, this_process
 from kvlab.lab.tune.space import Space
 

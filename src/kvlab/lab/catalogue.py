@@ -1,0 +1,260 @@
+"""Every metric of a run: its name, label, unit, formula, direction, digits and section.
+
+Tables, reports, the axes of figures and the tables of docs/metrics.md are made from these entries. To add a metric,
+add an entry here and the line that computes it, most often in `lab.metrics`. The name under which a server exports
+a metric to Prometheus would be one more field of `Metric`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from kvlab.config import format_bytes
+
+FURTHER = "further metrics"  # the section of a metric that has no entry
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """Whether more of a metric is better (None: neither), and the words for more and for less of it."""
+
+    more_is_better: bool | None
+    more: str
+    less: str
+
+
+SPEED, TIME = Direction(True, "faster", "slower"), Direction(False, "slower", "faster")
+GAIN, COST = Direction(True, "better", "worse"), Direction(False, "worse", "better")
+NEUTRAL = Direction(None, "higher", "lower")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric and how to write it. `name` is the one in summary.json and in the tracking store."""
+
+    name: str
+    label: str
+    unit: str = ""  # of a count, what is counted
+    formula: str = ""  # for docs/metrics.md; terms in `backquotes` are metrics
+    direction: Direction = NEUTRAL
+    digits: int = 2  # after the decimal point
+    in_table: bool = False  # whether the table of a run shows it
+    column: str = ""  # its heading in the table of a sweep's points, which shows those that have one
+    alone: str = ""  # its label where it stands without the rows of its table
+    family: str = ""  # the name in docs/metrics.md of all that share its formula
+    section: str = FURTHER
+
+    @property
+    def axis(self) -> str:
+        """The label with its unit, for the axis of a figure."""
+        label = self.alone or self.label
+        if self.unit.endswith("/s"):
+            return f"{label} per second"
+        return f"{label}, {self.unit}" if self._has_written_unit else label
+
+    def text(self, value: float | None, *, digits: int | None = None, unit: bool = True) -> str:
+        """A value for people, a dash for None. A count has no unit in its text: the label says what is counted."""
+        if value is None:
+            return "-"
+        if self.unit == "bytes":
+            return format_bytes(value)
+        written = f" {self.unit}" if unit and self._has_written_unit else ""
+        return f"{value:,.{self.digits if digits is None else digits}f}{written}"
+
+    @property
+    def _has_written_unit(self) -> bool:
+        return self.unit in ("bytes", "s", "ms", "%") or self.unit.endswith("/s")
+
+
+#: Columns of steps.parquet that the tracking store follows as `series/<name>`.
+SERIES = (
+    "running",
+    "waiting",
+    "blocks_in_use",
+    "blocks_cached",
+    "shared_blocks",
+    "tokens_in_use",
+    "prefill_tokens",
+    "decode_tokens",
+)
+
+#: The parts of a step that `debug=profile` measures.
+_STEP_PARTS = ("attention", "linear", "elementwise", "sampling", "scheduling", "other")
+
+
+def metric(name: str) -> Metric:
+    """The entry of a metric; one that has none, such as a user's own, has its name for a label and no direction."""
+    return CATALOGUE.get(name) or Metric(name, name)
+
+
+def direction(name: str) -> Direction:
+    """What a difference in this metric means."""
+    return metric(name).direction
+
+
+def sections() -> dict[str, list[Metric]]:
+    """The whole catalogue by section."""
+    found: dict[str, list[Metric]] = {}
+    for entry in CATALOGUE.values():
+        found.setdefault(entry.section, []).append(entry)
+    return found
+
+
+def _latency(name: str, label: str, digits: int, in_table: str, formula: str, column: str = "") -> list[Metric]:
+    """The distribution of a latency over completed requests."""
+    family = f"latency/{name}_ms_*"
+    return [
+        Metric(
+            family.replace("*", part), f"{label}, {part}", "ms", formula, TIME, digits, part in in_table.split(),
+            column if part == "p50" else "", family=family,
+        )
+        for part in ("mean", "p50", "p90", "p99")
+    ]  # fmt: skip
+
+
+def _step_parts(suffix: str, label: str, unit: str, digits: int, better: Direction, formula: str) -> list[Metric]:
+    """A metric of each part of a step."""
+    family = f"profile/<part>_{suffix}"
+    return [
+        Metric(family.replace("<part>", part), f"{part}, {label}", unit, formula, better, digits, family=family)
+        for part in _STEP_PARTS
+    ]
+
+
+def _catalogue(by_section: dict[str, Iterable[Metric]]) -> dict[str, Metric]:
+    entries = [replace(entry, section=name) for name, section in by_section.items() for entry in section]
+    return {entry.name: entry for entry in entries}
+
+
+# fmt: off
+CATALOGUE: dict[str, Metric] = _catalogue({
+    "capacity": [
+        Metric("capacity/kv_bytes", "KV cache", "bytes",
+               "blocks x block_size x 2 x layers x kv_heads x "
+               "(head_dim x bytes per element; in int8, + 4 for the scale)",
+               digits=1, in_table=True, column="KV cache"),
+        Metric("capacity/token_slots", "token slots", "tokens", "blocks x block_size", digits=0, in_table=True),
+        Metric("capacity/mean_length", "mean length of a sequence", "tokens",
+               "mean over the workload's sequences of the length each may grow to: its prompt, earlier turns "
+               "included, and `max_tokens`", digits=1),
+        Metric("capacity/planned_sequences", "sequences that fit, planned", "sequences",
+               "sequences of these lengths: blocks in the pool / mean of ceil(length / block_size), rounded "
+               "down; what is shared is not counted off", digits=0),
+        Metric("capacity/planned_running", "sequences at once, planned", "sequences",
+               "`capacity/planned_sequences`, at most `scheduler.max_batch_size` and at most as many as the "
+               "workload has: what `capacity/peak_running` is to be compared with", digits=0, in_table=True),
+        Metric("capacity/peak_running", "sequences at once, peak", "sequences",
+               "largest `running` (sequences that hold memory) of any step", GAIN, 0, True, "at once, peak"),
+        Metric("capacity/mean_running", "sequences at once, mean", "sequences",
+               "mean of `running`, each step weighted by its time", GAIN, 1, True),
+        Metric("capacity/weight_bytes", "weights", "bytes",
+               "weights as they are loaded, padding and scales included, and rotary tables"),
+        Metric("capacity/working_bytes", "working memory", "bytes",
+               "working memory of the largest step, as planned, see below"),
+    ],
+    "throughput": [
+        Metric("duration_s", "duration", "s",
+               "end of the last request; for an interrupted run, the moment it stopped", TIME, 2, True),
+        Metric("throughput/output_tokens_per_s", "output tokens", "tok/s",
+               "`tokens/output` / `duration_s`", SPEED, 1, True, "output tok/s"),
+        Metric("throughput/total_tokens_per_s", "prompt + output tokens", "tok/s",
+               "(`tokens/prompt` + `tokens/output`) / `duration_s`", SPEED, 1, True),
+        Metric("throughput/requests_per_s", "completed requests", "req/s",
+               "`requests/completed` / `duration_s`", SPEED),
+        Metric("efficiency/roofline_share", "of what the machine could do", "%",
+               "the least time that the run's steps could take on this machine / the time they took, see below; "
+               "CPU alone", SPEED, 1, True, alone="share of what the machine could do"),
+    ],
+    "latency": [
+        *_latency("ttft", "first token", 0, "p50 p99", "first token - scheduled arrival", "first token p50, ms"),
+        *_latency("tpot", "per output token", 1, "p50", "(e2el - ttft) / (n - 1), for requests of n > 1 tokens",
+                  "per token p50, ms"),
+        *_latency("e2el", "whole request", 0, "p50 p99", "last token - scheduled arrival"),
+        *_latency("itl", "between two tokens", 1, "",
+                  "every gap between two tokens of a request, pooled over requests"),
+        *_latency("queue", "waiting for admission", 0, "", "first admission - scheduled arrival"),
+    ],
+    "waste": [
+        Metric("kv/block_utilization_mean", "blocks in use, mean", "%",
+               "mean of blocks in use / blocks in the pool, weighted by time", digits=1, in_table=True),
+        Metric("kv/block_utilization_peak", "blocks in use, peak", "%", "its largest value", digits=1),
+        Metric("kv/token_utilization_mean", "token slots in use, mean", "%",
+               "mean of stored tokens / token slots of the pool, weighted by time",
+               GAIN, 1, True, "token slots used, %"),
+        Metric("kv/internal_fragmentation_mean", "unused part of blocks in use", "%",
+               "mean of 1 - stored tokens / token slots of blocks in use, weighted by time", COST, 1, True),
+        Metric("tokens/prefill", "tokens computed in prefill", "tokens",
+               "tokens computed other than by decoding: prompts less hits, and what was recomputed", COST, 0, True),
+        Metric("kv/prefix_hit_tokens", "prompt tokens found in the cache", "tokens",
+               "of prompts at their first admission, those served from cached blocks", GAIN, 0, True),
+        Metric("kv/prefix_hit_rate", "share of prompt tokens found in the cache", "0 to 1",
+               "`kv/prefix_hit_tokens` / prompt tokens at first admissions", GAIN, 3),
+        Metric("kv/same_step_hit_tokens", "hits computed in the same step", "tokens",
+               "of those hits, tokens of blocks that another sequence computed in the same step", digits=0),
+        Metric("kv/recompute_hit_tokens", "tokens found again after a preemption", "tokens",
+               "that preempted sequences found again on their return; not among the hits", digits=0),
+        Metric("kv/shared_blocks_peak", "blocks saved by sharing, peak", "blocks",
+               "largest number of references beyond the first: blocks that sharing saved", GAIN, 0, True),
+        Metric("kv/cow_copies", "blocks copied on write", "blocks",
+               "copied before they were written, because another sequence referenced them", digits=0),
+        Metric("kv/evictions", "evictions", "times",
+               "times that memory for new tokens was taken from cached content", digits=0),
+        Metric("kv/evicted_blocks", "cached blocks evicted", "blocks", "blocks so taken", digits=0, in_table=True),
+        Metric("kv/blocks_allocated", "blocks allocated", "blocks", "handed out over the run", digits=0),
+        Metric("kv/blocks_freed", "blocks freed", "blocks", "returned over the run", digits=0),
+        Metric("kv/blocks_allocated_per_s", "blocks allocated", "blocks/s", "`kv/blocks_allocated` / `duration_s`"),
+        Metric("kv/blocks_freed_per_s", "blocks freed", "blocks/s", "`kv/blocks_freed` / `duration_s`"),
+        Metric("kv/leaked_blocks", "blocks leaked", "blocks",
+               "referenced at the end by no sequence; anything but 0 is a defect", COST, 0),
+        Metric("requests/preemptions", "preemptions", "times",
+               "times a sequence gave up its memory and was queued again", COST, 0, True, "preemptions"),
+        Metric("tokens/recomputed", "tokens computed twice", "tokens",
+               "tokens computed again after a preemption", COST, 0, True),
+        Metric("tokens/recomputed_share", "their share of all computed", "%",
+               "`tokens/recomputed` / all tokens computed, by prefill or decode", COST, 1, True,
+               "computed twice, %", alone="tokens computed twice, of all computed"),
+    ],
+    "requests": [
+        Metric("requests/completed", "completed", "requests", "ended as asked", digits=0, in_table=True,
+               alone="completed requests"),
+        Metric("requests/failed", "failed", "requests", "ended by an error", COST, 0, True,
+               alone="failed requests"),
+        Metric("requests/refused", "refused", "requests",
+               "not taken, because as many were waiting as `scheduler.max_waiting_requests` allows", COST, 0, True,
+               alone="refused requests"),
+        Metric("tokens/prompt", "prompt tokens served", "tokens",
+               "prompt tokens served, computed or found in the cache, each counted once", digits=0),
+        Metric("tokens/output", "tokens produced", "tokens", "tokens produced", digits=0),
+    ],
+    "quality": [
+        Metric("quality/logit_error_mean", "error of a logit, mean", "",
+               "mean absolute difference of a logit to that of the same model without int8", COST, 4),
+        Metric("quality/logit_error_max", "error of a logit, largest", "", "its largest value", COST, 4),
+        Metric("quality/top1_agreement", "positions with the same most likely token", "0 to 1",
+               "share of positions at which both models give the same most likely token", GAIN, 3),
+    ],
+    "engine": [
+        Metric("engine/steps", "steps", "steps",
+               "forward passes (the log also has steps that only gave memory back, `batch_seqs` 0)", digits=0),
+        Metric("engine/failed_passes", "failed forward passes", "passes",
+               "forward passes that raised; what could be was run again in the same step", COST, 0),
+        Metric("engine/step_ms_p50", "time of a step, p50", "ms", "median time of a step", TIME),
+        Metric("engine/schedule_ms_p50", "scheduling of a step, p50", "ms",
+               "part of a step before the model: retire, admit, plan, reserve, view", TIME, 3,
+               family="engine/schedule_ms_*"),
+        Metric("engine/schedule_ms_p99", "scheduling of a step, p99", "ms",
+               "part of a step before the model: retire, admit, plan, reserve, view", TIME, 3,
+               family="engine/schedule_ms_*"),
+        Metric("engine/batch_tokens_mean", "tokens in a batch, mean", "tokens", "tokens of a step's batch",
+               digits=1),
+        Metric("engine/batch_seqs_mean", "sequences in a batch, mean", "sequences", "sequences of a step's batch",
+               digits=1),
+    ],
+    "profile": [
+        *_step_parts("ms_mean", "mean", "ms", 3, TIME,
+                     "`debug=profile`: time of a part of a step, mean over steps with a batch"),
+        *_step_parts("share", "share of a step", "%", 1, NEUTRAL, "that part's time / the time of those steps"),
+    ],
+})
+# fmt: on

@@ -1,0 +1,38 @@
+"""The generated parts of docs/metrics.md: `python -m kvlab.lab.metrics_page docs/metrics.md` writes them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvlab.lab.catalogue import SERIES, Metric, sections
+
+
+def render(page: str) -> str:
+    """The page with everything between `<!-- metrics -->` and `<!-- /metrics -->`, and between the same marks of
+    `series`, made anew from the catalogue.
+    """
+    parts = {"metrics": "\n\n".join(_tables()), "series": ", ".join(f"`series/{name}`" for name in SERIES)}
+    for name, text in parts.items():
+        mark = re.compile(f"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", re.DOTALL)
+        page = mark.sub(lambda match, text=text: match[1] + text + match[2], page)  # type: ignore[misc]
+    return page
+
+
+def _tables() -> Iterator[str]:
+    for section, entries in sections().items():
+        rows = {entry.family or entry.name: entry for entry in reversed(entries)}
+        lines = [_row(name, entry) for name, entry in reversed(rows.items())]
+        yield f"### {section}\n\n| metric | unit | better | formula |\n|---|---|---|---|\n" + "\n".join(lines)
+
+
+def _row(name: str, entry: Metric) -> str:
+    better = {True: "more", False: "less", None: "-"}[entry.direction.more_is_better]
+    return f"| `{name}` | {entry.unit or '-'} | {better} | {entry.formula} |"
+
+
+if __name__ == "__main__":
+    file = Path(sys.argv[1])
+    file.write_text(render(file.read_text(encoding="utf-8")), encoding="utf-8")
