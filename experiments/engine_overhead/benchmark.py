@@ -18,10 +18,11 @@ from collections.abc import Callable
 import numpy as np
 
 from kvlab.config import SchedulerConfig
-from kvlab.core import Request, SamplingParams, Sequence, StepPlan
+from kvlab.core import Request, SamplingParams, Sequence
 from kvlab.engine.clock import WallClock
 from kvlab.engine.engine import Engine
 from kvlab.engine.scheduler import build_scheduler
+from kvlab.engine.step import StepInput, StepResult
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.view import CacheView
 from kvlab.lab.machine import describe
@@ -37,11 +38,11 @@ class InstantExecutor:
     def __init__(self) -> None:
         self._token = 0
 
-    def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
+    def execute(self, step: StepInput, view: CacheView) -> StepResult:
         """See Executor."""
         _ = view.positions, view.slot_mapping, view.query_start, view.seq_lens, view.block_tables
         self._token = (self._token + 1) % VOCAB
-        return [self._token] * plan.num_samples
+        return StepResult([self._token] * len(step.sampled))
 
 
 class Service:

@@ -21,12 +21,13 @@ from experiments.attention_backends.benchmark import Case, ReadProbe, measure
 from experiments.gpu.sizes import ROOT, Sizes, model
 from kvlab.attention.registry import default_registry
 from kvlab.config import KVConfig, ModelConfig, SchedulerConfig, WorkloadConfig
-from kvlab.core import Request, Sequence
+from kvlab.core import Request
 from kvlab.engine.clock import WallClock
 from kvlab.engine.engine import Engine
 from kvlab.engine.executor import SamplerProtocol, TorchExecutor
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
+from kvlab.engine.step import SamplingBatch, StepResult
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.sizing import PoolSize, size_pool
@@ -182,9 +183,9 @@ class _Recorder:
         self.logits: list[torch.Tensor] = []
         self._sampler = Sampler()
 
-    def __call__(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
+    def __call__(self, logits: torch.Tensor, batch: SamplingBatch) -> StepResult:
         self.logits.append(logits.cpu())
-        return self._sampler(logits, sequences)
+        return self._sampler(logits, batch)
 
 
 def _outputs(name: str, kv: str, attention: str, device: str, sizes: Sizes) -> _Outputs:

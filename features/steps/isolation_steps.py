@@ -10,11 +10,12 @@ from pytest_bdd import given, parsers, then, when
 from features.steps.checkpoints import Checkpoint
 from features.steps.run_steps import Command
 from features.steps.server import Server
-from kvlab.core import FinishReason, Sequence, StepPlan
+from kvlab.core import FinishReason, SequenceSpec
 from kvlab.engine.sampler import Sampler
+from kvlab.engine.step import StepInput, StepResult
 from kvlab.kv.view import CacheView
 
-Strikes = Callable[[StepPlan], list[Sequence]]
+Strikes = Callable[[StepInput], list[SequenceSpec]]
 
 
 class Fault:
@@ -30,10 +31,10 @@ class Fault:
     def end(self) -> None:
         self._server.executor.execute = self._execute  # type: ignore[method-assign]
 
-    def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
-        culprits = self._culprits(plan)
+    def execute(self, step: StepInput, view: CacheView) -> StepResult:
+        culprits = self._culprits(step)
         if not culprits:
-            return self._execute(plan, view)
+            return self._execute(step, view)
         if self._when == "before it computes":
             raise RuntimeError("the device was lost")
         spec = view.storage.spec
@@ -42,10 +43,10 @@ class Fault:
             view.update(layer, garbage, garbage)
         if self._when == "half-way":
             raise RuntimeError("the device was lost")
-        sampling = [entry.sequence for entry in plan.scheduled if entry.samples]
-        logits = torch.zeros(len(sampling), 211)
-        logits[[sampling.index(culprit) for culprit in culprits]] = float("nan")
-        Sampler()(logits, sampling)
+        batch = step.sampling()
+        logits = torch.zeros(len(batch), 211)
+        logits[[batch.sequences.index(culprit) for culprit in culprits]] = float("nan")
+        Sampler()(logits, batch)
         raise AssertionError("the sampler took logits that are no numbers")
 
 
@@ -57,24 +58,25 @@ class Fault:
     target_fixture="fault",
 )
 def fails_wherever(server: Server, when: str, culprit: str, nth: str) -> Fault:
-    sequence, tokens = server.sequences[culprit], {"first": 0, "third": 2}[nth]
+    tokens = {"first": 0, "third": 2}[nth]
 
-    def culprits(plan: StepPlan) -> list[Sequence]:
-        members = [entry.sequence for entry in plan.scheduled if entry.samples]
-        return [sequence] if sequence in members and sequence.num_output_tokens >= tokens else []
+    def culprits(step: StepInput) -> list[SequenceSpec]:
+        batch = step.sampling()
+        rows = zip(batch.sequences, batch.num_outputs, strict=True)
+        return [sequence for sequence, count in rows if sequence.request_id == culprit and count >= tokens]
 
     return Fault(server, when, culprits)
 
 
 @given(parsers.re(r"the model fails (?P<when>half-way) in every pass"), target_fixture="fault")
 def fails_always(server: Server, when: str) -> Fault:
-    return Fault(server, when, lambda plan: [entry.sequence for entry in plan.scheduled])
+    return Fault(server, when, lambda step: list(step.sequences))
 
 
 @when(parsers.re(r"the model fails in its next pass, (?P<when>half-way)"), target_fixture="fault")
 def fails_once(server: Server, when: str) -> Fault:
     left = [True]
-    return Fault(server, when, lambda plan: [plan.scheduled[0].sequence] if left and left.pop() else [])
+    return Fault(server, when, lambda step: [step.sequences[0]] if left and left.pop() else [])
 
 
 @when("the fault is over")

@@ -17,7 +17,10 @@ from features.steps.server import Server
 from features.steps.support import Memory, MemorySize, memory_size
 from kvlab.config import SchedulerConfig
 from kvlab.core import PoolCounters, PoolStats, Request, SamplingParams, StepRecord
+from kvlab.engine.clock import LogicalClock
+from kvlab.engine.step import StepInput, StepResult
 from kvlab.kv.sizing import PoolSize
+from kvlab.kv.view import CacheView
 from kvlab.lab.artifacts import write_artifacts
 from kvlab.lab.drive import RunLog, drive
 from kvlab.lab.metrics import run_metrics
@@ -34,23 +37,6 @@ _EVENTS = {
 
 
 @dataclass
-class StepClock:
-    """Time that passes in the model alone, the same in each step."""
-
-    step_s: float
-    time: float = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-    def restart(self) -> None:
-        self.time = 0.0
-
-    def wait_until(self, when: float) -> None:
-        self.time = max(self.time, when)
-
-
-@dataclass
 class FinishedRun:
     """A run's figures, its step log, and what the pool said after each of its steps."""
 
@@ -60,9 +46,9 @@ class FinishedRun:
     seen: list[PoolStats] = field(default_factory=list)
 
 
-@given(parsers.parse("a clock on which each step takes {seconds:g} seconds"), target_fixture="clock")
-def a_clock(seconds: float) -> StepClock:
-    return StepClock(seconds)
+@given(parsers.parse("a clock on which each step takes {seconds:g} seconds"), target_fixture="step_s")
+def step_seconds(seconds: float) -> float:
+    return seconds
 
 
 @given(
@@ -73,16 +59,15 @@ def a_server_on_clock(
     model: Checkpoint,
     scheduling: SchedulerConfig,
     size: MemorySize,
-    clock: StepClock,
+    step_s: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Server:
     server = Server.start(model, size, replace(scheduling))
-    server.engine.clock = clock
+    server.engine.clock = LogicalClock()
     execute = server.executor.execute
 
-    def timed(*args: Any) -> list[int]:
-        clock.time += clock.step_s
-        return execute(*args)
+    def timed(step: StepInput, view: CacheView) -> StepResult:
+        return replace(execute(step, view), elapsed_s=step_s)
 
     monkeypatch.setattr(server.executor, "execute", timed)
     return server

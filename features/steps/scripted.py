@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import torch
 
 from kvlab.config import SchedulerConfig
-from kvlab.core import Request, SamplingParams, StepOutput, StepPlan
+from kvlab.core import Request, SamplingParams, StepOutput
 from kvlab.core import Sequence as Answer
 from kvlab.engine.clock import WallClock
 from kvlab.engine.engine import Engine
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
+from kvlab.engine.step import StepInput, StepResult
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.view import CacheView
 
@@ -48,14 +49,14 @@ class ScriptedModel:
     def text(self, token_ids: Sequence[int]) -> str:
         return "".join(self.vocabulary[token] for token in token_ids)
 
-    def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
+    def execute(self, step: StepInput, view: CacheView) -> StepResult:
         """See Executor."""
-        saying = [entry.sequence for entry in plan.scheduled if entry.samples]
-        logits = torch.zeros(len(saying), len(self.vocabulary))
+        batch = step.sampling()
+        logits = torch.zeros(len(batch), len(self.vocabulary))
         logits[:, self.token(OTHERWISE)] = 1.0
-        for row, sequence in enumerate(saying):
-            logits[row, self.token(self.script[sequence.num_output_tokens])] = 2.0
-        return Sampler()(logits, saying)
+        for row, position in enumerate(batch.num_outputs.tolist()):
+            logits[row, self.token(self.script[position])] = 2.0
+        return Sampler()(logits, batch)
 
     def ask(self, sampling: SamplingParams) -> Answer:
         """The answer to a request."""

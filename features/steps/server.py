@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from features.steps.checkpoints import Checkpoint
 from features.steps.support import Memory, MemorySize
 from kvlab.config import SchedulerConfig
-from kvlab.core import Request, SamplingParams, Sequence, StepOutput, StepPlan, StepRecord
+from kvlab.core import Request, SamplingParams, Sequence, StepOutput, StepRecord
 from kvlab.engine.clock import WallClock
 from kvlab.engine.engine import Engine
-from kvlab.engine.executor import Executor, TorchExecutor
+from kvlab.engine.executor import TorchExecutor
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
+from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.kv.view import CacheView
 from kvlab.models.decoder import Decoder
 
@@ -27,9 +28,10 @@ class WatchedExecutor(TorchExecutor):
         super().__init__(decoder, Sampler())
         self.passes: list[list[tuple[str, int]]] = []
 
-    def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
-        self.passes.append([(entry.sequence.request.request_id, entry.num_tokens) for entry in plan.scheduled])
-        return super().execute(plan, view)
+    def execute(self, step: StepInput, view: CacheView) -> StepResult:
+        names = [sequence.request_id for sequence in step.sequences]
+        self.passes.append(list(zip(names, step.num_tokens.tolist(), strict=True)))
+        return super().execute(step, view)
 
 
 @dataclass

@@ -15,7 +15,8 @@ from features.steps.checkpoints import Checkpoint, random_tokens
 from features.steps.server import Server
 from features.steps.support import MemorySize, memory_size
 from kvlab.config import SchedulerConfig
-from kvlab.core import FinishReason, StepPlan
+from kvlab.core import FinishReason
+from kvlab.engine.step import StepInput
 from kvlab.kv.view import CacheView
 
 _SIZE = {"Size": memory_size}
@@ -90,7 +91,7 @@ def asked_again(server: Server) -> None:
 def model_fails(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first layer has written its K and V."""
 
-    def fail(plan: StepPlan, view: CacheView) -> NoReturn:
+    def fail(step: StepInput, view: CacheView) -> NoReturn:
         spec = view.storage.spec
         garbage = torch.full((view.num_tokens, spec.num_kv_heads, spec.head_dim), 1e3)
         view.update(0, garbage, garbage)

@@ -30,7 +30,7 @@ class SamplingParams:
     """How tokens are picked, and when to stop.
 
     `temperature` 0 is greedy. With `seed`, a sampled request's tokens depend on nothing but the request. `n`
-    samples are drawn of one prompt, which is computed once. The order is repetition penalty, stop tokens barred
+    samples are drawn of one prompt, which is computed once. The order is repetition penalty, stop tokens masked
     below `min_tokens`, temperature, `top_k`, `top_p`, `min_p`. The output's text, where the engine has a
     detokenizer, ends before the first of the `stop` strings.
     """
@@ -82,6 +82,23 @@ class Request:
         return len(self.prompt_token_ids) + self.sampling.max_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """What an executor needs to know of a sequence and never changes: its name, and how its tokens are picked."""
+
+    request_id: str
+    index: int  # which of the request's samples
+    sampling: SamplingParams
+    stop_token_ids: frozenset[int] = frozenset()  # those of the request, and the model's unless it ignores them
+    is_greedy: bool = field(init=False)  # every token is that of the largest logit, and nothing else is asked for
+
+    def __post_init__(self) -> None:
+        asked = self.sampling
+        greedy = asked.temperature == 0 and asked.repetition_penalty == 1
+        greedy = greedy and asked.min_tokens == 0 and asked.logprobs is None
+        object.__setattr__(self, "is_greedy", greedy)
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A request on its way through the engine.
@@ -113,13 +130,15 @@ class Sequence:
     resumed_s: list[float] = field(default_factory=list)  # when it was admitted again, after each of those
     token_times_s: list[float] = field(default_factory=list)  # when each output token was there
     text: str = ""  # of the output, as far as it was told
-    next_logprobs: TokenLogprobs | None = None  # the sampler's, of the token about to be appended
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each output token, where asked for
     finished_s: float | None = None
+    spec: SequenceSpec = field(init=False)
     num_prompt_tokens: int = field(init=False)
     max_total_tokens: int = field(init=False)  # prompt and the longest output
 
     def __post_init__(self) -> None:
+        request = self.request
+        self.spec = SequenceSpec(request.request_id, self.index, request.sampling, self.stop_token_ids)
         self.num_prompt_tokens = len(self.request.prompt_token_ids)
         self.max_total_tokens = self.request.max_total_tokens
         if not self.token_ids:
@@ -162,12 +181,6 @@ class Sequence:
             resumed_s=tuple(self.resumed_s),
             recomputed_tokens=self.recomputed_tokens,
         )
-
-    @property
-    def is_decoding(self) -> bool:
-        """Whether only its newest token is left to compute."""
-        known = len(self.token_ids)
-        return known - self.num_computed == 1 and known > self.num_prompt_tokens
 
 
 class ScheduledSequence(NamedTuple):

@@ -88,7 +88,7 @@ class QueueFullError(RequestRefusedError):
 
 
 class SamplingError(KvlabError, ArithmeticError):
-    """The model's logits leave no token to sample: not a number, infinite, or every token barred.
+    """The model's logits leave no token to sample: not a number, infinite, or every token masked.
 
     `request_ids` are those whose logits they are.
     """
@@ -96,7 +96,7 @@ class SamplingError(KvlabError, ArithmeticError):
     def __init__(self, request_ids: Sequence[str]) -> None:
         super().__init__(
             f"no token can be sampled for {', '.join(map(repr, request_ids))}: the logits are not finite, or every "
-            "token is barred"
+            "token is masked"
         )
         self.request_ids = tuple(request_ids)
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoConfig
 
 from kvlab.attention.registry import default_registry
 from kvlab.config import SchedulerConfig
-from kvlab.core import FinishReason, Request, SamplingParams, Sequence, StepOutput, StepPlan, StepRecord
-from kvlab.engine.clock import Clock
+from kvlab.core import FinishReason, Request, SamplingParams, Sequence, StepOutput, StepRecord
+from kvlab.engine.clock import Clock, LogicalClock
 from kvlab.engine.engine import Engine
-from kvlab.engine.executor import Executor, TorchExecutor
+from kvlab.engine.executor import TorchExecutor
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
+from kvlab.engine.step import Executor, SamplingBatch, StepInput, StepResult
 from kvlab.engine.text import Detokenizer
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
@@ -82,22 +85,6 @@ def slotted_pool(num_slots: int = 4) -> ContiguousKVCachePool:
     return ContiguousKVCachePool(num_slots, MAX_SEQ_LEN, storage)
 
 
-class LogicalClock:
-    """Time that stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-    def restart(self) -> None:
-        self.time = 0.0
-
-    def wait_until(self, when: float) -> None:
-        self.time = max(self.time, when)
-
-
 class RecordingExecutor(TorchExecutor):
     """Remembers who took part in each step, with how many tokens."""
 
@@ -106,14 +93,22 @@ class RecordingExecutor(TorchExecutor):
         self.steps: list[dict[str, int]] = []
         self.sampled: list[int] = []  # tokens that each step returned
 
-    def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
-        self.steps.append({entry.sequence.request.request_id: entry.num_tokens for entry in plan.scheduled})
-        tokens = super().execute(plan, view)
-        self.sampled.append(len(tokens))
-        return tokens
+    def execute(self, step: StepInput, view: CacheView) -> StepResult:
+        names = [sequence.request_id for sequence in step.sequences]
+        self.steps.append(dict(zip(names, step.num_tokens.tolist(), strict=True)))
+        result = super().execute(step, view)
+        self.sampled.append(len(result.token_ids))
+        return result
 
     def first_step_of(self, request_id: str) -> int:
         return next(index for index, step in enumerate(self.steps) if request_id in step)
+
+
+class SteadyExecutor(RecordingExecutor):
+    """Each pass takes a second of a LogicalClock."""
+
+    def execute(self, step: StepInput, view: CacheView) -> StepResult:
+        return replace(super().execute(step, view), elapsed_s=1.0)
 
 
 class FailingExecutor(RecordingExecutor):
@@ -124,12 +119,12 @@ class FailingExecutor(RecordingExecutor):
         self.victim: str | None = victim
         self.view: CacheView | None = None  # that of the last step
 
-    def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
+    def execute(self, step: StepInput, view: CacheView) -> StepResult:
         self.view = view
-        tokens = super().execute(plan, view)
+        result = super().execute(step, view)
         if self.victim in self.steps[-1]:
             raise ArithmeticError("the device fell over")
-        return tokens
+        return result
 
 
 class Stream:
@@ -148,6 +143,15 @@ class Stream:
     @property
     def ends(self) -> list[FinishReason]:
         return [output.finish_reason for output in self.outputs if output.finish_reason is not None]
+
+
+def sampling_batch(*sequences: Sequence) -> SamplingBatch:
+    """What the sampler is given for these sequences."""
+    return SamplingBatch(
+        tuple(sequence.spec for sequence in sequences),
+        np.asarray([sequence.num_output_tokens for sequence in sequences], dtype=np.int64),
+        {row: tuple(sequence.token_ids) for row, sequence in enumerate(sequences)},
+    )
 
 
 def make_engine(

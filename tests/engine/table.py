@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from kvlab.config import FaultsConfig, SchedulerConfig
-from kvlab.core import Request, StepPlan
-from kvlab.engine.clock import Clock
+from kvlab.core import Request
+from kvlab.engine.clock import Clock, LogicalClock
 from kvlab.engine.engine import Engine
-from kvlab.engine.executor import Executor
 from kvlab.engine.faults import FaultyExecutor
 from kvlab.engine.scheduler import build_scheduler
+from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
@@ -22,7 +22,6 @@ from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
-from tests.engine.support import LogicalClock
 
 VOCAB = 1_000_000  # whole numbers that float32 holds
 _SPEC = KVSpec(num_layers=1, num_kv_heads=1, head_dim=1, dtype="float32")
@@ -31,38 +30,50 @@ _SPEC = KVSpec(num_layers=1, num_kv_heads=1, head_dim=1, dtype="float32")
 class TableExecutor:
     """Stores each token's id as K and its position as V where the view says, then reads every sequence that samples
     back through its table. What memory lost or mixed up shows in `errors` and in the tokens.
+
+    A pass takes `step_s` and `token_s` for each token, on a LogicalClock.
     """
 
-    def __init__(self, clock: LogicalClock | None = None, step_s: float = 0.0, token_s: float = 0.0) -> None:
-        self._clock, self._step_s, self._token_s = clock, step_s, token_s
+    def __init__(self, step_s: float = 0.0, token_s: float = 0.0) -> None:
+        self._step_s, self._token_s = step_s, token_s
+        self._computed: dict[tuple[str, int], dict[int, int]] = {}  # tokens of each sequence by their positions
         self.errors: list[str] = []
         self.steps: list[list[tuple[str, int]]] = []  # of each pass, who took part with how many tokens
 
-    def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
+    def execute(self, step: StepInput, view: CacheView) -> StepResult:
         """See Executor."""
-        self.steps.append([(entry.sequence.request.request_id, entry.num_tokens) for entry in plan.scheduled])
-        if self._clock is not None:
-            self._clock.time += self._step_s + self._token_s * view.num_tokens
+        names = [sequence.request_id for sequence in step.sequences]
+        self.steps.append(list(zip(names, step.num_tokens.tolist(), strict=True)))
         keys, values = (tensor.numpy()[0, :, 0, :, 0] for tensor in (view.storage.keys, view.storage.values))
-        ids: list[int] = []
-        for sequence, count in plan.scheduled:
-            ids += sequence.token_ids[sequence.num_computed : sequence.num_computed + count]
-        places = view.slot_mapping.numpy()
-        write = places >= 0
-        keys.reshape(-1)[places[write]] = np.asarray(ids)[write]
-        values.reshape(-1)[places[write]] = view.positions.numpy()[write]
+        slots = view.slot_mapping.numpy()
+        write = slots >= 0
+        keys.reshape(-1)[slots[write]] = step.token_ids[write]
+        values.reshape(-1)[slots[write]] = view.positions.numpy()[write]
+        self._remember(step, view)
         tokens = []
-        for row, entry in enumerate(plan.scheduled):
-            if entry.samples:
-                sequence = entry.sequence
-                blocks, length = view.blocks(row), view.lengths[row]
-                stored = keys[blocks].reshape(-1)[:length].astype(np.int32)
-                if stored.tolist() != sequence.token_ids:
-                    self.errors.append(f"{sequence.request.request_id}: its blocks hold other tokens than its own")
-                if values[blocks].reshape(-1)[:length].tolist() != list(range(length)):
-                    self.errors.append(f"{sequence.request.request_id}: its tokens are not at their positions")
-                tokens.append(checksum(stored, sequence.index))
-        return tokens
+        for row in step.sampled.tolist():
+            name, index = step.sequences[row].request_id, step.sequences[row].index
+            blocks, length = view.blocks(row), view.lengths[row]
+            stored = keys[blocks].reshape(-1)[:length].astype(np.int32)
+            if any(stored[position] != token for position, token in self._computed[name, index].items()):
+                self.errors.append(f"{name}: its blocks hold other tokens than its own")
+            if values[blocks].reshape(-1)[:length].tolist() != list(range(length)):
+                self.errors.append(f"{name}: its tokens are not at their positions")
+            tokens.append(checksum(stored, index))
+        return StepResult(tokens, elapsed_s=self._step_s + self._token_s * view.num_tokens)
+
+    def forget(self, request_id: str) -> None:
+        """Keep nothing of a request that has ended."""
+        for key in [key for key in self._computed if key[0] == request_id]:
+            del self._computed[key]
+
+    def _remember(self, step: StepInput, view: CacheView) -> None:
+        """Note each sequence's tokens; what it found in the cache, `undisturbed` alone can tell."""
+        positions = view.positions.tolist()
+        for row, sequence in enumerate(step.sequences):
+            computed = self._computed.setdefault((sequence.request_id, sequence.index), {})
+            batch = slice(view.starts[row], view.starts[row + 1])
+            computed.update(zip(positions[batch], step.token_ids[batch].tolist(), strict=True))
 
 
 def checksum(token_ids: Iterable[int], sample: int = 0) -> int:

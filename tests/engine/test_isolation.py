@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from kvlab.config import FaultsConfig
-from kvlab.core import FinishReason, Request, SamplingParams, Sequence, StepPlan
+from kvlab.core import FinishReason, Request, SamplingParams, Sequence
 from kvlab.engine.engine import Engine
 from kvlab.engine.faults import FaultyExecutor, InjectedFault
+from kvlab.engine.step import StepInput, StepResult
 from kvlab.errors import SamplingError
 from kvlab.kv.view import CacheView
 from tests.engine.support import Stream, drain, steps
@@ -26,16 +27,16 @@ class Trap(TableExecutor):
         super().__init__()
         self.rule, self.late = rule, late
 
-    def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
-        names = [entry.sequence.request.request_id for entry in plan.scheduled]
+    def execute(self, step: StepInput, view: CacheView) -> StepResult:
+        names = [sequence.request_id for sequence in step.sequences]
         if not self.late:
             self.steps.append([(name, 0) for name in names])
             self.rule(names, len(self.steps))
             self.steps.pop()
-        tokens = super().execute(plan, view)
+        result = super().execute(step, view)
         if self.late:
             self.rule(names, len(self.steps))
-        return tokens
+        return result
 
 
 def poisoned(*culprits: str) -> Rule:
@@ -138,9 +139,9 @@ def test_a_dead_device_fails_the_step_without_trying_each_sequence() -> None:
 
 def test_too_few_tokens_are_a_failure_too() -> None:
     class Short(TableExecutor):
-        def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
-            tokens = super().execute(plan, view)
-            return tokens[:-1] if len(tokens) > 1 else tokens
+        def execute(self, step: StepInput, view: CacheView) -> StepResult:
+            tokens = super().execute(step, view).token_ids
+            return StepResult(tokens[:-1] if len(tokens) > 1 else tokens)
 
     engine = table_engine(table_pool(60), Short())
     sequences = submit(engine, 3)
@@ -203,7 +204,7 @@ class TestInjectedFaults:
         assert executor.errors == []
         oracle = FaultyExecutor(executor, config)
         for sequence in sequences:
-            since = oracle.poisoned_from(sequence.request)
+            since = oracle.poisoned_from(sequence.spec)
             expected = undisturbed(sequence.request)
             if since is not None:
                 assert sequence.finish_reason is FinishReason.FAILED

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 
-from kvlab.core import FinishReason, Request, SamplingParams, StepPlan
+from kvlab.core import FinishReason, Request, SamplingParams
+from kvlab.engine.step import StepInput
 from kvlab.kv.view import CacheView
 from tests.engine.support import (
     FailingExecutor,
@@ -124,8 +126,8 @@ class TestFailedStep:
 
     def test_of_all_that_share_leaves_nothing_to_hit(self) -> None:
         class Dead(RecordingExecutor):
-            def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
-                super().execute(plan, view)
+            def execute(self, step: StepInput, view: CacheView) -> NoReturn:
+                super().execute(step, view)
                 raise ArithmeticError("the device fell over")
 
         engine = make_engine(sharing_pool(), Dead(), max_batch_size=3)

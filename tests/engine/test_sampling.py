@@ -12,7 +12,7 @@ import torch
 from kvlab.core import Request, SamplingParams, Sequence
 from kvlab.engine.sampler import Sampler
 from kvlab.models.decoder import Decoder
-from tests.engine.support import expected_tokens, make_engine, request, run
+from tests.engine.support import expected_tokens, make_engine, request, run, sampling_batch
 
 
 def warm(name: str = "x", *, seed: int | None = 7, temperature: float = 1.0) -> Request:
@@ -114,7 +114,7 @@ class TestSampler:
             Sequence(Request(f"r{seed}", (1,), SamplingParams(1, temperature=temperature, seed=seed)))
             for seed in range(count)
         ]
-        return Counter(Sampler()(self.LOGITS.expand(count, -1), sequences))
+        return Counter(Sampler()(self.LOGITS.expand(count, -1), sampling_batch(*sequences)).token_ids)
 
     @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
     def test_draws_from_the_softmax_of_logits_over_temperature(self, temperature: float) -> None:
@@ -126,7 +126,7 @@ class TestSampler:
     def test_each_index_of_a_request_is_a_draw_of_its_own(self) -> None:
         sequence = Sequence(Request("x", (1,), SamplingParams(500, temperature=1.0, seed=3)))
         for _ in range(500):
-            sequence.token_ids += Sampler()(self.LOGITS[None], [sequence])
+            sequence.token_ids += Sampler()(self.LOGITS[None], sampling_batch(sequence)).token_ids
         found = Counter(sequence.output_token_ids)
         expected = torch.softmax(self.LOGITS, dim=0)
         assert found[0] / 500 == pytest.approx(float(expected[0]), abs=0.08)
@@ -136,7 +136,7 @@ class TestSampler:
     def test_greedy_takes_the_largest_of_each_row(self, dtype: torch.dtype) -> None:
         sequences = [Sequence(Request(f"r{row}", (1,), SamplingParams(1))) for row in range(3)]
         logits = torch.tensor([[0.0, 3.0, 1.0], [5.0, -1.0, 4.0], [-3.0, -2.0, -1.0]], dtype=dtype)
-        assert Sampler()(logits, sequences) == [1, 0, 2]
+        assert Sampler()(logits, sampling_batch(*sequences)).token_ids == [1, 0, 2]
 
     def test_nothing_to_sample_gives_nothing(self) -> None:
-        assert Sampler()(torch.empty(0, 5), []) == []
+        assert Sampler()(torch.empty(0, 5), sampling_batch()).token_ids == []

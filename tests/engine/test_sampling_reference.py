@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.core import Request, SamplingParams, Sequence
+from kvlab.core import Request, SamplingParams, Sequence, TokenLogprobs
 from kvlab.engine import logits as ops
 from kvlab.engine.randomness import uniforms
 from kvlab.engine.sampler import Sampler
@@ -19,7 +19,7 @@ from kvlab.errors import SamplingError
 from kvlab.models.ops import select_ops
 from kvlab.models.ops.torch_ops import TorchOps
 from tests.engine.sampling_reference import adjusted, distribution, mix, pick, reference_tokens, softmax, uniform
-from tests.engine.support import drain, make_engine, paged_pool, request, sharing_pool
+from tests.engine.support import drain, make_engine, paged_pool, request, sampling_batch, sharing_pool
 
 ANY_SAMPLING = st.builds(
     SamplingParams,
@@ -42,7 +42,13 @@ def sequence(sampling: SamplingParams, prompt: tuple[int, ...] = (1,), output: t
 
 
 def sampled(logits: torch.Tensor, *sequences: Sequence) -> list[int]:
-    return Sampler()(logits, list(sequences))
+    return Sampler()(logits, sampling_batch(*sequences)).token_ids
+
+
+def logprobs_of(logits: torch.Tensor, *sequences: Sequence) -> list[TokenLogprobs | None]:
+    found = Sampler()(logits, sampling_batch(*sequences)).logprobs
+    assert found is not None
+    return found
 
 
 class TestAgainstTheReference:
@@ -203,7 +209,7 @@ class TestFilters:
         scores = torch.randn(3, 40, generator=torch.Generator().manual_seed(1))
         before = scores.clone()
         ops.penalize_repetition(scores, [1, 1.5, 1], [[1], [2, 2, 7], [3]])
-        ops.bar(scores, [(), (5, 40, 99), ()])
+        ops.mask_tokens(scores, [(), (5, 40, 99), ()])
         ops.keep_top_k(scores, [0, 9, 40], TorchOps())
         ops.keep_top_p(scores, [1, 0.8, 1], TorchOps())
         ops.keep_min_p(scores, [0, 0.1, 0])
@@ -247,7 +253,7 @@ class TestShortlists:
     def test_give_the_tokens_that_all_the_vocabulary_gives(
         self, rows: list[tuple[int, float, float, float]], grain: float, seed: int
     ) -> None:
-        """A coarse grain makes equals, more of them than a shortlist has room for."""
+        """A coarse grain makes equals, more of them than the candidates have room for."""
         logits = torch.randn(len(rows), 300, generator=torch.Generator().manual_seed(seed)) * 3
         logits = (logits / grain).round() * grain
         batch = [
@@ -257,13 +263,13 @@ class TestShortlists:
         found = sampled(logits, *batch)
         assert found == [sampled(logits[row : row + 1], each)[0] for row, each in enumerate(batch)]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ops, "_SHORT", 0)
+            patch.setattr(ops, "_MAX_CANDIDATES", 0)
             assert sampled(logits, *batch) == found
 
     def test_hold_what_top_k_keeps_and_are_short(self) -> None:
         scores = torch.randn(4, 1000)
         scores[1, ::3] = 5.0
-        rows, places = ops.shortlist(scores, [5, 5, 0, 20], TorchOps())
+        rows, places = ops.top_k_candidates(scores, [5, 5, 0, 20], TorchOps())
         assert rows == [0, 3]
         assert places.shape == (2, 40)
         assert torch.equal(places, places.sort(dim=-1).values)
@@ -279,10 +285,8 @@ class TestKernels:
         if not kernels.name.startswith("native"):
             pytest.skip("no native kernels here")
         logits = torch.randn(len(asked), 300, generator=torch.Generator().manual_seed(seed)).bfloat16()
-        batches = [[sequence(each) for each in asked] for _ in range(2)]
-        assert Sampler(kernels)(logits, batches[0]) == Sampler(TorchOps())(logits, batches[1])
-        for one, other in zip(*batches, strict=True):
-            assert one.next_logprobs == other.next_logprobs
+        batch = sampling_batch(*map(sequence, asked))
+        assert Sampler(kernels)(logits, batch) == Sampler(TorchOps())(logits, batch)
 
 
 def test_of_equal_logits_the_first_is_taken_and_told() -> None:
@@ -290,8 +294,9 @@ def test_of_equal_logits_the_first_is_taken_and_told() -> None:
     logits[0, [70, 300, 301]] = 2.0
     one = sequence(SamplingParams(1, logprobs=5))
     assert sampled(logits, one) == [70]
-    assert one.next_logprobs is not None
-    assert [token for token, _ in one.next_logprobs.top] == [70, 300, 301, 0, 1]
+    (logprobs,) = logprobs_of(logits, one)
+    assert logprobs is not None
+    assert [token for token, _ in logprobs.top] == [70, 300, 301, 0, 1]
 
 
 class TestLogprobs:
@@ -304,19 +309,20 @@ class TestLogprobs:
         )
         (token,) = sampled(self.LOGITS, one)
         exact = self.LOGITS.log_softmax(dim=-1)[0].tolist()
-        assert one.next_logprobs is not None
+        (found,) = logprobs_of(self.LOGITS, one)
+        assert found is not None
         assert token == 2
-        assert one.next_logprobs.logprob == pytest.approx(exact[2])
-        assert [each for each, _ in one.next_logprobs.top] == [1, 2]
-        assert [value for _, value in one.next_logprobs.top] == pytest.approx([exact[1], exact[2]])
+        assert found.logprob == pytest.approx(exact[2])
+        assert [each for each, _ in found.top] == [1, 2]
+        assert [value for _, value in found.top] == pytest.approx([exact[1], exact[2]])
 
     @pytest.mark.parametrize(("asked", "given"), [(0, 0), (1, 1), (4, 4), (9, 4)])
     def test_as_many_alternatives_as_were_asked_for(self, asked: int, given: int) -> None:
         one, other = sequence(SamplingParams(1, logprobs=asked)), sequence(SamplingParams(1))
-        sampled(self.LOGITS.expand(2, -1), one, other)
-        assert one.next_logprobs is not None
-        assert len(one.next_logprobs.top) == given
-        assert other.next_logprobs is None
+        found, nothing = logprobs_of(self.LOGITS.expand(2, -1), one, other)
+        assert found is not None
+        assert len(found.top) == given
+        assert nothing is None
 
     def test_come_with_their_tokens(self) -> None:
         engine, outputs = make_engine(admission_reserve=0), []
@@ -340,9 +346,9 @@ class TestUnsoundLogits:
             Sequence(Request(name, (1,), SamplingParams(1, temperature=temperature))) for name in ("a", "b", "c")
         ]
         with pytest.raises(SamplingError, match="'b': the logits are not finite") as caught:
-            Sampler()(logits, rows)
+            sampled(logits, *rows)
         assert caught.value.request_ids == ("b",)
 
-    def test_nor_may_every_token_be_barred(self) -> None:
-        with pytest.raises(SamplingError, match="every token is barred"):
+    def test_nor_may_every_token_be_masked(self) -> None:
+        with pytest.raises(SamplingError, match="every token is masked"):
             sampled(torch.zeros(1, 3), sequence(SamplingParams(5, min_tokens=1, stop_token_ids=(0, 1, 2))))

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 import kvlab
-from kvlab.core import FinishReason, Request, RequestRecord, StepOutput, StepPlan
+from kvlab.core import FinishReason, Request, RequestRecord, StepOutput
 from kvlab.engine.clock import WallClock
 from kvlab.engine.service import Engine
+from kvlab.engine.step import StepInput, StepResult
 from kvlab.errors import ConfigError, EngineStoppedError, KvlabError, RequestRefusedError
 from kvlab.kv.view import CacheView
 from tests.engine.support import (
@@ -61,10 +62,10 @@ class SlowExecutor(RecordingExecutor):
         super().__init__()
         self.threads: set[str] = set()
 
-    def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
+    def execute(self, step: StepInput, view: CacheView) -> StepResult:
         self.threads.add(f"{threading.current_thread().name} {threading.get_ident()}")
         time.sleep(0.002)
-        return super().execute(plan, view)
+        return super().execute(step, view)
 
 
 class TestLoop:

@@ -17,9 +17,10 @@ import pytest
 
 from kvlab.config import FaultsConfig, PreemptionConfig
 from kvlab.core import FinishReason, Request, SamplingParams, StepOutput
+from kvlab.engine.clock import LogicalClock
 from kvlab.engine.engine import Engine
 from kvlab.errors import RequestRefusedError
-from tests.engine.support import LogicalClock, assert_empty
+from tests.engine.support import assert_empty
 from tests.engine.table import TableExecutor, table_engine, table_pool, undisturbed
 
 REQUESTS = int(os.environ.get("KVLAB_SOAK_REQUESTS", "2000"))
@@ -32,9 +33,9 @@ class Soak:
 
     def __init__(self, order: str, victim: str, faults: float) -> None:
         self.clock = LogicalClock()
-        self.executor = TableExecutor(self.clock, step_s=1e-3, token_s=2e-5)
+        self.executor = TableExecutor(step_s=1e-3, token_s=2e-5)
         self.engine: Engine = table_engine(
-            table_pool(96, 8, max_seq_len=160, sharing=True),
+            table_pool(80, 8, max_seq_len=160, sharing=True),
             self.executor,
             self.clock,
             FaultsConfig("any", faults, seed=1),
@@ -80,6 +81,7 @@ class Soak:
         if output.finish_reason is None:
             return
         del self.open[output.request_id]
+        self.executor.forget(output.request_id)
         self.counts[output.finish_reason.value] += 1
         expected = undisturbed(request)
         if tokens != (expected if output.finish_reason is FinishReason.LENGTH else expected[: len(tokens)]):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.support import LogicalClock, RecordingExecutor, drain, expected_tokens, make_engine, request
+from kvlab.engine.clock import LogicalClock
+from tests.engine.support import RecordingExecutor, drain, expected_tokens, make_engine, request
 
 
 def test_nobody_enters_until_the_batch_is_done() -> None:
@@ -43,14 +44,14 @@ class TestWait:
     def test_one_that_is_not_full_starts_when_its_oldest_has_waited(self) -> None:
         clock = LogicalClock()
         engine = make_engine(clock=clock, policy="static", max_batch_size=4, max_wait_ms=100)
-        clock.time = 5.0
+        clock.wait_until(5.0)
         engine.add_request(request("a", 4, 1, arrival_s=5.0))
         assert engine.step() is None
-        clock.time = 5.07
+        clock.wait_until(5.07)
         engine.add_request(request("b", 4, 1, arrival_s=5.07))
         assert engine.step() is None
         assert engine.next_wakeup() == pytest.approx(5.1)
-        clock.time = 5.0999
+        clock.wait_until(5.0999)
         assert engine.step() is None
         clock.wait_until(engine.next_wakeup() or 0)
         record = engine.step()
@@ -69,7 +70,7 @@ class TestWait:
     def test_the_oldest_counts_though_it_was_submitted_later(self) -> None:
         clock = LogicalClock()
         engine = make_engine(clock=clock, policy="static", max_batch_size=4, max_wait_ms=100)
-        clock.time = 1.0
+        clock.wait_until(1.0)
         engine.add_request(request("a", 4, 1, arrival_s=0.98))
         engine.add_request(request("b", 4, 1, arrival_s=0.95))
         assert engine.next_wakeup() == pytest.approx(1.05)

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from kvlab.core import StepPlan, StepRecord
-from kvlab.engine.clock import WallClock
-from kvlab.kv.view import CacheView
-from tests.engine.support import LogicalClock, RecordingExecutor, drain, make_engine, request, slotted_pool, steps
-
-
-class SlowExecutor(RecordingExecutor):
-    """Each step takes a second of the test's clock."""
-
-    def __init__(self, clock: LogicalClock) -> None:
-        super().__init__()
-        self._clock = clock
-
-    def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
-        self._clock.time += 1.0
-        return super().execute(plan, view)
+from kvlab.core import StepRecord
+from kvlab.engine.clock import LogicalClock, WallClock
+from tests.engine.support import SteadyExecutor, drain, make_engine, request, slotted_pool, steps
 
 
 def test_times_are_those_of_the_engines_clock() -> None:
     clock = LogicalClock()
-    engine = make_engine(executor=SlowExecutor(clock), clock=clock, max_batch_size=1)
+    engine = make_engine(executor=SteadyExecutor(), clock=clock, max_batch_size=1)
     first, second = (engine.add_request(request(name, 4, 3)) for name in "ab")
-    clock.time = 10.0
+    clock.wait_until(10.0)
     records = drain(engine)
     assert (first.scheduled_s, first.token_times_s, first.finished_s) == (10.0, [11.0, 12.0, 13.0], 13.0)
     assert (second.scheduled_s, second.token_times_s, second.finished_s) == (13.0, [14.0, 15.0, 16.0], 16.0)
@@ -39,7 +26,7 @@ def test_times_are_those_of_the_engines_clock() -> None:
 
 def test_the_first_admission_is_when_a_preempted_sequence_was_scheduled() -> None:
     clock = LogicalClock()
-    engine = make_engine(executor=SlowExecutor(clock), clock=clock, admission_reserve=0)
+    engine = make_engine(executor=SteadyExecutor(), clock=clock, admission_reserve=0)
     sequences = [engine.add_request(request(name, 20, 30)) for name in "abc"]
     drain(engine)
     assert sequences[2].preemptions

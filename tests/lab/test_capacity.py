@@ -36,6 +36,7 @@ from kvlab.lab.planned import planned_metrics
 from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.rope import RotaryEmbedding
 from kvlab.models.weights import DummyWeights
+from tests.engine.support import sampling_batch
 from tests.lab.test_compose import MODELS, compose_run
 
 GIB = 2**30
@@ -411,8 +412,8 @@ def largest_step(plan: EnginePlan) -> int:
     rows = torch.arange(each - 1, each * batch, each)
     view, sampler = pool.view(slots, [each] * batch), Sampler()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
-        tokens = sampler(model.forward(token_ids, view, rows), sequences)
-    assert len(tokens) == batch
+        result = sampler(model.forward(token_ids, view, rows), sampling_batch(*sequences))
+    assert len(result.token_ids) == batch
     events = [event for event in traced.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
     return max(itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda e: e.start_ns())))
 

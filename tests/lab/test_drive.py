@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import gc
 
-from kvlab.core import Request, SamplingParams, StepPlan
-from kvlab.engine.executor import TorchExecutor
-from kvlab.engine.sampler import Sampler
-from kvlab.kv.view import CacheView
+from kvlab.core import Request, SamplingParams
+from kvlab.engine.clock import LogicalClock
 from kvlab.lab.drive import drive
 from tests.engine.support import (
-    LogicalClock,
+    SteadyExecutor,
     assert_empty,
     expected_tokens,
     make_engine,
     prompt_for,
     sharing_pool,
-    tiny_decoder,
 )
-
-
-class SlowExecutor(TorchExecutor):
-    """Each step takes a second of the test's clock."""
-
-    def __init__(self, clock: LogicalClock) -> None:
-        super().__init__(tiny_decoder(), Sampler())
-        self._clock = clock
-
-    def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
-        self._clock.time += 1.0
-        return super().execute(plan, view)
 
 
 def turn(name: str, length: int, max_tokens: int, arrival_s: float = 0.0, follows: str | None = None) -> Request:
@@ -55,7 +40,7 @@ def test_what_was_alive_before_is_no_matter_for_the_garbage_collector_while_requ
 class TestConversations:
     def test_a_turn_comes_behind_what_was_said_and_after_its_end(self) -> None:
         clock = LogicalClock()
-        engine = make_engine(sharing_pool(), SlowExecutor(clock), clock)
+        engine = make_engine(sharing_pool(), SteadyExecutor(), clock)
         requests = [
             turn("a", 9, 3),
             turn("b", 5, 2, arrival_s=1.0),
@@ -79,7 +64,7 @@ class TestConversations:
 
     def test_a_turn_waits_among_those_still_to_arrive(self) -> None:
         clock = LogicalClock()
-        engine = make_engine(executor=SlowExecutor(clock), clock=clock)
+        engine = make_engine(executor=SteadyExecutor(), clock=clock)
         requests = [turn("a", 4, 2), turn("z", 4, 1, arrival_s=50.0), turn("a2", 4, 1, arrival_s=20.0, follows="a")]
         log = drive(engine, requests)
         assert [s.request.request_id for s in log.sequences] == ["a", "a2", "z"]
@@ -87,7 +72,7 @@ class TestConversations:
 
     def test_an_interrupted_conversation_says_no_more(self) -> None:
         clock = LogicalClock()
-        engine = make_engine(executor=SlowExecutor(clock), clock=clock)
+        engine = make_engine(executor=SteadyExecutor(), clock=clock)
         log = drive(
             engine, [turn("a", 4, 5), turn("a2", 4, 1, follows="a")], should_stop=lambda: clock.now() >= 2.0
         )

@@ -11,11 +11,12 @@ from kvlab.attention.registry import default_registry
 from kvlab.config import RunConfig
 from kvlab.engine.clock import WallClock
 from kvlab.engine.engine import Engine
-from kvlab.engine.executor import Executor, SamplerProtocol, TorchExecutor
+from kvlab.engine.executor import SamplerProtocol, TorchExecutor
 from kvlab.engine.faults import FaultyExecutor
 from kvlab.engine.memory import EngineSettings, WeightBytes, WorkingMemory, weight_bytes, working_memory
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
+from kvlab.engine.step import Executor
 from kvlab.engine.text import Detokenizer
 from kvlab.engine.threads import resolve_threads
 from kvlab.errors import ConfigError, DeviceError

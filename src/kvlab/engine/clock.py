@@ -39,3 +39,30 @@ class WallClock:
     def wait_until(self, when: float) -> None:
         """See Clock."""
         time.sleep(max(0.0, when - self.now()))
+
+
+class LogicalClock:
+    """Time that passes only where something says so: `wait_until`, and the engine for what its executor's
+    StepResult gives as `elapsed_s`.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        """See Clock."""
+        return self._now
+
+    def restart(self) -> None:
+        """See Clock."""
+        self._now = 0.0
+
+    def wait_until(self, when: float) -> None:
+        """See Clock."""
+        self._now = max(self._now, when)
+
+    def advance(self, seconds: float) -> None:
+        """Let `seconds`, at least 0, pass. Raises ValueError for less."""
+        if not seconds >= 0:
+            raise ValueError(f"a clock cannot be advanced by {seconds} seconds")
+        self._now += seconds

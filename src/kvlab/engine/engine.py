@@ -6,6 +6,7 @@ import logging
 import random
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 from kvlab.core import (
     FinishReason,
@@ -17,11 +18,11 @@ from kvlab.core import (
     StepRecord,
 )
 from kvlab.engine.batching import BatchBuilder, slot_of, slots_of
-from kvlab.engine.clock import Clock
-from kvlab.engine.executor import Executor
+from kvlab.engine.clock import Clock, LogicalClock
 from kvlab.engine.isolation import PassRunner
 from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback
 from kvlab.engine.scheduler.base import Scheduler
+from kvlab.engine.step import Executor, StepResult
 from kvlab.engine.text import Detokenizer, TextStream
 from kvlab.engine.validation import check_fits, check_prompt, check_queue, check_sampling
 from kvlab.errors import OutOfBlocksError, RequestRefusedError
@@ -234,12 +235,14 @@ class Engine:
         if findings:
             self.pool.reclaim_leaked_blocks()
 
-    def _account(self, plan: StepPlan, tokens: list[int]) -> None:
+    def _account(self, plan: StepPlan, result: StepResult) -> None:
         """Book what a pass computed."""
+        if result.elapsed_s is not None and isinstance(self.clock, LogicalClock):
+            self.clock.advance(result.elapsed_s)
         now = self.clock.now()
         booked = self._booked
-        booked.sampled += len(tokens)
-        sampled = iter(tokens)
+        booked.sampled += len(result.token_ids)
+        sampled = zip(result.token_ids, result.logprobs or repeat(None), strict=False)
         slots: list[int] = []
         appended: list[int] = []
         silent = self._detokenize is None and not self._readers  # nobody waits for a token of this pass
@@ -258,7 +261,7 @@ class Engine:
                 booked.recomputed += again
             if after != known:
                 continue
-            token = next(sampled)
+            token, logprobs = next(sampled)
             if sequence.finish_reason is not None:  # aborted by whoever read another's token of this step
                 continue
             if sequence.siblings and known == sequence.num_prompt_tokens:
@@ -266,8 +269,10 @@ class Engine:
             sequence.token_ids.append(token)
             sequence.token_times_s.append(now)
             self._output_tokens += 1
+            if logprobs is not None:
+                sequence.logprobs.append(logprobs)
             goes_on = known + 1 < sequence.max_total_tokens and token not in sequence.stop_token_ids
-            if not (silent and goes_on and sequence.next_logprobs is None):
+            if not (silent and goes_on):
                 self._tell(sequence, token)
             if sequence.slot is not None:
                 slots.append(sequence.slot)
@@ -298,9 +303,6 @@ class Engine:
 
     def _tell(self, sequence: Sequence, token: int) -> None:
         """Hand out a sequence's newest token, and end the sequence if it was its last."""
-        if sequence.next_logprobs is not None:
-            sequence.logprobs.append(sequence.next_logprobs)
-            sequence.next_logprobs = None
         if token in sequence.stop_token_ids:
             self._finish(sequence, FinishReason.STOP, token=token)
             return

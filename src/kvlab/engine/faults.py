@@ -1,12 +1,12 @@
-"""An executor that fails on purpose, to see what the engine makes of it."""
+"""An executor that fails on purpose, to test how the engine isolates failures."""
 
 from __future__ import annotations
 
 import random
 
 from kvlab.config import FaultsConfig
-from kvlab.core import Request, StepPlan
-from kvlab.engine.executor import Executor
+from kvlab.core import SequenceSpec
+from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.kv.view import CacheView
 
 
@@ -27,25 +27,26 @@ class FaultyExecutor:
         self._config = config
         self._draws = random.Random(config.seed)
 
-    def execute(self, plan: StepPlan, view: CacheView) -> list[int]:
+    def execute(self, step: StepInput, view: CacheView) -> StepResult:
         """See Executor. Raises InjectedFault."""
-        for entry in plan.scheduled:
-            since = self.poisoned_from(entry.sequence.request)
-            if since is not None and entry.sequence.num_output_tokens >= since:
-                raise InjectedFault(f"sequence {entry.sequence.request.request_id!r} is poisoned")
+        if self._config.kind in ("sequence", "any"):
+            for sequence, num_outputs in zip(step.sequences, step.num_outputs.tolist(), strict=True):
+                since = self.poisoned_from(sequence)
+                if since is not None and num_outputs >= since:
+                    raise InjectedFault(f"sequence {sequence.request_id!r} is poisoned")
         if self._strikes("forward"):
             raise InjectedFault("the forward pass failed")
-        tokens = self._executor.execute(plan, view)
+        result = self._executor.execute(step, view)
         if self._strikes("sampler"):
             raise InjectedFault("the sampler failed")
-        return tokens
+        return result
 
-    def poisoned_from(self, request: Request) -> int | None:
+    def poisoned_from(self, sequence: SequenceSpec) -> int | None:
         """The number of output tokens from which on a request fails; None: never."""
         if self._config.kind not in ("sequence", "any"):
             return None
-        draws = random.Random(f"{self._config.seed} {request.request_id}")
-        return draws.randrange(request.sampling.max_tokens) if draws.random() < self._config.rate else None
+        draws = random.Random(f"{self._config.seed} {sequence.request_id}")
+        return draws.randrange(sequence.sampling.max_tokens) if draws.random() < self._config.rate else None
 
     def _strikes(self, kind: str) -> bool:
         return self._config.kind in (kind, "any") and self._draws.random() < self._config.rate

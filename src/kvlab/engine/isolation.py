@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from kvlab import core
 from kvlab.core import ScheduledSequence, StepPlan
 from kvlab.engine.batching import slots_of
-from kvlab.engine.executor import Executor
+from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import OutOfBlocksError
 from kvlab.kv.protocol import KVCachePool
 from kvlab.kv.view import CacheView
@@ -20,15 +20,15 @@ class PassRunner:
 
     An error that names its culprits (`request_ids`) is believed. Finding one of B otherwise takes 2 log2(B) more
     passes; a fault that does not come back costs nobody anything. Where sequence after sequence fails alone and
-    nothing succeeds in between, it is not them: then a part that fails is not divided further. `on_done` books what
-    a pass computed, `on_failed` ends a sequence.
+    nothing succeeds in between, it is not them: then a part that fails is not divided further. `on_done` processes
+    what a pass computed, `on_failed` ends a sequence.
     """
 
     def __init__(
         self,
         pool: KVCachePool,
         executor: Executor,
-        on_done: Callable[[StepPlan, list[int]], None],
+        on_done: Callable[[StepPlan, StepResult], None],
         on_failed: Callable[[core.Sequence, Exception], None],
     ) -> None:
         self._pool = pool
@@ -57,9 +57,10 @@ class PassRunner:
 
     def _attempt(self, plan: StepPlan, view: CacheView) -> None:
         try:
-            tokens = self._executor.execute(plan, view)
-            if len(tokens) != plan.num_samples:
-                raise RuntimeError(f"{len(tokens)} tokens came back for {plan.num_samples} sequences")
+            result = self._executor.execute(StepInput.of(plan), view)
+            tokens, logprobs = len(result.token_ids), result.logprobs
+            if tokens != plan.num_samples or (logprobs is not None and len(logprobs) != tokens):
+                raise RuntimeError(f"{tokens} tokens came back for {plan.num_samples} sequences")
         except Exception as error:  # whatever the model raised ends sequences, not the engine
             view.rollback()
             self._failed_passes += 1
@@ -70,7 +71,7 @@ class PassRunner:
         else:
             view.advance()
             self._failed_alone = 0
-            self._on_done(plan, tokens)
+            self._on_done(plan, result)
 
     def _isolate(self, plan: StepPlan, error: Exception) -> None:
         """End the culprits of a failed pass, and run the others again."""

@@ -12,13 +12,9 @@ import torch
 
 from kvlab.models.ops.base import LogitsOps
 
-_BARRED = float("-inf")
-_NUCLEI = (
-    256,
-    4096,
-    2**31,
-)  # tokens among which a nucleus is looked for: usually a few
-_SHORT = 1024  # tokens, at most, of a row that is worth a shortlist
+_MASKED = float("-inf")
+_NUCLEI = (256, 4096, 2**31)  # how many of the most likely tokens to search for the nucleus: first few, then all
+_MAX_CANDIDATES = 1024  # the largest top_k of a row for which candidates are listed
 
 
 def penalize_repetition(
@@ -37,12 +33,12 @@ def penalize_repetition(
     scores[where, which] = torch.where(seen > 0, seen / penalty, seen * penalty)
 
 
-def bar(scores: torch.Tensor, token_ids: Sequence[Collection[int]]) -> None:
+def mask_tokens(scores: torch.Tensor, token_ids: Sequence[Collection[int]]) -> None:
     """Make a row's `token_ids` impossible; ids beyond the vocabulary are so already."""
     pairs = [(row, token) for row, ids in enumerate(token_ids) for token in ids if token < scores.shape[1]]
     if pairs:
         rows, tokens = zip(*pairs, strict=True)
-        scores[_tensor(rows, torch.long, scores), _tensor(tokens, torch.long, scores)] = _BARRED
+        scores[_tensor(rows, torch.long, scores), _tensor(tokens, torch.long, scores)] = _MASKED
 
 
 def apply_temperature(scores: torch.Tensor, temperatures: Sequence[float]) -> None:
@@ -51,12 +47,12 @@ def apply_temperature(scores: torch.Tensor, temperatures: Sequence[float]) -> No
     scores /= _tensor(temperatures, torch.float32, scores).clamp(min=torch.finfo(torch.float32).tiny)[:, None]
 
 
-def shortlist(scores: torch.Tensor, counts: Sequence[int], ops: LogitsOps) -> tuple[list[int], torch.Tensor]:
+def top_k_candidates(scores: torch.Tensor, counts: Sequence[int], ops: LogitsOps) -> tuple[list[int], torch.Tensor]:
     """The rows of which top-k leaves few tokens, and token ids that hold all of these `[rows found, tokens]`, in
     the order of the vocabulary. What follows costs next to nothing on the scores of these tokens alone, and gives
     the same. A row with very many that are equal to the last kept is not found.
     """
-    short = [row for row, count in enumerate(counts) if 0 < count < min(_SHORT, scores.shape[1])]
+    short = [row for row, count in enumerate(counts) if 0 < count < min(_MAX_CANDIDATES, scores.shape[1])]
     if not short:
         return [], torch.empty(0, 0, dtype=torch.long, device=scores.device)
     wanted = _tensor([counts[row] for row in short], torch.long, scores)[:, None]
@@ -69,18 +65,18 @@ def shortlist(scores: torch.Tensor, counts: Sequence[int], ops: LogitsOps) -> tu
 
 
 def keep_top_k(scores: torch.Tensor, counts: Sequence[int], ops: LogitsOps) -> None:
-    """Bar all but the row's `count` largest scores; 0 keeps all."""
+    """Mask all but the row's `count` largest scores; 0 keeps all."""
     rows = [row for row, count in enumerate(counts) if 0 < count < scores.shape[1]]
     if not rows:
         return
     some = scores[rows]
     largest = ops.topk(some, max(counts[row] for row in rows)).values
     last = largest.gather(1, _tensor([counts[row] - 1 for row in rows], torch.long, scores)[:, None])
-    scores[rows] = some.masked_fill(some < last, _BARRED)
+    scores[rows] = some.masked_fill(some < last, _MASKED)
 
 
 def keep_top_p(scores: torch.Tensor, masses: Sequence[float], ops: LogitsOps) -> None:
-    """Bar all but the nucleus: the fewest most likely tokens that together have at least the probability `mass`
+    """Mask all but the nucleus: the fewest most likely tokens that together have at least the probability `mass`
     (Holtzman et al., 2020); 1 keeps all.
     """
     rows = [row for row, mass in enumerate(masses) if mass < 1]
@@ -99,20 +95,20 @@ def keep_top_p(scores: torch.Tensor, masses: Sequence[float], ops: LogitsOps) ->
         left = left[(together[:, -1:] < wanted[left]).flatten()]
         if not len(left):
             break
-    scores[rows] = some.masked_fill_(weights < last, _BARRED)
+    scores[rows] = some.masked_fill_(weights < last, _MASKED)
 
 
 def keep_min_p(scores: torch.Tensor, shares: Sequence[float]) -> None:
-    """Bar tokens less likely than `share` times the most likely one (Nguyen et al., 2024); 0 keeps all.
+    """Mask tokens less likely than `share` times the most likely one (Nguyen et al., 2024); 0 keeps all.
 
     Ratios of probabilities are differences of scores, so what other filters kept makes no difference.
     """
     if any(shares):
         least = scores.amax(dim=-1) + _tensor(shares, torch.float32, scores).log()
-        scores.masked_fill_(scores < least[:, None], _BARRED)
+        scores.masked_fill_(scores < least[:, None], _MASKED)
 
 
-def draw(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+def sample(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """One token of each row, `[rows]`, from softmax(scores): the first at which the cumulated probability exceeds
     the row's uniform number, `[rows]` float64. Each row has a finite maximum.
     """
@@ -122,7 +118,7 @@ def draw(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 
 def _weights(scores: torch.Tensor) -> torch.Tensor:
     """What the probabilities are proportional to. Not divided by their sum: it would differ in its last digit
-    between all tokens and a shortlist.
+    between all tokens and candidates.
     """
     return (scores - scores.amax(dim=-1, keepdim=True)).exp_()
 

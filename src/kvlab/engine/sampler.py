@@ -6,136 +6,145 @@ from math import isfinite
 
 import torch
 
-from kvlab.core import Sequence, TokenLogprobs
+from kvlab.core import TokenLogprobs
 from kvlab.engine.logits import (
     apply_temperature,
-    bar,
-    draw,
     keep_min_p,
     keep_top_k,
     keep_top_p,
+    mask_tokens,
     penalize_repetition,
-    shortlist,
+    sample,
+    top_k_candidates,
 )
 from kvlab.engine.randomness import uniforms
+from kvlab.engine.step import SamplingBatch, StepResult
 from kvlab.errors import SamplingError
 from kvlab.models.ops.base import LogitsOps, TopK
 from kvlab.models.ops.torch_ops import TorchOps
 
 
 class Sampler:
-    """Greedy or by chance, the whole batch at once.
+    """Greedy or random sampling, the whole batch at once.
 
     A sampled token depends on the request's seed, the sample's and the token's index and the logits, and on nothing
-    else: not on the other sequences, nor on whether the step was run before. Of equal logits the first is the best.
+    else: not on the other sequences, nor on whether the step was run before. Of equal logits the first counts as
+    the largest.
     """
 
     def __init__(self, ops: LogitsOps | None = None) -> None:
         self._ops = ops or TorchOps()
 
     @torch.inference_mode()
-    def __call__(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
-        """One token id for each row of `logits` `[len(sequences), vocab]`; log-probabilities, where a request asks
-        for them, are left in its sequence's `next_logprobs`. Raises SamplingError for logits that are no numbers.
+    def __call__(self, logits: torch.Tensor, batch: SamplingBatch) -> StepResult:
+        """A token for each row of `logits` `[len(batch), vocab]`, and log-probabilities where a request asks for
+        them. Raises SamplingError for logits that are not finite.
         """
-        if not sequences:
-            return []
-        tokens = self._best(logits, sequences)
-        rows = [row for row, sequence in enumerate(sequences) if not _takes_the_best(sequence)]
+        if not batch:
+            return StepResult([])
+        tokens = self._top1(logits, batch)
+        rows = [row for row in range(len(batch)) if not _takes_top1(batch, row)]
         if rows:
-            scores = logits[rows] if len(rows) < len(sequences) else logits
-            picked = self._pick(scores.to(torch.float32, copy=True), [sequences[row] for row in rows])
+            scores = logits[rows] if len(rows) < len(batch) else logits
+            picked = self._pick(scores.to(torch.float32, copy=True), batch.take(rows))
             for row, token in zip(rows, picked, strict=True):
                 tokens[row] = token
-        self._note_logprobs(logits, tokens, sequences)
-        return tokens
+        return StepResult(tokens, self._logprobs(logits, tokens, batch))
 
-    def is_greedy(self, sequences: list[Sequence]) -> bool:
-        """Whether `take` does for these: none asks for more than the token of its largest logit."""
-        return all(_takes_the_best(s) and s.request.sampling.logprobs is None for s in sequences)
+    def is_greedy(self, batch: SamplingBatch) -> bool:
+        """See GreedySampler."""
+        return all(
+            sequence.is_greedy or (sequence.sampling.logprobs is None and _takes_top1(batch, row))
+            for row, sequence in enumerate(batch.sequences)
+        )
 
-    def take(self, largest: TopK, sequences: list[Sequence]) -> list[int]:
-        """The token of each row's largest logit, `largest` `[len(sequences), 1]`. Raises SamplingError as a call
-        does.
-        """
-        values: list[float] = largest.values.flatten().tolist()
-        if not all(map(isfinite, values)):
-            unsound = {s.request.request_id for s, x in zip(sequences, values, strict=True) if not isfinite(x)}
-            raise SamplingError(sorted(unsound))
-        tokens: list[int] = largest.indices.flatten().tolist()
-        return tokens
+    def take_top1(self, top1: TopK, batch: SamplingBatch) -> StepResult:
+        """See GreedySampler. Raises SamplingError as a call does."""
+        return StepResult(self._finite(top1, batch))
 
-    def _pick(self, scores: torch.Tensor, sequences: list[Sequence]) -> list[int]:
+    def _pick(self, scores: torch.Tensor, batch: SamplingBatch) -> list[int]:
         """A token for each row of `scores`, which are changed on the way."""
-        asked = [sequence.request.sampling for sequence in sequences]
-        penalize_repetition(scores, [a.repetition_penalty for a in asked], [s.token_ids for s in sequences])
-        bar(scores, [s.stop_token_ids if _is_too_short(s) else () for s in sequences])
-        tokens = self._best(scores, sequences)
+        asked = [sequence.sampling for sequence in batch.sequences]
+        histories = [batch.histories.get(row, ()) for row in range(len(batch))]
+        penalize_repetition(scores, [a.repetition_penalty for a in asked], histories)
+        masked = [s.stop_token_ids if _is_too_short(batch, row) else () for row, s in enumerate(batch.sequences)]
+        mask_tokens(scores, masked)
+        tokens = self._top1(scores, batch)
         rows = [row for row, each in enumerate(asked) if each.temperature > 0]
         if not rows:
             return tokens
         scores = scores if len(rows) == len(asked) else scores[rows]
-        for row, token in zip(rows, self._draw(scores, [sequences[row] for row in rows]), strict=True):
+        for row, token in zip(rows, self._sample(scores, batch.take(rows)), strict=True):
             tokens[row] = token
         return tokens
 
-    def _best(self, scores: torch.Tensor, sequences: list[Sequence]) -> list[int]:
-        """Each row's most likely token. Raises SamplingError where its score is no number."""
-        return self.take(self._ops.topk(scores), sequences)
+    def _top1(self, scores: torch.Tensor, batch: SamplingBatch) -> list[int]:
+        """Each row's most likely token. Raises SamplingError where its score is not finite."""
+        return self._finite(self._ops.topk(scores), batch)
 
-    def _draw(self, scores: torch.Tensor, sequences: list[Sequence]) -> list[int]:
-        """A token by chance for each row of `scores`, which may be changed on the way."""
-        short, indices = shortlist(scores, [s.request.sampling.top_k for s in sequences], self._ops)
-        tokens = [0] * len(sequences)
+    @staticmethod
+    def _finite(top1: TopK, batch: SamplingBatch) -> list[int]:
+        values: list[float] = top1.values.flatten().tolist()
+        if not all(map(isfinite, values)):
+            rows = zip(batch.sequences, values, strict=True)
+            raise SamplingError(sorted({sequence.request_id for sequence, value in rows if not isfinite(value)}))
+        tokens: list[int] = top1.indices.flatten().tolist()
+        return tokens
+
+    def _sample(self, scores: torch.Tensor, batch: SamplingBatch) -> list[int]:
+        """A random token for each row of `scores`, which may be changed on the way."""
+        counts = [sequence.sampling.top_k for sequence in batch.sequences]
+        short, candidates = top_k_candidates(scores, counts, self._ops)
+        tokens = [0] * len(batch)
         if short:
-            some = scores if len(short) == len(sequences) else scores[short]
-            drawn = self._draw_among(some.gather(1, indices), [sequences[row] for row in short])
-            for row, token in zip(short, indices.gather(1, drawn[:, None]).flatten().tolist(), strict=True):
+            some = scores if len(short) == len(batch) else scores[short]
+            columns = self._sample_columns(some.gather(1, candidates), batch.take(short))
+            for row, token in zip(short, candidates.gather(1, columns[:, None]).flatten().tolist(), strict=True):
                 tokens[row] = token
-        rest = sorted(set(range(len(sequences))) - set(short))
+        rest = sorted(set(range(len(batch))) - set(short))
         if rest:
             scores = scores[rest] if short else scores
-            drawn = self._draw_among(scores, [sequences[row] for row in rest])
-            for row, token in zip(rest, drawn.tolist(), strict=True):
+            for row, token in zip(rest, self._sample_columns(scores, batch.take(rest)).tolist(), strict=True):
                 tokens[row] = token
         return tokens
 
-    def _draw_among(self, scores: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
-        """A column by chance for each row of `scores`, which are changed on the way."""
-        asked = [sequence.request.sampling for sequence in sequences]
+    def _sample_columns(self, scores: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        """A random column for each row of `scores`, which are changed on the way."""
+        asked = [sequence.sampling for sequence in batch.sequences]
         apply_temperature(scores, [a.temperature for a in asked])
         keep_top_k(scores, [a.top_k for a in asked], self._ops)
         keep_top_p(scores, [a.top_p for a in asked], self._ops)
         keep_min_p(scores, [a.min_p for a in asked])
-        numbers = uniforms(
-            [a.seed or 0 for a in asked],
-            [s.index for s in sequences],
-            [s.num_output_tokens for s in sequences],
-        )
-        return draw(scores, torch.from_numpy(numbers).to(scores.device))
+        indices = [sequence.index for sequence in batch.sequences]
+        numbers = uniforms([a.seed or 0 for a in asked], indices, batch.num_outputs.tolist())
+        return sample(scores, torch.from_numpy(numbers).to(scores.device))
 
-    def _note_logprobs(self, logits: torch.Tensor, tokens: list[int], sequences: list[Sequence]) -> None:
-        wanted = [(row, s, s.request.sampling.logprobs) for row, s in enumerate(sequences)]
-        asked = [(row, sequence, count) for row, sequence, count in wanted if count is not None]
+    def _logprobs(
+        self, logits: torch.Tensor, tokens: list[int], batch: SamplingBatch
+    ) -> list[TokenLogprobs | None] | None:
+        counts = [sequence.sampling.logprobs for sequence in batch.sequences]
+        asked = [(row, count) for row, count in enumerate(counts) if count is not None]
         if not asked:
-            return
-        rows = [row for row, _, _ in asked]
+            return None
+        rows = [row for row, _ in asked]
         logprobs = (logits[rows] if len(rows) < len(logits) else logits).float().log_softmax(dim=-1)
         picked = torch.tensor([tokens[row] for row in rows], device=logits.device)
         own = logprobs.gather(1, picked[:, None]).flatten().tolist()
-        count = min(max(count for _, _, count in asked), logits.shape[1])
-        top = self._ops.topk(logprobs, max(1, count))
+        most = min(max(count for _, count in asked), logits.shape[1])
+        top = self._ops.topk(logprobs, max(1, most))
         values, ids = top.values.tolist(), top.indices.tolist()
-        for row, (_, sequence, count) in enumerate(asked):
-            pairs = zip(ids[row][:count], values[row][:count], strict=True)
-            sequence.next_logprobs = TokenLogprobs(own[row], tuple(pairs))
+        found: list[TokenLogprobs | None] = [None] * len(tokens)
+        for position, (row, count) in enumerate(asked):
+            pairs = zip(ids[position][:count], values[position][:count], strict=True)
+            found[row] = TokenLogprobs(own[position], tuple(pairs))
+        return found
 
 
-def _takes_the_best(sequence: Sequence) -> bool:
-    """Whether its token is that of the largest logit, whatever it is."""
-    sampling = sequence.request.sampling
-    return sampling.temperature == 0 and sampling.repetition_penalty == 1 and not _is_too_short(sequence)
+def _takes_top1(batch: SamplingBatch, row: int) -> bool:
+    """Whether a row's token is that of the largest logit, whatever it is."""
+    asked = batch.sequences[row].sampling
+    return asked.temperature == 0 and asked.repetition_penalty == 1 and not _is_too_short(batch, row)
 
 
-def _is_too_short(sequence: Sequence) -> bool:
-    return sequence.num_output_tokens < sequence.request.sampling.min_tokens
+def _is_too_short(batch: SamplingBatch, row: int) -> bool:
+    return bool(batch.num_outputs[row] < batch.sequences[row].sampling.min_tokens)

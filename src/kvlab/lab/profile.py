@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import torch
 
-from kvlab import core
 from kvlab.attention.base import AttentionBackend, AttentionSpec, Support
 from kvlab.core import StepRecord
 from kvlab.engine.build import EnginePlan, build_engine
@@ -23,6 +22,7 @@ from kvlab.engine.clock import Clock
 from kvlab.engine.engine import Engine
 from kvlab.engine.executor import GreedySampler
 from kvlab.engine.sampler import Sampler
+from kvlab.engine.step import SamplingBatch, StepResult
 from kvlab.kernels.cpu.layers import TIMED
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.view import CacheView
@@ -234,19 +234,19 @@ class ProfilingSampler:
         self._sampler = sampler
         self._profiler = profiler
 
-    def __call__(self, logits: torch.Tensor, sequences: list[core.Sequence]) -> list[int]:
+    def __call__(self, logits: torch.Tensor, batch: SamplingBatch) -> StepResult:
         """See SamplerProtocol."""
         start = self._profiler.now()
-        tokens = self._sampler(logits, sequences)
+        result = self._sampler(logits, batch)
         self._profiler.add(Part.SAMPLING, start)
-        return tokens
+        return result
 
-    def take(self, largest: TopK, sequences: list[core.Sequence]) -> list[int]:
+    def take_top1(self, top1: TopK, batch: SamplingBatch) -> StepResult:
         """See GreedySampler."""
         start = self._profiler.now()
-        tokens = self._sampler.take(largest, sequences)
+        result = self._sampler.take_top1(top1, batch)
         self._profiler.add(Part.SAMPLING, start)
-        return tokens
+        return result
 
 
 def _now_on_gpu(clock: Clock) -> float:
