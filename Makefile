@@ -6,10 +6,10 @@ READY := $(VENV)/.installed
 WORKERS ?= 2# processes that share the tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test sanitize features requirements lint format ui gpu clean
+.PHONY: help setup run test sanitize features requirements lint format docs docs-serve ui gpu clean
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Create .venv and install everything (again only when the pins change)
 
@@ -42,6 +42,12 @@ lint: $(READY) ## Check style, types and the direction of imports
 format: $(READY) ## Bring the code into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(READY) ## Build the documentation into site/; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(READY) ## Show the documentation at http://127.0.0.1:8000, rebuilt when a page changes
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 ui: $(READY) ## Open the tracked runs at http://127.0.0.1:5000 (of MLFLOW_TRACKING_URI, if set)
 	@$(BIN)/python -m src.ui
