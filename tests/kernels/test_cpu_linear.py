@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from kvlab.kernels.cpu.elementwise import gated
-from kvlab.kernels.cpu.largest import largest
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kernels.cpu.native import instruction_set, load
+from kvlab.kernels.cpu.topk import topk
 from kvlab.kv.int8 import quantize
 from kvlab.models.ops.cpu_ops import CpuOps
 from tests.kernels.tiled_rows import put_in_tiles, take_from_tiles
 
 pytestmark = pytest.mark.usefixtures("cpu_architecture")
 
-IN_TILES = -1  # see rows.hpp
+IN_TILES = -1  # see tiles.hpp
 AWKWARD = [(1, 1), (17, 33), (64, 1023), (1000, 64), (1000, 1000)]
 
 
@@ -75,7 +75,7 @@ def test_outputs_that_no_cache_keeps() -> None:
 def test_gates_inside_the_product(rows: int, outputs: int, inputs: int, gelu: bool, int8: bool) -> None:
     """To the last bit what two passes give."""
     packed, bias, x = PackedWeight(draw(outputs, inputs), int8=int8), draw(outputs), draw(rows, inputs)
-    product, out, wide = packed.product(bias), draw(rows, outputs // 2), draw(rows, outputs)
+    product, out, wide = packed.native(bias), draw(rows, outputs // 2), draw(rows, outputs)
     before = wide.clone()
     load().kvlab_linear_gated(
         *(x.data_ptr(), inputs, rows, product.packed, product.scales, product.bias, outputs, inputs, gelu),
@@ -93,7 +93,7 @@ def test_rows_that_come_and_go_in_tiles(rows: int, outputs: int, inputs: int, in
     if not in_tiles(inputs):
         pytest.skip("products have no tiles here")
     packed, bias, x = PackedWeight(draw(outputs, inputs), int8=int8), draw(outputs), draw(rows, inputs)
-    product, tiles, out = packed.product(bias), put_in_tiles(x), draw(rows, outputs)
+    product, tiles, out = packed.native(bias), put_in_tiles(x), draw(rows, outputs)
     weight = product.packed, product.scales, product.bias, outputs, inputs
     threads, library = torch.get_num_threads(), load()
     assert library.kvlab_multiplies_in_tiles(inputs)
@@ -118,7 +118,7 @@ def test_the_largest_without_the_others(rows: int, outputs: int, inputs: int, in
     ops = CpuOps(int8_weights=int8)
     found = ops.linear_top1(ops.linear(weight, bias), x)
     assert (packed.top1(x) is not None) == in_tiles(inputs)
-    expected = largest(packed.multiply(x, bias), 1)
+    expected = topk(packed.multiply(x, bias), 1)
     assert torch.equal(found.values, expected[0])
     assert torch.equal(found.indices, expected[1])
 

@@ -11,7 +11,7 @@ import pytest
 from kvlab.attention.base import AttentionSpec
 from kvlab.attention.registry import default_registry
 from kvlab.errors import BackendError, KernelError
-from kvlab.kernels.cpu import native
+from kvlab.kernels.cpu import interface, native
 
 SPEC = AttentionSpec(4, 2, 16, 0.25, "bfloat16", "cpu")
 
@@ -122,3 +122,13 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
 def test_what_it_does_not_compute(spec: AttentionSpec, reason: str) -> None:
     with pytest.raises(BackendError, match=reason):
         default_registry().select(spec, "cpu")
+
+
+@pytest.mark.usefixtures("needs_compiler")
+def test_with_another_interface_auto_takes_the_next_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(interface.CONSTANTS, "TILE_SIDE", 17)
+    with caplog.at_level(logging.WARNING):
+        assert default_registry().select(SPEC).name == "sdpa"
+    assert "TILE_SIDE: 16 in the native library, 17 in Python" in caplog.text

@@ -14,7 +14,7 @@ import torch
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-CHECKED = ("attention", "linear", "elementwise", "largest")
+CHECKED = ("attention", "linear", "elementwise", "topk")
 ARCHITECTURES = ("native", "x86-64-v3", "x86-64 and not x86-64-v3")  # as pytest's -k takes them
 FLAGS = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 

@@ -1,4 +1,4 @@
-"""Rows in tiles of 16 by 32 elements, as rows.hpp has them."""
+"""Rows in tiles of 16 by 32 elements, as tiles.hpp has them."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import pairwise
 
 import pytest
@@ -15,7 +16,8 @@ from kvlab.attention.registry import default_registry
 from kvlab.errors import KernelError
 from kvlab.lab.profile import Part, Profiler, ProfilingAttention, ProfilingOps
 from kvlab.models.decoder import Decoder, attention_specs
-from kvlab.models.ops.base import LayerParts
+from kvlab.models.layers import ResidualNorm
+from kvlab.models.ops.base import LayerPart, StepContext
 from kvlab.models.ops.cpu_layers import NativeStack
 from kvlab.models.ops.cpu_ops import CpuOps
 from kvlab.models.weights import DummyWeights
@@ -28,7 +30,7 @@ STEPS = [[40, 17, 0], [1, 50, 19], [0, 12, 1], [0, 1, 0]]
 class OneByOne(CpuOps):
     """Native ops that leave the layers to Python."""
 
-    def stack(self, layers: Sequence[LayerParts], attention: AttentionBackend) -> None:
+    def stack(self, layers: Sequence[Sequence[LayerPart]], attention: AttentionBackend) -> None:
         return None
 
 
@@ -74,6 +76,73 @@ def test_only_where_everything_is_native(models: Callable[[str], TinyModel]) -> 
     assert Decoder(model.config, weights, other, specs, 64, CpuOps())._stack is None
 
 
+@dataclass(frozen=True)
+class Doubled:
+    """A part that no native layer knows."""
+
+    def __call__(
+        self, residual: torch.Tensor, x: torch.Tensor, step: StepContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return residual, 2 * x
+
+
+class OtherLayers(CpuOps):
+    """Native ops for a decoder whose layers have other parts."""
+
+    def __init__(self, change: Callable[[list[LayerPart]], list[LayerPart]]) -> None:
+        super().__init__()
+        self._change = change
+
+    def stack(self, layers: Sequence[Sequence[LayerPart]], attention: AttentionBackend) -> NativeStack | None:
+        assert isinstance(layers, list)
+        layers[:] = [self._change([*layer]) for layer in layers]
+        return super().stack(layers, attention)
+
+
+def test_a_part_that_is_unknown_runs_one_by_one(models: Callable[[str], TinyModel]) -> None:
+    """And is computed: to double what attention and MLP give changes the logits."""
+    model = models("qwen3")
+    read = partial(read_decoder, model.config, model.directory, "bfloat16")
+    plain = read(OneByOne())
+    other = read(OtherLayers(lambda parts: [parts[0], parts[1], Doubled(), *parts[2:], Doubled()]))
+    assert other._stack is None
+    found, expected = (torch.cat(logits_in_steps(decoder, TEXTS, STEPS, "bfloat16")) for decoder in (other, plain))
+    assert found.isfinite().all()
+    assert not torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda parts: parts[1:],  # attention without a norm ahead of it
+        lambda parts: [*parts, parts[-1]],  # an MLP behind an MLP
+        lambda parts: [parts[0], *parts],
+        lambda parts: parts[:3],  # a norm that nothing reads
+        lambda parts: [],
+    ],
+)
+def test_another_order_of_parts_is_not_stacked(
+    models: Callable[[str], TinyModel], change: Callable[[list[LayerPart]], list[LayerPart]]
+) -> None:
+    model = models("qwen3")
+    assert read_decoder(model.config, model.directory, "bfloat16", OtherLayers(change))._stack is None
+
+
+def test_layers_of_one_kind_of_part_each_are_stacked(models: Callable[[str], TinyModel]) -> None:
+    """A layer without attention, say: the order of parts counts, and not how they are grouped."""
+    model = models("qwen3")
+    read = partial(read_decoder, model.config, model.directory, "bfloat16")
+
+    def without_attention(parts: list[LayerPart]) -> list[LayerPart]:
+        return [parts[0], *parts[3:]] if isinstance(parts[0], ResidualNorm) else parts
+
+    native, other = read(OtherLayers(without_attention)), read(OtherLayers(without_attention))
+    assert isinstance(native._stack, NativeStack)
+    other._stack = None
+    found, expected = (torch.cat(logits_in_steps(decoder, TEXTS, STEPS, "bfloat16")) for decoder in (native, other))
+    assert torch.equal(found, expected)
+
+
 def test_its_parts_are_timed(models: Callable[[str], TinyModel]) -> None:
     config, profiler = models("gemma3").config, Profiler()
     specs = attention_specs(config, "bfloat16", "cpu")
@@ -88,7 +157,7 @@ def test_its_parts_are_timed(models: Callable[[str], TinyModel]) -> None:
     assert Counter(part for part, _, _ in spans) == {
         Part.ATTENTION: layers,
         Part.LINEAR: 4 * layers + 1,
-        Part.ELEMENTWISE: 4 * layers + 1,
+        Part.ELEMENTWISE: 5 * layers + 1,
     }
     assert start <= spans[0][1]
     assert all(begin <= end for _, begin, end in spans)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,10 +23,9 @@ from kvlab.engine.engine import Engine
 from kvlab.engine.executor import GreedySampler
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.step import SamplingBatch, StepResult
-from kvlab.kernels.cpu.layers import TIMED
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import Angles, LayerParts, Linear, Norm, Ops, Stack, TopK
+from kvlab.models.ops.base import Angles, LayerPart, Linear, Norm, Ops, Stack, TopK
 from kvlab.models.ops.cpu_layers import NativeStack
 from kvlab.models.rope import RotaryEmbedding
 
@@ -42,8 +41,8 @@ class Part(StrEnum):
     OTHER = "other"  # inputs and embeddings ahead of the layers, what Python does in between, the step's accounts
 
 
-_PRODUCTS = ("qkv", "out", "gate_up", "down")
-_PART_OF = {"attention": Part.ATTENTION, **dict.fromkeys(_PRODUCTS, Part.LINEAR)}
+#: Operations of native layers that are not elementwise.
+_PART_OF = {"attention": Part.ATTENTION, **dict.fromkeys(("qkv", "out", "gate_up", "down"), Part.LINEAR)}
 
 
 class Span(NamedTuple):
@@ -93,12 +92,11 @@ class Profiler:
         """A span of `part` from `start` until now."""
         self._spans.append((part, start, self.now()))
 
-    def add_layers(self, times: list[float]) -> None:
-        """The spans of layers that ran without Python, from when each part of them began; they end now."""
+    def add_layers(self, operations: Sequence[str], times: list[float]) -> None:
+        """The spans of layers that ran without Python, from when each operation began; they end now."""
         late = self.now() - times[-1]  # their clock may count from another moment
-        parts = itertools.cycle(_PART_OF.get(name, Part.ELEMENTWISE) for name in TIMED)
-        for part, (start, end) in zip(parts, itertools.pairwise(times), strict=False):
-            self._spans.append((part, start + late, end + late))
+        for operation, (start, end) in zip(operations, itertools.pairwise(times), strict=True):
+            self._spans.append((_PART_OF.get(operation, Part.ELEMENTWISE), start + late, end + late))
 
     def end_step(self, record: StepRecord | None) -> None:
         """Give a step the spans since the last."""
@@ -169,9 +167,9 @@ class ProfilingOps:
         self._profiler.add(Part.ELEMENTWISE, start)
         return out
 
-    def stack(self, layers: Sequence[LayerParts], attention: AttentionBackend) -> Stack | None:
-        """See Ops. A native one tells by itself when each part began."""
-        own = [layer._replace(**{name: getattr(layer, name).timed for name in _PRODUCTS}) for layer in layers]
+    def stack(self, layers: Sequence[Sequence[LayerPart]], attention: AttentionBackend) -> Stack | None:
+        """See Ops. A native stack reports the times of its operations itself."""
+        own = [[_untimed(part) for part in layer] for layer in layers]
         stack = self._ops.stack(own, attention.timed if isinstance(attention, ProfilingAttention) else attention)
         if not isinstance(stack, NativeStack):
             return None
@@ -188,6 +186,13 @@ class ProfilingOps:
     def topk(self, x: torch.Tensor, count: int = 1) -> TopK:
         """See LogitsOps. The sampler is timed as a whole."""
         return self._ops.topk(x, count)
+
+
+def _untimed(part: Any) -> Any:
+    """A part of a layer with the products that its own are wrapped around."""
+    values = {field.name: getattr(part, field.name) for field in fields(part)} if is_dataclass(part) else {}
+    own = {name: value.timed for name, value in values.items() if isinstance(value, _ProfilingLinear)}
+    return replace(part, **own) if own else part
 
 
 class _ProfilingLinear:

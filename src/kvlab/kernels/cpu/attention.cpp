@@ -7,7 +7,7 @@
 
 #include "attention_tiles.hpp"
 #include "attention_vectors.hpp"
-#include "kernels.hpp"
+#include "interface.hpp"
 
 #include <memory>
 #include <utility>
@@ -119,7 +119,7 @@ void run(const Problem& problem, int threads) {
 // Pointers are to C-contiguous arrays: queries [T, num_heads, head_dim] with `query_stride` elements between
 // tokens, out the same without gaps, keys and values [blocks, num_kv_heads, block_size, head_dim], block_tables
 // [num_sequences, table_width], seq_lens [num_sequences], query_start [num_sequences + 1]. window and soft_cap: 0
-// for none. out_in_tiles: out is to lie in tiles, see rows.hpp, and heads are of whole ones. element_bytes: 4 for
+// for none. out_in_tiles: out is to lie in tiles, see tiles.hpp, and heads are of whole ones. element_bytes: 4 for
 // float32, 2 for bfloat16. This file is compiled twice, side by side: as it is, and with KVLAB_INT8 for keys and values
 // in int8 with scales [blocks, num_kv_heads, block_size], which else are unused.
 #if defined(KVLAB_INT8)

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "int8.hpp"
-#include "rows.hpp"
+#include "tiles.hpp"
 
 #include <algorithm>
 #include <vector>
@@ -145,7 +145,7 @@ template <class Type>
 void store_output(const Problem& problem, const Shape<Type>& shape, int64_t token, int head, const float* sums,
                   float total) {
     auto* out = static_cast<typename Type::Element*>(problem.out);
-    const RowPlace place(token, int64_t(problem.num_heads) * shape.head_dim, problem.out_in_tiles);
+    const RowLayout layout(token, int64_t(problem.num_heads) * shape.head_dim, problem.out_in_tiles);
     const Floats scale = all(total > 0 ? 1.0f / total : 0.0f);
     for (int chunk = 0; chunk < shape.chunks; ++chunk) {
         const float* at = sums + chunk * Type::CHUNK;
@@ -155,7 +155,7 @@ void store_output(const Problem& problem, const Shape<Type>& shape, int64_t toke
         else
             result = rounded_to_bfloat16(load(at) * scale) >> 16 | rounded_to_bfloat16(load(at + LANES) * scale);
         const int begin = chunk * Type::CHUNK, count = std::min(Type::CHUNK, shape.head_dim - begin);
-        auto* to = out + place.of(head * shape.head_dim + begin);
+        auto* to = out + layout.of(head * shape.head_dim + begin);
         if (count == Type::CHUNK)
             store_words(to, result);
         else

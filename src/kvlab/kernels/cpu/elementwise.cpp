@@ -1,16 +1,14 @@
 // What stands between the matrix products: norms, rotary angles, the gate. Each pass reads and writes its tensors once;
 // all arithmetic is float32, whatever the tensors hold.
 
-#include "gate.hpp"
 #include "int8.hpp"
-#include "kernels.hpp"
-#include "rows.hpp"
+#include "interface.hpp"
+#include "tiles.hpp"
 
 #include <algorithm>
 
 namespace {
 
-constexpr int MAX_HEAD_DIM = 512;
 constexpr int64_t WORTH_A_THREAD = 1 << 15;  // elements below which waking the other threads costs more
 
 template <class Element>
@@ -43,7 +41,7 @@ void rms_norm(const Element* x, Element* residual, const Weight* weight, float e
     for (int row = 0; row < rows; ++row) {
         const Element* from = x + int64_t(row) * size;
         Element* sums = residual ? residual + int64_t(row) * size : nullptr;
-        const RowPlace to(row, size, in_tiles);
+        const RowLayout to(row, size, in_tiles);
         Floats squares{};
         for_each_vector(size, [&](int i, int lanes) {
             Floats part = widen_some(from + i, lanes);
@@ -175,7 +173,7 @@ void rotate_and_store(const Heads& heads, int threads) {
 // element_bytes: 4 for float32, 2 for bfloat16; weight_bytes likewise, of norm weights. Tensors are C-contiguous.
 
 // out = x / rms(x) * weight over rows of `size`. With a residual: residual += x first, and the norm is of that.
-// `in_tiles`: how out is to lie, see rows.hpp; it then has room for whole tiles.
+// `in_tiles`: how out is to lie, see tiles.hpp; it then has room for whole tiles.
 extern "C" void kvlab_rms_norm(const void* x, void* residual, const void* weight, float eps, int rows, int size,
                                void* out, int in_tiles, int element_bytes, int weight_bytes, int threads) {
     const auto run = [&](auto element, auto of_weight) {

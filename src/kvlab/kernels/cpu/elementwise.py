@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kvlab.kernels.cpu.interface import MAX_HEAD_DIM
 from kvlab.kernels.cpu.native import load
-
-#: The largest head that `rotate_and_store` takes.
-MAX_HEAD_DIM = 512
 
 
 def _at(tensor: torch.Tensor | None) -> int | None:

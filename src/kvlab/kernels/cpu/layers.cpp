@@ -1,9 +1,18 @@
-// A decoder's layers one after another. Each kernel is called as Python would call it; but between two products, which
-// read all of the caches full of weights, Python has to fetch its own code from memory again, and takes longer than
-// a norm does. Tensors are bfloat16.
+// The layers of a decoder in one call. A product reads its weights through all of the caches, so that Python would have
+// to fetch its own code from memory again behind each one, which takes longer than a norm does. Tensors are bfloat16.
+//
+// A layer is a sequence of parts. They pass on the residual stream [tokens, hidden] and x, the latest result:
+//
+//     INPUT_NORM       x = norm(residual)                     of the first layer
+//     RESIDUAL_NORM    residual += x, x = norm(residual)
+//     OUTPUT_NORM      x = norm(x)
+//     ATTENTION, MLP   x = f(x)
+//
+// x is in `normed` behind the first two, and in `delta` behind the others. ATTENTION and MLP come behind one of the first
+// two, OUTPUT_NORM behind ATTENTION or MLP (Python sees to it).
 
-#include "kernels.hpp"
-#include "rows.hpp"
+#include "interface.hpp"
+#include "tiles.hpp"
 
 #include <chrono>
 
@@ -11,127 +20,137 @@ namespace {
 
 constexpr int ELEMENT_BYTES = 2;
 
-// These three are in layers.py, too, field by field.
-struct Norm {
-    const void* weight;  // null: there is none
-    float eps;
-    int weight_bytes;
-};
-
-struct Product {
-    const void* packed;
-    const float* scales;
-    const uint16_t* bias;
-    int outputs, inputs;
-};
-
-struct Layer {
-    Norm attention_norm, query_norm, key_norm, post_attention_norm, mlp_norm, post_mlp_norm;
-    Product qkv, out, gate_up, down;
-    const void *cosine, *sine;  // of all positions
-    int num_heads, num_kv_heads, head_dim, window, gelu;
-    float scale, soft_cap;
-};
-
-struct Step {
-    // K and V of all layers; `rows` of [head_dim] in a layer, and scales of int8.
-    void *keys, *values;
-    float *key_scales, *value_scales;
-    int64_t rows;
-    const int64_t *positions, *slot_mapping;
-    const int32_t *block_tables, *seq_lens, *query_start;
-    uint16_t *residual, *delta, *normed;  // [tokens, hidden]; normed, like scratch, with room for whole tiles of tokens
-    uint16_t* scratch;  // what is wider: [tokens, qkv, queries twice], then [tokens, gate and up, both in one]
-    double* times;      // null, or room for when each part of each layer began, and the last ended: in seconds
-    int tokens, hidden, num_sequences, table_width, block_size, threads;
-};
-
 double seconds() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Whether all that a layer's products multiply can lie in tiles, see rows.hpp, so that none has to put it there.
-bool in_tiles(const Layer& layer) {
-    return layer.head_dim % RowPlace::ELEMENTS == 0 && kvlab_multiplies_in_tiles(layer.qkv.inputs) &&
-           kvlab_multiplies_in_tiles(layer.out.inputs) && kvlab_multiplies_in_tiles(layer.down.inputs);
+// Whether a part reads x in tiles (see tiles.hpp). All products within it then do, and none has to put it there.
+bool reads_tiles(const LayerPart& part) {
+    const auto both = [](const LinearWeight& first, const LinearWeight& second) {
+        return kvlab_multiplies_in_tiles(first.inputs) && kvlab_multiplies_in_tiles(second.inputs);
+    };
+    if (part.kind == ATTENTION) {
+        const auto& attention = *static_cast<const AttentionPart*>(part.at);
+        return attention.head_dim % RowLayout::ELEMENTS == 0 && both(attention.qkv, attention.out);
+    }
+    if (part.kind == MLP) {
+        const auto& mlp = *static_cast<const MlpPart*>(part.at);
+        return both(mlp.gate_up, mlp.down);
+    }
+    return false;
 }
 
-void multiply(const Product& product, const uint16_t* x, bool in_tiles, const Step& step, uint16_t* out) {
-    kvlab_linear(x, in_tiles ? IN_TILES : product.inputs, step.tokens, product.packed, product.scales, product.bias,
-                 product.outputs, product.inputs, out, step.threads);
-}
+class Run {
+public:
+    explicit Run(const LayersStep& step) : step(step), times(step.times) {}
 
-void normalize(const Norm& norm, const uint16_t* x, uint16_t* residual, const Step& step, uint16_t* out,
-               bool in_tiles = false) {
-    if (norm.weight)
+    void input_norm(const Norm& norm, bool in_tiles) {
+        timed([&] { normalize(norm, step.residual, nullptr, step.normed, in_tiles); });
+    }
+
+    void residual_norm(const Norm& norm, bool in_tiles) {
+        timed([&] { normalize(norm, step.delta, step.residual, step.normed, in_tiles); });
+    }
+
+    void output_norm(const Norm& norm) {
+        timed([&] { normalize(norm, step.delta, nullptr, step.delta, false); });
+    }
+
+    void attention(const AttentionPart& part, bool in_tiles) {
+        uint16_t* qkv = step.scratch;
+        uint16_t* q = qkv + int64_t(step.tokens) * part.qkv.outputs;
+        uint16_t* attended = q + int64_t(step.tokens) * part.num_heads * part.head_dim;
+        timed([&] { multiply(part.qkv, step.normed, in_tiles, qkv); });
+        timed([&] { rotate_and_store(part, qkv, q); });
+        timed([&] { attend(part, q, attended, in_tiles); });
+        timed([&] { multiply(part.out, attended, in_tiles, step.delta); });
+    }
+
+    void mlp(const MlpPart& part, bool in_tiles) {
+        const LinearWeight& wide = part.gate_up;
+        uint16_t* gate_up = step.scratch;
+        uint16_t* gated = gate_up + int64_t(step.tokens) * wide.outputs;
+        timed([&] {
+            kvlab_linear_gated(step.normed, in_tiles ? IN_TILES : wide.inputs, step.tokens, wide.packed, wide.scales,
+                               wide.bias, wide.outputs, wide.inputs, part.gelu, gate_up, gated, in_tiles, step.threads);
+        });
+        timed([&] { multiply(part.down, gated, in_tiles, step.delta); });
+    }
+
+    void end() {
+        timed([] {});
+    }
+
+private:
+    const LayersStep& step;
+    double* times;
+
+    template <class Operation>
+    void timed(Operation operation) {
+        if (times) *times++ = seconds();
+        operation();
+    }
+
+    void multiply(const LinearWeight& weight, const uint16_t* x, bool in_tiles, uint16_t* out) const {
+        kvlab_linear(x, in_tiles ? IN_TILES : weight.inputs, step.tokens, weight.packed, weight.scales, weight.bias,
+                     weight.outputs, weight.inputs, out, step.threads);
+    }
+
+    void normalize(const Norm& norm, const uint16_t* x, uint16_t* residual, uint16_t* out, bool in_tiles) const {
         kvlab_rms_norm(x, residual, norm.weight, norm.eps, step.tokens, step.hidden, out, in_tiles, ELEMENT_BYTES,
                        norm.weight_bytes, step.threads);
-}
+    }
 
-void rotate(const Layer& layer, int index, const Step& step, const uint16_t* qkv, uint16_t* q) {
-    const int64_t row = int64_t(index) * step.rows, bytes = step.key_scales ? 1 : ELEMENT_BYTES;
-    const int64_t offset = row * layer.head_dim * bytes;
-    kvlab_rotate_and_store(qkv, layer.query_norm.weight, layer.key_norm.weight, layer.query_norm.eps, layer.cosine,
-                           layer.sine, step.positions, step.slot_mapping, step.tokens, layer.num_heads,
-                           layer.num_kv_heads, layer.head_dim, step.block_size, q,
-                           static_cast<char*>(step.keys) + offset, static_cast<char*>(step.values) + offset,
-                           step.key_scales ? step.key_scales + row : nullptr,
-                           step.key_scales ? step.value_scales + row : nullptr, ELEMENT_BYTES,
-                           layer.query_norm.weight_bytes, step.threads);
-}
+    // The part's layer of the cache.
+    struct Cache {
+        char *keys, *values;
+        float *key_scales, *value_scales;
+    };
 
-void attend(const Layer& layer, int index, const Step& step, const uint16_t* q, uint16_t* out, bool in_tiles) {
-    const int64_t row = int64_t(index) * step.rows, bytes = step.key_scales ? 1 : ELEMENT_BYTES;
-    const int64_t offset = row * layer.head_dim * bytes;
-    const auto run = step.key_scales ? kvlab_paged_attention_int8 : kvlab_paged_attention;
-    run(out, q, static_cast<const char*>(step.keys) + offset, static_cast<const char*>(step.values) + offset,
-        step.key_scales ? step.key_scales + row : nullptr, step.key_scales ? step.value_scales + row : nullptr,
-        step.block_tables, step.seq_lens, step.query_start, int64_t(layer.num_heads) * layer.head_dim,
-        step.table_width, step.num_sequences, layer.num_heads, layer.num_kv_heads, layer.head_dim, step.block_size,
-        layer.window, layer.scale, layer.soft_cap, in_tiles, ELEMENT_BYTES, step.threads);
-}
+    Cache cache_of(const AttentionPart& part) const {
+        const int64_t row = int64_t(part.layer) * step.rows, bytes = step.key_scales ? 1 : ELEMENT_BYTES;
+        const int64_t offset = row * part.head_dim * bytes;
+        return {static_cast<char*>(step.keys) + offset, static_cast<char*>(step.values) + offset,
+                step.key_scales ? step.key_scales + row : nullptr, step.key_scales ? step.value_scales + row : nullptr};
+    }
+
+    void rotate_and_store(const AttentionPart& part, const uint16_t* qkv, uint16_t* q) const {
+        const Cache cache = cache_of(part);
+        kvlab_rotate_and_store(qkv, part.query_norm.weight, part.key_norm.weight, part.query_norm.eps, part.cosine,
+                               part.sine, step.positions, step.slot_mapping, step.tokens, part.num_heads,
+                               part.num_kv_heads, part.head_dim, step.block_size, q, cache.keys, cache.values,
+                               cache.key_scales, cache.value_scales, ELEMENT_BYTES, part.query_norm.weight_bytes,
+                               step.threads);
+    }
+
+    void attend(const AttentionPart& part, const uint16_t* q, uint16_t* out, bool in_tiles) const {
+        const Cache cache = cache_of(part);
+        const auto run = step.key_scales ? kvlab_paged_attention_int8 : kvlab_paged_attention;
+        run(out, q, cache.keys, cache.values, cache.key_scales, cache.value_scales, step.block_tables, step.seq_lens,
+            step.query_start, int64_t(part.num_heads) * part.head_dim, step.table_width, step.num_sequences,
+            part.num_heads, part.num_kv_heads, part.head_dim, step.block_size, part.window, part.scale, part.soft_cap,
+            in_tiles, ELEMENT_BYTES, step.threads);
+    }
+};
 
 }  // namespace
 
-// Adds to `residual` what all layers but the last's feed-forward give, which is left in `delta` for the norm that
-// follows to add. The residual stream of each layer is normed ahead of attention and of the feed-forward.
-extern "C" void kvlab_layers(const Layer* layers, int count, const Step* at) {
-    const Step& step = *at;
-    double* times = step.times;
-    const auto timed = [&](auto part) {
-        if (times) *times++ = seconds();
-        part();
-    };
+// Run `count` parts. What the last one gives is left in `delta`: it is not added to `residual` yet, since the norm
+// behind the layers does that in the same pass.
+extern "C" void kvlab_layers(const LayerPart* parts, int count, const LayersStep* step) {
+    Run run(*step);
     for (int index = 0; index < count; ++index) {
-        const Layer& layer = layers[index];
-        const bool tiled = in_tiles(layer);
-        const int64_t queries = int64_t(step.tokens) * layer.num_heads * layer.head_dim;
-        uint16_t* qkv = step.scratch;
-        uint16_t* q = qkv + int64_t(step.tokens) * layer.qkv.outputs;
-        uint16_t* gate_up = step.scratch;
-        uint16_t* activated = gate_up + int64_t(step.tokens) * layer.gate_up.outputs;
-        // What is timed is named, in this order, in layers.py.
-        timed([&] {
-            if (index == 0)
-                normalize(layer.attention_norm, step.residual, nullptr, step, step.normed, tiled);
-            else
-                normalize(layer.attention_norm, step.delta, step.residual, step, step.normed, tiled);
-        });
-        timed([&] { multiply(layer.qkv, step.normed, tiled, step, qkv); });
-        timed([&] { rotate(layer, index, step, qkv, q); });
-        timed([&] { attend(layer, index, step, q, q + queries, tiled); });
-        timed([&] { multiply(layer.out, q + queries, tiled, step, step.delta); });
-        timed([&] {
-            normalize(layer.post_attention_norm, step.delta, nullptr, step, step.delta);
-            normalize(layer.mlp_norm, step.delta, step.residual, step, step.normed, tiled);
-        });
-        timed([&] {
-            const Product& wide = layer.gate_up;
-            kvlab_linear_gated(step.normed, tiled ? IN_TILES : wide.inputs, step.tokens, wide.packed, wide.scales, wide.bias,
-                               wide.outputs, wide.inputs, layer.gelu, gate_up, activated, tiled, step.threads);
-        });
-        timed([&] { multiply(layer.down, activated, tiled, step, step.delta); });
-        timed([&] { normalize(layer.post_mlp_norm, step.delta, nullptr, step, step.delta); });
+        const LayerPart& part = parts[index];
+        const auto& norm = *static_cast<const Norm*>(part.at);  // if it is one
+        const bool next_in_tiles = index + 1 < count && reads_tiles(parts[index + 1]);
+        switch (part.kind) {
+            case INPUT_NORM: run.input_norm(norm, next_in_tiles); break;
+            case RESIDUAL_NORM: run.residual_norm(norm, next_in_tiles); break;
+            case OUTPUT_NORM: run.output_norm(norm); break;
+            case ATTENTION: run.attention(*static_cast<const AttentionPart*>(part.at), reads_tiles(part)); break;
+            case MLP: run.mlp(*static_cast<const MlpPart*>(part.at), reads_tiles(part)); break;
+            default: break;
+        }
     }
-    timed([] {});
+    run.end();
 }

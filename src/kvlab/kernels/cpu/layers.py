@@ -1,78 +1,46 @@
-"""A decoder's layers in one call: what passes between its kernels does not pass through Python."""
+"""The layers of a decoder in one call: between its kernels no Python runs."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from kvlab.kernels.cpu.interface import AttentionPart, LayerPart, LayersStep, MlpPart, Norm, PartKind
 from kvlab.kernels.cpu.native import load
 
-_pointer, _int, _float = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
+#: What each kind of part consists of. `LayersStep.times` gets the time at which each of these begins, part by part,
+#: and at which the last one ends.
+TIMED = {
+    PartKind.INPUT_NORM: ("norm",),
+    PartKind.RESIDUAL_NORM: ("norm",),
+    PartKind.OUTPUT_NORM: ("norm",),
+    PartKind.ATTENTION: ("qkv", "rotate_and_store", "attention", "out"),
+    PartKind.MLP: ("gate_up", "down"),
+}
 
 
-class Norm(ctypes.Structure):
-    """A norm's weights; none: the null pointer. These structures are in layers.cpp, too, field by field."""
+class NativePart(NamedTuple):
+    """One operation of a layer, and the structure that describes it."""
 
-    _fields_ = (("weight", _pointer), ("eps", _float), ("weight_bytes", _int))
-
-
-class Product(ctypes.Structure):
-    """A packed weight."""
-
-    _fields_ = (
-        *((name, _pointer) for name in ("packed", "scales", "bias")),
-        *((name, _int) for name in ("outputs", "inputs")),
-    )
-
-
-class Layer(ctypes.Structure):
-    """What stays the same from step to step."""
-
-    _fields_ = (
-        *((f"{name}_norm", Norm) for name in ("attention", "query", "key", "post_attention", "mlp", "post_mlp")),
-        *((name, Product) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, _pointer) for name in ("cosine", "sine")),
-        *((name, _int) for name in ("num_heads", "num_kv_heads", "head_dim", "window", "gelu")),
-        *((name, _float) for name in ("scale", "soft_cap")),
-    )
-
-
-class Step(ctypes.Structure):
-    """What a step works on."""
-
-    _fields_ = (
-        *((name, _pointer) for name in ("keys", "values", "key_scales", "value_scales")),
-        ("rows", ctypes.c_int64),
-        *((name, _pointer) for name in ("positions", "slot_mapping", "block_tables", "seq_lens", "query_start")),
-        *((name, _pointer) for name in ("residual", "delta", "normed", "scratch", "times")),
-        *((name, _int) for name in ("tokens", "hidden", "num_sequences", "table_width", "block_size", "threads")),
-    )
-
-
-#: Of a tile of rows, see rows.hpp. `Step.normed` and `Step.scratch` have room for whole ones.
-TILE_ROWS = 16
-
-#: What `Step.times` are of: for each layer when each of these began, and when the last one ended.
-TIMED = (
-    "attention_norm",
-    "qkv",
-    "rotate_and_store",
-    "attention",
-    "out",
-    "mlp_norm",
-    "gate_up",
-    "down",
-    "post_mlp_norm",
-)
+    kind: PartKind
+    structure: Norm | AttentionPart | MlpPart
 
 
 class Layers:
-    """Layers that can be run. The tensors they point to have to outlive them."""
+    """Layers that can be run, in the order of parts that layers.cpp states. The tensors that the parts point to
+    have to outlive them.
+    """
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
-        self._layers = (Layer * len(layers))(*layers)
+    def __init__(self, parts: Sequence[NativePart]) -> None:
+        self._structures = [part.structure for part in parts]  # keeps them where the array points to
+        self._parts = (LayerPart * len(parts))(
+            *(LayerPart(part.kind, ctypes.addressof(part.structure)) for part in parts)
+        )
         self._run = load().kvlab_layers
+        #: Of each operation that is timed.
+        self.timed = tuple(name for part in parts for name in TIMED[part.kind])
 
-    def run(self, step: Step) -> None:
-        """Run a step through all layers, see layers.cpp."""
-        self._run(self._layers, len(self._layers), ctypes.byref(step))
+    def run(self, step: LayersStep) -> None:
+        """Run a step through all parts."""
+        self._run(ctypes.addressof(self._parts), len(self._parts), ctypes.addressof(step))

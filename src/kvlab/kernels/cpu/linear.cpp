@@ -3,7 +3,7 @@
 // W is packed once. One copy of it serves both ends: with few rows it is read at the speed of memory, with many at
 // that of the arithmetic.
 
-#include "kernels.hpp"
+#include "interface.hpp"
 #include "linear_in_tiles.hpp"
 #include "linear_in_vectors.hpp"
 
@@ -52,7 +52,7 @@ void multiply(const Product& product, const uint16_t* x, int64_t x_stride, int i
 
 }  // namespace
 
-// Whether products with as many inputs can take x in tiles, see rows.hpp.
+// Whether products with as many inputs can take x in tiles, see tiles.hpp.
 extern "C" int kvlab_multiplies_in_tiles(int inputs) { return in_tiles(inputs); }
 
 // out [rows, outputs] = x [rows, inputs] W^T + bias. `x_stride`: elements between rows of x, or IN_TILES. bias may be
@@ -79,9 +79,9 @@ extern "C" void kvlab_linear_gated(const uint16_t* x, int64_t x_stride, int rows
     multiply(product, x, x_stride, inputs, threads);
 }
 
-// What kvlab_largest finds in what kvlab_linear gives, which is not written anywhere: values and places [rows]. Returns
+// What kvlab_topk finds in what kvlab_linear gives, which is not written anywhere: values and places [rows]. Returns
 // 0 where that does not go in one pass, and nothing is done.
-extern "C" int kvlab_linear_largest(const uint16_t* x, int64_t x_stride, int rows, const void* packed,
+extern "C" int kvlab_linear_top1(const uint16_t* x, int64_t x_stride, int rows, const void* packed,
                                     const float* scales, const uint16_t* bias, int outputs, int inputs,
                                     uint16_t* values, int64_t* places, int threads) {
 #if defined(KVLAB_TILES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvlab.kernels.cpu import memory
-from kvlab.kernels.cpu.layers import Product
+from kvlab.kernels.cpu.interface import LinearWeight
 from kvlab.kernels.cpu.native import load
 
 
@@ -34,10 +34,10 @@ class PackedWeight:
     def _at_scales(self) -> int | None:
         return None if self._scales is None else self._scales.data_ptr()
 
-    def product(self, bias: torch.Tensor | None = None) -> Product:
-        """The same for native code, which may use it as long as this weight and the bias are there."""
+    def native(self, bias: torch.Tensor | None = None) -> LinearWeight:
+        """The same for native code, which may use it as long as this weight and the bias exist."""
         at_bias = None if bias is None else bias.data_ptr()
-        return Product(self._packed.data_ptr(), self._at_scales, at_bias, self.outputs, self.inputs)
+        return LinearWeight(self._packed.data_ptr(), self._at_scales, at_bias, self.outputs, self.inputs)
 
     @property
     def num_bytes(self) -> int:
@@ -53,18 +53,16 @@ class PackedWeight:
         return out
 
     def top1(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The largest number of each row of `multiply` and its place, `[rows, 1]`, as `largest` finds them; the
+        """The largest number of each row of `multiply` and its index, `[rows, 1]`, as `topk` finds them; the
         others are not kept. None where the product has to be written first.
         """
         if x.stride(1) != 1:
             x = x.contiguous()
         values = torch.empty(len(x), 1, dtype=x.dtype)
-        places = torch.empty(len(x), 1, dtype=torch.int64)
-        outputs = values.data_ptr(), places.data_ptr()
-        done = len(x) and self._library.kvlab_linear_largest(
-            *self._sides(x, bias), *outputs, torch.get_num_threads()
-        )
-        return (values, places) if done else None
+        indices = torch.empty(len(x), 1, dtype=torch.int64)
+        outputs = values.data_ptr(), indices.data_ptr()
+        done = len(x) and self._library.kvlab_linear_top1(*self._sides(x, bias), *outputs, torch.get_num_threads())
+        return (values, indices) if done else None
 
     def _sides(self, x: torch.Tensor, bias: torch.Tensor | None) -> tuple[int | None, ...]:
         """What native products begin with."""

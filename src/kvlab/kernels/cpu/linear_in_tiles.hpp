@@ -3,7 +3,6 @@
 #pragma once
 
 #include "buffer.hpp"
-#include "rows.hpp"
 #include "tiled_product.hpp"
 
 #include <omp.h>

@@ -4,7 +4,6 @@
 
 #include "packed_weight.hpp"
 #include "ranking.hpp"
-#include "rows.hpp"
 #include "tiles.hpp"
 
 #include <algorithm>
@@ -86,7 +85,7 @@ private:
     // Gate and what it gates are rounded first: the same as if they had been written and read.
     __attribute__((noinline)) void finish_gated(int row, const float* from) {
         const int gates = panels / 2, half = product.panels() / 2;
-        const RowPlace to(row, product.outputs / 2, product.out_in_tiles);
+        const RowLayout to(row, product.outputs / 2, product.out_in_tiles);
         for (int i = 0; i < gates; ++i, from += LANES) {
             const Floats x = rounded<uint16_t>(finished(product, panel + i, load(from)));
             const Floats up = rounded<uint16_t>(finished(product, half + panel + i, load(from + gates * LANES)));

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch  # first: the library then uses the OpenMP threads that torch has brought
 
 from kvlab.errors import KernelError
+from kvlab.kernels.cpu.interface import bind
 
 # Each with what it is compiled with besides; those that take longest first.
 _UNITS = (
@@ -27,9 +28,9 @@ _UNITS = (
     ("linear.cpp", ""),
     ("packed_weight.cpp", ""),
     ("elementwise.cpp", ""),
-    ("largest.cpp", ""),
+    ("topk.cpp", ""),
     ("layers.cpp", ""),
-    ("instruction_set.cpp", ""),
+    ("interface.cpp", ""),
 )
 _HEADERS = tuple(sorted(path.name for path in Path(__file__).parent.glob("*.hpp")))
 _COMPILERS = ("c++", "g++", "clang++")
@@ -39,32 +40,6 @@ _CPU_FLAGS = {"avx512-bf16": "avx512_bf16", "avx512": "avx512dq", "avx2": "avx2"
 
 # That decide which library it is.
 _SETTINGS = ("CXX", "KVLAB_CPU_ARCH", "KVLAB_CXXFLAGS", "KVLAB_CACHE", "XDG_CACHE_HOME")
-
-# What the library's functions take: p a pointer (an address, or None), i an int, q an int64, f a float.
-_ARGUMENTS = {
-    "kvlab_packed_linear_bytes": "iii",
-    "kvlab_pack_linear": "piipi",
-    "kvlab_pack_linear_int8": "piippi",
-    "kvlab_linear": "pqipppiipi",
-    "kvlab_linear_gated": "pqipppiiippii",
-    "kvlab_linear_largest": "pqipppiippi",
-    "kvlab_multiplies_in_tiles": "i",
-    "kvlab_packed_rows": "ppipipi",
-    "kvlab_rms_norm": "pppfiipiiii",
-    "kvlab_gated": "piiipii",
-    "kvlab_rotate_and_store": "pppfppppiiiiipppppiii",
-    "kvlab_largest": "pqiqippii",
-    "kvlab_layers": "pip",
-    "kvlab_paged_attention": "pppppppppqiiiiiiiffiii",
-    "kvlab_paged_attention_int8": "pppppppppqiiiiiiiffiii",
-}
-_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "q": ctypes.c_int64, "f": ctypes.c_float}
-_RESULTS = {
-    "kvlab_packed_linear_bytes": ctypes.c_int64,
-    "kvlab_linear_largest": ctypes.c_int,
-    "kvlab_multiplies_in_tiles": ctypes.c_int,
-    "kvlab_instruction_set": ctypes.c_char_p,
-}
 
 _log = logging.getLogger(__name__)
 
@@ -111,13 +86,11 @@ def _attempt(
 
 
 def _open(path: Path) -> ctypes.CDLL:
-    """A library whose functions take plain numbers, which is quicker, too. Raises OSError if it does not load."""
+    """The library, its functions ready to be called. Raises OSError if the file is no library, KernelError if its
+    interface is not the one that this package was written for.
+    """
     library = ctypes.CDLL(str(path))
-    for name, letters in _ARGUMENTS.items():
-        getattr(library, name).argtypes = [_TYPES[letter] for letter in letters]
-        getattr(library, name).restype = None
-    for name, result in _RESULTS.items():
-        getattr(library, name).restype = result
+    bind(library)
     return library
 
 

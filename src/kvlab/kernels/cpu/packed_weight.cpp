@@ -1,6 +1,7 @@
 // Packing a weight [outputs, inputs], in bfloat16 or in int8 with a scale for each output, and reading rows of it
 // back.
 
+#include "interface.hpp"
 #include "packed_weight.hpp"
 
 #include <memory>

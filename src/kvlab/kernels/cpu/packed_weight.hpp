@@ -4,7 +4,6 @@
 // byte to its last.
 #pragma once
 
-#include "gate.hpp"
 #include "int8.hpp"
 
 #include <algorithm>
@@ -59,7 +58,7 @@ struct Product {
     uint16_t* out;  // null: only the largest output of each row is asked for
     int rows, outputs, pairs;
     Gate gate = Gate::NONE;
-    bool out_in_tiles = false;  // of what is gated: see rows.hpp
+    bool out_in_tiles = false;  // of what is gated: see tiles.hpp
 
     int panels() const { return (outputs + LANES - 1) / LANES; }
 };

@@ -234,3 +234,24 @@ INLINE void transpose(Words (&rows)[LANES]) {
     }
 #endif
 }
+
+namespace {
+
+// The gate of a feed-forward: activation(x) * up (Shazeer, 2020).
+
+// x * sigmoid(y) for y >= -80. A result that is rounded to bfloat16 needs no better than the rough functions.
+template <class Element>
+INLINE Floats times_sigmoid(Floats x, Floats y) {
+    if constexpr (sizeof(Element) == 4) return x / (1.0f + exponential(-y));
+    return x * rough_inverse(1.0f + rough_exponential(-y));
+}
+
+// activation(x) * up. The activation is rounded to Element, the product is not.
+template <class Element>
+INLINE Floats gated(Floats x, Floats up, bool gelu) {
+    // gelu in its tanh form is x * sigmoid(2 y), silu is x * sigmoid(x)
+    const Floats y = gelu ? 1.5957691216f * (x + 0.044715f * x * x * x) : x;
+    return rounded<Element>(times_sigmoid<Element>(x, y < -80.0f ? all(-80.0f) : y)) * up;  // e^80 is finite
+}
+
+}  // namespace

@@ -1,11 +1,35 @@
-// Intel's matrix tiles (AMX): a product of 16 rows of 32 bfloat16 and 32 rows of 16, in one instruction. Eight tiles of
-// 16 rows of 64 bytes are set up alike: four or more hold sums, the others are of either side. A tile of the right
-// side has a row for each pair of inputs, with a pair for each of 16 outputs: what a packed weight has anyway.
-//
-// Compiled where the instruction set has them; used where the system lets the process have them, which `has_tiles` asks.
+// Matrix tiles: how rows are laid out for them, and Intel's instructions on them (AMX).
 #pragma once
 
+#include "interface.hpp"
 #include "simd.hpp"
+
+namespace {
+
+constexpr int64_t IN_TILES = -1;  // in place of the number of elements between two rows
+
+// Where the elements of a row are: one behind the other, or in tiles of 16 rows by 32 elements, tile behind tile. Products
+// in tiles read their rows in the second layout. A kernel that writes it spares the product a pass that rearranges rows.
+struct RowLayout {
+    static constexpr int ROWS = TILE_SIDE, ELEMENTS = 32;  // of a tile
+
+    int64_t first, step;  // index of the first element; elements from one tile to the next
+
+    RowLayout(int64_t row, int64_t size, bool in_tiles)
+        : first(in_tiles ? row / ROWS * ROWS * size + row % ROWS * ELEMENTS : row * size),
+          step(in_tiles ? ROWS * ELEMENTS : ELEMENTS) {}
+
+    int64_t of(int element) const { return first + element / ELEMENTS * step + element % ELEMENTS; }
+};
+
+}  // namespace
+
+// AMX multiplies 16 rows of 32 bfloat16 by 32 rows of 16 in one instruction. All eight tiles are configured as 16 rows of
+// 64 bytes: four or more hold sums, the others hold either side. A tile of the right side has a row for each pair of
+// inputs, with a pair for each of 16 outputs, which is the layout of a packed weight.
+//
+// The code is compiled where the instruction set has AMX, and used where the system lets the process use it
+// (`has_tiles`).
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
 #define KVLAB_TILES
@@ -13,9 +37,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-constexpr int TILE_SIDE = 16;      // rows of a tile; outputs of a tile of sums
-constexpr int TILE_BYTES = 64;     // of a row of a tile
-constexpr int TILE_INPUTS = 32;    // inputs that one instruction covers
+// TILE_SIDE is the number of rows of a tile, and of outputs of a tile of sums.
+constexpr int TILE_BYTES = 64;   // of a row of a tile
+constexpr int TILE_INPUTS = 32;  // inputs that one instruction covers
 
 // Whether the process may use tiles: Linux keeps room for their state only once it was asked to.
 inline bool has_tiles() {

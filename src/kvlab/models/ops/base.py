@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 
-from kvlab.attention.base import AttentionBackend, AttentionSpec
+from kvlab.attention.base import AttentionBackend
 from kvlab.kv.view import CacheView
 from kvlab.models.rope import RotaryEmbedding
 
@@ -48,29 +48,34 @@ class Linear(Protocol):
         ...
 
 
-class LayerParts(NamedTuple):
-    """What a decoder layer computes with, in the order in which it does."""
+class StepContext(NamedTuple):
+    """What the parts of a layer need of the step that runs."""
 
-    attention_norm: Norm
-    qkv: Linear
-    qk_norms: tuple[Norm, Norm] | None
-    angles: RotaryEmbedding
-    attention: AttentionSpec
-    out: Linear
-    post_attention_norm: Norm | None
-    mlp_norm: Norm
-    gate_up: Linear
-    activation: str
-    down: Linear
-    post_mlp_norm: Norm | None
+    view: CacheView
+    attention: AttentionBackend
+    angles: Mapping[RotaryEmbedding, Angles]  # of every rotary table of the model
+
+
+class LayerPart(Protocol):
+    """One operation of a decoder layer; a layer is a sequence of them (kvlab.models.layers).
+
+    Parts pass on two tensors `[T, hidden]`: the residual stream, and x, the latest result, which is yet to be added
+    to the stream. So an addition and the norm behind it can be one pass.
+    """
+
+    def __call__(
+        self, residual: torch.Tensor, x: torch.Tensor, step: StepContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream and x behind this part, which may overwrite the tensors it is given."""
+        ...
 
 
 class Stack(Protocol):
     """All layers of a decoder at once."""
 
     def __call__(self, residual: torch.Tensor, view: CacheView) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual stream `[T, hidden]` behind the layers, which may overwrite it, and what the last layer has
-        yet to add to it, which the next call overwrites.
+        """The residual stream `[T, hidden]` and x behind the last part. The stack may overwrite `residual`, and its
+        next call overwrites both results.
         """
         ...
 
@@ -130,6 +135,8 @@ class Ops(LogitsOps, Protocol):
         """The largest number of each row of `linear(x)`, as `largest` finds it; the others need not be kept."""
         ...
 
-    def stack(self, layers: Sequence[LayerParts], attention: AttentionBackend) -> Stack | None:
-        """The layers of a decoder as one operation, with the same results; None: run them one by one."""
+    def stack(self, layers: Sequence[Sequence[LayerPart]], attention: AttentionBackend) -> Stack | None:
+        """The layers of a decoder, each a sequence of parts, as one operation with the same results. None where a
+        part is unknown or cannot be computed so: the parts then run one by one.
+        """
         ...

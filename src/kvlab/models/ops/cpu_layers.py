@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain, pairwise
 
 import torch
 
-from kvlab.kernels.cpu.elementwise import MAX_HEAD_DIM
-from kvlab.kernels.cpu.layers import TILE_ROWS, TIMED, Layer, Layers, Product, Step
-from kvlab.kernels.cpu.layers import Norm as NativeNorm
+from kvlab.kernels.cpu import interface
+from kvlab.kernels.cpu.interface import MAX_HEAD_DIM, TILE_SIDE, LayersStep, LinearWeight, PartKind
+from kvlab.kernels.cpu.layers import Layers, NativePart
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kernels.cpu.memory import empty
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import LayerParts, Linear, Norm, TopK
+from kvlab.models.layers import AttentionPart, InputNorm, MlpPart, OutputNorm, ResidualNorm
+from kvlab.models.ops.base import LayerPart, Norm, TopK
 
 
 class NativeLinear:
@@ -35,30 +37,37 @@ class NativeLinear:
         found = self._weight.top1(x, self._bias)
         return None if found is None else TopK(*found)
 
-    def product(self) -> Product:
-        """See PackedWeight."""
-        return self._weight.product(self._bias)
+    def native(self) -> LinearWeight:
+        """See PackedWeight.native."""
+        return self._weight.native(self._bias)
 
 
 class NativeStack:
-    """See Stack. For layers that `can_stack`.
+    """See Stack. Made by `build`.
 
-    With `on_times` it tells, after each run, when each part of each layer began and the last one ended, in seconds
-    of a clock of its own; the parts are those of TIMED.
+    `on_times`, where it is set, is called after each run with the names of the operations that were timed, and the
+    time at which each of them began and the last one ended, in seconds of a clock of its own.
     """
 
-    def __init__(self, layers: Sequence[LayerParts]) -> None:
-        self._parts = tuple(layers)  # keeps what the native layers point to
-        native = [_native(layer) for layer in layers]
+    def __init__(self, layers: Sequence[Sequence[LayerPart]], native: Sequence[NativePart], hidden: int) -> None:
+        self._parts = layers  # keeps the tensors that the native parts point to
         self._layers = Layers(native)
-        self._hidden = layers[0].attention_norm.weight.numel()
-        # Of attention and of the feed-forward, which use the same memory, whichever is wider.
-        self._width = max(
-            *(layer.qkv.outputs + 2 * layer.num_heads * layer.head_dim for layer in native),
-            *(layer.gate_up.outputs + layer.down.inputs for layer in native),
-        )
+        self._hidden = hidden
+        self._width = max(_scratch_width(part) for part in native)  # the parts use the same scratch memory in turn
         self._memory = torch.empty(0, dtype=torch.bfloat16)
-        self.on_times: Callable[[list[float]], None] | None = None
+        self.on_times: Callable[[Sequence[str], list[float]], None] | None = None
+
+    @classmethod
+    def build(cls, layers: Sequence[Sequence[LayerPart]]) -> NativeStack | None:
+        """A stack of these layers. None where a part is not known here, is not in bfloat16 with packed weights, has
+        heads that no kernel takes, or comes in another order than the native layers have (see layers.cpp).
+        """
+        native = [_native(part) for part in chain.from_iterable(layers)]
+        known = [part for part in native if part is not None]
+        first = layers[0][0] if layers and layers[0] else None
+        if len(known) < len(native) or not isinstance(first, InputNorm) or not _in_order([p.kind for p in known]):
+            return None
+        return cls(layers, known, first.norm.weight.numel())
 
     def __call__(self, residual: torch.Tensor, view: CacheView) -> tuple[torch.Tensor, torch.Tensor]:
         """See Stack."""
@@ -67,10 +76,10 @@ class NativeStack:
         delta, normed, scratch = self._room(tokens)
         times = None
         if self.on_times is not None:
-            times = torch.empty(len(self._parts) * len(TIMED) + 1, dtype=torch.float64)
+            times = torch.empty(len(self._layers.timed) + 1, dtype=torch.float64)
         _, blocks, kv_heads, block_size, _ = storage.keys.shape
         self._layers.run(
-            Step(
+            LayersStep(
                 keys=storage.keys.data_ptr(),
                 values=storage.values.data_ptr(),
                 key_scales=_at(storage.key_scales),
@@ -95,14 +104,14 @@ class NativeStack:
             )
         )
         if self.on_times is not None and times is not None:
-            self.on_times(times.tolist())
+            self.on_times(self._layers.timed, times.tolist())
         return residual, delta
 
     def _room(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """`delta` `[tokens, hidden]`, `normed` and scratch with room for whole tiles of tokens: the same memory in
-        every step, as new pages cost more than what is written to them.
+        """`delta` `[tokens, hidden]`, and `normed` and scratch with room for whole tiles of tokens. Every step gets
+        the same memory: the first write to a new page costs more than the write itself.
         """
-        rows = -(-tokens // TILE_ROWS) * TILE_ROWS
+        rows = -(-tokens // TILE_SIDE) * TILE_SIDE
         size, wide = rows * self._hidden, rows * self._width
         if self._memory.numel() < 2 * size + wide:
             self._memory = empty((2 * size + wide,), torch.bfloat16)
@@ -110,52 +119,72 @@ class NativeStack:
         return delta[:tokens], normed, self._memory[2 * size :]
 
 
-def can_stack(layers: Sequence[LayerParts]) -> bool:
-    """Whether the layers are all in bfloat16 with packed weights, and their heads of a size that kernels take."""
-    return bool(layers) and all(
-        layer.attention.head_dim <= MAX_HEAD_DIM
-        and layer.attention.head_dim % 2 == 0
-        and all(isinstance(x, NativeLinear) for x in (layer.qkv, layer.out, layer.gate_up, layer.down))
-        for layer in layers
+def _in_order(kinds: Sequence[PartKind]) -> bool:
+    """Whether a norm writes what attention and MLP read, and nothing else; the first one comes first."""
+    norms, computing = (PartKind.INPUT_NORM, PartKind.RESIDUAL_NORM), (PartKind.ATTENTION, PartKind.MLP)
+    pairs_fit = all(
+        (one in norms) == (other in computing) and (other is not PartKind.OUTPUT_NORM or one in computing)
+        for one, other in pairwise(kinds)
     )
+    return pairs_fit and kinds[0] in norms and kinds[-1] not in norms and PartKind.INPUT_NORM not in kinds[1:]
 
 
-def _native(layer: LayerParts) -> Layer:
-    spec = layer.attention
-    query_norm, key_norm = layer.qk_norms or (None, None)
-    return Layer(
-        attention_norm=_norm(layer.attention_norm),
+def _native(part: LayerPart) -> NativePart | None:
+    """A part as the native layers take it, or None where they cannot compute it."""
+    match part:
+        case InputNorm(norm=norm):
+            return NativePart(PartKind.INPUT_NORM, _norm(norm))
+        case ResidualNorm(norm=norm):
+            return NativePart(PartKind.RESIDUAL_NORM, _norm(norm))
+        case OutputNorm(norm=norm):
+            return NativePart(PartKind.OUTPUT_NORM, _norm(norm))
+        case AttentionPart():
+            return _attention(part)
+        case MlpPart(gate_up=NativeLinear() as gate_up, down=NativeLinear() as down):
+            gelu = part.activation == "gelu_pytorch_tanh"
+            return NativePart(PartKind.MLP, interface.MlpPart(gate_up.native(), down.native(), gelu))
+    return None
+
+
+def _attention(part: AttentionPart) -> NativePart | None:
+    spec, qkv, out = part.spec, part.qkv, part.out
+    if not isinstance(qkv, NativeLinear) or not isinstance(out, NativeLinear):
+        return None
+    if spec.head_dim > MAX_HEAD_DIM or spec.head_dim % 2:
+        return None
+    query_norm, key_norm = part.norms or (None, None)
+    native = interface.AttentionPart(
+        qkv=qkv.native(),
+        out=out.native(),
         query_norm=_norm(query_norm),
         key_norm=_norm(key_norm),
-        post_attention_norm=_norm(layer.post_attention_norm),
-        mlp_norm=_norm(layer.mlp_norm),
-        post_mlp_norm=_norm(layer.post_mlp_norm),
-        qkv=_product(layer.qkv),
-        out=_product(layer.out),
-        gate_up=_product(layer.gate_up),
-        down=_product(layer.down),
-        cosine=layer.angles.cos.data_ptr(),
-        sine=layer.angles.sin.data_ptr(),
+        cosine=part.rotary.cos.data_ptr(),
+        sine=part.rotary.sin.data_ptr(),
+        layer=part.layer,
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         window=spec.sliding_window or 0,
-        gelu=layer.activation == "gelu_pytorch_tanh",
         scale=spec.scale,
         soft_cap=spec.soft_cap or 0.0,
     )
+    return NativePart(PartKind.ATTENTION, native)
 
 
-def _product(linear: Linear) -> Product:
-    if not isinstance(linear, NativeLinear):
-        raise TypeError("this weight is not packed")
-    return linear.product()
-
-
-def _norm(norm: Norm | None) -> NativeNorm:
+def _norm(norm: Norm | None) -> interface.Norm:
     if norm is None:
-        return NativeNorm(None, 0.0, 2)
-    return NativeNorm(norm.weight.data_ptr(), norm.eps, norm.weight.element_size())
+        return interface.Norm(None, 0.0, 2)
+    return interface.Norm(norm.weight.data_ptr(), norm.eps, norm.weight.element_size())
+
+
+def _scratch_width(part: NativePart) -> int:
+    """Elements per token that a part needs of the scratch memory."""
+    match part.structure:
+        case interface.AttentionPart() as attention:
+            return int(attention.qkv.outputs + 2 * attention.num_heads * attention.head_dim)
+        case interface.MlpPart() as mlp:
+            return int(mlp.gate_up.outputs + mlp.down.inputs)
+    return 0
 
 
 def _at(tensor: torch.Tensor | None) -> int | None:

@@ -9,11 +9,11 @@ import torch
 from kvlab.attention.backends.cpu import CpuAttention
 from kvlab.attention.base import AttentionBackend
 from kvlab.kernels.cpu import elementwise
-from kvlab.kernels.cpu.largest import largest
 from kvlab.kernels.cpu.native import instruction_set
+from kvlab.kernels.cpu.topk import topk
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import Angles, LayerParts, Linear, Norm, TopK
-from kvlab.models.ops.cpu_layers import NativeLinear, NativeStack, can_stack
+from kvlab.models.ops.base import Angles, LayerPart, Linear, Norm, TopK
+from kvlab.models.ops.cpu_layers import NativeLinear, NativeStack
 from kvlab.models.ops.torch_ops import TorchLinear
 from kvlab.models.rope import RotaryEmbedding
 
@@ -73,11 +73,9 @@ class CpuOps:
             value_scales=view.value_scales(layer),
         )
 
-    def stack(self, layers: Sequence[LayerParts], attention: AttentionBackend) -> NativeStack | None:
+    def stack(self, layers: Sequence[Sequence[LayerPart]], attention: AttentionBackend) -> NativeStack | None:
         """See Ops."""
-        if not isinstance(attention, CpuAttention) or not can_stack(layers):
-            return None
-        return NativeStack(layers)
+        return NativeStack.build(layers) if isinstance(attention, CpuAttention) else None
 
     def linear_top1(self, linear: Linear, x: torch.Tensor) -> TopK:
         """See Ops."""
@@ -86,4 +84,4 @@ class CpuOps:
 
     def topk(self, x: torch.Tensor, count: int = 1) -> TopK:
         """See LogitsOps."""
-        return TopK(*largest(x, count))
+        return TopK(*topk(x, count))

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from kvlab.attention.base import AttentionBackend
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import Angles, LayerParts, Linear, Norm, Stack, TopK
+from kvlab.models.ops.base import Angles, LayerPart, Linear, Norm, Stack, TopK
 from kvlab.models.rope import RotaryEmbedding, rotate
 
 #: The gate's activation by the name that transformers gives it.
@@ -101,7 +101,7 @@ class TorchOps:
         view.update(layer, rotate(k, angles.cosine, angles.sine), v)
         return rotate(q, angles.cosine, angles.sine)
 
-    def stack(self, layers: Sequence[LayerParts], attention: AttentionBackend) -> Stack | None:
+    def stack(self, layers: Sequence[Sequence[LayerPart]], attention: AttentionBackend) -> Stack | None:
         """See Ops."""
         return None
 

@@ -1,5 +1,6 @@
 // The largest numbers of each row, with their places: what the choice of a token begins with.
 
+#include "interface.hpp"
 #include "ranking.hpp"
 
 #include <algorithm>
@@ -110,7 +111,7 @@ void largest(const Element* x, int64_t stride, int rows, int64_t size, int count
 
 // values, places [rows, count]: the `count` largest numbers of each row [size] of x, largest first; 1 <= count <=
 // size < 2^31. `stride`: elements between rows of x.
-extern "C" void kvlab_largest(const void* x, int64_t stride, int rows, int64_t size, int count, void* values,
+extern "C" void kvlab_topk(const void* x, int64_t stride, int rows, int64_t size, int count, void* values,
                               int64_t* places, int element_bytes, int threads) {
     if (element_bytes == 4)
         largest(static_cast<const float*>(x), stride, rows, size, count, static_cast<float*>(values), places,

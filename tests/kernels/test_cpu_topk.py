@@ -7,8 +7,8 @@ import ctypes
 import pytest
 import torch
 
-from kvlab.kernels.cpu.largest import largest
 from kvlab.kernels.cpu.native import load
+from kvlab.kernels.cpu.topk import topk
 from kvlab.models.ops.torch_ops import TorchOps
 
 pytestmark = pytest.mark.usefixtures("cpu_architecture")
@@ -28,7 +28,7 @@ def expected(x: torch.Tensor, count: int) -> list[list[int]]:
 
 
 def check(x: torch.Tensor, count: int) -> None:
-    values, places = largest(x, count)
+    values, places = topk(x, count)
     twin = TorchOps().topk(x, count)
     assert places.tolist() == twin.indices.tolist()
     assert values.dtype == twin.values.dtype == x.dtype
@@ -81,7 +81,7 @@ def test_agrees_with_its_twin(kind: str, rows: int, size: int, dtype: torch.dtyp
 def test_is_pythons_stable_order(kind: str, count: int, dtype: torch.dtype) -> None:
     """Of the kernel and of its twin."""
     x = draw(kind, 13, 200, dtype)
-    assert largest(x, count)[1].tolist() == expected(x, count)
+    assert topk(x, count)[1].tolist() == expected(x, count)
     assert TorchOps().topk(x, count).indices.tolist() == expected(x, count)
 
 
@@ -89,8 +89,8 @@ def test_is_pythons_stable_order(kind: str, count: int, dtype: torch.dtype) -> N
 def test_the_largest_is_found_wherever_it_is(dtype: torch.dtype) -> None:
     x = torch.zeros(150, 150, dtype=dtype)
     x.fill_diagonal_(1.0)
-    assert largest(x, 1)[1].flatten().tolist() == list(range(150))
-    assert largest(x, 2)[1].tolist() == [[0, 1], *([row, 0] for row in range(1, 150))]
+    assert topk(x, 1)[1].flatten().tolist() == list(range(150))
+    assert topk(x, 2)[1].tolist() == [[0, 1], *([row, 0] for row in range(1, 150))]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -111,9 +111,7 @@ def test_writes_its_results_and_nothing_else(count: int, dtype: torch.dtype) -> 
     values = torch.full((2 + rows * count,), CANARY, dtype=dtype)
     places = torch.full((2 + rows * count,), CANARY)
     at = [ctypes.c_void_p(tensor[start:].data_ptr()) for tensor, start in ((x, 0), (values, 1), (places, 1))]
-    load().kvlab_largest(
-        at[0], ctypes.c_int64(size), rows, ctypes.c_int64(size), count, *at[1:], x.element_size(), 2
-    )
+    load().kvlab_topk(at[0], ctypes.c_int64(size), rows, ctypes.c_int64(size), count, *at[1:], x.element_size(), 2)
     for tensor in (values, places):
         assert tensor[0] == tensor[-1] == torch.tensor(CANARY, dtype=tensor.dtype)
     assert places[1:-1].view(rows, count).tolist() == expected(x, count)
@@ -121,10 +119,10 @@ def test_writes_its_results_and_nothing_else(count: int, dtype: torch.dtype) -> 
 
 
 def test_no_rows() -> None:
-    assert [part.shape for part in largest(torch.empty(0, 9), 3)] == [(0, 3)] * 2
+    assert [part.shape for part in topk(torch.empty(0, 9), 3)] == [(0, 3)] * 2
 
 
 @pytest.mark.parametrize("count", [0, 10])
 def test_more_than_there_are_is_refused(count: int) -> None:
-    with pytest.raises(ValueError, match=f"the {count} largest of 9 numbers"):
-        largest(torch.zeros(2, 9), count)
+    with pytest.raises(ValueError, match=f"top-k with k={count} of 9 numbers"):
+        topk(torch.zeros(2, 9), count)

@@ -1,0 +1,157 @@
+// The interface of the library: the functions that Python and other native code call, and the structures that they
+// pass. Every definition includes this file, so that the compiler compares it with its declaration here.
+//
+// Python has no header files. `kvlab_interface` therefore describes all of this at run time (interface.cpp), with the
+// types, sizes and offsets that the compiler used. Python takes the functions' argument types from the description and
+// compares the structures with its own copies (interface.py). So that nothing can be left out, the fields of a
+// structure, and the names of functions and constants, are listed once, in a macro.
+#pragma once
+
+#include <cstdint>
+
+#define KVLAB_CONSTANTS(CONSTANT)                                                                \
+    CONSTANT(TILE_SIDE, 16)      /* rows of a tile, see tiles.hpp */                             \
+    CONSTANT(MAX_HEAD_DIM, 512)  /* of kvlab_rotate_and_store */                                 \
+    CONSTANT(INPUT_NORM, 0)      /* from here on: the kinds of LayerPart, and what `at` is then */ \
+    CONSTANT(RESIDUAL_NORM, 1)   /* Norm, as for the other two norms */                          \
+    CONSTANT(OUTPUT_NORM, 2)                                                                     \
+    CONSTANT(ATTENTION, 3)       /* AttentionPart */                                             \
+    CONSTANT(MLP, 4)             /* MlpPart */
+
+// An RMSNorm's weight: [hidden] or [head_dim], null where there is no norm.
+#define KVLAB_NORM(FIELD)      \
+    FIELD(const void*, weight) \
+    FIELD(float, eps)          \
+    FIELD(int, weight_bytes) /* of an element: 2 for bfloat16, 4 for float32 */
+
+// A weight [outputs, inputs] as kvlab_pack_linear or kvlab_pack_linear_int8 left it.
+#define KVLAB_LINEAR_WEIGHT(FIELD)                                           \
+    FIELD(const void*, packed)                                               \
+    FIELD(const float*, scales)  /* [outputs] of a weight in int8, or null */ \
+    FIELD(const uint16_t*, bias) /* [outputs] or null */                     \
+    FIELD(int, outputs)                                                      \
+    FIELD(int, inputs)
+
+#define KVLAB_ATTENTION_PART(FIELD)                                                              \
+    FIELD(LinearWeight, qkv)                                                                     \
+    FIELD(LinearWeight, out)                                                                     \
+    FIELD(Norm, query_norm) /* both norms or none */                                             \
+    FIELD(Norm, key_norm)                                                                        \
+    FIELD(const void*, cosine) /* of all positions, [positions, head_dim] */                     \
+    FIELD(const void*, sine)                                                                     \
+    FIELD(int, layer) /* of the cache */                                                         \
+    FIELD(int, num_heads)                                                                        \
+    FIELD(int, num_kv_heads)                                                                     \
+    FIELD(int, head_dim)                                                                         \
+    FIELD(int, window)     /* tokens that a token sees, itself included; 0: all */               \
+    FIELD(float, scale)                                                                          \
+    FIELD(float, soft_cap) /* 0: none */
+
+#define KVLAB_MLP_PART(FIELD)                                        \
+    FIELD(LinearWeight, gate_up) /* the gate's outputs, then the others */ \
+    FIELD(LinearWeight, down)                                        \
+    FIELD(int, gelu) /* the gate's activation: gelu in its tanh form, else silu */
+
+// One operation of a decoder layer.
+#define KVLAB_LAYER_PART(FIELD) \
+    FIELD(int, kind)            \
+    FIELD(const void*, at)
+
+// What one step works on.
+#define KVLAB_LAYERS_STEP(FIELD)                                                                               \
+    FIELD(void*, keys) /* of all layers of the cache */                                                        \
+    FIELD(void*, values)                                                                                       \
+    FIELD(float*, key_scales) /* of K and V in int8, or null */                                                \
+    FIELD(float*, value_scales)                                                                                \
+    FIELD(int64_t, rows) /* of [head_dim] in one layer of the cache */                                         \
+    FIELD(const int64_t*, positions)                                                                           \
+    FIELD(const int64_t*, slot_mapping)                                                                        \
+    FIELD(const int32_t*, block_tables)                                                                        \
+    FIELD(const int32_t*, seq_lens)                                                                            \
+    FIELD(const int32_t*, query_start)                                                                         \
+    FIELD(uint16_t*, residual) /* [tokens, hidden] */                                                          \
+    FIELD(uint16_t*, delta)    /* [tokens, hidden]: what a part gives */                                       \
+    FIELD(uint16_t*, normed)   /* [tokens, hidden]: what a part takes; room for whole tiles of tokens */       \
+    FIELD(uint16_t*, scratch)  /* of attention: [tokens, qkv] and the queries twice; of an MLP: [tokens, gate, \
+                                  up] and the gated; whichever is wider, room for whole tiles of tokens */     \
+    FIELD(double*, times)      /* null, or room for the time at which each timed operation begins and the last \
+                                  one ends, in seconds */                                                      \
+    FIELD(int, tokens)                                                                                         \
+    FIELD(int, hidden)                                                                                         \
+    FIELD(int, num_sequences)                                                                                  \
+    FIELD(int, table_width)                                                                                    \
+    FIELD(int, block_size)                                                                                     \
+    FIELD(int, threads)
+
+#define KVLAB_STRUCTURES(STRUCTURE)                \
+    STRUCTURE(Norm, KVLAB_NORM)                    \
+    STRUCTURE(LinearWeight, KVLAB_LINEAR_WEIGHT)   \
+    STRUCTURE(AttentionPart, KVLAB_ATTENTION_PART) \
+    STRUCTURE(MlpPart, KVLAB_MLP_PART)             \
+    STRUCTURE(LayerPart, KVLAB_LAYER_PART)         \
+    STRUCTURE(LayersStep, KVLAB_LAYERS_STEP)
+
+#define KVLAB_FUNCTIONS(FUNCTION)       \
+    FUNCTION(kvlab_rms_norm)            \
+    FUNCTION(kvlab_gated)               \
+    FUNCTION(kvlab_rotate_and_store)    \
+    FUNCTION(kvlab_packed_linear_bytes) \
+    FUNCTION(kvlab_pack_linear)         \
+    FUNCTION(kvlab_pack_linear_int8)    \
+    FUNCTION(kvlab_packed_rows)         \
+    FUNCTION(kvlab_linear)              \
+    FUNCTION(kvlab_linear_gated)        \
+    FUNCTION(kvlab_linear_top1)         \
+    FUNCTION(kvlab_multiplies_in_tiles) \
+    FUNCTION(kvlab_topk)                \
+    FUNCTION(kvlab_paged_attention)     \
+    FUNCTION(kvlab_paged_attention_int8) \
+    FUNCTION(kvlab_layers)              \
+    FUNCTION(kvlab_instruction_set)
+
+#define KVLAB_DEFINE_CONSTANT(name, value) constexpr int name = value;
+KVLAB_CONSTANTS(KVLAB_DEFINE_CONSTANT)
+
+#define KVLAB_DEFINE_FIELD(type, name) type name;
+#define KVLAB_DEFINE_STRUCTURE(name, fields) \
+    struct name {                            \
+        fields(KVLAB_DEFINE_FIELD)           \
+    };
+KVLAB_STRUCTURES(KVLAB_DEFINE_STRUCTURE)
+
+extern "C" {
+void kvlab_rms_norm(const void* x, void* residual, const void* weight, float eps, int rows, int size, void* out,
+                    int in_tiles, int element_bytes, int weight_bytes, int threads);
+void kvlab_gated(const void* gate_up, int rows, int size, int gelu, void* out, int element_bytes, int threads);
+void kvlab_rotate_and_store(const void* qkv, const void* q_weight, const void* k_weight, float eps,
+                            const void* cosine, const void* sine, const int64_t* positions,
+                            const int64_t* slot_mapping, int tokens, int num_heads, int num_kv_heads, int head_dim,
+                            int block_size, void* q, void* keys, void* values, float* key_scales,
+                            float* value_scales, int element_bytes, int weight_bytes, int threads);
+int64_t kvlab_packed_linear_bytes(int outputs, int inputs, int int8);
+void kvlab_pack_linear(const uint16_t* weight, int outputs, int inputs, void* packed, int threads);
+void kvlab_pack_linear_int8(const uint16_t* weight, int outputs, int inputs, void* packed, float* scales,
+                            int threads);
+void kvlab_packed_rows(const void* packed, const float* scales, int inputs, const int64_t* ids, int count,
+                       uint16_t* out, int threads);
+void kvlab_linear(const uint16_t* x, int64_t x_stride, int rows, const void* packed, const float* scales,
+                  const uint16_t* bias, int outputs, int inputs, uint16_t* out, int threads);
+void kvlab_linear_gated(const uint16_t* x, int64_t x_stride, int rows, const void* packed, const float* scales,
+                        const uint16_t* bias, int outputs, int inputs, int gelu, uint16_t* wide, uint16_t* out,
+                        int out_in_tiles, int threads);
+int kvlab_linear_top1(const uint16_t* x, int64_t x_stride, int rows, const void* packed, const float* scales,
+                      const uint16_t* bias, int outputs, int inputs, uint16_t* values, int64_t* indices, int threads);
+int kvlab_multiplies_in_tiles(int inputs);
+void kvlab_topk(const void* x, int64_t stride, int rows, int64_t size, int count, void* values, int64_t* indices,
+                int element_bytes, int threads);
+#define ATTENTION_ARGUMENTS                                                                                          \
+    void *out, const void *queries, const void *keys, const void *values, const float *key_scales,                   \
+        const float *value_scales, const int32_t *block_tables, const int32_t *seq_lens, const int32_t *query_start, \
+        int64_t query_stride, int table_width, int num_sequences, int num_heads, int num_kv_heads, int head_dim,     \
+        int block_size, int window, float scale, float soft_cap, int out_in_tiles, int element_bytes, int threads
+void kvlab_paged_attention(ATTENTION_ARGUMENTS);
+void kvlab_paged_attention_int8(ATTENTION_ARGUMENTS);
+void kvlab_layers(const LayerPart* parts, int count, const LayersStep* step);
+const char* kvlab_instruction_set();
+const char* kvlab_interface();
+}

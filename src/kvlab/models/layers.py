@@ -1,0 +1,150 @@
+"""The parts of a decoder layer. Each computes itself; a Stack may compute many of them at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvlab.attention.base import AttentionSpec
+from kvlab.models.config import DecoderConfig
+from kvlab.models.ops.base import LayerPart, Linear, Norm, Ops, StepContext
+from kvlab.models.rope import RotaryEmbedding
+from kvlab.models.weights import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class InputNorm:
+    """x = norm(residual): the first norm of a decoder, where nothing is left to add."""
+
+    ops: Ops
+    norm: Norm
+
+    def __call__(
+        self, residual: torch.Tensor, x: torch.Tensor, step: StepContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See LayerPart."""
+        return residual, self.ops.norm(residual, self.norm)
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualNorm:
+    """residual += x, x = norm(residual), in one pass."""
+
+    ops: Ops
+    norm: Norm
+
+    def __call__(
+        self, residual: torch.Tensor, x: torch.Tensor, step: StepContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See LayerPart."""
+        return self.ops.add_norm(x, residual, self.norm)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputNorm:
+    """x = norm(x): behind attention or MLP, before their output is added to the residual stream."""
+
+    ops: Ops
+    norm: Norm
+
+    def __call__(
+        self, residual: torch.Tensor, x: torch.Tensor, step: StepContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See LayerPart."""
+        return residual, self.ops.norm(x, self.norm)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPart:
+    """Projections, norms of each head (None: the model has none), rotary angles, cache update, attention."""
+
+    ops: Ops
+    layer: int  # of the cache
+    qkv: Linear
+    norms: tuple[Norm, Norm] | None  # of queries and of keys
+    rotary: RotaryEmbedding
+    spec: AttentionSpec
+    out: Linear
+
+    def __call__(
+        self, residual: torch.Tensor, x: torch.Tensor, step: StepContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See LayerPart."""
+        heads = self.qkv(x).view(len(x), -1, self.spec.head_dim)
+        q = self.ops.rotate_and_store(heads, self.norms, step.angles[self.rotary], step.view, self.layer)
+        attended = step.attention.forward(q, step.view, self.layer, self.spec)
+        return residual, self.out(attended.view(len(x), -1))
+
+
+@dataclass(frozen=True, slots=True)
+class MlpPart:
+    """Gated feed-forward: down(activation(gate(x)) * up(x)) (Shazeer, 2020)."""
+
+    ops: Ops
+    gate_up: Linear
+    activation: str
+    down: Linear
+
+    def __call__(
+        self, residual: torch.Tensor, x: torch.Tensor, step: StepContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See LayerPart."""
+        return residual, self.down(self.ops.gated(self.gate_up(x), self.activation))
+
+
+def read_norm(weights: WeightSource, name: str, size: int, config: DecoderConfig) -> Norm:
+    """The norm whose weight is called `name`."""
+    weight = weights.take(f"{name}.weight", (size,))
+    return Norm(1.0 + weight.float() if config.norm_offset else weight, config.rms_norm_eps)
+
+
+def read_layer(
+    config: DecoderConfig, layer: int, weights: WeightSource, ops: Ops, rotary: RotaryEmbedding, spec: AttentionSpec
+) -> tuple[LayerPart, ...]:
+    """A layer's parts: attention and feed-forward, each behind a norm or, in a sandwich, between two."""
+    name, hidden = f"model.layers.{layer}", config.hidden_size
+    sandwich = config.sandwich_norms
+    # The norm ahead of the feed-forward has the name that a sandwich gives to the norm behind attention.
+    ahead = "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
+    first = read_norm(weights, f"{name}.input_layernorm", hidden, config)
+    parts: list[LayerPart] = [
+        ResidualNorm(ops, first) if layer else InputNorm(ops, first),
+        _read_attention(config, layer, weights, ops, rotary, spec),
+    ]
+    if sandwich:
+        parts.append(OutputNorm(ops, read_norm(weights, f"{name}.post_attention_layernorm", hidden, config)))
+    parts.append(ResidualNorm(ops, read_norm(weights, f"{name}.{ahead}", hidden, config)))
+    parts.append(_read_mlp(config, layer, weights, ops))
+    if sandwich:
+        parts.append(OutputNorm(ops, read_norm(weights, f"{name}.post_feedforward_layernorm", hidden, config)))
+    return tuple(parts)
+
+
+def _read_attention(
+    config: DecoderConfig, layer: int, weights: WeightSource, ops: Ops, rotary: RotaryEmbedding, spec: AttentionSpec
+) -> AttentionPart:
+    name, hidden, dim = f"model.layers.{layer}.self_attn", config.hidden_size, config.head_dim
+    sizes = {"q": config.num_heads * dim, "k": config.num_kv_heads * dim, "v": config.num_kv_heads * dim}
+    matrices = [weights.take(f"{name}.{x}_proj.weight", (size, hidden)) for x, size in sizes.items()]
+    bias = out_bias = norms = None
+    if config.qkv_bias:
+        bias = torch.cat([weights.take(f"{name}.{x}_proj.bias", (size,)) for x, size in sizes.items()])
+    qkv = ops.linear(torch.cat(matrices), bias)
+    del matrices  # packed by now
+    out_weight = weights.take(f"{name}.o_proj.weight", (hidden, config.num_heads * dim))
+    if config.output_bias:
+        out_bias = weights.take(f"{name}.o_proj.bias", (hidden,))
+    if config.qk_norm:
+        norms = (
+            read_norm(weights, f"{name}.q_norm", dim, config),
+            read_norm(weights, f"{name}.k_norm", dim, config),
+        )
+    return AttentionPart(ops, layer, qkv, norms, rotary, spec, ops.linear(out_weight, out_bias))
+
+
+def _read_mlp(config: DecoderConfig, layer: int, weights: WeightSource, ops: Ops) -> MlpPart:
+    name, wide = f"model.layers.{layer}.mlp", (config.intermediate_size, config.hidden_size)
+    gate_up = ops.linear(torch.cat([weights.take(f"{name}.{part}_proj.weight", wide) for part in ("gate", "up")]))
+    down = ops.linear(weights.take(f"{name}.down_proj.weight", wide[::-1]))
+    return MlpPart(ops, gate_up, config.activation, down)
