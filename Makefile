@@ -6,23 +6,26 @@ READY := $(VENV)/.installed
 WORKERS ?= 2# processes that share the tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test sanitize features requirements lint format docs docs-serve ui gpu clean
+.PHONY: help setup run test wheel sanitize features requirements lint format docs docs-serve ui gpu clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Create .venv and install everything (again only when the pins change)
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml setup.py constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 run: $(READY) ## Compare contiguous slots, pages and shared pages on a real model, in under two minutes
-	$(BIN)/python -m src.run experiment=contiguous_vs_paged
+	$(BIN)/kvlab run experiment=contiguous_vs_paged
 
 test: $(READY) ## Run every requirement and every test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25
+
+wheel: $(READY) ## Build the wheel and try it in an empty environment and folder
+	.ci/wheel
 
 sanitize: $(READY) ## Run the native kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	KVLAB_SANITIZE=all $(BIN)/python -m pytest tests/kernels/test_sanitizers.py
@@ -31,7 +34,7 @@ features: $(READY) ## Run the requirements alone
 	$(BIN)/python -m pytest features
 
 requirements: $(READY) ## Run the requirements, and write docs/requirements.md
-	$(BIN)/python -m src.requirements
+	$(BIN)/kvlab requirements
 
 lint: $(READY) ## Check style, types and the direction of imports
 	$(BIN)/ruff check .
@@ -50,11 +53,11 @@ docs-serve: $(READY) ## Show the documentation at http://127.0.0.1:8000, rebuilt
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 ui: $(READY) ## Open the tracked runs at http://127.0.0.1:5000 (of MLFLOW_TRACKING_URI, if set)
-	@$(BIN)/python -m src.ui
+	@$(BIN)/kvlab ui
 
 gpu: ## Try kernels, attention, parity and serving on a GPU, in nine minutes; needs no setup
 	PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m experiments.gpu.run
 
 clean: ## Remove the environment and caches; results and tracked runs stay
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build src/*.egg-info
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from typing import cast
 
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
-
-from kvlab.cli.run import ROOT
+from kvlab.cli.compose import compose_run
 from kvlab.config import RunConfig
 from kvlab.engine.build import build_engine
 from kvlab.errors import AuditError
@@ -19,9 +15,8 @@ from kvlab.lab.metrics import run_metrics
 
 
 def configure(overrides: list[str]) -> RunConfig:
-    """The configuration that `python -m src.run <overrides>` would have."""
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return cast(RunConfig, OmegaConf.to_object(compose("run", overrides)))
+    """The configuration that `kvlab run <overrides>` would have."""
+    return compose_run(overrides).config
 
 
 def measure(config: RunConfig) -> tuple[RunPlan, RunLog, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""python -m src.capacity"""
+"""python -m src.capacity: the same as `kvlab capacity`."""
 
 from kvlab.cli.capacity import main
 

@@ -1,4 +1,4 @@
-"""python -m src.report"""
+"""python -m src.report: the same as `kvlab report`."""
 
 from kvlab.cli.report import main
 

@@ -1,4 +1,4 @@
-"""python -m src.requirements"""
+"""python -m src.requirements: the same as `kvlab requirements`."""
 
 from kvlab.cli.requirements import main
 

@@ -1,4 +1,4 @@
-"""python -m src.roofline"""
+"""python -m src.roofline: the same as `kvlab roofline`."""
 
 from kvlab.cli.roofline import main
 

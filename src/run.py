@@ -1,4 +1,4 @@
-"""python -m src.run"""
+"""python -m src.run: the same as `kvlab run`."""
 
 from kvlab.cli.run import main
 

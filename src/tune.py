@@ -1,4 +1,4 @@
-"""python -m src.tune"""
+"""python -m src.tune: the same as `kvlab tune`."""
 
 from kvlab.cli.tune import main
 

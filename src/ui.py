@@ -1,4 +1,4 @@
-"""python -m src.ui"""
+"""python -m src.ui: the same as `kvlab ui`."""
 
 from kvlab.cli.ui import main
 

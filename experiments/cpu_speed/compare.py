@@ -24,13 +24,13 @@ import torch
 
 from experiments.runs import configure
 from kvlab.cli.roofline import logged_costs, read_run
-from kvlab.cli.run import ROOT
 from kvlab.config import RunConfig
 from kvlab.engine.threads import resolve_threads
 from kvlab.lab.machine import describe
 from kvlab.lab.rates import measure
 from kvlab.lab.roofline import MachineRates, roofline
 from kvlab.models.families import load_transformers_config
+from kvlab.paths import SOURCE
 from kvlab.workloads import build_requests
 
 SETTINGS = [
@@ -90,7 +90,7 @@ def run_peer(python: str, peer: str, requests: Path, model: Path) -> dict[str, f
 
 
 def _checked(command: list[str]) -> str:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=SOURCE, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
     return done.stdout

@@ -26,7 +26,7 @@ class Reporter:
 
     def run(self, *arguments: str) -> Command:
         output = self.folder / "report"
-        self._monkeypatch.setattr(report, "ROOT", self.folder)
+        self._monkeypatch.chdir(self.folder)
         self._monkeypatch.setattr(sys, "argv", ["report", *arguments, "figures=false", f"output={output}"])
         self._monkeypatch.setenv("COLUMNS", "200")
         code: object = 0

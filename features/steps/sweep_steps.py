@@ -14,7 +14,7 @@ import pytest
 from pytest_bdd import given, parsers, then, when
 
 from kvlab.cli import tune
-from kvlab.cli.composing import compose_run
+from kvlab.cli.compose import compose_run
 from kvlab.config import TrackingConfig, parse_bytes
 from kvlab.lab.sweep.plan import read_plan
 from kvlab.lab.tracking import open_store

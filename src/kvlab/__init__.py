@@ -9,6 +9,9 @@ Importing the package is cheap: torch, transformers and mlflow are loaded by the
 
 from __future__ import annotations
 
+if __name__ != "kvlab":  # `src.kvlab`, where the repository's root is on the path
+    raise ImportError(f"import kvlab, not {__name__}: as two packages its registries and errors would not match")
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

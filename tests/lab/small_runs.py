@@ -5,16 +5,11 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf, open_dict
 from rich.console import Console
 
-import kvlab.cli.run
-from kvlab.config import RunConfig
+from kvlab.cli.compose import compose_run
 from kvlab.lab.context import RunContext
 from kvlab.lab.execute import RunResult, execute
-
-CONF = Path(kvlab.cli.run.ROOT) / "conf"
 
 #: What makes any workload a few steps long. It comes last, and leaves alone what a sweep varies.
 FEW_STEPS = (
@@ -36,19 +31,13 @@ def run_small(directory: Path, *overrides: str) -> RunResult:
     """Execute the run that these overrides describe, but for those of FEW_STEPS whose keys they do not set."""
     mine = {text.partition("=")[0].lstrip("+") for text in overrides}
     few = [text for text in FEW_STEPS if text.partition("=")[0] not in mine]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("run", [*few, *overrides], return_hydra_config=True)
-        choices = {group: cfg.hydra.runtime.choices[group] for group in kvlab.cli.run.GROUPS}
-        with open_dict(cfg):
-            del cfg["hydra"]
-    config = OmegaConf.to_object(cfg)
-    assert isinstance(config, RunConfig)
+    composed = compose_run([*few, *overrides])
     context = RunContext(
         directory=directory,
-        root=Path(kvlab.cli.run.ROOT),
-        config_yaml=OmegaConf.to_yaml(cfg, resolve=True),
-        choices=choices,
+        root=Path(),
+        config_yaml=composed.yaml,
+        choices=composed.choices,
         console=Console(file=io.StringIO()),
         name="small",
     )
-    return execute(config, context)
+    return execute(composed.config, context)

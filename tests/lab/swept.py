@@ -7,7 +7,7 @@ import itertools
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tests.lab.small_runs import CONF
+from kvlab.paths import CONF
 
 SWEEPS = sorted(
     f"{group}={file.stem}" for group in ("sweep", "experiment") for file in CONF.glob(f"{group}/*.yaml")

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from kvlab.config import RunConfig
 from kvlab.models.families import decoder_config, load_transformers_config
-from tests.lab.small_runs import CONF
+from kvlab.paths import CONF
 from tests.lab.swept import SWEEPS, points_of
 
 NEEDS = {"model=checkpoint": ["model.path=somewhere"], "workload=jsonl": ["workload.path=somewhere"]}

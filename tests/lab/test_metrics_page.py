@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import kvlab.cli.run
 from kvlab.lab import execute as execution
 from kvlab.lab.catalogue import CATALOGUE, SERIES, direction, metric
 from kvlab.lab.drive import RunLog
@@ -16,7 +15,7 @@ from kvlab.lab.recording import _series
 from kvlab.lab.roofline import MachineRates
 from tests.lab.small_runs import run_small
 
-PAGE = (Path(kvlab.cli.run.ROOT) / "docs" / "metrics.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ RATES = {"contiguous": [100.0, 90.0, 95.0], "paged": [80.0, 72.5, 75.5]}
 
 @pytest.fixture
 def run_report(tmp_path, monkeypatch, capsys):
-    """Runs the command with the root in a temporary folder; returns exit code, output and errors."""
-    monkeypatch.setattr(command, "ROOT", tmp_path)
+    """Runs the command in a temporary folder; returns exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
 

@@ -105,26 +105,27 @@ def repository(folder):
     git("commit", "--allow-empty", "-m", "first")
 
 
-def record(directory, root, config):
+def record(directory, config):
     """What the terminal says of a run's record, and its summary."""
     said = StringIO()
     yaml = f"tracking:\n  uri: {config.tracking.uri}\n"
-    context = RunContext(directory, root, yaml, {"kv": "paged"}, Console(file=said, width=300), "a run")
+    context = RunContext(directory, directory, yaml, {"kv": "paged"}, Console(file=said, width=300), "a run")
     recording = Recording(config, context)
     recording.settle()
     recording.finish(RunLog(), {"x": 1.0}, RunStatus.FINISHED)
     return said.getvalue(), json.loads((directory / "summary.json").read_text())
 
 
-def test_a_run_says_where_it_was_made_and_that_the_tree_had_changes(tmp_path):
+def test_a_run_says_where_it_was_made_and_that_the_tree_had_changes(tmp_path, monkeypatch):
     (tmp_path / "tree").mkdir()
+    monkeypatch.setattr("kvlab.lab.provenance.SOURCE", tmp_path / "tree")
     repository(tmp_path / "tree")
     off = RunConfig(tracking=TrackingConfig(backend="off"))
-    said, summary = record(tmp_path, tmp_path / "tree", off)
+    said, summary = record(tmp_path, off)
     assert "uncommitted" not in said
     assert summary["environment"]["git.dirty"] == "false"
     (tmp_path / "tree" / "changed.py").touch()
-    said, summary = record(tmp_path, tmp_path / "tree", off)
+    said, summary = record(tmp_path, off)
     environment = summary["environment"]
     assert f"note: uncommitted changes: commit {environment['git.commit'][:10]} alone" in said
     assert environment["git.dirty"] == "true"
@@ -136,9 +137,11 @@ def test_a_run_says_where_it_was_made_and_that_the_tree_had_changes(tmp_path):
 def test_no_password_is_kept(tmp_path, root, monkeypatch):
     monkeypatch.setattr("sys.orig_argv", ["/bin/python", "-m", "src.run", "tracking.uri=http://u:secret@h/x"])
     assert provenance(tmp_path)["command"] == "python -m src.run tracking.uri=http://h/x"
+    monkeypatch.setattr("sys.orig_argv", ["/bin/python", "/env/bin/kvlab", "run", "kv=paged"])
+    assert provenance(tmp_path)["command"] == "kvlab run kv=paged"
     tracking = TrackingConfig(uri=f"sqlite:///{root / 'mlflow.db'}", artifacts="s3://key:secret@bucket/runs")
     config = RunConfig(tracking=tracking, tags={"origin": "https://u:secret@git.host/a"})
-    _, summary = record(tmp_path, tmp_path, config)
+    _, summary = record(tmp_path, config)
     run = client(root).get_run(summary["run_id"])
     assert run.data.params["tracking.artifacts"] == "s3://bucket/runs"
     kept = "".join(file.read_text() for file in tmp_path.iterdir() if file.suffix in (".yaml", ".json"))

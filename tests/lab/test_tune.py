@@ -13,7 +13,7 @@ import pytest
 from optuna.trial import TrialState
 
 import kvlab.cli.tune
-from kvlab.cli.composing import compose_run
+from kvlab.cli.compose import compose_run
 from kvlab.cli.tune import read_arguments
 from kvlab.config import KVConfig
 from kvlab.errors import CapacityError, ConfigError

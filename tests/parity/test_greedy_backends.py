@@ -6,11 +6,9 @@ import os
 from functools import cache
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
-import kvlab.cli.run
 from kvlab.attention.registry import default_registry
+from kvlab.cli.compose import compose_run
 from kvlab.engine.build import build_engine
 from kvlab.errors import BackendError
 from kvlab.lab.build import plan_run
@@ -27,10 +25,8 @@ _SHORT = ("workload.prompt_len.min=20", "workload.prompt_len.max=60", "workload.
 @cache
 def greedy_tokens(model: str, kv: str, backend: str, *, short: bool) -> list[list[int]]:
     overrides = [f"model={model}", f"kv={kv}", f"attention={backend}", "workload=burst16", "executor.dtype=float32"]
-    with initialize_config_dir(str(kvlab.cli.run.ROOT / "conf"), version_base="1.3"):
-        config = OmegaConf.to_object(compose("run", [*overrides, *(_SHORT if short else ())]))
     try:
-        plan = plan_run(config)
+        plan = plan_run(compose_run([*overrides, *(_SHORT if short else ())]).config)
     except BackendError as error:
         pytest.skip(str(error))
     log = drive(build_engine(plan), plan.requests)

@@ -11,7 +11,6 @@ import torch
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 
-import kvlab.cli.run
 from kvlab.attention.registry import default_registry
 from kvlab.config import ModelConfig
 from kvlab.kv.pools.paged import PagedKVCachePool
@@ -21,6 +20,7 @@ from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.families import from_transformers, load_transformers_config
 from kvlab.models.ops.base import Ops
 from kvlab.models.weights import SafetensorsWeights
+from kvlab.paths import CONF
 
 MAX_POSITIONS = 512
 BLOCK_SIZE = 16
@@ -69,9 +69,7 @@ class TinyModel:
 def make_model(variant: str, seed: int, directory: Path, max_shard_size: str = "1GB") -> TinyModel:
     """Write a variant's checkpoint, every parameter random, and read it."""
     file, changes = VARIANTS[variant]
-    values: Any = OmegaConf.to_container(
-        OmegaConf.load(Path(kvlab.cli.run.ROOT) / "conf" / "model" / f"{file}.yaml")
-    )
+    values: Any = OmegaConf.to_container(OmegaConf.load(CONF / "model" / f"{file}.yaml"))
     described = ModelConfig(file, values["family"], values["architecture"] | changes)
     torch.manual_seed(seed)
     # Plain attention: the one implementation of transformers that can be given a soft cap.

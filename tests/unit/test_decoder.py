@@ -2,14 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 
-import kvlab.cli.run
 from kvlab.attention.registry import default_registry
 from kvlab.config import ModelConfig
 from kvlab.errors import KernelError
@@ -23,6 +21,7 @@ from kvlab.models.ops.cpu_ops import CpuOps
 from kvlab.models.ops.torch_ops import TorchOps
 from kvlab.models.rope import RotaryEmbedding
 from kvlab.models.weights import DummyWeights
+from kvlab.paths import CONF
 
 FAMILIES = ["llama_tiny", "qwen2_tiny", "qwen3_tiny", "gemma3_tiny"]
 
@@ -31,7 +30,7 @@ def dummy_decoder(
     name: str, dtype: str = "float32", ops: Ops | None = None, logit_soft_cap: float | None = None
 ) -> Decoder:
     """A model of conf/model with dummy weights."""
-    file: Any = OmegaConf.load(Path(kvlab.cli.run.ROOT) / "conf" / "model" / f"{name}.yaml")
+    file: Any = OmegaConf.load(CONF / "model" / f"{name}.yaml")
     config = decoder_config(ModelConfig(**OmegaConf.to_container(file)))
     config = replace(config, logit_soft_cap=logit_soft_cap)
     weights = DummyWeights(getattr(torch, dtype), "cpu", norm_weight=config.initial_norm_weight)

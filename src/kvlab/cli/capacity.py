@@ -24,12 +24,10 @@ from typing import TYPE_CHECKING
 from kvlab.cli.commands import run_command
 from kvlab.config import RunConfig, parse_bytes
 from kvlab.errors import ConfigError
+from kvlab.paths import CONF
 
 if TYPE_CHECKING:
     from kvlab.lab.capacity import CapacityPlan
-
-ROOT = Path(__file__).resolve().parents[3]
-CONF = ROOT / "conf"
 
 
 @dataclass
@@ -103,7 +101,7 @@ def _quoted(text: str) -> str:
 
 def compose_config(overrides: Sequence[str]) -> RunConfig:
     """The configuration of a run with these settings. Raises ConfigError with Hydra's reason."""
-    from kvlab.cli.composing import compose_run
+    from kvlab.cli.compose import compose_run
 
     try:
         return compose_run(overrides).config

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig
 
+from kvlab.cli.compose import run_config, run_title
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError, KvlabError
 
@@ -36,19 +36,6 @@ class Composed:
 def bare_key(key: str) -> str:
     """An override's key without what adds it (`+`, `++`)."""
     return key.lstrip("+")
-
-
-def task_config(config: DictConfig) -> RunConfig:
-    """The run's part of what Hydra composed, checked. Raises a KvlabError."""
-    task = deepcopy(config)
-    with read_write(task), open_dict(task):
-        del task["hydra"]
-    return cast(RunConfig, OmegaConf.to_object(task))
-
-
-def run_title(config: RunConfig) -> str:
-    """What a run is called that nobody named."""
-    return f"{config.model.name} {config.kv.backend} {config.workload.name}"
 
 
 def combinations(
@@ -111,7 +98,7 @@ def _point(composed: DictConfig, chosen: dict[str, str], varied: dict[str, str])
 
     config: RunConfig | None = None
     try:
-        config = task_config(composed)
+        config = run_config(composed)
         digest = config_digest(config)
     except KvlabError:
         digest = digest_of(" ".join(chosen.values()))

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from kvlab.lab.report.model import Report
     from kvlab.lab.report.options import ReportOptions
 
-ROOT = Path(__file__).resolve().parents[3]
 VIOLATED = 3
 
 
@@ -54,7 +53,7 @@ def report(arguments: list[str]) -> Report:
     options = parse_options(arguments)
     console = Console()
     with tempfile.TemporaryDirectory(prefix="kvlab-report-") as folder:
-        made = build_report(Sources(options, ROOT, Path(folder)).resolve(), options)
+        made = build_report(Sources(options, Path(), Path(folder)).resolve(), options)
         print_report(made, console)
         if options.figures:
             add_pictures(made, options.metrics)
@@ -69,7 +68,7 @@ def _directory(options: ReportOptions) -> Path:
         return options.output
     if len(options.runs) == 1 and Path(options.runs[0]).is_dir():
         return Path(options.runs[0]) / "report"
-    return ROOT / "outputs" / "reports" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")
+    return Path("outputs") / "reports" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")
 
 
 def main() -> None:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.errors import ConfigError, KvlabError
+from kvlab.paths import SOURCE
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = SOURCE or Path()
 FEATURES = ROOT / "features"
 LIST = FEATURES / "requirements.yaml"
 PAGE = ROOT / "docs" / "requirements.md"
@@ -189,6 +190,8 @@ def main() -> None:
     if len(sys.argv) > 1:
         print(__doc__)
         sys.exit(0 if {"-h", "--help"} & set(sys.argv) else 2)
+    if SOURCE is None:
+        sys.exit("error: requirements needs kvlab's source tree, with features/ and tests/: run it in a checkout")
     try:
         requirements, scenarios = read_requirements(), read_scenarios()
     except KvlabError as error:

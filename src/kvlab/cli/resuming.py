@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlab.cli.points import Composed
@@ -13,8 +12,6 @@ from kvlab.errors import ConfigError, TrackingError
 if TYPE_CHECKING:
     from kvlab.lab.sweep.earlier import Earlier
     from kvlab.lab.tracking.search import TrackedRun
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def earlier_runs(tracking: TrackingConfig, *, resume: bool) -> tuple[Earlier | None, str | None]:
@@ -31,7 +28,7 @@ def earlier_runs(tracking: TrackingConfig, *, resume: bool) -> tuple[Earlier | N
             )
         return None, None
     try:
-        return look_up(tracking, ROOT), None
+        return look_up(tracking), None
     except TrackingError as error:
         if resume:
             raise

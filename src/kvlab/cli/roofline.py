@@ -29,10 +29,8 @@ from kvlab.lab.rates import known_rates, measure, measure_and_keep
 from kvlab.lab.roofline import MachineRates, Roofline, RunCosts, roofline
 from kvlab.models.families import decoder_config
 
-ROOT = Path(__file__).resolve().parents[3]
 
-
-def find_run(name: str, root: Path = ROOT) -> Path:
+def find_run(name: str, root: Path = Path()) -> Path:
     """The output directory that `name` is, or that of the run with this id. Raises ConfigError."""
     if (Path(name) / "summary.json").is_file():
         return Path(name)

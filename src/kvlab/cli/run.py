@@ -8,29 +8,23 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import NoReturn
 
 import hydra
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from kvlab.cli import sweep
-from kvlab.cli.points import run_title
+from kvlab.cli.compose import GROUPS, run_config, run_title
 from kvlab.cli.resuming import was_done
-from kvlab.config import RunConfig
 from kvlab.errors import KvlabError
+from kvlab.paths import CONF
 
-ROOT = Path(__file__).resolve().parents[3]
 _EXTRAS = {"joblib": ("hydra_joblib_launcher", "joblib"), "submitit": ("hydra_submitit_launcher", "slurm")}
-GROUPS = ("model", "kv", "scheduler", "attention", "executor", "workload", "tracking")
-
-ConfigStore.instance().store(name="schema", node=RunConfig)
-sweep.register_callback()
 
 
-@hydra.main(version_base="1.3", config_path=str(ROOT / "conf"), config_name="run")
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="run")
 def job(cfg: DictConfig) -> float | None:
     """One run. Returns the metric that `optimize` names, NaN where the run has none."""
     hydra_config = HydraConfig.get()
@@ -40,7 +34,7 @@ def job(cfg: DictConfig) -> float | None:
     if in_sweep:
         point = sweep.job(Path(hydra_config.sweep.dir), directory, list(hydra_config.overrides.task))
     try:
-        config = cast(RunConfig, OmegaConf.to_object(cfg))
+        config = run_config(cfg)
         if config.resume and not in_sweep and was_done(config):
             return None
         # Imported this late so that --help and a mistyped option answer at once.
@@ -50,7 +44,7 @@ def job(cfg: DictConfig) -> float | None:
 
         context = RunContext(
             directory=directory,
-            root=ROOT,
+            root=Path(),
             config_yaml=OmegaConf.to_yaml(cfg, resolve=True),
             choices={group: hydra_config.runtime.choices[group] for group in GROUPS},
             console=Console(),

@@ -16,9 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hydra.core.config_store import ConfigStore
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from kvlab.cli.points import combinations, compose_points
 from kvlab.cli.sweep_opening import Sweep, number_of_repeats, open_sweep
@@ -42,15 +41,6 @@ class SweepCallback(Callback):
         if not str(config.hydra.sweeper.get("_target_")).endswith(".KvlabSweeper"):
             varied = {key: str(value) for key, value in (config.hydra.sweeper.get("params") or {}).items()}
             _current = open_sweep(config, [], varied)
-
-
-def register_callback() -> None:
-    """Offer Hydra what conf/run.yaml names: the callback `kvlab`, so that no YAML names a Python object, and the
-    mode of a run: with `repeats` it is a sweep.
-    """
-    target = f"{SweepCallback.__module__}.{SweepCallback.__qualname__}"
-    ConfigStore.instance().store(group="hydra/callbacks", name="kvlab", node={"kvlab": {"_target_": target}})
-    OmegaConf.register_new_resolver("kvlab_mode", _mode, replace=True)
 
 
 def run(sweeper: KvlabSweeper, arguments: list[str]) -> list[Any]:
@@ -152,10 +142,6 @@ def _watch(progress: SweepProgress) -> Any:
     from kvlab.lab.sweep.status import Watch
 
     return Watch(progress)
-
-
-def _mode(repeats: object) -> str | None:
-    return "MULTIRUN" if str(repeats).isdigit() and int(str(repeats)) > 1 else None
 
 
 def _on_signal(_number: int, _frame: FrameType | None) -> NoReturn:

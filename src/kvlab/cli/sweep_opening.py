@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from omegaconf import DictConfig, OmegaConf
 
 from kvlab.cli.points import Composed, bare_key
-from kvlab.cli.resuming import ROOT, done_before, earlier_runs
+from kvlab.cli.resuming import done_before, earlier_runs
 from kvlab.config import TrackingConfig
 from kvlab.errors import ConfigError, TrackingError
 
@@ -93,7 +93,7 @@ def open_sweep(config: DictConfig, points: list[Composed], varied: dict[str, str
         console.print(announcement(plan, number_of_repeats(config), estimates), highlight=False, soft_wrap=True)
         for point in plan.done_before:
             console.print(f"done before: {point.name} (run {point.done_before})", highlight=False, soft_wrap=True)
-    if note := uncommitted(provenance(ROOT)):
+    if note := uncommitted(provenance()):
         console.print(f"[yellow]note:[/] {note}", highlight=False, soft_wrap=True)
     progress = SweepProgress(directory, plan, console)
     return Sweep(directory, plan, first, tracker, tracking, problem, progress, config.figures)
@@ -165,7 +165,7 @@ def _parent_run(
     if parent is not None:
         return continue_run(earlier.store, parent.run_id, tags)
     params = {f"sweep.{bare_key(key)}": value for key, value in plan.varied.items()}
-    return start_run(tracking, root=ROOT, run_name=plan.name, params=params, tags=tags)
+    return start_run(tracking, root=Path(), run_name=plan.name, params=params, tags=tags)
 
 
 def _name(config: DictConfig, varied: dict[str, str]) -> str:

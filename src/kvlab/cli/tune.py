@@ -31,11 +31,9 @@ if TYPE_CHECKING:
     from optuna import Study
     from rich.console import Console
 
-    from kvlab.cli.composing import Composition
+    from kvlab.cli.compose import Composition
     from kvlab.lab.tracking import RunStatus, Tracker
     from kvlab.lab.tune.study import Measured
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass
@@ -46,7 +44,7 @@ class Question:
     memory: int | None = None
     trials: int = 20
     storage: str | None = None
-    output: Path = ROOT / "outputs" / "tune"
+    output: Path = Path("outputs") / "tune"
     overrides: list[str] = field(default_factory=list)
 
 
@@ -99,7 +97,7 @@ class Search:
     """A search in progress: its runs, its record, what it says."""
 
     def __init__(self, question: Question, console: Console) -> None:
-        from kvlab.cli.composing import compose_run
+        from kvlab.cli.compose import compose_run
         from kvlab.engine.build import resolve_device
         from kvlab.lab.machine import available_memory
         from kvlab.lab.sweep.digest import config_digest, digest_of
@@ -158,7 +156,7 @@ class Search:
         check_fits(self._compose(values).config, self.memory)
 
     def _compose(self, values: dict[str, int]) -> Composition:
-        from kvlab.cli.composing import compose_run
+        from kvlab.cli.compose import compose_run
 
         return compose_run([*self.question.overrides, *(f"{key}={value}" for key, value in values.items())])
 
@@ -173,7 +171,7 @@ class Search:
             place = self.directory / str(number) / (str(repeat) if repeats > 1 else "")
             context = RunContext(
                 directory=place,
-                root=ROOT,
+                root=Path(),
                 config_yaml=point.yaml,
                 choices=point.choices,
                 console=self.console,
@@ -249,10 +247,10 @@ class Search:
             "tune.study": self.name,
         }
         try:
-            earlier = look_up(tracking, ROOT)
+            earlier = look_up(tracking)
             parent = earlier.parent("tune", self.digest)
             if parent is None:
-                self.tracker = start_run(tracking, root=ROOT, run_name=self.name, params=settings, tags=tags)
+                self.tracker = start_run(tracking, root=Path(), run_name=self.name, params=settings, tags=tags)
                 return
             for run in earlier.abandoned(parent):
                 mark_interrupted(earlier.store, run.run_id, "its process ended before the run did")

@@ -14,8 +14,6 @@ from kvlab.errors import KvlabError
 from kvlab.lab.secrets import without_password
 from kvlab.lab.tracking.uri import is_server, is_sqlite, resolve_uri, sqlite_path
 
-ROOT = Path(__file__).resolve().parents[3]
-
 
 def main() -> None:
     """Start the page; for a store that has none to start, say where it is or how to fill it."""
@@ -24,7 +22,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=5000)
     options = parser.parse_args()
     given = options.uri.removeprefix("tracking.uri=") if options.uri else None
-    uri = resolve_uri(TrackingConfig(uri=given), ROOT)
+    uri = resolve_uri(TrackingConfig(uri=given), Path())
     if is_server(uri):
         print(f"runs go to a tracking server, which has a page of its own: {without_password(uri)}")
         return

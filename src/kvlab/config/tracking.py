@@ -15,7 +15,7 @@ class TrackingConfig:
     """Where runs are recorded."""
 
     backend: str = "mlflow"
-    uri: str | None = None  # None: MLFLOW_TRACKING_URI, else an SQLite store at the repository root
+    uri: str | None = None  # None: MLFLOW_TRACKING_URI, else mlflow.db in the working directory
     experiment: str = "kvlab"
     artifacts: str | None = None  # where a new experiment keeps files; None: by the store, or as its server says
     timeout_s: float = 10.0  # how long a server may take to answer

@@ -11,7 +11,7 @@ from rich.console import Console
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """Where a run lives: its output directory, the repository's root, what it is called, its sweep."""
+    """Where a run lives: its output directory, the folder of the default store, its name, its sweep."""
 
     directory: Path
     root: Path

@@ -18,23 +18,27 @@ import psutil
 from kvlab.config import format_bytes
 from kvlab.lab.machine import processor
 from kvlab.lab.secrets import without_password
+from kvlab.paths import SOURCE
 
 _PACKAGES = ("kvlab", "torch", "triton", "transformers", "mlflow")
 _GIT_TIMEOUT_S = 10.0
 
 
-def provenance(root: Path) -> dict[str, str]:
-    """Describe user, command, machine, package versions and, where `root` is in a git repository, its commit.
+def provenance(source: Path | None = None) -> dict[str, str]:
+    """Describe user, command, machine, package versions and, where `source` is in a git repository, its commit.
+
+    Without `source` that is the checkout that kvlab runs from, or the working directory where it is a wheel.
 
     Never raises: what cannot be found out is left out. No password of a URL is in it.
     """
+    source = source or SOURCE or Path()
     facts = {
         "host.name": platform.node(),
         "host.os": platform.platform(),
         "host.cpu": processor(),
         "host.cpus": str(os.cpu_count()),
         "host.memory": format_bytes(psutil.virtual_memory().total),
-        "program": _program(root),
+        "program": _program(source),
         "command": _command(),
     }
     with suppress(OSError, KeyError):  # a container's user may have no name
@@ -45,9 +49,9 @@ def provenance(root: Path) -> dict[str, str]:
             facts[f"version.{package}"] = version(package)
         except PackageNotFoundError:
             continue
-    if commit := _git(root, "rev-parse", "--verify", "HEAD"):
+    if commit := _git(source, "rev-parse", "--verify", "HEAD"):
         facts["git.commit"] = commit
-        changes = _git(root, "status", "--porcelain")
+        changes = _git(source, "status", "--porcelain")
         if changes is not None:
             facts["git.dirty"] = "true" if changes else "false"
     return facts
@@ -61,21 +65,23 @@ def uncommitted(facts: Mapping[str, str]) -> str | None:
     return f"uncommitted changes: commit {commit} alone does not tell what runs here (git.dirty=true)"
 
 
-def _program(root: Path) -> str:
-    program = Path(sys.argv[0] or "python").absolute()
-    return str(program.relative_to(root.absolute())) if program.is_relative_to(root.absolute()) else program.name
+def _program(source: Path) -> str:
+    program, source = Path(sys.argv[0] or "python").absolute(), source.absolute()
+    return str(program.relative_to(source)) if program.is_relative_to(source) else program.name
 
 
 def _command() -> str:
     """The command line as it can be typed again, whichever way the interpreter was found."""
     words = ["python", *sys.orig_argv[1:]] if sys.orig_argv else sys.argv
+    if Path(words[1] if len(words) > 1 else "").name == "kvlab":  # the installed script
+        words = ["kvlab", *words[2:]]
     return without_password(shlex.join(words))
 
 
-def _git(root: Path, *arguments: str) -> str | None:
+def _git(source: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", "-C", str(root), *arguments],
+            ["git", "-C", str(source), *arguments],
             capture_output=True,
             text=True,
             errors="replace",

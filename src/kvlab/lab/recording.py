@@ -93,7 +93,7 @@ class Recording:
 
     def _open(self) -> None:
         try:
-            self._facts = provenance(self._context.root)
+            self._facts = provenance()
             self.tracker = start_run(
                 self._config.tracking,
                 root=self._context.root,

@@ -113,6 +113,6 @@ class Earlier:
         return find_runs(self.store, self.experiment, query)
 
 
-def look_up(config: TrackingConfig, root: Path) -> Earlier:
+def look_up(config: TrackingConfig) -> Earlier:
     """Open the store to look at earlier runs. Raises TrackingError for one that cannot be used."""
-    return Earlier(open_store(config, root, create=True), config.experiment)
+    return Earlier(open_store(config, Path(), create=True), config.experiment)

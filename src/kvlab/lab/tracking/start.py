@@ -38,14 +38,14 @@ def start_run(
     """Open a run in the configured store; a local store and the experiment are created on demand.
 
     `params` is the whole configuration under flat dotted keys. `tags` are added to `facts`, which say who and
-    what made the run, from which commit in `root`; without, they are found out. `workload` becomes the run's
+    what made the run, from which commit; without, they are found out. `workload` becomes the run's
     input. Raises TrackingError for a store that cannot be used; one that does not answer is given up after
     `tracking.timeout_s` in all.
     """
     if config.backend == "off":
         return NullTracker()
     store = Store(resolve_uri(config, root), config.timeout_s)
-    all_tags = _tags(tags, provenance(root) if facts is None else facts)
+    all_tags = _tags(tags, provenance() if facts is None else facts)
     if parent_run_id is not None:
         all_tags["mlflow.parentRunId"] = parent_run_id
     store.connect()

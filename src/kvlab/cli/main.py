@@ -1,0 +1,84 @@
+"""`kvlab`: one name for all commands. It imports none of them before one is chosen."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from importlib import import_module
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """What the help page says of a command. Its code is `kvlab.cli.<name>.main`."""
+
+    purpose: str
+    example: str
+
+
+COMMANDS = {
+    "run": Command("serve a workload once, or with -m, sweep= or repeats= many times", "kv=paged workload=burst16"),
+    "tune": Command("search the best batch and pool within a memory", "optimize=latency/e2el_ms_p99 memory=2GiB"),
+    "report": Command("compare runs, with intervals and verdicts", "outputs/a outputs/b"),
+    "capacity": Command("how many sequences fit in a memory", "model=qwen3_4b memory=16GiB"),
+    "roofline": Command("what this machine sustains, and how much of it a run reached", "run=outputs/a"),
+    "ui": Command("open the tracked runs in the browser", "--port 5000"),
+    "requirements": Command("run every scenario and write docs/requirements.md (in a checkout)", ""),
+}
+_COMPLETED = ("run", "tune", "capacity")  # those that take the settings of a run
+
+
+def help_page() -> str:
+    """Every command with its purpose and an example."""
+    lines = [
+        "kvlab: a laboratory for KV-cache memory in LLM serving",
+        "",
+        "usage: kvlab COMMAND [SETTING=VALUE ...]",
+        "",
+    ]
+    for name, command in COMMANDS.items():
+        lines += [f"  {name:<14}{command.purpose}", f"  {'':<14}  kvlab {name} {command.example}".rstrip()]
+    lines += [
+        "",
+        "kvlab COMMAND --help lists its settings. Results and the tracking store go to the working directory.",
+        'Completion in bash: eval "$(kvlab run -sc install=bash)"',
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run the command that the first argument names, with the others as its command line."""
+    program, *arguments = sys.argv
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help", "help"):
+        print(help_page())
+    elif name == "--version":
+        import kvlab
+
+        print(f"kvlab {kvlab.__version__}")
+    elif name in ("-sc", "--shell-completion") or name.startswith("--shell-completion="):
+        _complete()
+    elif name in COMMANDS:
+        sys.argv = [program, *arguments[1:]]
+        import_module(f"kvlab.cli.{name}").main()
+    else:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        sys.exit(_refuse(f"{name}: no such command; {hint}there are: {', '.join(COMMANDS)}"))
+
+
+def _refuse(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+def _complete() -> None:
+    """Answer Hydra's completion script, which calls `kvlab` without the command that the line names."""
+    program, _, rest = os.environ.get("COMP_LINE", "").partition(" ")
+    command, space, settings = rest.lstrip().partition(" ")
+    asks = any("query=" in argument for argument in sys.argv)
+    if asks and not space:
+        print(" ".join(COMMANDS))
+    elif not asks or command in _COMPLETED:
+        os.environ["COMP_LINE"] = f"{program} {settings}"
+        import_module("kvlab.cli.run").main()
