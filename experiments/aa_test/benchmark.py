@@ -74,7 +74,7 @@ def _words(runs: list[RunRecord]) -> dict[str, str]:
     if len({run.tags["side"] for run in runs}) == 1:
         return {}
     report = build_report([RunSet("trial", tuple(runs))], ReportOptions(by=("tags.side",)))
-    return {line.metric: line.cells[1].word for line in report.lines}
+    return {row.metric: row.cells[1].word for row in report.rows}
 
 
 def _record(config: RunConfig, plan: RunPlan, trial: int, repeat: int, side: str) -> RunRecord:

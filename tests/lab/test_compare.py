@@ -9,8 +9,7 @@ import pytest
 import scipy.stats
 
 from kvlab.lab.catalogue import direction
-from kvlab.lab.compare.interval import Method, estimate
-from kvlab.lab.compare.verdict import is_worse, verdict
+from kvlab.lab.compare.interval import Method, estimate, is_worse, verdict
 from tests.lab.recorded import THROUGHPUT
 
 LATENCY = "latency/ttft_ms_p50"
@@ -114,17 +113,17 @@ def _word_in_turns(generator, repeats, noise, drift, factor=1.0):
 @pytest.mark.parametrize(("noise", "drift"), [(0.01, 0.0), (0.03, 0.02), (0.1, 0.05)])
 def test_a_configuration_is_the_same_as_itself_nine_times_of_ten(repeats, noise, drift):
     generator = np.random.default_rng(repeats)
-    words = [_word_in_turns(generator, repeats, noise, drift) for _ in range(1000)]
-    assert words.count("same") >= 900
+    words = [_word_in_turns(generator, repeats, noise, drift) for _ in range(300)]
+    assert words.count("same") >= 270
 
 
 def test_unpaired_repeats_are_the_same_nine_times_of_ten_too():
     generator = np.random.default_rng(0)
     words = [
         verdict(THROUGHPUT, estimate(*(100 / _machine(generator, 5, 0.03, 0.0) for _ in range(2))))
-        for _ in range(1000)
+        for _ in range(300)
     ]
-    assert words.count("same") >= 900
+    assert words.count("same") >= 270
 
 
 @pytest.mark.parametrize(("repeats", "noise", "drift"), [(3, 0.02, 0.01), (5, 0.05, 0.02), (10, 0.1, 0.05)])

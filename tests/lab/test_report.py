@@ -12,12 +12,10 @@ from rich.console import Console
 from kvlab.errors import ConfigError, RecordError
 from kvlab.lab.compare.groups import RunSet
 from kvlab.lab.report.build import build_report
-from kvlab.lab.report.html import to_html
-from kvlab.lab.report.markdown import to_markdown
+from kvlab.lab.report.drawing import add_figures
 from kvlab.lab.report.options import ReportOptions, parse_options
-from kvlab.lab.report.pictures import add_pictures
+from kvlab.lab.report.pages import to_html, to_markdown, write_report
 from kvlab.lab.report.terminal import print_report
-from kvlab.lab.report.write import write_report
 from tests.lab.recorded import THROUGHPUT, record_run, record_sweep
 
 POINTS = {"contiguous": {"kv__backend": "contiguous"}, "paged": {}}
@@ -49,7 +47,7 @@ def printed(report) -> str:
 def test_a_sweep_with_repeats_gets_verdicts(sweep):
     report = build_report([sweep], ReportOptions())
     assert report.title == "kv=paged against kv=contiguous"
-    line = next(line for line in report.lines if line.metric == THROUGHPUT)
+    line = next(line for line in report.rows if line.metric == THROUGHPUT)
     assert [cell.value for cell in line.cells] == ["95.0 tok/s", "75.5 tok/s"]
     assert (line.cells[1].delta, line.cells[1].word, line.cells[1].tone) == ("\u221220.0 %", "slower", "bad")
     assert "kv=paged is slower than kv=contiguous" in report.headlines[0]
@@ -62,7 +60,7 @@ def test_a_sweep_with_repeats_gets_verdicts(sweep):
 
 def test_single_runs_get_deltas_and_no_verdict(make):
     report = make({"rate": 100}, {"rate": 90, "kv__backend": "contiguous"})
-    cell = next(line for line in report.lines if line.metric == THROUGHPUT).cells[1]
+    cell = next(line for line in report.rows if line.metric == THROUGHPUT).cells[1]
     assert (cell.delta, cell.interval, cell.word) == ("\u221210.0 %", "", "")
     assert "no interval and no verdict" in report.headlines[0]
 
@@ -87,7 +85,7 @@ def test_other_work_beside_comparable_runs_gets_no_word(tmp_path):
     points = {"a": {}, "b": {"kv__backend": "contiguous"}, "c": {"model__architecture__hidden_size": 128}}
     runs = record_sweep(tmp_path, points, {"a": [100.0, 101.0], "b": [50.0, 50.5], "c": [10.0, 10.1]})
     report = build_report([RunSet("sweep", tuple(runs))], ReportOptions())
-    words = next(line for line in report.lines if line.metric == THROUGHPUT).cells
+    words = next(line for line in report.rows if line.metric == THROUGHPUT).cells
     assert [cell.word for cell in words] == ["", "slower", ""]
     assert "no verdict: not the same work: model.architecture.hidden_size differ" in report.warnings[0]
 
@@ -118,9 +116,9 @@ def test_a_metric_that_no_run_has_lists_those_there_are_the_nearest_first(make):
     options = parse_options(["fail_if=throughput/output_tokens < -5%"])
     with pytest.raises(ConfigError, match=rf"fail_if=throughput/output_tokens: .*there are: {THROUGHPUT}"):
         make({}, conditions=options.conditions)
-    lines = make({}, metrics=("latency/*", "duration_s")).lines
+    lines = make({}, metrics=("latency/*", "duration_s")).rows
     assert [line.metric for line in lines] == ["latency/ttft_ms_p50", "duration_s"]
-    assert len(make({}, metrics=("all",)).lines) == 3
+    assert len(make({}, metrics=("all",)).rows) == 3
 
 
 def test_the_baseline_is_chosen_by_name(sweep):
@@ -215,11 +213,35 @@ def test_options_are_read_and_mistakes_told():
 
 
 @pytest.mark.slow
-def test_pictures_are_drawn_into_the_page(sweep, tmp_path):
+def test_figures_are_drawn_into_the_page(sweep, tmp_path):
     report = build_report([sweep], ReportOptions())
-    add_pictures(report)
+    add_figures(report)
     page = write_report(report, tmp_path / "out").read_text()
-    assert {picture.group for picture in report.pictures} == {None, "kv=contiguous", "kv=paged"}
-    assert len(report.pictures) == len(list(tmp_path.glob("out/figures/*.png"))) >= 5
-    assert page.count('<img alt="') == len(report.pictures)
+    assert {picture.group for picture in report.images} == {None, "kv=contiguous", "kv=paged"}
+    assert len(report.images) == len(list(tmp_path.glob("out/figures/*.png"))) >= 5
+    assert page.count('<img alt="') == len(report.images)
     assert "plotly.js" in page
+
+
+def test_names_that_look_like_markup_are_printed_as_they_are(tmp_path):
+    points = {name: {"tags": {"side": name}} for name in ("[/red]", "[bold]")}
+    runs = record_sweep(tmp_path, points, {name: [100.0, 101.0] for name in points})
+    text = printed(build_report([RunSet("[/x]", tuple(runs))], ReportOptions(by=("tags.side",))))
+    assert "tags.side=[bold] against tags.side=[/red]" in text
+    many = {f"[/red]{size}": {"tags": {"side": f"[/red]{size}"}} for size in range(5)}
+    runs = record_sweep(tmp_path / "many", many, {name: [100.0, 101.0] for name in many})
+    assert "tags.side=[/red]4 (2)" in printed(
+        build_report([RunSet("x", tuple(runs))], ReportOptions(by=("tags.side",)))
+    )
+
+
+def test_figures_that_cannot_be_drawn_are_named_with_the_reason(sweep, tmp_path):
+    report = build_report([sweep], ReportOptions())
+    add_figures(report)  # these runs were recorded without steps and blocks
+    assert {(image.name, image.group) for image in report.images if image.group} == {
+        (name, group) for name in ("timeline", "latency") for group in ("kv=contiguous", "kv=paged")
+    }
+    assert "kv=paged: no memory: its steps have no blocks." in report.left_out
+    page = write_report(report, tmp_path / "out")
+    for text in (page.read_text(), page.with_name("report.md").read_text()):
+        assert "kv=paged: no pool map: it kept no record of single blocks." in text

@@ -11,13 +11,13 @@ Settings, in any order:
   by=kv.backend,kv.dtype     what is compared; runs alike in these are a group (a key, a group such as kv, tags.x,
                              or set: the argument they came with). Without it, runs of one configuration are
   baseline=NAME              the group that the others are compared with; without it, the first
-  metrics=a,b                names, patterns such as "latency/*", or all; the first four names get a picture each
+  metrics=a,b                names, patterns such as "latency/*", or all; the first four names get a figure each
   fail_if="throughput/output_tokens_per_s < -5%"   exit code 3 if the median is that far from the baseline's
   fail_if="latency/ttft_ms_p99 > 500"              or if its value is; several: joined by commas, or repeated
   confidence=95              of the intervals, in percent
   min_effect=1               in percent; a verdict other than `same` needs the whole interval beyond it
   force=true                 compare although the work was not the same
-  figures=false              without pictures, which takes seconds
+  figures=false              without figures, which take seconds
   output=DIR                 where report.html and report.md go
   tracking.uri=, tracking.experiment=, tracking.timeout_s=   the store, as for src.run
 """
@@ -44,11 +44,11 @@ def report(arguments: list[str]) -> Report:
     from rich.console import Console
 
     from kvlab.lab.report.build import build_report
+    from kvlab.lab.report.drawing import add_figures
     from kvlab.lab.report.options import parse_options
-    from kvlab.lab.report.pictures import add_pictures
+    from kvlab.lab.report.pages import write_report
     from kvlab.lab.report.sources import Sources
     from kvlab.lab.report.terminal import print_report
-    from kvlab.lab.report.write import write_report
 
     options = parse_options(arguments)
     console = Console()
@@ -56,7 +56,7 @@ def report(arguments: list[str]) -> Report:
         made = build_report(Sources(options, Path(), Path(folder)).resolve(), options)
         print_report(made, console)
         if options.figures:
-            add_pictures(made, options.metrics)
+            add_figures(made, options.metrics)
     page = write_report(made, _directory(options))
     console.print(f"report: {page}", highlight=False, soft_wrap=True)
     return made

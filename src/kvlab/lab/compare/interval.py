@@ -1,11 +1,11 @@
-"""How much a metric differs between two groups of repeats, and how sure that is.
+"""How much a metric differs between two groups of repeats, how sure that is, and the word for it.
 
 Times and rates are compared as ratios, so everything is computed on logarithms: a machine that is 5 % slower in one
-repeat multiplies what it measures. The interval is Student's for the mean of those logarithms, which with three to
-ten repeats is what the data can carry: ranks cannot reach 95 % with three against three, and resampling three
-numbers makes intervals that are too short.
+repeat multiplies what it measures. The interval is Student's for the mean of those logarithms, which suits three to
+ten repeats: ranks cannot reach 95 % with three against three, and resampling three numbers makes intervals that are
+too short.
 
-- Repeats made in turns (repeat 1 of each configuration, then repeat 2, ...) are compared pair by pair: what the
+- Repeats that ran in turns (repeat 1 of each configuration, then repeat 2, ...) are compared pair by pair: what the
   machine did in that turn is in both numbers and cancels (Fisher's blocks; a paired t-interval).
 - Others are compared as two samples of unlike variance (Welch 1947).
 
@@ -17,12 +17,17 @@ logarithms after Fleming, Wallace, "How not to lie with statistics", CACM 29(3),
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import median
+from statistics import fmean, median
+
+from kvlab.lab.catalogue import direction
 
 CONFIDENCE = 95.0  # %
+MIN_EFFECT = 0.01  # a fraction
+SAME = "same"
 
 _NO_SPREAD = 1e-12  # relative: what rounding leaves of equal numbers
 
@@ -73,60 +78,73 @@ def estimate(
         baseline, other = [first for first, _ in pairs], [second for _, second in pairs]
     runs = (len(baseline), len(other))
     difference = median(other) - median(baseline)
-    scale = sum(baseline) / len(baseline)
+    scale = fmean(baseline)
     if scale == 0:
-        if any(other):
-            if min(runs) < 2 or min(other) <= 0:
-                return Estimate(difference, None, runs=runs)
-            return Estimate(difference, None, math.inf, math.inf, Method.WELCH, runs)
-        bound, method = (None, Method.NONE) if min(runs) < 2 else (0.0, Method.WELCH)
-        return Estimate(difference, 0.0, bound, bound, method, runs)
+        return _against_zero(other, difference, runs)
     logs = min(*baseline, *other) > 0
     first = [math.log(value) if logs else value / abs(scale) for value in baseline]
     second = [math.log(value) if logs else value / abs(scale) for value in other]
-
-    def relative(change: float) -> float:
-        return math.expm1(change) if logs else change
-
     if paired:
-        changes = [after - before for before, after in zip(first, second, strict=True)]
-        low, high = _paired(changes, confidence)
-        return Estimate(difference, relative(median(changes)), relative(low), relative(high), Method.PAIRED, runs)
-    change = difference / median(baseline) if logs else median(second) - median(first)
+        change = median([after - before for before, after in zip(first, second, strict=True)])
+        delta = math.expm1(change) if logs else change
+    else:
+        delta = difference / median(baseline) if logs else median(second) - median(first)
     if min(runs) < 2:
-        return Estimate(difference, change, runs=runs)
-    low, high = _welch(first, second, confidence)
-    return Estimate(difference, change, relative(low), relative(high), Method.WELCH, runs)
+        return Estimate(difference, delta, runs=runs)
+    low, high = _interval(first, second, confidence, paired=paired)
+    if logs:
+        low, high = math.expm1(low), math.expm1(high)
+    return Estimate(difference, delta, low, high, Method.PAIRED if paired else Method.WELCH, runs)
 
 
-def _paired(changes: Sequence[float], confidence: float) -> tuple[float, float]:
-    mean, variance = _moments(changes)
-    return _interval(mean, variance / len(changes), len(changes) - 1, confidence)
+def verdict(metric: str, found: Estimate, min_effect: float = MIN_EFFECT) -> str | None:
+    """The word that the interval allows, such as faster, worse, higher or same; None where there is no interval.
+
+    It is `same` unless the whole interval lies beyond `min_effect` on one side: then even the least difference that
+    agrees with the repeats is one that matters. Without the margin, enough repeats would call any two runs
+    different: something real and far too small to care about always is.
+    """
+    if found.low is None or found.high is None:
+        return None
+    words = direction(metric)
+    if found.low > min_effect:
+        return words.more
+    return words.less if found.high < -min_effect else SAME
 
 
-def _welch(first: Sequence[float], second: Sequence[float], confidence: float) -> tuple[float, float]:
-    (mean_1, variance_1), (mean_2, variance_2) = _moments(first), _moments(second)
-    parts = variance_1 / len(first), variance_2 / len(second)
-    squared = sum(parts)
-    freedom = 1.0
-    if squared > 0:
-        shares = (part**2 / (len(values) - 1) for part, values in zip(parts, (first, second), strict=True))
-        freedom = squared**2 / sum(shares)
-    return _interval(mean_2 - mean_1, squared, freedom, confidence)
+def is_worse(metric: str, word: str | None) -> bool:
+    """Whether the word stands for a change for the worse."""
+    words = direction(metric)
+    return words.more_is_better is not None and word == (words.less if words.more_is_better else words.more)
 
 
-def _moments(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and variance; none where the values differ by rounding alone."""
-    mean = sum(values) / len(values)
-    if max(values) - min(values) <= _NO_SPREAD * max(1.0, abs(mean)):
-        return mean, 0.0
-    return mean, sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+def _against_zero(other: Sequence[float], difference: float, runs: tuple[int, int]) -> Estimate:
+    """A baseline of zeros: no ratio to it exists."""
+    if min(runs) < 2:
+        return Estimate(difference, None if any(other) else 0.0, runs=runs)
+    if not any(other):
+        return Estimate(difference, 0.0, 0.0, 0.0, Method.WELCH, runs)
+    if min(other) <= 0:
+        return Estimate(difference, None, runs=runs)
+    return Estimate(difference, None, math.inf, math.inf, Method.WELCH, runs)
 
 
-def _interval(mean: float, squared_error: float, freedom: float, confidence: float) -> tuple[float, float]:
-    if squared_error == 0:
-        return mean, mean
-    from scipy.stats import t  # here: it takes half a second to import
+def _interval(
+    first: Sequence[float], second: Sequence[float], confidence: float, *, paired: bool
+) -> tuple[float, float]:
+    """Of the mean of second - first; a single value where nothing varies."""
+    changes = [after - before for before, after in zip(first, second, strict=True)] if paired else []
+    if not any(map(_varies, [changes] if paired else [first, second])):
+        change = fmean(second) - fmean(first)
+        return change, change
+    from scipy import stats  # here: it takes half a second to import
 
-    half = float(t.ppf(0.5 + confidence / 200, freedom)) * math.sqrt(squared_error)
-    return mean - half, mean + half
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # that one of the two groups does not vary
+        test = stats.ttest_1samp(changes, 0) if paired else stats.ttest_ind(second, first, equal_var=False)
+    low, high = test.confidence_interval(confidence / 100)
+    return float(low), float(high)
+
+
+def _varies(values: Sequence[float]) -> bool:
+    return max(values) - min(values) > _NO_SPREAD * max(1.0, abs(fmean(values)))

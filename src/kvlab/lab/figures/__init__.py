@@ -6,7 +6,7 @@ imported with this package, so import it late.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,14 @@ from matplotlib.figure import Figure
 
 from kvlab.lab.block_log import read_blocks
 from kvlab.lab.figures.capacity import capacity_figure
-from kvlab.lab.figures.interactive import heat_map_hover, page, pareto_hover, pool_map_hover, timeline_hover
+from kvlab.lab.figures.interactive import (
+    embedded,
+    heat_map_hover,
+    page,
+    pareto_hover,
+    pool_map_hover,
+    timeline_hover,
+)
 from kvlab.lab.figures.latency import latency_figure
 from kvlab.lab.figures.memory import memory_figure
 from kvlab.lab.figures.pareto import measured_points, pareto_figure
@@ -33,7 +40,16 @@ from kvlab.lab.figures.sweep import (
 from kvlab.lab.figures.timeline import timeline_figure
 from kvlab.lab.records import RunRecord
 
-__all__ = ["interactive_run", "interactive_sweep", "run_figures", "save_run_figures", "sweep_figures"]
+__all__ = [
+    "embedded",
+    "interactive_run",
+    "interactive_sweep",
+    "left_out",
+    "run_figures",
+    "save_run_figures",
+    "sweep_figures",
+    "title_of",
+]
 
 FOLDER, PAGE = "figures", "hover.html"
 
@@ -42,12 +58,31 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
     """A run's pictures by name: memory, pool_map, timeline, latency."""
     steps, rows = record.steps(), record.requests()
     unit = "slot" if record.config.get("kv.backend") == "contiguous" else "block"
-    return {
-        "memory": memory_figure(steps, record.config),
-        "pool_map": pool_map_figure(read_blocks(record.directory), steps, unit=unit),
-        "timeline": timeline_figure(rows),
-        "latency": latency_figure(rows),
+    draw: dict[str, Callable[[], Figure]] = {
+        "memory": lambda: memory_figure(steps, record.config),
+        "pool_map": lambda: pool_map_figure(read_blocks(record.directory), steps, unit=unit),
+        "timeline": lambda: timeline_figure(rows),
+        "latency": lambda: latency_figure(rows),
     }
+    missing = left_out(record)
+    return {name: figure() for name, figure in draw.items() if name not in missing}
+
+
+def left_out(record: RunRecord) -> dict[str, str]:
+    """The figures that cannot be drawn from what a run recorded, by name, and why."""
+    reasons = {}
+    if not any(step.pool for step in record.steps()):
+        reasons["memory"] = "its steps have no blocks"
+    if read_blocks(record.directory) is None or "memory" in reasons:
+        reasons["pool_map"] = "it kept no record of single blocks"
+    if not record.requests():
+        reasons |= dict.fromkeys(("timeline", "latency"), "no request was recorded")
+    return reasons
+
+
+def title_of(name: str) -> str:
+    """A figure's name in words."""
+    return name.replace("_", " ")
 
 
 def sweep_figures(records: Sequence[RunRecord], metrics: Sequence[str] = ()) -> dict[str, Figure]:
@@ -84,9 +119,9 @@ def throughput_figure(points: Sequence[Point], metric: str = THROUGHPUT) -> Figu
 def interactive_run(record: RunRecord) -> dict[str, Any]:
     """A run's Plotly figures by name: timeline, and pool_map where the run kept its block events."""
     steps, rows = record.steps(), record.requests()
-    figures = {"timeline": timeline_hover(rows)}
+    figures = {"timeline": timeline_hover(rows)} if rows else {}
     events = read_blocks(record.directory)
-    if events is not None and len(events.block) and steps:
+    if events is not None and len(events.block) and "pool_map" not in left_out(record):
         figures["pool_map"] = pool_map_hover(events, steps, rows)
     return figures
 
@@ -117,5 +152,6 @@ def save_run_figures(record: RunRecord, directory: Path | None = None, *, hover:
         figure.savefig(files[-1])
     if hover:
         files.append(folder / PAGE)
-        files[-1].write_text(page(record.name, interactive_run(record).values()), encoding="utf-8")
+        notes = [f"There is no {title_of(name)}: {reason}." for name, reason in left_out(record).items()]
+        files[-1].write_text(page(record.name, interactive_run(record).values(), notes), encoding="utf-8")
     return files

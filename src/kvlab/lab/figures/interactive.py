@@ -152,15 +152,18 @@ def pareto_hover(points: Sequence[Point], latency: str = LATENCY, throughput: st
     return figure
 
 
-def page(heading: str, figures: Iterable[Any]) -> str:
-    """One HTML page with these figures, plotly.js (some 4.7 MB) within it once: it opens anywhere, also within a
-    tracking store's page, where a script beside it would not be found.
-    """
+def embedded(figure: Any, *, script: bool = False) -> str:
+    """A figure as part of a page, with plotly.js (some 4.7 MB) where `script` is set."""
     options = {"responsive": True, "displaylogo": False}
-    parts = [
-        str(figure.to_html(full_html=False, include_plotlyjs=number == 0, config=options))
-        for number, figure in enumerate(figures)
-    ]
+    return str(figure.to_html(full_html=False, include_plotlyjs=script, config=options))
+
+
+def page(heading: str, figures: Iterable[Any], notes: Iterable[str] = ()) -> str:
+    """One HTML page with these figures and plotly.js, so that it opens anywhere: in a tracking store's page no
+    script beside it would be found.
+    """
+    parts = [embedded(figure, script=number == 0) for number, figure in enumerate(figures)]
+    parts += [f"<p>{escape(note)}</p>" for note in notes]
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(heading)}</title>'
         "<style>body{font-family:sans-serif;margin:1.5em;color:#222}</style></head><body>\n"

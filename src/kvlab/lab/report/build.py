@@ -9,21 +9,20 @@ from kvlab.errors import ConfigError, RecordError
 from kvlab.lab.catalogue import metric as entry_of
 from kvlab.lab.compare.gate import check
 from kvlab.lab.compare.groups import Group, RunSet, differing, group_runs, pairs_of, settings, short_keys, value_of
-from kvlab.lab.compare.interval import Estimate, estimate
+from kvlab.lab.compare.interval import SAME, Estimate, estimate, is_worse, verdict
 from kvlab.lab.compare.outputs import check_groups
-from kvlab.lab.compare.verdict import SAME, is_worse, verdict
 from kvlab.lab.compare.work import obstacle
-from kvlab.lab.report.metrics import (
-    check_metric,
+from kvlab.lab.report.model import Cell, Difference, Report, Row
+from kvlab.lab.report.notes import method_notes, warnings
+from kvlab.lab.report.options import ReportOptions
+from kvlab.lab.report.rows import (
     choose_metrics,
     delta_text,
+    find_metrics,
     interval_text,
     primary_metric,
     value_text,
 )
-from kvlab.lab.report.model import Cell, Difference, Line, Report
-from kvlab.lab.report.notes import method_notes, warnings
-from kvlab.lab.report.options import ReportOptions
 
 _NARROW = 0.05  # an interval within this says `same` without a reservation
 _MOST_HEADLINES = 6
@@ -37,7 +36,7 @@ def build_report(sets: Sequence[RunSet], options: ReportOptions) -> Report:
     groups = _baseline_first(group_runs(sets, options.by), options.baseline)
     baseline, others = groups[0], groups[1:]
     for condition in options.conditions:
-        check_metric("fail_if", condition.metric, groups)
+        find_metrics("fail_if", condition.metric, groups)
     obstacles = {group.name: reason for group in others if (reason := obstacle(baseline, group, options.by))}
     refused = {} if options.force else obstacles
     _refuse_if_nothing_is_left(baseline, others, refused)
@@ -48,7 +47,7 @@ def build_report(sets: Sequence[RunSet], options: ReportOptions) -> Report:
         groups=groups,
         differences=_differences(groups),
         headlines=comparison.headlines(others, primary_metric(groups, metrics if options.metrics else ())),
-        lines=[comparison.line(metric, others) for metric in metrics],
+        rows=[comparison.row(metric, others) for metric in metrics],
         outputs=_outputs(baseline, others),
         method=method_notes(groups, options),
         warnings=warnings(groups, obstacles, options),
@@ -90,7 +89,7 @@ class _Comparison:
         """The verdict; None where there is no interval or the work was not the same."""
         return None if group.name in self._refused else verdict(metric, found, self._options.min_effect)
 
-    def line(self, metric: str, others: Sequence[Group]) -> Line:
+    def row(self, metric: str, others: Sequence[Group]) -> Row:
         """A metric in all groups."""
         entry = entry_of(metric)
         cells = []
@@ -108,7 +107,7 @@ class _Comparison:
             cells.append(
                 Cell(value, delta_text(found, entry), interval_text(found), word or "", tone, tuple(values))
             )
-        return Line(entry.section, entry.label, metric, tuple(cells))
+        return Row(entry.section, entry.label, metric, tuple(cells))
 
     def headlines(self, others: Sequence[Group], metric: str) -> list[str]:
         """A sentence for each group; of many the one with the least and the one with the most of the metric."""

@@ -1,4 +1,4 @@
-"""A report as plain values: what its three forms write."""
+"""A report as plain values, which its three forms (terminal, Markdown, HTML) write."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from kvlab.lab.compare.groups import Group
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A group's figure in a line: the median, and how it differs from the baseline's; empty where it has none."""
+    """A group's value in a row: the median, and how it differs from the baseline's; empty where it has none."""
 
     value: str
     delta: str = ""
     interval: str = ""
     word: str = ""
-    tone: str = ""  # good, bad, plain
+    tone: str = ""  # good, bad or plain
     dots: tuple[float, ...] = ()  # each run's value
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Row:
     """A metric in every group; the first cell is the baseline's."""
 
     section: str
@@ -39,12 +39,17 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Image:
     """A figure as PNG, and the group it shows; None for all."""
 
     name: str
     group: str | None
     png: bytes
+
+    @property
+    def caption(self) -> str:
+        """What it shows."""
+        return self.group or "all runs"
 
 
 @dataclass(slots=True)
@@ -55,13 +60,14 @@ class Report:
     groups: list[Group]
     differences: list[Difference]
     headlines: list[str]
-    lines: list[Line]
+    rows: list[Row]
     outputs: list[tuple[str, str]]  # groups, and whether their tokens are the baseline's
     method: list[str]
     warnings: list[str]
     findings: list[Finding] = field(default_factory=list)
-    pictures: list[Picture] = field(default_factory=list)
+    images: list[Image] = field(default_factory=list)
     interactive: list[tuple[str, str]] = field(default_factory=list)  # title and HTML, without plotly.js
+    left_out: list[str] = field(default_factory=list)  # figures that there are not, and why
 
     @property
     def violated(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from kvlab.lab.compare.groups import Group, pairs_of
 from kvlab.lab.report.options import ReportOptions
 
-_FACTS = ("machine", "device", "threads", "attention", "kernels")
+_MACHINE = ("machine", "device", "threads")
 
 
 def method_notes(groups: Sequence[Group], options: ReportOptions) -> list[str]:
@@ -58,7 +58,7 @@ def warnings(groups: Sequence[Group], obstacles: Mapping[str, str], options: Rep
             found.append(f"{name}: compared because of force=true although {reason}.")
         elif any(group.name == name and group.members for group in groups):
             found.append(f"{name}: no verdict: {reason}. by= makes keys what is compared; force=true ignores this.")
-    for fact in _FACTS[:3]:
+    for fact in _MACHINE:
         values = {str(run.facts[fact]) for group in groups for run in group.runs if fact in run.facts}
         if len(values) > 1:
             found.append(f"The runs were not all on the same {fact}: {'; '.join(sorted(values))}.")

@@ -10,8 +10,7 @@ from pathlib import Path
 from kvlab.config import TrackingConfig
 from kvlab.errors import ConfigError
 from kvlab.lab.compare.gate import Condition, parse_conditions
-from kvlab.lab.compare.interval import CONFIDENCE
-from kvlab.lab.compare.verdict import MIN_EFFECT
+from kvlab.lab.compare.interval import CONFIDENCE, MIN_EFFECT
 
 KEYS = ("filter", "by", "metrics", "baseline", "fail_if", "output", "force", "confidence", "min_effect", "figures")
 _TRACKING = ("tracking.uri", "tracking.experiment", "tracking.timeout_s")

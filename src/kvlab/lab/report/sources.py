@@ -1,21 +1,24 @@
-"""From what was named on the command line to runs: directories, ids, sweeps, filters."""
+"""The runs that a report is about: from directories, ids, sweeps and filters to records."""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import json
 import re
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
-from kvlab.errors import RecordError, TrackingError
+from kvlab.errors import KvlabError, RecordError, TrackingError
 from kvlab.lab.compare.groups import RunSet
 from kvlab.lab.records import SUMMARY, RunRecord, read_run, read_sweep
 from kvlab.lab.report.options import ReportOptions
-from kvlab.lab.report.stored import stored_runs
 from kvlab.lab.tracking import Store, open_store
+from kvlab.lab.tracking.search import TrackedRun, fetch_files, find_runs
 
 _ID = re.compile(r"[0-9a-f]{6,32}")
 _FOLDERS = ("outputs", "multirun")
+_PARENT, _KIND = "mlflow.parentRunId", "kvlab.kind"
 
 
 class Sources:
@@ -81,7 +84,7 @@ class Sources:
             except TrackingError as error:
                 problem, runs = str(error), []
             for run in runs:
-                whose = run.run_id if (run.run_id or "").startswith(text) else run.tags.get("mlflow.parentRunId")
+                whose = run.run_id if (run.run_id or "").startswith(text) else run.tags.get(_PARENT)
                 found.setdefault(whose, []).append(run)
         if not found:
             where = " or ".join(f"{folder}/" for folder in _FOLDERS)
@@ -107,3 +110,58 @@ def _run_id(file: Path) -> object:
         return json.loads(file.read_text(encoding="utf-8")).get("run_id")
     except (OSError, ValueError, AttributeError):
         return None
+
+
+def stored_runs(store: Store, experiment: str, query: str, folder: Path) -> list[RunRecord]:
+    """The runs that a filter finds, the earliest first; of a sweep its points. Their files go below `folder`."""
+    records: dict[str, RunRecord] = {}
+    for run in reversed(find_runs(store, experiment, query)):
+        for found in _points(store, experiment, run) if run.tags.get(_KIND) == "sweep" else [run]:
+            records.setdefault(found.run_id, _read_stored(store, found, folder / found.run_id))
+    return list(records.values())
+
+
+def _read_stored(store: Store, run: TrackedRun, directory: Path) -> RunRecord:
+    """One run. Where its summary was not stored, for instance because it was killed, what it logged has to do."""
+    directory.mkdir(parents=True, exist_ok=True)
+    fetch = partial(fetch_files, store, run.run_id, directory)
+    try:
+        store.call("download_artifacts", run.run_id, "summary.json", str(directory), bulk=True)
+        record = read_run(directory)
+        if not record.config:
+            fetch()
+            record = read_run(directory)
+    except KvlabError:
+        record = _from_params(run, directory)
+    return dataclasses.replace(record, run_id=run.run_id, tags=run.tags, fetch=fetch)
+
+
+def _points(store: Store, experiment: str, sweep: TrackedRun) -> list[TrackedRun]:
+    """A sweep's points: its children, and those that had finished before it was resumed."""
+    points = list(reversed(find_runs(store, experiment, f"tags.`{_PARENT}` = '{sweep.run_id}'")))
+    for run_id in sweep.tags.get("kvlab.done_before", "").split():
+        points += find_runs(store, experiment, f"attributes.run_id = '{run_id}'")
+    return points
+
+
+def _from_params(run: TrackedRun, directory: Path) -> RunRecord:
+    return RunRecord(
+        name=run.name,
+        run_id=run.run_id,
+        status=run.tags.get("kvlab.status", run.state.lower()),
+        error=run.tags.get("kvlab.error"),
+        config={key: _value(text) for key, text in run.params.items()},
+        choices={key.removeprefix("choice."): text for key, text in run.tags.items() if key.startswith("choice.")},
+        metrics=run.metrics,
+        tags=run.tags,
+        directory=directory,
+        facts={"workload_digest": run.tags["workload.digest"]} if "workload.digest" in run.tags else {},
+    )
+
+
+def _value(text: str) -> object:
+    """A setting from the text that a store keeps of it."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kvlab.lab.report.model import Cell, Line, Report
+from kvlab.lab.report.model import Cell, Report, Row
 
 _STYLES = {"good": "green", "bad": "red", "plain": "", "": ""}
-_WIDE = 3  # with more groups than this each is a row, and only the first metrics are columns
+_WIDE = 3  # with more groups than this each is a row, and only the main metrics are columns
 _COLUMNS = 6
 
 
 def print_report(report: Report, console: Console) -> None:
-    """Headlines, what differs, the table, outputs, warnings and what the gate found."""
+    """Headlines, what differs, the table, outputs, warnings and what the gate found. All names are escaped."""
     console.rule(f"[bold]{escape(report.title)}[/]", align="left", style="dim")
     for sentence in report.headlines:
         console.print(escape(sentence), highlight=False, soft_wrap=True)
@@ -46,34 +48,32 @@ def _by_metric(report: Report) -> Table:
             table.add_column("delta", justify="right")
             table.add_column("interval", justify="right")
             table.add_column("")
-    section = ""
-    for line in report.lines:
-        if line.section != section:
-            section = line.section
-            table.add_row(f"[bold]{section}[/]")
-        cells = [line.cells[0].value]
-        for cell in line.cells[1:]:
-            cells += [cell.value, cell.delta, cell.interval, _word(cell)]
-        table.add_row(f"  {escape(line.label)}", *cells)
+    for section, rows in groupby(report.rows, key=lambda row: row.section):
+        table.add_row(f"[bold]{section}[/]")
+        for row in rows:
+            others = [
+                text for cell in row.cells[1:] for text in (cell.value, cell.delta, cell.interval, _word(cell))
+            ]
+            table.add_row(f"  {escape(row.label)}", row.cells[0].value, *others)
     return table
 
 
 def _by_group(report: Report) -> Table:
-    table = Table(show_edge=False, pad_edge=False, header_style="bold", show_lines=False)
+    table = Table(show_edge=False, pad_edge=False, header_style="bold")
     table.add_column("median", overflow="fold")
-    lines = main_lines(report)
-    for line in lines:
-        table.add_column(escape(line.label), justify="right")
+    rows = _main_rows(report)
+    for row in rows:
+        table.add_column(escape(row.label), justify="right")
     for number, group in enumerate(report.groups):
-        cells = [line.cells[number] for line in lines]
+        cells = [row.cells[number] for row in rows]
         changes = [f"\n[dim]{cell.delta}[/] {_word(cell)}" if cell.delta else "" for cell in cells]
         texts = [cell.value + change for cell, change in zip(cells, changes, strict=True)]
         table.add_row(f"{escape(group.name)} [dim]({len(group.runs)})[/]", *texts)
     return table
 
 
-def main_lines(report: Report) -> list[Line]:
-    """The metrics that are shown where there is no room for all: of each section the first ones."""
+def _main_rows(report: Report) -> list[Row]:
+    """What is shown where there is no room for all metrics."""
     wanted = (
         "throughput/output_tokens_per_s",
         "latency/ttft_ms_p50",
@@ -82,8 +82,8 @@ def main_lines(report: Report) -> list[Line]:
         "capacity/peak_running",
         "requests/preemptions",
     )
-    usual = [line for line in report.lines if line.metric in wanted]
-    return (usual if len(usual) > 2 else report.lines)[:_COLUMNS]
+    usual = [row for row in report.rows if row.metric in wanted]
+    return (usual if len(usual) > 2 else report.rows)[:_COLUMNS]
 
 
 def _word(cell: Cell) -> str:

@@ -1,4 +1,4 @@
-"""Which metrics a report shows, and how it writes them."""
+"""Which metrics a report has rows for, and the text of their cells."""
 
 from __future__ import annotations
 
@@ -13,35 +13,31 @@ from kvlab.lab.catalogue import CATALOGUE, Metric
 from kvlab.lab.compare.groups import Group
 from kvlab.lab.compare.interval import Estimate
 
-_PRIMARY, _PACED = "throughput/output_tokens_per_s", "latency/e2el_ms_p50"
-
 
 def choose_metrics(groups: Sequence[Group], wanted: Sequence[str]) -> list[str]:
-    """The metrics to show. Without wishes those of a run's table that say something: not what no run has and not
-    what is 0 in all. Wishes are names, patterns (`latency/*`) or `all`. Raises ConfigError for one that no run has.
+    """The metrics to show: those `wanted` by name, by pattern (`latency/*`) or as `all`; by default those of a
+    run's table that are not 0 or missing in every run. Raises ConfigError for one that no run has.
     """
     if not wanted:
         return [name for name, m in CATALOGUE.items() if m.in_table and any(any(g.values(name)) for g in groups)]
-    known = known_metrics(groups)
-    chosen: list[str] = []
-    for wish in wanted:
-        found = [metric for metric in known if wish == "all" or fnmatchcase(metric, wish)]
-        if not found:
-            raise ConfigError(
-                "metrics", wish, f"no run has this metric; there are: {', '.join(nearest(wish, known))}"
-            )
-        chosen += found
-    return list(dict.fromkeys(chosen))
+    return list(dict.fromkeys(name for wish in wanted for name in find_metrics("metrics", wish, groups)))
 
 
-def known_metrics(groups: Sequence[Group]) -> list[str]:
-    """What some run has, in the order of the catalogue; last what is not in it."""
-    found = {name for group in groups for run in group.runs for name in run.metrics}
-    return [name for name in CATALOGUE if name in found] + sorted(found - CATALOGUE.keys())
+def find_metrics(key: str, wish: str, groups: Sequence[Group]) -> list[str]:
+    """The metrics of these groups that a name, a pattern or `all` means, those of the catalogue first. Raises
+    ConfigError, naming the setting `key`, where there are none.
+    """
+    known = {name for group in groups for run in group.runs for name in run.metrics}
+    ordered = [name for name in CATALOGUE if name in known] + sorted(known - CATALOGUE.keys())
+    found = [name for name in ordered if wish == "all" or fnmatchcase(name, wish)]
+    if not found:
+        near = sorted(ordered, key=lambda name: -difflib.SequenceMatcher(None, wish, name).ratio())
+        raise ConfigError(key, wish, f"no run has this metric; there are: {', '.join(near)}")
+    return found
 
 
 def primary_metric(groups: Sequence[Group], wanted: Sequence[str]) -> str:
-    """The one that the report's first sentences are about: chosen before anyone looks at the figures.
+    """The one that the report's first sentences are about: chosen before anyone looks at the results.
 
     It is the first that was asked for; else output tokens per second, or, where arrivals set the pace, the latency
     of a whole request.
@@ -49,19 +45,7 @@ def primary_metric(groups: Sequence[Group], wanted: Sequence[str]) -> str:
     if wanted:
         return wanted[0]
     paced = any(run.config.get("workload.arrival", "burst") != "burst" for group in groups for run in group.runs)
-    return _PACED if paced else _PRIMARY
-
-
-def check_metric(key: str, metric: str, groups: Sequence[Group]) -> None:
-    """Raise ConfigError if no run has the metric."""
-    known = known_metrics(groups)
-    if metric not in known:
-        raise ConfigError(key, metric, f"no run has this metric; there are: {', '.join(nearest(metric, known))}")
-
-
-def nearest(name: str, known: Sequence[str]) -> list[str]:
-    """All of them, those most like `name` first."""
-    return sorted(known, key=lambda other: -difflib.SequenceMatcher(None, name, other).ratio())
+    return "latency/e2el_ms_p50" if paced else "throughput/output_tokens_per_s"
 
 
 def value_text(metric: Metric, value: float) -> str:
@@ -72,9 +56,9 @@ def value_text(metric: Metric, value: float) -> str:
     return metric.text(value, digits=0 if abs(value) >= 1000 else max(metric.digits, digits))
 
 
-def percent(fraction: float, digits: int = 1) -> str:
+def percent(fraction: float) -> str:
     """A change, with its sign: +4.0 %."""
-    text = f"{100 * fraction:+.{digits}f} %"
+    text = f"{100 * fraction:+.1f} %"
     return text.replace("-", "\u2212") if not re.fullmatch(r"[+-]0\.0* %", text) else text[1:]
 
 
