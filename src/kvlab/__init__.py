@@ -1,6 +1,6 @@
 """kvlab: a laboratory for KV-cache memory in LLM serving.
 
-    engine = kvlab.Engine.from_config(kvlab.ModelConfig(...))
+    engine = kvlab.Engine.from_config(kvlab.EngineConfig(model=kvlab.ModelConfig(...)))
     for output in engine.generate(kvlab.Request("hello", prompt_token_ids, kvlab.SamplingParams(max_tokens=16))):
         ...
 
@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvlab.config import AttentionConfig, ExecutorConfig, KVConfig, ModelConfig, SchedulerConfig
+    from kvlab.config import AttentionConfig, EngineConfig, ExecutorConfig, KVConfig, ModelConfig, SchedulerConfig
     from kvlab.core import FinishReason, Request, SamplingParams, StepOutput
     from kvlab.engine.service import Engine
     from kvlab.errors import KvlabError
@@ -26,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AttentionConfig",
     "Engine",
+    "EngineConfig",
     "ExecutorConfig",
     "FinishReason",
     "KVConfig",
@@ -38,7 +39,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "kvlab.config": ("AttentionConfig", "ExecutorConfig", "KVConfig", "ModelConfig", "SchedulerConfig"),
+    "kvlab.config": (
+        "AttentionConfig",
+        "EngineConfig",
+        "ExecutorConfig",
+        "KVConfig",
+        "ModelConfig",
+        "SchedulerConfig",
+    ),
     "kvlab.core": ("FinishReason", "Request", "SamplingParams", "StepOutput"),
     "kvlab.engine.service": ("Engine",),
     "kvlab.errors": ("KvlabError",),

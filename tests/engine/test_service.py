@@ -362,10 +362,12 @@ class TestFromConfig:
     @pytest.mark.parametrize("backend", ["paged", "contiguous"])
     def test_builds_what_the_settings_say(self, backend: str) -> None:
         engine = kvlab.Engine.from_config(
-            self.MODEL,
-            kv=kvlab.KVConfig(backend=backend, num_blocks=32, block_size=8),
-            executor=kvlab.ExecutorConfig(device="cpu", dtype="float32"),
-            scheduler=kvlab.SchedulerConfig(max_batch_size=4, max_batched_tokens=16),
+            kvlab.EngineConfig(
+                model=self.MODEL,
+                kv=kvlab.KVConfig(backend=backend, num_blocks=32, block_size=8),
+                executor=kvlab.ExecutorConfig(device="cpu", dtype="float32"),
+                scheduler=kvlab.SchedulerConfig(max_batch_size=4, max_batched_tokens=16),
+            ),
             detokenize=lambda ids: "".join(chr(40 + token) for token in ids),
         )
         asked = kvlab.Request("a", (1, 2, 3), kvlab.SamplingParams(max_tokens=5))
@@ -377,7 +379,7 @@ class TestFromConfig:
 
     def test_names_a_setting_that_cannot_work(self) -> None:
         with pytest.raises(ConfigError, match=r"model\.family=gpt9: unknown"):
-            kvlab.Engine.from_config(kvlab.ModelConfig(family="gpt9"))
+            kvlab.Engine.from_config(kvlab.EngineConfig(model=kvlab.ModelConfig(family="gpt9")))
         assert issubclass(ConfigError, KvlabError)
 
 

@@ -107,9 +107,9 @@ class TestTooSmall:
     @pytest.mark.parametrize(
         ("kv", "setting", "what"),
         [
-            (KVConfig(memory="1MiB"), "kv.memory=1MiB holds 9 tokens at 112.0 KiB each", "a block of 16"),
+            (KVConfig(memory="1MiB"), "kv.memory=1MiB holds 9 tokens at 112.0 KiB each", "one block of 16"),
             (KVConfig(backend="contiguous", num_blocks=3), "kv.num_blocks=3 holds 48 tokens", "one slot of 1024"),
-            (KVConfig(block_size=9000), "scheduler.max_batch_size=8 holds 8192 tokens", "a block of 9000"),
+            (KVConfig(block_size=9000), "scheduler.max_batch_size=8 holds 8192 tokens", "one block of 9000"),
         ],
         ids=["memory", "num_blocks", "neither"],
     )

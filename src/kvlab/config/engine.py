@@ -10,6 +10,7 @@ from kvlab.config.kv import KVConfig
 from kvlab.config.model import ModelConfig
 from kvlab.config.scheduler import SchedulerConfig
 from kvlab.errors import ConfigError
+from kvlab.registry import registry
 
 
 @dataclass
@@ -25,11 +26,12 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         at_least("seed", self.seed, 0)
-        if self.kv.backend == "paged" and self.scheduler.max_batched_tokens < self.kv.block_size:
+        tokens, size = self.scheduler.max_batched_tokens, self.kv.block_size
+        if tokens < size and registry("kv.backend").get(self.kv.backend).is_paged():
             raise ConfigError(
                 "scheduler.max_batched_tokens",
-                self.scheduler.max_batched_tokens,
-                f"is less than kv.block_size={self.kv.block_size}: a step could not fill a block",
+                tokens,
+                f"is less than kv.block_size={size}: a step could not fill a block",
             )
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlab.config.checks import at_least, one_of
+from kvlab.config.checks import at_least, one_of, registered
 
 DTYPES = ("float32", "bfloat16", "float16")
 WEIGHTS = ("auto", "int8")
@@ -15,13 +15,18 @@ DEVICES = ("auto", "cpu", "cuda")
 class AttentionConfig:
     """How attention over the cache is computed: a backend's name, or `auto`."""
 
-    backend: str = "auto"
+    backend: str = "auto"  # auto: the first that can compute the model here, by preference
+
+    def __post_init__(self) -> None:
+        if self.backend != "auto":
+            registered("attention.backend", self.backend)
 
 
 @dataclass
 class ExecutorConfig:
-    """Where the model runs."""
+    """What runs the model, and where."""
 
+    kind: str = "torch"  # torch: PyTorch and kvlab's kernels on this machine
     device: str = "auto"  # auto: cuda where there is one, else cpu
     dtype: str = "bfloat16"
     weights: str = "auto"  # auto: dtype; int8: matrices, with a scale per output (CPU, bfloat16)
@@ -29,6 +34,7 @@ class ExecutorConfig:
     kernels: bool = True  # false: PyTorch computes everything, and attention=auto takes no kernel either
 
     def __post_init__(self) -> None:
+        registered("executor.kind", self.kind)
         one_of("executor.device", self.device, DEVICES)
         one_of("executor.dtype", self.dtype, DTYPES)
         one_of("executor.weights", self.weights, WEIGHTS)

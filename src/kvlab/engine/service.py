@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
-from kvlab.config import AttentionConfig, ExecutorConfig, KVConfig, ModelConfig, RunConfig, SchedulerConfig
+from kvlab.config import EngineConfig
 from kvlab.core import Request, StepOutput, StepRecord
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.clock import Clock
@@ -46,30 +46,13 @@ class Engine:
         self._broken: Exception | None = None
 
     @classmethod
-    def from_config(
-        cls,
-        model: ModelConfig,
-        *,
-        kv: KVConfig | None = None,
-        scheduler: SchedulerConfig | None = None,
-        attention: AttentionConfig | None = None,
-        executor: ExecutorConfig | None = None,
-        seed: int = 0,
-        detokenize: Detokenizer | None = None,
-    ) -> Engine:
-        """An engine of these parts, as a run of the laboratory has them; `seed` is that of random weights.
+    def from_config(cls, config: EngineConfig, *, detokenize: Detokenizer | None = None) -> Engine:
+        """The engine that a run of the laboratory with this configuration has. With a `detokenize` function,
+        outputs carry text and requests may have stop strings.
 
         Raises a KvlabError for settings that cannot work, naming them.
         """
-        config = RunConfig(
-            model=model,
-            kv=kv or KVConfig(),
-            scheduler=scheduler or SchedulerConfig(),
-            attention=attention or AttentionConfig(),
-            executor=executor or ExecutorConfig(),
-            seed=seed,
-        )
-        return cls(build_engine(plan_engine(config), detokenize))
+        return cls(build_engine(plan_engine(config), detokenize=detokenize))
 
     def generate(self, requests: Request | Iterable[Request]) -> Iterator[StepOutput]:
         """Serve requests, and give each token and each end as it comes. The calling thread steps; leaving the loop

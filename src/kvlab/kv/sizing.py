@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvlab.config import KVConfig, format_bytes, parse_bytes
 from kvlab.errors import CapacityError
+from kvlab.kv.pools import POOLS
 from kvlab.kv.spec import KVSpec
 
 
@@ -42,14 +43,15 @@ def size_pool(kv: KVConfig, spec: KVSpec, *, max_batch_size: int, max_seq_len: i
     else:
         setting = f"scheduler.max_batch_size={max_batch_size}"
         tokens = max_batch_size * max_seq_len
-    block_size = kv.block_size if kv.backend == "paged" else max_seq_len
+    pool = POOLS.get(kv.backend)
+    block_size = pool.block_size_for(kv, max_seq_len)
     if tokens < block_size:
         advice = f"kv.memory={-(-block_size * spec.bytes_per_token // 1024)}KiB"
         if kv.num_blocks is not None:
             advice = f"kv.num_blocks={-(-block_size // kv.block_size)}"
-        what = f"a block of {block_size}" if kv.backend == "paged" else f"one slot of {max_seq_len}"
         raise CapacityError(
-            f"{setting} holds {tokens} tokens at {format_bytes(spec.bytes_per_token)} each, less than {what}; "
+            f"{setting} holds {tokens} tokens at {format_bytes(spec.bytes_per_token)} each, less than "
+            f"one {pool.unit} of {block_size}; "
             f"{advice} would hold one"
         )
     return PoolSize(tokens // block_size, block_size, spec.bytes_per_token)

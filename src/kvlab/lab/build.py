@@ -10,7 +10,7 @@ from kvlab.engine.build import EnginePlan, plan_engine
 from kvlab.errors import CapacityError, WorkloadError
 from kvlab.kv.sizing import check_longest_sequence
 from kvlab.lab.machine import available_memory
-from kvlab.workloads import build_requests
+from kvlab.workloads import build_requests, may_sample
 from kvlab.workloads.prompts import grown_lengths
 
 _LIBRARIES = 256 * 2**20  # for tracking and pictures, which a run loads into main memory behind the check
@@ -18,8 +18,9 @@ _LIBRARIES = 256 * 2**20  # for tracking and pictures, which a run loads into ma
 
 @dataclass(frozen=True, slots=True)
 class RunPlan(EnginePlan):
-    """A checked run: its engine, and what it will be asked."""
+    """A checked run: its engine, and the requests it will serve."""
 
+    config: RunConfig
     requests: list[Request]
 
 
@@ -29,7 +30,7 @@ def plan_run(config: RunConfig) -> RunPlan:
     Raises a KvlabError for what cannot work: CapacityError for what does not fit in the pool or the machine,
     WorkloadError for a request that is too long, ConfigError, BackendError, DeviceError.
     """
-    plan = plan_engine(config)
+    plan = plan_engine(config, by_chance=may_sample(config.workload))
     requests = build_requests(config.workload, vocab_size=plan.model.vocab_size, seed=config.seed)
     check_longest_sequence(plan.pool, _check_lengths(requests, config))
     _check_memory(plan)

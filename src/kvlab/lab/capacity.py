@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from kvlab.config import KVConfig, RunConfig, format_bytes
+from kvlab.config import EngineConfig, KVConfig, RunConfig, format_bytes
 from kvlab.engine.build import kv_spec, memory_settings
 from kvlab.engine.memory import EngineSettings, WeightBytes, WorkingMemory, weight_bytes, working_memory
 from kvlab.errors import CapacityError, ConfigError
@@ -23,6 +23,7 @@ from kvlab.kv.sizing import PoolSize, size_pool
 from kvlab.kv.spec import KVSpec
 from kvlab.models.config import DecoderConfig
 from kvlab.models.families import decoder_config
+from kvlab.workloads import may_sample
 
 FIRST_LENGTH = 256
 
@@ -121,7 +122,8 @@ def plan_capacity(
     # A slot as a block: what PyTorch's attention works with is larger then. The pages' figure is the one shown.
     config = replace(config, kv=replace(config.kv, backend="paged"))
     native = config.executor.kernels and device == "cpu" and config.executor.dtype in ("float32", "bfloat16")
-    settings = memory_settings(config, device, _attention(config, device), native=native)
+    sampled = may_sample(config.workload)
+    settings = memory_settings(config, device, _attention(config, device), native=native, by_chance=sampled)
     if settings.int8_weights and not (native and settings.is_packed):
         _refuse_int8(config, device)
     weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
@@ -191,23 +193,16 @@ def capacity_curve(
     )
 
 
-def _attention(config: RunConfig, device: str) -> str:
+def _attention(config: EngineConfig, device: str) -> str:
     """The backend that `auto` will find; where a kernel cannot be built it is another, that needs more."""
-    from kvlab.attention.registry import default_registry
-    from kvlab.errors import BackendError
-
-    name = config.attention.backend
-    if name != "auto":
-        known = default_registry().names()
-        if name not in known:
-            raise BackendError(f"attention={name}: unknown; known: auto, {', '.join(known)}")
-        return name
+    if config.attention.backend != "auto":
+        return config.attention.backend
     if config.executor.kernels and device == "cuda":
         return "triton"
     return "cpu" if config.executor.kernels and config.executor.dtype != "float16" else "sdpa"
 
 
-def _refuse_int8(config: RunConfig, device: str) -> None:
+def _refuse_int8(config: EngineConfig, device: str) -> None:
     """Say, as a run would, why there are no weights in int8."""
     import torch
 
@@ -217,7 +212,7 @@ def _refuse_int8(config: RunConfig, device: str) -> None:
     select_ops(getattr(torch, executor.dtype), device, kernels=executor.kernels, int8_weights=True)
 
 
-def _pool(config: RunConfig, kv: KVConfig, spec: KVSpec) -> PoolSize | None:
+def _pool(config: EngineConfig, kv: KVConfig, spec: KVSpec) -> PoolSize | None:
     longest, batch = config.model.max_seq_len, config.scheduler.max_batch_size
     try:
         return size_pool(kv, spec, max_batch_size=batch, max_seq_len=longest)
@@ -244,7 +239,7 @@ def _windows(model: DecoderConfig) -> list[int]:
 
 
 def _too_small(
-    config: RunConfig,
+    config: EngineConfig,
     model: DecoderConfig,
     settings: EngineSettings,
     memory: int,

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from rich.console import Console
 
@@ -13,6 +14,7 @@ from kvlab.config import RunConfig, format_bytes
 from kvlab.core import StepRecord
 from kvlab.engine.build import build_engine
 from kvlab.engine.engine import Engine
+from kvlab.engine.faults import FaultyExecutor
 from kvlab.errors import AuditError, CapacityError, KvlabError
 from kvlab.kv.journal import BlockJournal
 from kvlab.lab.artifacts import request_rows
@@ -112,7 +114,10 @@ def _drive(
     leaked blocks.
     """
     journal = BlockJournal() if plan.config.figures else None
-    engine = build_engine(plan, journal=journal) if profiler is None else profiler.build(plan, journal)
+    faults = plan.config.debug.faults
+    wrap = partial(FaultyExecutor, config=faults) if faults.rate > 0 else None
+    build = build_engine if profiler is None else profiler.build
+    engine = build(plan, journal=journal, wrap=wrap)
     tracking.settle()  # nothing of it while requests are served
     with RunProgress(plan.requests, console) as progress:
 

@@ -22,7 +22,7 @@ from kvlab.engine.clock import Clock
 from kvlab.engine.engine import Engine
 from kvlab.engine.executor import GreedySampler
 from kvlab.engine.sampler import Sampler
-from kvlab.engine.step import SamplingBatch, StepResult
+from kvlab.engine.step import Executor, SamplingBatch, StepResult
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.view import CacheView
 from kvlab.models.ops.base import Angles, LayerPart, Linear, Norm, Ops, Stack, TopK
@@ -80,11 +80,18 @@ class Profiler:
         self.steps: list[ProfiledStep] = []
         self._spans: list[tuple[Part, float, float]] = []  # of the step that runs, made into Spans behind it
 
-    def build(self, plan: EnginePlan, journal: BlockJournal | None = None) -> Engine:
+    def build(
+        self,
+        plan: EnginePlan,
+        *,
+        journal: BlockJournal | None = None,
+        wrap: Callable[[Executor], Executor] | None = None,
+    ) -> Engine:
         """The plan's engine, its parts timed."""
         ops, attention = ProfilingOps(plan.ops, self), ProfilingAttention(plan.attention, self)
         sampler = ProfilingSampler(Sampler(plan.ops), self)
-        engine = build_engine(replace(plan, ops=ops, attention=attention), sampler=sampler, journal=journal)
+        timed = replace(plan, ops=ops, attention=attention)
+        engine = build_engine(timed, journal=journal, sampler=sampler, wrap=wrap)
         self.now = partial(_now_on_gpu, engine.clock) if plan.device == "cuda" else engine.clock.now
         return engine
 

@@ -9,7 +9,8 @@ import torch
 
 from kvlab.config import RunConfig, format_bytes
 from kvlab.core import Request
-from kvlab.engine.build import EnginePlan, build_decoder, plan_engine
+from kvlab.engine.build import EnginePlan, plan_engine
+from kvlab.engine.executors.torch import build_decoder
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.storage import KVStorage
 from kvlab.lab.machine import available_memory

@@ -17,3 +17,8 @@ def build_requests(config: WorkloadConfig, *, vocab_size: int, seed: int) -> lis
     first = [request for request in requests if request.follows is None]
     later = [request for request in requests if request.follows is not None]
     return sorted(first, key=lambda request: request.arrival_s) + later
+
+
+def may_sample(config: WorkloadConfig) -> bool:
+    """Whether any of the workload's requests may sample its tokens; the rows of a file can say so themselves."""
+    return config.temperature > 0 or config.path is not None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Self
+
+from kvlab.config import KVConfig
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools import POOLS
@@ -11,6 +14,8 @@ from kvlab.kv.storage import KVStorage
 @POOLS.register("contiguous")
 class ContiguousKVCachePool(BlockPool):
     """Paging with one page per sequence: a block is `max_seq_len` tokens. Nothing is shared; a fork copies."""
+
+    unit = "slot"
 
     def __init__(
         self,
@@ -26,9 +31,28 @@ class ContiguousKVCachePool(BlockPool):
         """None: a slot is taken whole, whatever its sequence needs."""
         return None
 
-    def is_paged(self) -> bool:
+    @classmethod
+    def is_paged(cls) -> bool:
         """False: a sequence is one block."""
         return False
+
+    @classmethod
+    def block_size_for(cls, config: KVConfig, max_seq_len: int) -> int:
+        """`max_seq_len`: a slot takes the longest sequence; `kv.block_size` is only the unit of `kv.num_blocks`."""
+        return max_seq_len
+
+    @classmethod
+    def from_config(
+        cls,
+        config: KVConfig,
+        num_blocks: int,
+        max_seq_len: int,
+        storage: KVStorage | None = None,
+        *,
+        journal: BlockJournal | None = None,
+    ) -> Self:
+        """See KVBackend."""
+        return cls(num_blocks, max_seq_len, storage, journal=journal)
 
     def _initial_blocks(self, tokens: int) -> int:
         return 1

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Self
+
+from kvlab.config import KVConfig
+from kvlab.kv.eviction import EVICTION_POLICIES
+from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools import POOLS
+from kvlab.kv.storage import KVStorage
 
 
 @POOLS.register("paged")
@@ -14,13 +20,42 @@ class PagedKVCachePool(BlockPool):
     sequences until `eviction` gives them up.
     """
 
+    unit = "block"
+
     def free_token_capacity(self) -> int | None:
         """Token slots of free blocks, those with cached content included."""
         return self.allocator.num_free() * self.block_size
 
-    def is_paged(self) -> bool:
+    @classmethod
+    def is_paged(cls) -> bool:
         """True: a sequence may span several blocks."""
         return True
+
+    @classmethod
+    def block_size_for(cls, config: KVConfig, max_seq_len: int) -> int:
+        """`kv.block_size`."""
+        return config.block_size
+
+    @classmethod
+    def from_config(
+        cls,
+        config: KVConfig,
+        num_blocks: int,
+        max_seq_len: int,
+        storage: KVStorage | None = None,
+        *,
+        journal: BlockJournal | None = None,
+    ) -> Self:
+        """See KVBackend."""
+        return cls(
+            num_blocks,
+            config.block_size,
+            max_seq_len,
+            storage,
+            prefix_sharing=config.prefix_sharing,
+            eviction=EVICTION_POLICIES.get(config.eviction)(),
+            journal=journal,
+        )
 
     def _initial_blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
