@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 
+from kvlab.cli import compose
 from kvlab.config import RunConfig
 from kvlab.models.families import decoder_config, load_transformers_config
 from kvlab.paths import CONF
@@ -21,10 +20,7 @@ MODELS = sorted(file.stem for file in CONF.glob("model/*.yaml") if file.stem != 
 
 
 def compose_run(*overrides: str) -> RunConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = OmegaConf.to_object(compose("run", list(overrides)))
-    assert isinstance(config, RunConfig)
-    return config
+    return compose.compose_run(overrides).config
 
 
 @pytest.mark.parametrize("choice", CHOICES)
