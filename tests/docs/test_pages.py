@@ -1,0 +1,70 @@
+"""The pages name what exists: files, links, choices and commands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def prose(page: Path) -> str:
+    return FENCED.sub("", page.read_text(encoding="utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and MkDocs both make them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere_in_the_repository(page: Path) -> None:
+    text = re.sub(r"`[^`]*`", "", prose(page))
+    targets = re.findall(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"", text)
+    for target, _, anchor in ((a or b).partition("#") for a, b in targets):
+        if target.startswith(("http://", "https://")):
+            continue
+        found = (page.parent / target).resolve() if target else page
+        assert found.exists(), f"{name(page)}: {target}"
+        if anchor:
+            assert anchor in anchors(found), f"{name(page)}: {target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_files_it_names_exist(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return
+    roots = (ROOT, ROOT / "src", ROOT / "tests", page.parent, ROOT / "src/kvlab", *(ROOT / "src/kvlab").iterdir())
+    for path in re.findall(r"`((?:[\w-]+/)+[\w.-]*\.(?:py|ya?ml|hpp|cpp|feature|md)|(?:[\w-]+/)+)`", prose(page)):
+        if not path.startswith(("outputs/", "multirun/", "figures/", "mlartifacts/", "site/", "quality/")):
+            assert any((root / path).exists() for root in roots), f"{name(page)}: {path}"
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("group", ["attention", "debug", "executor", "kv", "model", "scheduler", "workload"])
+def test_run_page_names_every_choice(group: str) -> None:
+    (row,) = re.findall(rf"^\| `{group}` \|(.*)$", (ROOT / "docs/commands/run.md").read_text(), re.MULTILINE)
+    choices = re.findall(r"`(\w+)`", row.split(" | ")[0])
+    assert sorted(choices) == sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml"))
+
+
+def test_sweeps_page_names_every_sweep() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/commands/sweeps.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(path.stem for path in (ROOT / "conf/sweep").glob("*.yaml"))
+
+
+def test_index_of_experiments_is_complete() -> None:
+    linked = re.findall(r"\.\./experiments/(\w+)/README\.md", (ROOT / "docs/experiments.md").read_text())
+    assert sorted(linked) == sorted(path.parent.name for path in ROOT.glob("experiments/*/README.md"))
