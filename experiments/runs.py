@@ -10,7 +10,7 @@ from kvlab.config import RunConfig
 from kvlab.engine.build import build_engine
 from kvlab.errors import AuditError
 from kvlab.lab.build import RunPlan, plan_run
-from kvlab.lab.drive import RunLog, completed, drive
+from kvlab.lab.drive import RunLog, drive
 from kvlab.lab.metrics import run_metrics
 
 
@@ -27,8 +27,8 @@ def measure(config: RunConfig) -> tuple[RunPlan, RunLog, dict[str, float]]:
     if findings := engine.pool.audit():
         raise AuditError("; ".join(map(str, findings)))
     expected = sum(request.sampling.n for request in plan.requests)
-    if len(completed(log)) != expected:
-        raise RuntimeError(f"{len(completed(log))} of {expected} sequences completed")
+    if log.completed != expected:
+        raise RuntimeError(f"{log.completed} of {expected} sequences completed")
     metrics = run_metrics(log, plan.pool, leaked_blocks=0)
     del engine
     gc.collect()

@@ -21,12 +21,12 @@ from kvlab.engine.build import build_engine
 from kvlab.lab.build import RunPlan, plan_run
 from kvlab.lab.compare.groups import RunSet
 from kvlab.lab.drive import RunLog, drive
-from kvlab.lab.flat import flatten
 from kvlab.lab.machine import describe
 from kvlab.lab.metrics import run_metrics
 from kvlab.lab.records import RunRecord
 from kvlab.lab.report.build import build_report
 from kvlab.lab.report.options import ReportOptions
+from kvlab.lab.settings import flatten
 
 SETTINGS = [
     "model=qwen3_tiny",

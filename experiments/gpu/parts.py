@@ -193,8 +193,8 @@ def _outputs(name: str, kv: str, attention: str, device: str, sizes: Sizes) -> _
     engine, requests, _ = _engine(
         model(name), KVConfig(kv), attention, device, "float32", sizes.parity_workload, PARITY_SEED, recorder
     )
-    sequences = drive(engine, requests).sequences
-    return _Outputs([sequence.output_token_ids for sequence in sequences], torch.cat(recorder.logits))
+    records = drive(engine, requests).records
+    return _Outputs([list(record.output_token_ids) for record in records], torch.cat(recorder.logits))
 
 
 def serving(sizes: Sizes) -> Iterator[Row]:

@@ -24,7 +24,7 @@ from kvlab.kv.view import CacheView
 from kvlab.lab.artifacts import write_artifacts
 from kvlab.lab.drive import RunLog, drive
 from kvlab.lab.metrics import run_metrics
-from kvlab.lab.records import step_row
+from kvlab.lab.rows import step_row
 
 _SUMS = ("blocks_allocated", "blocks_freed", "evictions", "evicted_blocks", "cow_copies", "hit_tokens")
 _TOTALS = (*_SUMS, "prompt_tokens", "same_step_hit_tokens", "recompute_hit_tokens")
@@ -155,7 +155,7 @@ def figures_from_log(run: FinishedRun) -> None:
     """Each by its formula in docs/metrics.md; the times are those of the requests."""
     busy = [step for step in run.steps if step["batch_seqs"]]
     time = [step["end_s"] - step["start_s"] for step in run.steps]
-    duration = max(sequence.token_times_s[-1] for sequence in run.log.sequences)
+    duration = max(record.token_times_s[-1] for record in run.log.records)
     expected: dict[str, float] = {f"kv/{name}": sum(step[name] for step in run.steps) for name in _SUMS}
     expected["kv/prefix_hit_tokens"] = expected.pop("kv/hit_tokens")
     expected["kv/prefix_hit_rate"] = expected["kv/prefix_hit_tokens"] / sum(s["prompt_tokens"] for s in run.steps)

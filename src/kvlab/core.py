@@ -145,6 +145,11 @@ class Sequence:
             self.token_ids = list(self.request.prompt_token_ids)
 
     @property
+    def key(self) -> tuple[str, int]:
+        """What tells it from all others: the request's id and which of its samples it is."""
+        return self.request.request_id, self.index
+
+    @property
     def output_token_ids(self) -> list[int]:
         """The tokens produced so far."""
         return self.token_ids[self.num_prompt_tokens :]
@@ -245,10 +250,25 @@ class RequestRecord:
     text: str = ""
     scheduled_s: float | None = None  # first admitted
     cached_tokens: int = 0  # prompt tokens served from the prefix cache at the first admission
-    computed_prompt_tokens: int = 0  # prompt tokens whose K and V were computed or found; the first sample's
+    computed_prompt_tokens: int | None = None  # of the prompt, computed or found in the cache; 0 past sample 0
     preempted_s: tuple[float, ...] = ()  # when it gave up its memory
     resumed_s: tuple[float, ...] = ()  # when it was admitted again, after each of those
     recomputed_tokens: int = 0  # tokens computed again because of a preemption
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What tells it from all others: the request's id and which of its samples it is."""
+        return self.request_id, self.sample
+
+    @property
+    def name(self) -> str:
+        """The request's id, with the sample's number from the second on."""
+        return f"{self.request_id} #{self.sample}" if self.sample else self.request_id
+
+    @property
+    def first_token_s(self) -> float | None:
+        """When the first token was there."""
+        return self.token_times_s[0] if self.token_times_s else None
 
     @property
     def completed(self) -> bool:
@@ -268,7 +288,7 @@ class RequestRecord:
     @property
     def ttft_ms(self) -> float | None:
         """Time to the first token."""
-        return self._since_arrival(self.token_times_s[0] if self.token_times_s else None)
+        return self._since_arrival(self.first_token_s)
 
     @property
     def e2el_ms(self) -> float | None:

@@ -8,8 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from kvlab.cli.compose import compose_run
-from kvlab.lab.context import RunContext
-from kvlab.lab.execute import RunResult, execute
+from kvlab.lab.execute import RunContext, RunResult, execute
 
 #: What makes any workload a few steps long. It comes last, and leaves alone what a sweep varies.
 FEW_STEPS = (

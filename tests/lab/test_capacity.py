@@ -25,7 +25,7 @@ from kvlab.kv.sizing import PoolSize
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 from kvlab.lab import build
-from kvlab.lab.build import RunPlan
+from kvlab.lab.build import RunPlan, planned_metrics
 from kvlab.lab.capacity import (
     CapacityPlan,
     capacity_curve,
@@ -33,7 +33,6 @@ from kvlab.lab.capacity import (
     plan_capacity,
     sequences_that_fit,
 )
-from kvlab.lab.planned import planned_metrics
 from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.rope import RotaryEmbedding
 from kvlab.models.weights import DummyWeights

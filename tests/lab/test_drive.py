@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
-from kvlab.core import Request, SamplingParams
+from kvlab.core import FinishReason, Request, SamplingParams, StepRecord
 from kvlab.engine.clock import LogicalClock
-from kvlab.lab.drive import drive
+from kvlab.lab.drive import RunLog, drive
 from tests.engine.support import (
     SteadyExecutor,
     assert_empty,
@@ -21,24 +22,41 @@ def turn(name: str, length: int, max_tokens: int, arrival_s: float = 0.0, follow
     return Request(name, prompt_for(name, length), SamplingParams(max_tokens), arrival_s, follows=follows)
 
 
-def test_requests_that_a_full_line_refuses_are_told_of_and_the_others_served() -> None:
+def test_requests_that_a_full_queue_refuses_are_reported_and_the_others_served() -> None:
     engine = make_engine(max_waiting_requests=2, max_batch_size=1)
     log = drive(engine, [turn(name, 5, 3) for name in "abcd"])
-    assert [s.request.request_id for s in log.sequences] == ["a", "b"]
-    assert [s.output_token_ids for s in log.sequences] == [expected_tokens(s.request) for s in log.sequences]
+    assert [r.request_id for r in log.records] == ["a", "b"]
+    assert [list(r.output_token_ids) for r in log.records] == [expected_tokens(turn(n, 5, 3)) for n in "ab"]
     assert len(log.refused) == 2
     assert "'c': 2 requests are waiting" in log.refused[0]
 
 
-def test_what_was_alive_before_is_no_matter_for_the_garbage_collector_while_requests_are_served() -> None:
+def test_the_garbage_collector_skips_earlier_objects_while_requests_are_served() -> None:
     frozen = []
     drive(make_engine(), [turn("a", 5, 3)], on_step=lambda log, record: frozen.append(gc.get_freeze_count()))
     assert min(frozen) > 10_000  # this process has as many objects before anything runs
     assert gc.get_freeze_count() == 0
 
 
+def test_records_are_in_the_order_of_submission_samples_in_order() -> None:
+    requests = [
+        turn("long", 4, 9),
+        turn("short", 4, 1),
+        Request("two", prompt_for("two", 4), SamplingParams(3, n=2)),
+    ]
+    ended: list[str] = []
+
+    def on_step(log: RunLog, record: StepRecord | None) -> None:
+        ended[:] = [each.name for each in log.records]
+
+    log = drive(make_engine(), requests, on_step=on_step)
+    assert ended[0] == "short"  # while it runs, in the order of their ends
+    assert [record.name for record in log.records] == ["long", "short", "two", "two #1"]
+    assert log.completed == 4
+
+
 class TestConversations:
-    def test_a_turn_comes_behind_what_was_said_and_after_its_end(self) -> None:
+    def test_a_turn_has_the_conversation_as_prefix_and_arrives_after_its_end(self) -> None:
         clock = LogicalClock()
         engine = make_engine(sharing_pool(), SteadyExecutor(), clock)
         requests = [
@@ -48,17 +66,19 @@ class TestConversations:
             turn("a3", 3, 2, arrival_s=0.5, follows="a2"),
         ]
         log = drive(engine, requests)
-        found = {s.request.request_id: s for s in log.sequences}
+        found = {r.request_id: r for r in log.records}
         assert list(found) == ["a", "b", "a2", "a3"]
+        prompts = {name: requests[index].prompt_token_ids for index, name in enumerate(("a", "b"))}
         for name, before, own in (("a2", "a", requests[2]), ("a3", "a2", requests[3])):
-            said = (*found[before].token_ids, *own.prompt_token_ids)
-            assert found[name].request.prompt_token_ids == said
-            assert found[before].finished_s is not None
-            assert found[name].request.arrival_s == found[before].finished_s + own.arrival_s
-            assert (found[name].scheduled_s or 0.0) >= found[name].request.arrival_s
-            assert found[name].cached_tokens >= 4 * ((len(found[before].token_ids) - 1) // 4)
-        for sequence in log.sequences:
-            assert sequence.output_token_ids == expected_tokens(sequence.request)
+            spoken = (*prompts[before], *found[before].output_token_ids)
+            prompts[name] = (*spoken, *own.prompt_token_ids)
+            assert found[name].prompt_tokens == len(prompts[name])
+            assert found[name].arrival_s == found[before].finished_s + own.arrival_s
+            assert (found[name].scheduled_s or 0.0) >= found[name].arrival_s
+            assert found[name].cached_tokens >= 4 * ((len(spoken) - 1) // 4)
+        for request in requests:
+            whole = replace(request, prompt_token_ids=prompts[request.request_id])
+            assert list(found[request.request_id].output_token_ids) == expected_tokens(whole)
         assert sum(step.counters.blocks_freed for step in log.steps) == engine.pool.counters().blocks_freed
         assert_empty(engine)
 
@@ -67,15 +87,17 @@ class TestConversations:
         engine = make_engine(executor=SteadyExecutor(), clock=clock)
         requests = [turn("a", 4, 2), turn("z", 4, 1, arrival_s=50.0), turn("a2", 4, 1, arrival_s=20.0, follows="a")]
         log = drive(engine, requests)
-        assert [s.request.request_id for s in log.sequences] == ["a", "a2", "z"]
-        assert [s.request.arrival_s for s in log.sequences] == [0.0, 22.0, 50.0]
+        assert [r.request_id for r in log.records] == ["a", "a2", "z"]
+        assert [r.arrival_s for r in log.records] == [0.0, 22.0, 50.0]
 
-    def test_an_interrupted_conversation_says_no_more(self) -> None:
+    def test_an_interrupted_conversation_has_no_further_turn(self) -> None:
         clock = LogicalClock()
         engine = make_engine(executor=SteadyExecutor(), clock=clock)
         log = drive(
             engine, [turn("a", 4, 5), turn("a2", 4, 1, follows="a")], should_stop=lambda: clock.now() >= 2.0
         )
         assert log.interrupted
-        assert [s.request.request_id for s in log.sequences] == ["a"]
+        (record,) = log.records  # of a request that was aborted too
+        assert (record.request_id, record.finish_reason, record.finished_s) == ("a", FinishReason.ABORTED, 2.0)
+        assert len(record.output_token_ids) == 2
         assert_empty(engine)

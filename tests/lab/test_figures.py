@@ -14,23 +14,24 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from kvlab.core import StepRecord
+from kvlab.core import RequestRecord, StepRecord
 from kvlab.kv.journal import BlockEvent, BlockEvents
 from kvlab.lab import figures
-from kvlab.lab.block_log import read_blocks, write_blocks
+from kvlab.lab.artifacts import write_blocks
 from kvlab.lab.figures import blocks, style
 from kvlab.lab.figures.capacity import Curve, MeasuredCapacity, capacity_figure
 from kvlab.lab.figures.interactive import heat_map_hover, page, pareto_hover, pool_map_hover, timeline_hover
-from kvlab.lab.figures.latency import latency_figure, request_latencies_ms
+from kvlab.lab.figures.latency import latency_figure
 from kvlab.lab.figures.memory import memory_figure, memory_series
 from kvlab.lab.figures.pareto import Measured, measured_points, pareto_figure, pareto_front
 from kvlab.lab.figures.points import sweep_points
 from kvlab.lab.figures.pool_map import pool_image, pool_map_figure
 from kvlab.lab.figures.sweep import THROUGHPUT, Point, metric_grid, varied_keys
-from kvlab.lab.figures.timeline import lives, timeline_figure
-from kvlab.lab.life import request_life
-from kvlab.lab.pictures import draw_run
-from kvlab.lab.records import read_run, read_step
+from kvlab.lab.figures.timeline import shown_requests, timeline_figure
+from kvlab.lab.recording import draw_figures
+from kvlab.lab.records import read_run
+from kvlab.lab.requests import latencies_ms, request_phases
+from kvlab.lab.rows import read_request, read_step
 from kvlab.lab.trace import trace_events
 from tests.lab.test_profile import run
 
@@ -43,7 +44,7 @@ def step(index: int, **values: Any) -> StepRecord:
     return read_step(common | {"blocks_total": 4, "block_token_slots": 16} | values)
 
 
-def row(**values: Any) -> dict[str, Any]:
+def request(**values: Any) -> RequestRecord:
     """A completed request of three tokens, queued for a second."""
     common = {
         "request_id": "r",
@@ -60,7 +61,7 @@ def row(**values: Any) -> dict[str, Any]:
         "prompt_tokens": 8,
         "cached_tokens": 0,
     }
-    return common | values
+    return read_request(common | values)
 
 
 def events(*entries: tuple[int, BlockEvent, int, int]) -> BlockEvents:
@@ -80,13 +81,11 @@ class TestNumbers:
     """What is drawn, computed."""
 
     def test_a_requests_phases_have_no_gaps(self) -> None:
-        life = request_life(row())
-        assert life.phases == [("queued", 1, 2), ("prefill", 2, 3), ("decode", 3, 6)]
-        assert life.completed
+        assert request_phases(request()) == [("queued", 1, 2), ("prefill", 2, 3), ("decode", 3, 6)]
 
     def test_a_preempted_request_waits_and_is_computed_again(self) -> None:
-        life = request_life(row(token_times_s=[3.0, 5.5, 6.0], preempted_s=[3.5], resumed_s=[5.0], preemptions=1))
-        assert life.phases[2:] == [
+        preempted = request(token_times_s=[3.0, 5.5, 6.0], preempted_s=[3.5], resumed_s=[5.0])
+        assert request_phases(preempted)[2:] == [
             ("decode", 3, 3.5),
             ("preempted", 3.5, 5),
             ("prefill", 5, 5.5),
@@ -94,27 +93,38 @@ class TestNumbers:
         ]
 
     def test_a_request_preempted_before_its_first_token_is_in_prefill_until_then(self) -> None:
-        life = request_life(row(preempted_s=[2.5], resumed_s=[2.75]))
-        assert life.phases[1:4] == [("prefill", 2, 2.5), ("preempted", 2.5, 2.75), ("prefill", 2.75, 3)]
+        preempted = request(preempted_s=[2.5], resumed_s=[2.75])
+        assert request_phases(preempted)[1:4] == [
+            ("prefill", 2, 2.5),
+            ("preempted", 2.5, 2.75),
+            ("prefill", 2.75, 3),
+        ]
 
     def test_a_request_that_never_came_back_is_preempted_to_its_end(self) -> None:
-        life = request_life(row(token_times_s=[3.0], preempted_s=[4.0], finish_reason="aborted"))
-        assert life.phases[-1] == ("preempted", 4, 6)
-        assert not life.completed
+        gone = request(token_times_s=[3.0], preempted_s=[4.0], finish_reason="aborted")
+        assert request_phases(gone)[-1] == ("preempted", 4, 6)
 
     def test_a_request_that_was_never_admitted_is_queued_to_its_end(self) -> None:
-        life = request_life(row(scheduled_s=None, first_token_s=None, token_times_s=None, finish_reason="aborted"))
-        assert life.phases == [("queued", 1, 6)]
+        waiting = request(scheduled_s=None, token_times_s=None, finish_reason="aborted")
+        assert request_phases(waiting) == [("queued", 1, 6)]
 
     def test_of_many_requests_one_in_so_many_is_shown_in_order_of_arrival(self) -> None:
-        shown, every = lives([row(request_id=str(n), arrival_s=float(-n)) for n in range(1000)], most=400)
+        shown, every = shown_requests(
+            [request(request_id=str(n), arrival_s=float(-n)) for n in range(1000)], most=400
+        )
         assert every == 3
-        assert [life.name for life in shown][:3] == ["999", "996", "993"]
+        assert [each.name for each in shown][:3] == ["999", "996", "993"]
         assert len(shown) == 334
 
     def test_latencies_are_those_of_the_metrics(self) -> None:
-        found = request_latencies_ms([row(), row(finish_reason="failed"), row(token_times_s=[3.0])])
-        assert found == {"ttft": [2000, 2000], "e2el": [2000, 5000], "tpot": [1500], "itl": [1000, 2000]}
+        found = latencies_ms([request(), request(finish_reason="failed"), request(token_times_s=[3.0], end_s=3.0)])
+        assert found == {
+            "ttft": [2000, 2000],
+            "e2el": [5000, 2000],
+            "tpot": [1500],
+            "itl": [1000, 2000],
+            "queue": [1000, 1000],
+        }
 
     def test_memory_is_a_step_function_in_blocks(self) -> None:
         steps = [
@@ -180,14 +190,15 @@ class TestNumbers:
 
     def test_block_events_are_written_and_read_back(self, tmp_path: Path) -> None:
         told = events((0, A, 3, 1), (0, S, 3, 0), (4, C, 3, -1))
-        write_blocks(tmp_path, told, rows=[10, 11])
-        back = read_blocks(tmp_path)
+        write_blocks(tmp_path, told)
+        (tmp_path / "summary.json").write_text("{}")
+        back = read_run(tmp_path).blocks()
         assert back is not None
-        assert back.sequence.tolist() == [11, 10, -1]
-        for name in ("step", "event", "block"):
+        for name in ("step", "event", "block", "sequence"):
             assert getattr(back, name).tolist() == getattr(told, name).tolist()
         assert pq.read_table(tmp_path / "blocks.parquet")["event"].to_pylist() == ["allocated", "shared", "cached"]
-        assert read_blocks(tmp_path / "elsewhere") is None
+        (tmp_path / "blocks.parquet").unlink()
+        assert read_run(tmp_path).blocks() is None
 
     def test_a_grid_takes_the_median_of_repeats_and_knows_what_failed(self) -> None:
         points = [
@@ -223,23 +234,22 @@ class TestNumbers:
 class TestDrawing:
     """Whatever a run left, it is drawn."""
 
-    ROWS = (row(), row(request_id="s", preempted_s=[3.5], resumed_s=[3.75], preemptions=1))
     STEPS = (step(0, blocks_in_use=1, running=1), step(1, blocks_in_use=2, preempted=1, waiting=1, blocks_cached=1))
 
     @pytest.mark.parametrize(
-        "rows",
+        "records",
         [
             [],
-            [row()],
-            [row(finish_reason="failed", first_token_s=None, token_times_s=[])],
-            [row(arrival_s=n / 2000, preemptions=n % 2, preempted_s=[4.0], resumed_s=[5.0]) for n in range(2000)],
+            [request()],
+            [request(finish_reason="failed", first_token_s=None, token_times_s=[])],
+            [request(arrival_s=n / 2000, preempted_s=[4.0], resumed_s=[5.0]) for n in range(2000)],
         ],
         ids=["no request", "one request", "none completed", "two thousand"],
     )
-    def test_requests(self, rows: list[dict[str, Any]]) -> None:
-        for figure in (timeline_figure(rows), latency_figure(rows)):
+    def test_requests(self, records: list[RequestRecord]) -> None:
+        for figure in (timeline_figure(records), latency_figure(records)):
             assert png(figure).startswith(b"\x89PNG")
-        assert timeline_hover(rows).to_json()
+        assert timeline_hover(records).to_json()
 
     def test_memory_without_a_step_with_one_and_with_many(self) -> None:
         many = [step(n, blocks_in_use=n % 4, tokens_in_use=n, running=1, waiting=n) for n in range(5000)]
@@ -303,7 +313,7 @@ class TestARun:
         assert "<script src=" not in text
 
     def test_its_block_events_add_up_to_its_step_log(self, pressed: Path) -> None:
-        record, told = read_run(pressed), read_blocks(pressed)
+        record, told = read_run(pressed), read_run(pressed).blocks()
         assert told is not None
         steps = record.steps()
         found = blocks.stretches(told, len(steps))
@@ -318,11 +328,10 @@ class TestARun:
         assert not (found.holder == blocks.UNKNOWN).any()
 
     def test_knows_when_each_sequence_was_preempted_and_came_back(self, pressed: Path) -> None:
-        rows = read_run(pressed).requests()
-        for each in rows:
-            assert len(each["preempted_s"]) == len(each["resumed_s"]) == each["preemptions"]
-            assert all(gone < back for gone, back in zip(each["preempted_s"], each["resumed_s"], strict=True))
-        assert any(each["preempted_s"] for each in rows)
+        records = read_run(pressed).requests()
+        for each in records:
+            assert all(gone < back for gone, back in zip(each.preempted_s, each.resumed_s, strict=True))
+        assert any(each.preempted_s for each in records)
 
     def test_its_trace_is_in_the_trace_event_format(self, pressed: Path) -> None:
         trace = json.loads((pressed / "trace.json").read_text())
@@ -375,14 +384,14 @@ class TestARun:
         said = Console(record=True, width=300)
         (tmp_path / "summary.json").write_text("{}")
         (tmp_path / "steps.parquet").write_text("no table")
-        draw_run(tmp_path, said, hover=True)
+        draw_figures(tmp_path, said, hover=True)
         text = said.export_text()
         assert text.startswith("warning: the run's figures could not be drawn")
         assert len(text.strip().splitlines()) == 1
 
 
 def test_a_trace_of_more_requests_than_it_shows_has_so_many_tracks() -> None:
-    told = list(trace_events("x", [step(0)], [row() for _ in range(1500)]))
+    told = list(trace_events("x", [step(0)], [request() for _ in range(1500)]))
     assert len({event["id"] for event in told if event["ph"] == "b"}) == 1000
 
 

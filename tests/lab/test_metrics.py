@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from kvlab.core import FinishReason, PoolCounters, PoolStats, Request, SamplingParams, Sequence, StepRecord
+from kvlab.core import FinishReason, PoolCounters, PoolStats, Request, RequestRecord, SamplingParams, StepRecord
 from kvlab.kv.sizing import PoolSize
 from kvlab.lab.drive import RunLog
-from kvlab.lab.metrics import latencies_ms, run_metrics
+from kvlab.lab.metrics import run_metrics
 from kvlab.lab.progress import RemainingTime
+from kvlab.lab.requests import latencies_ms
 
 POOL = PoolSize(num_blocks=10, block_size=4, bytes_per_token=8)
 COUNTS = (
@@ -24,11 +27,12 @@ COUNTS = (
 )
 
 
-def sequence(arrival: float, prompt: int, times: list[float], **fields: object) -> Sequence:
-    request = Request("r", tuple(range(prompt)), SamplingParams(max_tokens=len(times)), arrival)
-    result = Sequence(request, token_ids=list(range(prompt + len(times))), token_times_s=times, **fields)  # type: ignore[arg-type]
-    result.finish_reason = result.finish_reason or FinishReason.LENGTH
-    return result
+def request(
+    arrival: float, prompt: int, times: list[float], reason: FinishReason = FinishReason.LENGTH, **fields: Any
+) -> RequestRecord:
+    return RequestRecord(
+        "r", 0, arrival, prompt, tuple(range(len(times))), tuple(times), reason, times[-1], **fields
+    )
 
 
 def step(
@@ -55,20 +59,20 @@ def step(
 
 
 def test_latencies_count_from_the_arrival() -> None:
-    found = latencies_ms([sequence(1.0, 3, [1.5, 1.75, 2.5], scheduled_s=1.25)])
+    found = latencies_ms([request(1.0, 3, [1.5, 1.75, 2.5], scheduled_s=1.25)])
     assert found == {"ttft": [500], "e2el": [1500], "queue": [250], "tpot": [500], "itl": [250, 750]}
 
 
 def test_one_token_has_no_time_per_output_token() -> None:
-    found = latencies_ms([sequence(0.0, 3, [0.5], scheduled_s=0.0)])
+    found = latencies_ms([request(0.0, 3, [0.5], scheduled_s=0.0)])
     assert found["tpot"] == found["itl"] == []
 
 
 def test_throughput_counts_tokens_of_every_request() -> None:
     log = RunLog(
-        sequences=[
-            sequence(0.0, 6, [1.0, 2.0], scheduled_s=0.0, high_water=7),
-            sequence(0.0, 8, [4.0], scheduled_s=0.0, high_water=5, finish_reason=FinishReason.ABORTED),
+        records=[
+            request(0.0, 6, [1.0, 2.0], scheduled_s=0.0, computed_prompt_tokens=6),
+            request(0.0, 8, [4.0], FinishReason.ABORTED, scheduled_s=0.0, computed_prompt_tokens=5),
         ],
         steps=[step(0, 3, blocks_allocated=5, blocks_freed=1), step(3, 4, blocks_allocated=2, blocks_freed=6)],
         duration_s=4.0,

@@ -10,8 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kvlab.core import PoolCounters, PoolStats, StepRecord
-from kvlab.lab.records import read_run, read_step, step_row
+from kvlab.core import FinishReason, PoolCounters, PoolStats, StepRecord
+from kvlab.lab.artifacts import write_artifacts
+from kvlab.lab.drive import RunLog
+from kvlab.lab.records import read_run
+from kvlab.lab.rows import read_step, request_row, step_row
 
 #: The columns of steps.parquet as the first release wrote them.
 FIRST: dict[str, Any] = {
@@ -46,11 +49,60 @@ FIRST: dict[str, Any] = {
 LATER: dict[str, Any] = {"failed_passes": 1, "sampled_tokens": 2, "context_tokens": 20, "attended_tokens": 40}
 
 
-def write_run(directory: Path, rows: list[dict[str, Any]]) -> Path:
+#: The columns of requests.parquet as the first release wrote them; the last two came later.
+REQUEST: dict[str, Any] = {
+    "request_id": "r0",
+    "sample": 1,
+    "arrival_s": 1.0,
+    "prompt_tokens": 8,
+    "cached_tokens": 4,
+    "output_token_ids": [5, 6, 7],
+    "finish_reason": "length",
+    "error": None,
+    "scheduled_s": 1.25,
+    "first_token_s": 1.5,
+    "end_s": 3.0,
+    "queue_ms": 250.0,
+    "ttft_ms": 500.0,
+    "tpot_ms": 750.0,
+    "e2el_ms": 2000.0,
+    "preemptions": 1,
+    "recomputed_tokens": 9,
+    "token_times_s": [1.5, 2.0, 3.0],
+    "preempted_s": [2.25],
+    "resumed_s": [2.5],
+}
+
+
+def write_run(directory: Path, rows: list[dict[str, Any]], name: str = "steps.parquet") -> Path:
     directory.mkdir(exist_ok=True)
     (directory / "summary.json").write_text(json.dumps({"name": "r", "metrics": {}, "config": {}}))
-    pq.write_table(pa.Table.from_pylist(rows), directory / "steps.parquet")
+    pq.write_table(pa.Table.from_pylist(rows), directory / name)
     return directory
+
+
+def test_a_request_keeps_its_columns_and_computes_its_latencies(tmp_path: Path) -> None:
+    (record,) = read_run(write_run(tmp_path, [REQUEST], "requests.parquet")).requests()
+    assert (record.key, record.name, record.finish_reason) == (("r0", 1), "r0 #1", FinishReason.LENGTH)
+    assert record.itl_ms == (500.0, 1000.0)
+    assert request_row(record) == {
+        name: tuple(value) if isinstance(value, list) else value for name, value in REQUEST.items()
+    }
+    assert list(request_row(record)) == list(REQUEST)
+
+
+def test_requests_of_an_older_file_are_read(tmp_path: Path) -> None:
+    older = {name: value for name, value in REQUEST.items() if name not in ("sample", "preempted_s", "resumed_s")}
+    (record,) = read_run(write_run(tmp_path, [older], "requests.parquet")).requests()
+    assert (record.sample, record.preempted_s, record.ttft_ms, record.tpot_ms) == (0, (), 500.0, 750.0)
+
+
+def test_files_are_written_with_their_columns_even_where_nothing_ran(tmp_path: Path) -> None:
+    write_artifacts(tmp_path, RunLog(), {"metrics": {}}, "")
+    assert set(pq.read_schema(tmp_path / "steps.parquet").names) == {*FIRST, *LATER}
+    assert pq.read_schema(tmp_path / "requests.parquet").names == list(REQUEST)
+    run = read_run(tmp_path)
+    assert (run.steps(), run.requests(), run.blocks()) == ([], [], None)
 
 
 def test_a_difference_of_counters_is_what_was_done_in_between() -> None:

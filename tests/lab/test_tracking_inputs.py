@@ -9,10 +9,9 @@ import pytest
 from rich.console import Console
 
 from kvlab.config import LengthConfig, RunConfig, TrackingConfig, WorkloadConfig
-from kvlab.lab.context import RunContext
 from kvlab.lab.drive import RunLog
 from kvlab.lab.provenance import provenance, uncommitted
-from kvlab.lab.recording import Recording
+from kvlab.lab.recording import Recording, RunContext
 from kvlab.lab.tracking import RunStatus, start_run
 from kvlab.workloads import build_requests
 from kvlab.workloads.describe import describe_workload

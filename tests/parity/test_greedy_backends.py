@@ -30,7 +30,7 @@ def greedy_tokens(model: str, kv: str, backend: str, *, short: bool) -> list[lis
     except BackendError as error:
         pytest.skip(str(error))
     log = drive(build_engine(plan), plan.requests)
-    return [sequence.output_token_ids for sequence in log.sequences]
+    return [list(record.output_token_ids) for record in log.records]
 
 
 @pytest.mark.slow

@@ -229,7 +229,7 @@ class Search:
         self.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     def _open_parent(self, storage: str) -> None:
-        from kvlab.lab.secrets import without_password
+        from kvlab.lab.settings import without_password
         from kvlab.lab.sweep.earlier import look_up
         from kvlab.lab.sweep.process import this_process
         from kvlab.lab.tracking import NullTracker, start_run

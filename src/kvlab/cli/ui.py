@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from kvlab.config import TrackingConfig
 from kvlab.errors import KvlabError
-from kvlab.lab.secrets import without_password
+from kvlab.lab.settings import without_password
 from kvlab.lab.tracking.uri import is_server, is_sqlite, resolve_uri, sqlite_path
 
 

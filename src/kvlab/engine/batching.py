@@ -129,7 +129,7 @@ class BatchBuilder:
             else:
                 sequence.resumed_s.append(now)
             if self._journal is not None:
-                self._journal.seat(sequence.slot, sequence)
+                self._journal.assign(sequence.slot, sequence.key)
             entry = self._scheduler.chunk(sequence, budget)
             self._pool.reserve([sequence.slot], [entry.num_tokens])
             budget -= entry.num_tokens

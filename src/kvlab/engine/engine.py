@@ -26,6 +26,7 @@ from kvlab.engine.step import Executor, StepResult
 from kvlab.engine.text import Detokenizer, TextStream
 from kvlab.engine.validation import check_fits, check_prompt, check_queue, check_sampling
 from kvlab.errors import OutOfBlocksError, RequestRefusedError
+from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.protocol import KVCachePool
 from kvlab.kv.view import CacheView
@@ -48,7 +49,7 @@ class Engine:
 
     `eos_token_ids` end a sequence whose request does not ignore them; prompts with ids outside `vocab_size` are
     refused; with a `detokenize`, outputs carry text and requests may have stop strings; a `journal` that the pool
-    writes is told whose each slot is. Engines share nothing: several can live in one process.
+    writes is given the owner of each slot. Engines share nothing: several can live in one process.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Engine:
         self._readers: dict[str, OutputCallback] = {}
         self._on_finish: dict[str, FinishCallback] = {}
         self._texts: dict[Sequence, TextStream] = {}  # of the live sequences, with a detokenizer
-        self._journal = journal
+        self.journal = journal
         self._steps = self._output_tokens = self._preemptions = 0
         self._seeds = random.Random()
 
@@ -170,6 +171,10 @@ class Engine:
             tokens_in_use=pool.tokens_stored,
         )
 
+    def audit(self) -> list[Finding]:
+        """See Auditable."""
+        return self.pool.audit()
+
     def close(self) -> None:
         """See ServingEngine. Requests that have not ended are aborted."""
         for request_id in list(self._live):
@@ -196,6 +201,8 @@ class Engine:
         if failed_passes:
             self._recover()
         end = self.clock.now()
+        if self.journal is not None:
+            self.journal.end_step()
         self._steps += 1
         self._preemptions += batch.preempted
         return StepRecord(
@@ -296,8 +303,8 @@ class Engine:
             sequence.num_computed = self.pool.get_seq_len(sequence.slot)
             sequence.high_water = sequence.num_computed
             sequence.scheduled_s = first.scheduled_s
-            if self._journal is not None:
-                self._journal.seat(sequence.slot, sequence)
+            if self.journal is not None:
+                self.journal.assign(sequence.slot, sequence.key)
             self.scheduler.join(sequence)
         self.scheduler.put_first(waiting)
 

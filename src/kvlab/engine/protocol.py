@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kvlab.core import Request, RequestRecord, StepOutput, StepRecord
 from kvlab.engine.clock import Clock
+from kvlab.kv.audit import Finding
+from kvlab.kv.journal import BlockJournal
 
 #: Given each token of a request and its end. One that raises fails its own sample alone.
 OutputCallback = Callable[[StepOutput], None]
@@ -52,12 +54,12 @@ class ServingEngine(Protocol):
         ...
 
     def abort(self, request_id: str) -> bool:
-        """End a request wherever it is. False if it is not here."""
+        """End a request wherever it is; its records are reported before this returns. False if it is not here."""
         ...
 
     def step(self) -> StepRecord | None:
-        """Do some work. Returns what an engine with steps of its own can tell of the one it ran; None if nothing
-        was to do, or the engine cannot tell.
+        """Do some work. Returns a record of the step; None if there was nothing to do, or from an engine that keeps
+        no steps.
         """
         ...
 
@@ -66,7 +68,9 @@ class ServingEngine(Protocol):
         ...
 
     def next_wakeup(self) -> float | None:
-        """When to step again after a step that had nothing to run; None: when a request arrives."""
+        """When to call `step` again after it returned None; None: when a request arrives. An engine that keeps no
+        steps returns a time that has passed while it works.
+        """
         ...
 
     def stats(self) -> EngineStats:
@@ -76,3 +80,19 @@ class ServingEngine(Protocol):
     def close(self) -> None:
         """Give back what the engine holds. It serves nothing afterwards."""
         ...
+
+
+@runtime_checkable
+class Auditable(Protocol):
+    """An engine whose memory can be checked."""
+
+    def audit(self) -> list[Finding]:
+        """Every broken invariant; empty for sound memory."""
+        ...
+
+
+@runtime_checkable
+class Journaled(Protocol):
+    """An engine that records what happens to each block, where it was built with a journal."""
+
+    journal: BlockJournal | None

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+
+#: A sample of a request: (request_id, sample).
+Owner = tuple[str, int]
+
+_ASSIGNED = -1  # the kind of an entry that names a slot's owner
 
 
 class BlockEvent(IntEnum):
@@ -17,15 +22,14 @@ class BlockEvent(IntEnum):
     ALLOCATED = 0  # handed out, with one reference; what it held is gone
     SHARED = 1  # one more reference
     FREED = 2  # one reference less
-    CACHED = 3  # nobody references it, and its content is kept
-    DROPPED = 4  # nobody references it, and its content is given up
-    SEATED = 5  # in the journal alone: whose slot it is
+    CACHED = 3  # nothing references it, and its content is kept
+    DROPPED = 4  # nothing references it, and its content is given up
 
 
 @dataclass(frozen=True, slots=True)
 class BlockEvents:
-    """A journal as columns, an entry for each event of a block, in order. `sequence` is the position of the slot's
-    sequence in the journal's `tenants`, -1 where there is none.
+    """A journal as columns, an entry for each event of a block, in order. `sequence` is the index of the slot's
+    owner in a list of owners, -1 where there is none.
     """
 
     step: NDArray[np.int32]
@@ -35,22 +39,22 @@ class BlockEvents:
 
 
 @dataclass(slots=True)
-class _Stay:
+class _Use:
     """A slot from its first block to its last."""
 
-    tenant: int = -1
+    owner: int = -1
     blocks: int = 0
 
 
 class BlockJournal:
-    """A record of events that the allocator keeps where it is given one; the engine adds who got a slot.
+    """A record of events that the allocator keeps where it is given one; the engine adds each slot's owner.
 
     While a run goes on this is one list of integers, (kind, slot, number of blocks, the blocks ...) for each event:
-    some 100 ns for a call. `columns` makes sense of it afterwards.
+    some 100 ns for a call. `columns` interprets it afterwards.
     """
 
     def __init__(self) -> None:
-        self.tenants: list[object] = []
+        self.owners: list[Owner] = []  # in the order of their assignment; one that comes back stands there again
         self._events: list[int] = []
         self._marks: list[int] = [0]  # where each step's events end
 
@@ -59,49 +63,53 @@ class BlockJournal:
         self._events += (event, owner if type(owner) is int else -1, len(blocks))
         self._events += blocks
 
-    def seat(self, slot: int, tenant: object) -> None:
-        """The slot that was opened last under this number is this sequence's."""
-        self._events += (BlockEvent.SEATED, slot, 1, len(self.tenants))
-        self.tenants.append(tenant)
+    def assign(self, slot: int, owner: Owner) -> None:
+        """The slot that was opened last under this number is this owner's."""
+        self._events += (_ASSIGNED, slot, 1, len(self.owners))
+        self.owners.append(owner)
 
     def end_step(self) -> None:
-        """What is not yet in a step was this step's."""
+        """Attribute the events since the last call to one step."""
         self._marks.append(len(self._events))
 
-    def columns(self) -> BlockEvents:
-        """The events so far. What came behind the last `end_step` counts to one more step."""
+    def columns(self, owners: Iterable[Owner] | None = None) -> BlockEvents:
+        """The events so far, `sequence` as index of `owners`, by default the journal's own. Events behind the last
+        `end_step` belong to one more step.
+        """
         kinds: list[int] = []
         steps: list[int] = []
         counts: list[int] = []
-        owners: list[_Stay] = []
+        uses: list[_Use] = []
         blocks: list[int] = []
-        stays: dict[int, _Stay] = {}
-        nobody, events = _Stay(), self._events
+        open_: dict[int, _Use] = {}
+        unowned, events = _Use(), self._events
         for step, (start, end) in enumerate(pairwise([*self._marks, len(events)])):
             at = start
             while at < end:
                 kind, slot, count = events[at : at + 3]
                 which = events[at + 3 : at + 3 + count]
                 at += 3 + count
-                if kind == BlockEvent.SEATED:
-                    stays.setdefault(slot, _Stay()).tenant = which[0]
+                if kind == _ASSIGNED:
+                    open_.setdefault(slot, _Use()).owner = which[0]
                     continue
-                stay = stays.setdefault(slot, _Stay()) if slot >= 0 else nobody
+                use = open_.setdefault(slot, _Use()) if slot >= 0 else unowned
                 kinds.append(kind)
                 steps.append(step)
                 counts.append(count)
-                owners.append(stay)
+                uses.append(use)
                 blocks += which
                 if kind in (BlockEvent.ALLOCATED, BlockEvent.SHARED):
-                    stay.blocks += count
+                    use.blocks += count
                 elif kind == BlockEvent.FREED and slot >= 0:
-                    stay.blocks -= count
-                    if stay.blocks <= 0:  # the next block of this number is another stay's
-                        del stays[slot]
-        tenants = [stay.tenant for stay in owners]
+                    use.blocks -= count
+                    if use.blocks <= 0:  # the next block of this number belongs to another use of the slot
+                        del open_[slot]
+        index = {owner: number for number, owner in enumerate(owners)} if owners is not None else None
+        numbers = [n if index is None else index.get(owner, -1) for n, owner in enumerate(self.owners)]
+        sequences = [numbers[use.owner] if use.owner >= 0 else -1 for use in uses]
         return BlockEvents(
             step=np.repeat(np.asarray(steps, dtype=np.int32), counts),
             event=np.repeat(np.asarray(kinds, dtype=np.int8), counts),
             block=np.asarray(blocks, dtype=np.int32),
-            sequence=np.repeat(np.asarray(tenants, dtype=np.int32), counts),
+            sequence=np.repeat(np.asarray(sequences, dtype=np.int32), counts),
         )

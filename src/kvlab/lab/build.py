@@ -9,6 +9,7 @@ from kvlab.core import Request
 from kvlab.engine.build import EnginePlan, plan_engine
 from kvlab.errors import CapacityError, WorkloadError
 from kvlab.kv.sizing import check_longest_sequence
+from kvlab.lab.capacity import sequences_that_fit
 from kvlab.lab.machine import available_memory
 from kvlab.workloads import build_requests, may_sample
 from kvlab.workloads.prompts import grown_lengths
@@ -35,6 +36,20 @@ def plan_run(config: RunConfig) -> RunPlan:
     check_longest_sequence(plan.pool, _check_lengths(requests, config))
     _check_memory(plan)
     return RunPlan(**{field.name: getattr(plan, field.name) for field in fields(plan)}, requests=requests)
+
+
+def planned_metrics(plan: RunPlan) -> dict[str, float]:
+    """The planner's figures for a run's sequences, each at the length it may grow to, with memory of its own."""
+    grown = grown_lengths(plan.requests)
+    lengths = [grown[request.request_id] for request in plan.requests for _ in range(request.sampling.n)]
+    fit = sequences_that_fit(plan.pool, lengths)
+    return {
+        "capacity/mean_length": sum(lengths) / len(lengths),
+        "capacity/planned_sequences": fit,
+        "capacity/planned_running": min(fit, plan.config.scheduler.max_batch_size, len(lengths)),
+        "capacity/weight_bytes": plan.weights.total,
+        "capacity/working_bytes": plan.working.peak,
+    }
 
 
 def _check_lengths(requests: list[Request], config: RunConfig) -> int:

@@ -1,36 +1,56 @@
-"""Feeds a workload to an engine on the engine's clock, and keeps the log."""
+"""Feeds a workload to an engine on the engine's clock, and collects the records."""
 
 from __future__ import annotations
 
-from bisect import bisect
+import gc
+from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from kvlab.core import FinishReason, Request, Sequence, StepRecord
-from kvlab.engine.engine import Engine
+from kvlab.core import Request, RequestRecord, StepRecord
+from kvlab.engine.protocol import ServingEngine
 from kvlab.errors import RequestRefusedError
-from kvlab.kv.journal import BlockJournal
-from kvlab.lab.heap import heap_at_rest
+from kvlab.kv.journal import BlockEvents
 
-_NAP_S = 0.05  # the longest sleep, so that a request to stop is seen soon
+_MAX_SLEEP_S = 0.05  # so that a request to stop is seen soon
 
 
 @dataclass(slots=True)
 class RunLog:
-    """What happened: each request's sequence and each step, in order."""
+    """What happened. While the engine is driven, `records` has the requests that have ended, in that order;
+    afterwards all in the order of their submission, samples in order.
+    """
 
-    sequences: list[Sequence] = field(default_factory=list)
+    records: list[RequestRecord] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)  # why, of each request that the engine did not take
-    duration_s: float = 0.0  # from the first possible arrival to the last event
+    duration_s: float = 0.0  # from the first possible arrival to the last end
     interrupted: bool = False
-    journal: BlockJournal | None = None  # what happened to each block, where that was kept
+    blocks: BlockEvents | None = None  # what happened to each block, `sequence` as index of `records`
+
+    @property
+    def completed(self) -> int:
+        """How many samples ended as their requests asked."""
+        return sum(record.completed for record in self.records)
 
 
-@heap_at_rest()
+@contextmanager
+def gc_frozen() -> Iterator[None]:
+    """Leave what is alive now out of garbage collections within: a full collection walks all objects of the
+    libraries, which takes a fifth of a second in the middle of some step. Reference counts free as always.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@gc_frozen()
 def drive(
-    engine: Engine,
+    engine: ServingEngine,
     requests: list[Request],
     *,
     should_stop: Callable[[], bool] = lambda: False,
@@ -39,68 +59,60 @@ def drive(
     """Submit each request when it arrives, a conversation's next turn when the last has ended, and step the engine
     until all have ended.
 
-    When `should_stop` says so, sequences that have not ended are aborted and the log is marked. `on_step` is
-    called after each step, and with None while the engine waits for an arrival.
+    When `should_stop` says so, requests that have not ended are aborted and the log is marked. `on_step` is called
+    after each step, with None where the engine had nothing to do or keeps no steps.
     """
-    log = RunLog()
-    pending = deque(request for request in requests if request.follows is None)
+    log, clock = RunLog(), engine.clock
+    arrivals = deque(request for request in requests if request.follows is None)
     turns = {request.follows: request for request in requests if request.follows is not None}
-    talking: list[Sequence] = []  # sequences that another turn follows
-    clock = engine.clock
+    submitted: dict[str, Request] = {}
+
+    def on_finish(record: RequestRecord) -> None:
+        log.records.append(record)
+        turn = turns.get(record.request_id) if record.sample == 0 else None
+        if turn is not None:
+            insort(arrivals, _next_turn(turn, submitted[record.request_id], record), key=_arrival)
+
     clock.restart()
-    while pending or engine.has_work():
+    while arrivals or engine.has_work():
         if should_stop():
             log.interrupted = True
             break
-        while pending and pending[0].arrival_s <= clock.now():
+        while arrivals and arrivals[0].arrival_s <= clock.now():
+            request = arrivals.popleft()
+            submitted[request.request_id] = request
             try:
-                sequence = engine.add_request(pending.popleft())
-            except RequestRefusedError as error:  # a full line; what cannot be served at all was told at the start
+                engine.submit(request, on_finish=on_finish)
+            except RequestRefusedError as error:  # a full queue: what can never be served failed in planning
                 log.refused.append(str(error))
-                continue
-            log.sequences += [sequence, *sequence.siblings]
-            if sequence.request.request_id in turns:
-                talking.append(sequence)
         record = engine.step()
-        for sequence in [s for s in talking if s.finish_reason is not None]:
-            talking.remove(sequence)
-            _insert(pending, _next_turn(turns[sequence.request.request_id], sequence))
         if record is not None:
             log.steps.append(record)
-        elif pending or engine.has_work():
-            events = [pending[0].arrival_s] if pending else []
+        elif arrivals or engine.has_work():
+            events = [arrivals[0].arrival_s] if arrivals else []
             wakeup = engine.next_wakeup()
             if wakeup is not None:
                 events.append(wakeup)
             if events:
-                clock.wait_until(min(min(events), clock.now() + _NAP_S))
+                clock.wait_until(min(min(events), clock.now() + _MAX_SLEEP_S))
         on_step(log, record)
-    log.duration_s = clock.now() if log.interrupted else _end(log)
-    for sequence in log.sequences:
-        if sequence.finish_reason is None:
-            engine.abort(sequence.request.request_id)
+    log.duration_s = clock.now() if log.interrupted else max((each.finished_s for each in log.records), default=0.0)
+    if log.interrupted:
+        for request_id in submitted:
+            engine.abort(request_id)
     record = engine.step()  # nothing is left to run: this only gives the memory back
     if record is not None:
         log.steps.append(record)
+    number = {request_id: position for position, request_id in enumerate(submitted)}
+    log.records.sort(key=lambda each: (number[each.request_id], each.sample))
     return log
 
 
-def completed(log: RunLog) -> list[Sequence]:
-    """The sequences that ended as their requests asked."""
-    return [s for s in log.sequences if s.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)]
+def _next_turn(turn: Request, before: Request, record: RequestRecord) -> Request:
+    """The turn with its conversation so far as prefix of its prompt."""
+    prompt = (*before.prompt_token_ids, *record.output_token_ids, *turn.prompt_token_ids)
+    return replace(turn, prompt_token_ids=prompt, arrival_s=record.finished_s + turn.arrival_s)
 
 
-def _next_turn(turn: Request, last: Sequence) -> Request:
-    """The turn behind what its conversation has said so far."""
-    said = (*last.token_ids, *turn.prompt_token_ids)
-    return replace(turn, prompt_token_ids=said, arrival_s=(last.finished_s or 0.0) + turn.arrival_s)
-
-
-def _insert(pending: deque[Request], request: Request) -> None:
-    """Put a request among those still to arrive, in order."""
-    place = bisect([other.arrival_s for other in pending], request.arrival_s)
-    pending.insert(place, request)
-
-
-def _end(log: RunLog) -> float:
-    return max((sequence.finished_s or 0.0 for sequence in log.sequences), default=0.0)
+def _arrival(request: Request) -> float:
+    return request.arrival_s

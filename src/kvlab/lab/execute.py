@@ -13,23 +13,22 @@ from rich.console import Console
 from kvlab.config import RunConfig, format_bytes
 from kvlab.core import StepRecord
 from kvlab.engine.build import build_engine
-from kvlab.engine.engine import Engine
 from kvlab.engine.faults import FaultyExecutor
+from kvlab.engine.protocol import Auditable, Journaled, ServingEngine
 from kvlab.errors import AuditError, CapacityError, KvlabError
+from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
-from kvlab.lab.artifacts import request_rows
-from kvlab.lab.build import RunPlan, plan_run
-from kvlab.lab.context import RunContext as RunContext
-from kvlab.lab.drive import RunLog, completed, drive
+from kvlab.lab.build import RunPlan, plan_run, planned_metrics
+from kvlab.lab.drive import RunLog, drive
 from kvlab.lab.interrupt import StopRequest, stop_on_signal
 from kvlab.lab.machine import CpuWatch, describe, oversubscription
 from kvlab.lab.metrics import run_metrics
-from kvlab.lab.planned import planned_metrics
 from kvlab.lab.profile import Part, Profiler
 from kvlab.lab.progress import RunProgress
 from kvlab.lab.quality import quality_metrics, uses_int8
 from kvlab.lab.rates import known_rates, measure_and_keep
 from kvlab.lab.recording import Recording
+from kvlab.lab.recording import RunContext as RunContext
 from kvlab.lab.roofline import roofline, run_costs
 from kvlab.lab.tables import config_tree, profile_table, summary_table
 from kvlab.lab.trace import write_trace
@@ -51,8 +50,8 @@ def execute(config: RunConfig, context: RunContext) -> RunResult:
     """Run a configuration. Ctrl-C ends it early and keeps what was measured.
 
     Raises a KvlabError for a configuration that cannot work. As a point of a sweep it is recorded all the same;
-    a single run is recorded once its configuration was found sound. A tracking store that fails is told in the
-    result: the files in the output directory are complete without it.
+    a single run is recorded once its configuration was found sound. A tracking store that fails is reported in
+    the result: the files in the output directory are complete without it.
     """
     with ExitStack() as guard:  # from the very start: a signal that nothing takes would leave the run open
         return _execute(config, context, guard.enter_context(stop_on_signal(context.console)), guard.close)
@@ -84,16 +83,15 @@ def _execute(config: RunConfig, context: RunContext, stop: StopRequest, unguard:
             metrics |= profiler.metrics()
         if profiler is not None or config.figures:
             parts = profiler.steps if profiler is not None else ()
-            write_trace(context.directory / "trace.json", context.name, log.steps, request_rows(log), parts)
+            write_trace(context.directory / "trace.json", context.name, log.steps, log.records, parts)
         if log.interrupted:
             status = RunStatus.INTERRUPTED
-        elif completed(log):
+        elif log.completed:
             metrics |= _quality(plan, context.console)
         else:
             status = RunStatus.FAILED
-            engine_error = next(
-                (s.error for s in log.sequences if s.error), next(iter(log.refused), "no request completed")
-            )
+            errors = [record.error for record in log.records if record.error]
+            engine_error = next(iter([*errors, *log.refused]), "no request completed")
     except KeyboardInterrupt:
         status = RunStatus.INTERRUPTED
     except KvlabError as error:
@@ -107,35 +105,48 @@ def _execute(config: RunConfig, context: RunContext, stop: StopRequest, unguard:
     return RunResult(context.name, status, metrics, engine_error, tracking.error)
 
 
+def make_engine(plan: RunPlan, profiler: Profiler | None = None) -> ServingEngine:
+    """The engine of a run. The only place that knows which engine it is."""
+    faults = plan.config.debug.faults
+    build = build_engine if profiler is None else profiler.build
+    return build(
+        plan,
+        journal=BlockJournal() if plan.config.figures else None,
+        wrap=partial(FaultyExecutor, config=faults) if faults.rate > 0 else None,
+    )
+
+
 def _drive(
     plan: RunPlan, console: Console, profiler: Profiler | None, tracking: Recording, stop: StopRequest
-) -> tuple[RunLog, int]:
-    """Build the engine, which is gone at the end, and serve the requests. Returns what happened and the number of
-    leaked blocks.
+) -> tuple[RunLog, int | None]:
+    """Build the engine, serve the requests, close the engine. Returns what happened and the number of leaked
+    blocks, None where the engine cannot be audited.
     """
-    journal = BlockJournal() if plan.config.figures else None
-    faults = plan.config.debug.faults
-    wrap = partial(FaultyExecutor, config=faults) if faults.rate > 0 else None
-    build = build_engine if profiler is None else profiler.build
-    engine = build(plan, journal=journal, wrap=wrap)
-    tracking.settle()  # nothing of it while requests are served
-    with RunProgress(plan.requests, console) as progress:
+    engine = make_engine(plan, profiler)
+    tracking.settle()  # so that tracking does nothing while requests are served
+    with RunProgress(engine, plan.requests, console) as progress:
 
         def after_step(log: RunLog, record: StepRecord | None) -> None:
-            if plan.config.debug.audit:
-                _check(engine, log)
+            if plan.config.debug.audit and (broken := _audit(engine)):
+                shown = "; ".join(map(str, broken[:5]))
+                raise AuditError(f"after step {len(log.steps)}: {len(broken)} broken invariant(s): {shown}")
             if profiler is not None:
                 profiler.end_step(record)
-            if journal is not None and record is not None:
-                journal.end_step()
             progress(log, record)
 
         log = drive(engine, plan.requests, should_stop=lambda: stop.is_set, on_step=after_step)
-    log.journal = journal
-    findings = engine.pool.audit()
-    for finding in findings:
+    if isinstance(engine, Journaled) and engine.journal is not None:
+        log.blocks = engine.journal.columns(record.key for record in log.records)
+    findings = _audit(engine)
+    for finding in findings or ():
         console.print(f"[red]audit: {finding}[/]")
-    return log, sum(finding.rule == "leaked" for finding in findings)
+    engine.close()
+    return log, None if findings is None else sum(finding.rule == "leaked" for finding in findings)
+
+
+def _audit(engine: ServingEngine) -> list[Finding] | None:
+    """What is broken in the engine's memory; None where it cannot be checked."""
+    return engine.audit() if isinstance(engine, Auditable) else None
 
 
 def _quality(plan: RunPlan, console: Console) -> dict[str, float]:
@@ -157,14 +168,6 @@ def _efficiency(plan: RunPlan, log: RunLog, *, may_measure: bool) -> dict[str, f
     dtype = plan.config.executor.dtype
     rates = known_rates(dtype) or (measure_and_keep(dtype) if may_measure else None)
     return {} if rates is None else {"efficiency/roofline_share": roofline(run_costs(plan), log.steps, rates).share}
-
-
-def _check(engine: Engine, log: RunLog) -> None:
-    """Raise AuditError if the pool is not sound."""
-    findings = engine.pool.audit()
-    if findings:
-        shown = "; ".join(str(finding) for finding in findings[:5])
-        raise AuditError(f"after step {len(log.steps)}: {len(findings)} broken invariant(s): {shown}")
 
 
 def _failure(error: KvlabError) -> RunStatus:

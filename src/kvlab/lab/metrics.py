@@ -1,14 +1,15 @@
-"""The figures of a run, all computed from its request and step log. Formulas: docs/metrics.md."""
+"""The metrics of a run, all computed from its records of requests and steps. Formulas: docs/metrics.md."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 
-from kvlab.core import FinishReason, PoolCounters, PoolStats, Sequence, StepRecord
+from kvlab.core import FinishReason, PoolCounters, PoolStats, RequestRecord, StepRecord
 from kvlab.kv.sizing import PoolSize
-from kvlab.lab.drive import RunLog, completed
+from kvlab.lab.drive import RunLog
+from kvlab.lab.requests import latencies_ms
 
 _KV_COUNTERS = (
     "blocks_allocated",
@@ -21,93 +22,102 @@ _KV_COUNTERS = (
 )
 
 
-def run_metrics(log: RunLog, pool: PoolSize, *, leaked_blocks: int) -> dict[str, float]:
-    """Every metric of a run by name. One that has no value (a latency with no request) is absent."""
-    done, duration, steps = completed(log), log.duration_s, log.steps
-
-    def total(name: str) -> int:
-        return sum(getattr(step, name) for step in steps)
-
-    prompt_tokens = sum(min(s.high_water, s.num_prompt_tokens) for s in log.sequences if s.index == 0)
-    output_tokens = sum(s.num_output_tokens for s in log.sequences)
+def run_metrics(log: RunLog, pool: PoolSize | None = None, *, leaked_blocks: int | None = None) -> dict[str, float]:
+    """Every metric of a run by name. One that has no value is absent: a latency with no request, what the engine
+    does not report, and of an engine without blocks all about blocks.
+    """
+    records, steps, duration = log.records, log.steps, log.duration_s
+    prompt_tokens = sum(_prompt_tokens(record) for record in records)
+    output_tokens = sum(len(record.output_token_ids) for record in records)
     metrics: dict[str, float] = {
         "duration_s": duration,
-        "capacity/kv_bytes": pool.num_bytes,
-        "capacity/token_slots": pool.token_slots,
-        "requests/completed": len(done),
-        "requests/failed": sum(s.finish_reason is FinishReason.FAILED for s in log.sequences),
+        "requests/completed": log.completed,
+        "requests/failed": sum(record.finish_reason is FinishReason.FAILED for record in records),
         "requests/refused": len(log.refused),
-        "requests/preemptions": sum(s.preemptions for s in log.sequences),
         "tokens/prompt": prompt_tokens,
         "tokens/output": output_tokens,
-        "tokens/prefill": total("prefill_tokens"),
-        "tokens/recomputed": total("recomputed_tokens"),
-        "kv/leaked_blocks": leaked_blocks,
-        "engine/steps": sum(step.batch_seqs > 0 for step in steps),
-        "engine/failed_passes": total("failed_passes"),
     }
-    computed = total("prefill_tokens") + total("decode_tokens")
-    if computed:
-        metrics["tokens/recomputed_share"] = 100 * total("recomputed_tokens") / computed
     if duration > 0:
         metrics["throughput/output_tokens_per_s"] = output_tokens / duration
         metrics["throughput/total_tokens_per_s"] = (prompt_tokens + output_tokens) / duration
-        metrics["throughput/requests_per_s"] = len(done) / duration
-    if any(step.batch_seqs for step in steps):
-        metrics |= _running(steps) | _engine([step for step in steps if step.batch_seqs])
-        metrics |= _memory([(step.end_s - step.start_s, step.pool) for step in steps if step.pool is not None])
-    metrics |= _counters([step.counters for step in steps if step.counters is not None], duration)
-    for name, values in latencies_ms(done).items():
+        metrics["throughput/requests_per_s"] = log.completed / duration
+    for name, values in latencies_ms(records).items():
         metrics |= _distribution(f"latency/{name}_ms", values)
+    if pool is not None:
+        metrics |= {"capacity/kv_bytes": pool.num_bytes, "capacity/token_slots": pool.token_slots}
+    if leaked_blocks is not None:
+        metrics["kv/leaked_blocks"] = leaked_blocks
+    if steps:
+        metrics["requests/preemptions"] = sum(record.preemptions for record in records)
+        metrics |= _work(steps) | _engine([step for step in steps if step.batch_seqs]) | _running(steps)
+        metrics |= _memory([(step.end_s - step.start_s, step.pool) for step in steps if step.pool is not None])
+        metrics |= _counters([step.counters for step in steps if step.counters is not None], duration)
     return metrics
 
 
-def latencies_ms(sequences: Iterable[Sequence]) -> dict[str, list[float]]:
-    """Latencies of completed sequences in milliseconds, counted from the scheduled arrival.
-
-    ttft: to the first token; e2el: to the last; tpot: (e2el - ttft) / (n - 1) for n > 1 tokens; itl: every
-    gap between tokens, pooled; queue: to the first admission.
-    """
-    values: dict[str, list[float]] = {name: [] for name in ("ttft", "tpot", "itl", "e2el", "queue")}
-    for sequence in sequences:
-        arrival, times = sequence.request.arrival_s, sequence.token_times_s
-        values["ttft"].append((times[0] - arrival) * 1000)
-        values["e2el"].append((times[-1] - arrival) * 1000)
-        values["queue"].append(((sequence.scheduled_s or arrival) - arrival) * 1000)
-        gaps = np.diff(times) * 1000
-        if len(gaps):
-            values["tpot"].append(float(gaps.mean()))
-            values["itl"].extend(gaps.tolist())
-    return values
+def _prompt_tokens(record: RequestRecord) -> int:
+    """Prompt tokens that were computed or found; of a prompt with several samples those of the first."""
+    if record.sample:
+        return 0
+    if record.computed_prompt_tokens is not None:
+        return record.computed_prompt_tokens
+    return record.prompt_tokens if record.token_times_s else 0
 
 
-def _running(steps: list[StepRecord]) -> dict[str, float]:
-    """Sequences that run at once; the mean is weighted by each step's time."""
-    running = [step.running for step in steps]
-    weights = [step.end_s - step.start_s for step in steps]
+def _work(steps: Sequence[StepRecord]) -> dict[str, float]:
+    """What the steps computed."""
+    recomputed = sum(step.recomputed_tokens for step in steps)
+    prefill = sum(step.prefill_tokens for step in steps)
+    computed = prefill + sum(step.decode_tokens for step in steps)
+    metrics: dict[str, float] = {
+        "tokens/prefill": prefill,
+        "tokens/recomputed": recomputed,
+        "engine/steps": sum(step.batch_seqs > 0 for step in steps),
+        "engine/failed_passes": sum(step.failed_passes for step in steps),
+    }
+    return metrics | ({"tokens/recomputed_share": 100 * recomputed / computed} if computed else {})
+
+
+def _engine(steps: Sequence[StepRecord]) -> dict[str, float]:
+    """Time and batch of the steps that had one."""
+    if not steps:
+        return {}
+    whole = [(step.end_s - step.start_s) * 1000 for step in steps]
+    schedule = [step.schedule_ms for step in steps]
     return {
-        "capacity/peak_running": float(max(running)),
-        "capacity/mean_running": float(np.average(running, weights=weights)),
+        "engine/step_ms_p50": float(np.percentile(whole, 50)),
+        "engine/schedule_ms_p50": float(np.percentile(schedule, 50)),
+        "engine/schedule_ms_p99": float(np.percentile(schedule, 99)),
+        "engine/batch_tokens_mean": float(np.mean([s.prefill_tokens + s.decode_tokens for s in steps])),
+        "engine/batch_seqs_mean": float(np.mean([step.batch_seqs for step in steps])),
     }
 
 
-def _memory(steps: list[tuple[float, PoolStats]]) -> dict[str, float]:
+def _running(steps: Sequence[StepRecord]) -> dict[str, float]:
+    """Sequences that run at once."""
+    running = [step.running for step in steps]
+    return {
+        "capacity/peak_running": float(max(running)),
+        "capacity/mean_running": _mean(running, [step.end_s - step.start_s for step in steps]),
+    }
+
+
+def _memory(steps: Sequence[tuple[float, PoolStats]]) -> dict[str, float]:
     """Use of memory over steps of so many seconds; means are weighted by them."""
     if not steps:
         return {}
-    weights, pools = zip(*steps, strict=True)
-    blocks = [pool.block_utilization for pool in pools]
+    seconds, pools = zip(*steps, strict=True)
     unused = [pool.internal_fragmentation if pool.blocks_in_use else 1.0 for pool in pools]
     return {
         "kv/shared_blocks_peak": max(pool.shared_blocks for pool in pools),
-        "kv/block_utilization_mean": 100 * float(np.average(blocks, weights=weights)),
-        "kv/block_utilization_peak": 100 * max(blocks),
-        "kv/token_utilization_mean": 100 * float(np.average([p.token_utilization for p in pools], weights=weights)),
-        "kv/internal_fragmentation_mean": 100 * float(np.average(unused, weights=weights)),
+        "kv/block_utilization_mean": 100 * _mean([pool.block_utilization for pool in pools], seconds),
+        "kv/block_utilization_peak": 100 * max(pool.block_utilization for pool in pools),
+        "kv/token_utilization_mean": 100 * _mean([pool.token_utilization for pool in pools], seconds),
+        "kv/internal_fragmentation_mean": 100 * _mean(unused, seconds),
     }
 
 
-def _counters(steps: list[PoolCounters], duration: float) -> dict[str, float]:
+def _counters(steps: Sequence[PoolCounters], duration: float) -> dict[str, float]:
     """What the pool did, in all and per second."""
     if not steps:
         return {}
@@ -122,16 +132,9 @@ def _counters(steps: list[PoolCounters], duration: float) -> dict[str, float]:
     return metrics
 
 
-def _engine(steps: list[StepRecord]) -> dict[str, float]:
-    whole = [(step.end_s - step.start_s) * 1000 for step in steps]
-    schedule = [step.schedule_ms for step in steps]
-    return {
-        "engine/step_ms_p50": float(np.percentile(whole, 50)),
-        "engine/schedule_ms_p50": float(np.percentile(schedule, 50)),
-        "engine/schedule_ms_p99": float(np.percentile(schedule, 99)),
-        "engine/batch_tokens_mean": float(np.mean([s.prefill_tokens + s.decode_tokens for s in steps])),
-        "engine/batch_seqs_mean": float(np.mean([step.batch_seqs for step in steps])),
-    }
+def _mean(values: Sequence[float], seconds: Sequence[float]) -> float:
+    """The mean, weighted by time."""
+    return float(np.average(values, weights=seconds)) if sum(seconds) > 0 else float(np.mean(values))
 
 
 def _distribution(name: str, values: list[float]) -> dict[str, float]:

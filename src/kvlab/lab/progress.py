@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from kvlab.core import Request, StepRecord
+from kvlab.engine.protocol import ServingEngine
 from kvlab.lab.drive import RunLog
 
 _PLAIN_EVERY_S = 10.0  # between lines where there is no terminal to draw a bar on
-_DECODE_WEIGHT = 3.0  # a decode token's cost in prefill tokens, until enough of both was seen
+_DECODE_WEIGHT = 3.0  # a decode token's cost in prefill tokens, until enough steps of both were observed
 _PRIOR_PREFILL, _PRIOR_DECODE = 512, 32  # tokens in a step that weigh as much as the prior
 
 
@@ -44,7 +45,7 @@ class RemainingTime:
         self._td += seconds * decode
 
     def seconds(self, now: float) -> float | None:
-        """Seconds left, arrivals still to come included; None before anything was seen."""
+        """Seconds left, arrivals still to come included; None before the first step."""
         if not self._tokens:
             return None
         prefill, decode = self._costs()
@@ -68,13 +69,12 @@ class RemainingTime:
 class RunProgress:
     """A bar on a terminal, a line every ten seconds elsewhere. Use as a context manager; call after each step."""
 
-    def __init__(self, requests: list[Request], console: Console) -> None:
-        self._console = console
+    def __init__(self, engine: ServingEngine, requests: list[Request], console: Console) -> None:
+        self._engine, self._console = engine, console
         self._total = sum(request.sampling.n for request in requests)
         self._expected = sum(request.sampling.n * request.sampling.max_tokens for request in requests)
         self._left = RemainingTime(requests)
-        self._tokens = 0
-        self._started = self._printed = time.monotonic()
+        self._printed = time.monotonic()
         self._progress = Progress(
             TextColumn("{task.fields[requests]}"),
             BarColumn(bar_width=24),
@@ -97,27 +97,29 @@ class RunProgress:
 
     def __call__(self, log: RunLog, record: StepRecord | None) -> None:
         """Show the state after a step."""
-        if record is None:
-            return
-        self._left.observe(record)
+        if record is not None:
+            self._left.observe(record)
         now = time.monotonic()
-        # Looking at every sequence costs more than a short step; four times a second is enough.
+        # An engine's statistics cost more than a short step; four times a second is enough.
         if now - self._printed < (0.25 if self._console.is_terminal else _PLAIN_EVERY_S):
             return
         self._printed = now
-        tokens = sum(sequence.num_output_tokens for sequence in log.sequences)
-        done = sum(sequence.finish_reason is not None for sequence in log.sequences)
-        requests = f"{done}/{self._total} requests"
-        left = self._left.seconds(record.end_s)
-        used = "" if record.pool is None else f"KV {100 * record.pool.block_utilization:3.0f} %  "
-        status = (
-            f"{tokens / record.end_s:6.1f} tok/s  {record.running} running  {record.waiting} waiting  "
-            f"{used}{'' if left is None else clock(left) + ' left'}"
-        )
+        stats, at = self._engine.stats(), self._engine.clock.now()
+        tokens = stats.output_tokens
+        if tokens is None:
+            tokens = sum(len(each.output_token_ids) for each in log.records)
+        requests = f"{len(log.records)}/{self._total} requests"
+        parts = [f"{tokens / max(at, 1e-9):6.1f} tok/s", f"{stats.running} running", f"{stats.waiting} waiting"]
+        if stats.blocks_total and stats.blocks_in_use is not None:
+            parts.append(f"KV {100 * stats.blocks_in_use / stats.blocks_total:3.0f} %")
+        left = self._left.seconds(at)
+        if left is not None:
+            parts.append(f"{clock(left)} left")
+        status = "  ".join(parts)
         if self._console.is_terminal:
             self._progress.update(self._task, completed=tokens, requests=requests, status=status)
         else:
-            self._console.print(f"{clock(record.end_s)}  {requests}  {' '.join(status.split())}", highlight=False)
+            self._console.print(f"{clock(at)}  {requests}  {' '.join(status.split())}", highlight=False)
 
 
 def clock(seconds: float) -> str:

@@ -17,7 +17,7 @@ import psutil
 
 from kvlab.config import format_bytes
 from kvlab.lab.machine import processor
-from kvlab.lab.secrets import without_password
+from kvlab.lab.settings import without_password
 from kvlab.paths import SOURCE
 
 _PACKAGES = ("kvlab", "torch", "triton", "transformers", "mlflow")

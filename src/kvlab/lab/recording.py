@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from threading import Event, Thread
 from typing import Any
+
+from rich.console import Console
 
 from kvlab.config import RunConfig
 from kvlab.errors import TrackingError
 from kvlab.lab.artifacts import write_artifacts
 from kvlab.lab.build import RunPlan
-from kvlab.lab.context import RunContext
 from kvlab.lab.drive import RunLog
-from kvlab.lab.flat import flatten
 from kvlab.lab.machine import describe, peak_memory
-from kvlab.lab.pictures import draw_run
 from kvlab.lab.provenance import provenance, uncommitted
-from kvlab.lab.records import step_row
 from kvlab.lab.roofline import run_costs
-from kvlab.lab.secrets import without_password
+from kvlab.lab.rows import step_row
+from kvlab.lab.settings import flatten, without_password
 from kvlab.lab.sweep.digest import config_digest
 from kvlab.lab.sweep.process import this_process
 from kvlab.lab.tracking import NullTracker, RunStatus, Tracker, start_run
@@ -39,6 +41,21 @@ _SERIES = (
     "prefill_tokens",
     "decode_tokens",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """Where a run lives: its output directory, the folder of the default store, its name, its sweep."""
+
+    directory: Path
+    root: Path
+    config_yaml: str
+    choices: Mapping[str, str]
+    console: Console
+    name: str
+    in_sweep: bool = False
+    parent_run_id: str | None = None
+    heading: str | None = None  # of a run in a sweep: which of how many it is; None: its name
 
 
 class Recording:
@@ -81,8 +98,8 @@ class Recording:
         directory = self._context.directory
         summary = self._summary(metrics, status, error)
         write_artifacts(directory, log, summary, without_password(self._context.config_yaml))
-        if self._config.figures and log.steps:
-            draw_run(directory, self._context.console, hover=not self._context.in_sweep)
+        if self._config.figures and log.records:
+            draw_figures(directory, self._context.console, hover=not self._context.in_sweep)
         try:
             self.tracker.log_metrics(metrics)
             self.tracker.log_series(_series(log))
@@ -184,3 +201,22 @@ def _series(log: RunLog) -> dict[str, list[tuple[int, float, float]]]:
         for name in _SERIES
         if all(row[name] is not None for _, row in rows)
     }
+
+
+def draw_figures(directory: Path, console: Console, *, hover: bool) -> None:
+    """Draw the run whose files are in `directory` into `directory/figures`; with `hover` its HTML page too. A
+    figure that cannot be drawn costs a warning, never a run.
+    """
+    try:
+        # Imported here since Matplotlib takes half a second, and only runs with figures need it.
+        from kvlab.lab.figures import save_run_figures
+        from kvlab.lab.records import read_run
+
+        save_run_figures(read_run(directory), hover=hover)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        console.print(
+            f"[yellow]warning:[/] the run's figures could not be drawn, its results are complete: {reason}",
+            highlight=False,
+            soft_wrap=True,
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,25 +9,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
-from kvlab.core import PoolCounters, PoolStats, StepRecord
+from kvlab.core import RequestRecord, StepRecord
 from kvlab.errors import RecordError
-from kvlab.lab.flat import flatten
+from kvlab.kv.journal import BlockEvent, BlockEvents
+from kvlab.lab.rows import read_request, read_step
+from kvlab.lab.settings import flatten
 
-SUMMARY = "summary.json"
+SUMMARY, REQUESTS, STEPS, BLOCKS = "summary.json", "requests.parquet", "steps.parquet", "blocks.parquet"
+BLOCK_EVENTS = [event.name.lower() for event in BlockEvent]  # in blocks.parquet
 
-_NESTED = ("pool", "counters")
-_STEP = [each.name for each in dataclasses.fields(StepRecord) if each.name not in _NESTED]
-_POOL = {  # column of steps.parquet: field of PoolStats
-    "blocks_total": "blocks_total",
-    "blocks_in_use": "blocks_in_use",
-    "block_token_slots": "block_size",
-    "tokens_in_use": "tokens_stored",
-    "blocks_cached": "blocks_cached",
-    "shared_blocks": "shared_blocks",
-}
-_COUNTERS = [each.name for each in dataclasses.fields(PoolCounters) if each.name != "merged_blocks"]
 _FIELDS = ("name", "run_id", "status", "error", "config", "choices", "metrics", "tags")
 
 
@@ -57,20 +49,33 @@ class RunRecord:
         """The engine's steps in order, read when first asked for; none where the run kept none."""
         return self._steps
 
-    def requests(self) -> list[dict[str, Any]]:
-        """A row for each request and sample, as in requests.parquet, read when first asked for.
-
-        Times are seconds since the run's start, or milliseconds where the name says so.
-        """
+    def requests(self) -> list[RequestRecord]:
+        """What happened to each request and sample, read when first asked for."""
         return self._requests
+
+    def blocks(self) -> BlockEvents | None:
+        """What happened to each block, sequences as indices of `requests`; None where the run kept no journal."""
+        table = self._read(BLOCKS)
+        if table is None:
+            return None
+        names = table["event"].combine_chunks().dictionary_encode()
+        number = np.array([BLOCK_EVENTS.index(name) for name in names.dictionary.to_pylist()], dtype=np.int8)
+        return BlockEvents(
+            step=table["step"].to_numpy(),
+            event=number[names.indices.to_numpy()] if len(names) else np.empty(0, dtype=np.int8),
+            block=table["block"].to_numpy(),
+            sequence=table["sequence"].to_numpy(),
+        )
 
     @cached_property
     def _steps(self) -> list[StepRecord]:
-        return [read_step(row) for row in self._read("steps.parquet")]
+        table = self._read(STEPS)
+        return [] if table is None else [read_step(row) for row in table.to_pylist()]
 
     @cached_property
-    def _requests(self) -> list[dict[str, Any]]:
-        return self._read("requests.parquet")
+    def _requests(self) -> list[RequestRecord]:
+        table = self._read(REQUESTS)
+        return [] if table is None else [read_request(row) for row in table.to_pylist()]
 
     @cached_property
     def _fetched(self) -> bool:
@@ -78,26 +83,18 @@ class RunRecord:
             self.fetch()
         return True
 
-    def _read(self, name: str) -> list[dict[str, Any]]:
-        return _rows(self.directory / name) if self._fetched else []
+    def _read(self, name: str) -> Any:
+        """A table of the run; None where it kept none. Raises RecordError for one that cannot be read."""
+        file = self.directory / name
+        if not self._fetched or not file.is_file():
+            return None
+        import pyarrow
+        import pyarrow.parquet as pq
 
-
-def step_row(step: StepRecord) -> dict[str, int | float | None]:
-    """A step as a row of steps.parquet; what its engine does not have is None."""
-    row = {name: getattr(step, name) for name in _STEP}
-    row |= {column: getattr(step.pool, name, None) for column, name in _POOL.items()}
-    return row | {name: getattr(step.counters, name, None) for name in _COUNTERS}
-
-
-def read_step(row: Mapping[str, Any]) -> StepRecord:
-    """The step of a row of steps.parquet. What an older version did not write is 0."""
-    pool = {name: row.get(column) or 0 for column, name in _POOL.items()}
-    counters = {name: row.get(name) or 0 for name in _COUNTERS}
-    return StepRecord(
-        **{name: row.get(name) or 0 for name in _STEP},
-        pool=PoolStats(**pool) if row.get("blocks_total") is not None else None,
-        counters=PoolCounters(**counters) if row.get("blocks_allocated") is not None else None,
-    )
+        try:
+            return pq.read_table(file)
+        except (OSError, pyarrow.ArrowException) as error:
+            raise RecordError(f"{file}: cannot be read: {error}") from error
 
 
 def read_run(directory: Path) -> RunRecord:
@@ -142,16 +139,3 @@ def _config(file: Path) -> dict[str, object]:
 
 def _tags(config: Mapping[str, object]) -> dict[str, str]:
     return {key.removeprefix("tags."): str(value) for key, value in config.items() if key.startswith("tags.")}
-
-
-def _rows(file: Path) -> list[dict[str, Any]]:
-    if not file.is_file():
-        return []
-    import pyarrow
-    import pyarrow.parquet as pq
-
-    try:
-        rows: list[dict[str, Any]] = pq.read_table(file).to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise RecordError(f"{file}: cannot be read: {error}") from error
-    return rows

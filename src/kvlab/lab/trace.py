@@ -7,13 +7,13 @@ its own (those of one `id` nest), "C" is a counter, "M" names a process or a thr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvlab.core import StepRecord
-from kvlab.lab.life import request_life
+from kvlab.core import RequestRecord, StepRecord
 from kvlab.lab.profile import Part, ProfiledStep, Span
+from kvlab.lab.requests import request_phases
 
 _MAX_SLICES = 200_000  # of parts, some 20 MB: the steps behind have their own slice and their counters alone
 _MAX_STEPS = 100_000  # what comes later is not in the trace
@@ -25,30 +25,29 @@ def write_trace(
     path: Path,
     name: str,
     steps: Sequence[StepRecord],
-    rows: Sequence[Mapping[str, Any]] = (),
+    records: Sequence[RequestRecord] = (),
     profiled: Iterable[ProfiledStep] = (),
 ) -> None:
-    """Write steps with their parts within them, requests (as rows of requests.parquet) with their phases, and
-    counters of sequences and blocks, as JSON; times are microseconds since the run began.
-    """
+    """Write steps with their parts, requests with their phases, and counters of sequences and blocks, as JSON;
+    times are microseconds since the run began."""
     path.parent.mkdir(parents=True, exist_ok=True)
     encode = json.JSONEncoder(separators=(",", ":")).encode
     with path.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-        file.write(",\n".join(map(encode, trace_events(name, steps, rows, profiled))))
+        file.write(",\n".join(map(encode, trace_events(name, steps, records, profiled))))
         file.write("\n]}\n")
 
 
 def trace_events(
     name: str,
     steps: Sequence[StepRecord],
-    rows: Sequence[Mapping[str, Any]] = (),
+    records: Sequence[RequestRecord] = (),
     profiled: Iterable[ProfiledStep] = (),
 ) -> Iterator[dict[str, Any]]:
     """The events of a trace."""
     yield {"name": "process_name", "ph": "M", "pid": _STEPS, "args": {"name": name}}
     yield {"name": "thread_name", "ph": "M", "pid": _STEPS, "tid": _THREAD, "args": {"name": "engine"}}
-    if rows:
+    if records:
         yield {"name": "process_name", "ph": "M", "pid": _REQUESTS, "args": {"name": "requests"}}
     spans = {each.record.index: each.spans for each in profiled}
     left = _MAX_SLICES
@@ -71,21 +70,26 @@ def trace_events(
         if record.index not in spans:
             yield _slice("execution", "part", launched, record.end_s)
         left -= len(parts)
-    for number, row in enumerate(rows[:_MAX_REQUESTS]):
-        yield from _request(number, row)
+    for number, request in enumerate(records[:_MAX_REQUESTS]):
+        yield from _request(number, request)
 
 
-def _request(number: int, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _request(number: int, record: RequestRecord) -> Iterator[dict[str, Any]]:
     """A request on a track of its own, its phases within it."""
-    life = request_life(row)
     track = {"cat": "request", "id": number, "pid": _REQUESTS, "tid": _THREAD}
-    what = ("prompt_tokens", "cached_tokens", "finish_reason", "preemptions")
-    arguments = {name: row[name] for name in what} | {"output_tokens": len(row["token_times_s"] or ())}
-    yield {"name": life.name, "ph": "b", "ts": _us(life.arrival_s), "args": arguments, **track}
-    for phase, start, end in life.phases:
+    arguments = {
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "finish_reason": record.finish_reason,
+        "preemptions": record.preemptions,
+        "output_tokens": len(record.output_token_ids),
+    }
+    end = max(record.finished_s, record.arrival_s)
+    yield {"name": record.name, "ph": "b", "ts": _us(record.arrival_s), "args": arguments, **track}
+    for phase, start, until in request_phases(record):
         yield {"name": phase, "ph": "b", "ts": _us(start), **track}
-        yield {"name": phase, "ph": "e", "ts": _us(end), **track}
-    yield {"name": life.name, "ph": "e", "ts": _us(life.end_s), **track}
+        yield {"name": phase, "ph": "e", "ts": _us(until), **track}
+    yield {"name": record.name, "ph": "e", "ts": _us(end), **track}
 
 
 def _slice(name: str, category: str, start: float, end: float) -> dict[str, Any]:

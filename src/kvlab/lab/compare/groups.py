@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvlab.errors import ConfigError
-from kvlab.lab.flat import measured
 from kvlab.lab.records import RunRecord
+from kvlab.lab.settings import measured
 
 SET = "set"  # a key of its own for `by`: the argument that a run came with
 

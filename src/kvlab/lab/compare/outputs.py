@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -42,10 +43,7 @@ def check_outputs(first: RunRecord, second: RunRecord) -> OutputCheck:
     """
     if reason := _not_comparable(first, second):
         return OutputCheck(Agreement.NOT_COMPARABLE, f"not comparable ({reason})")
-    tokens = [
-        {(row["request_id"], row.get("sample", 0)): row["output_token_ids"] or [] for row in run.requests()}
-        for run in (first, second)
-    ]
+    tokens = [{record.key: record.output_token_ids for record in run.requests()} for run in (first, second)]
     common = [key for key in tokens[0] if key in tokens[1]]
     if not common:
         return OutputCheck(Agreement.NOT_COMPARABLE, "not comparable (no outputs of the same requests were kept)")
@@ -81,7 +79,7 @@ def _not_comparable(first: RunRecord, second: RunRecord) -> str | None:
     return None
 
 
-def _first_difference(first: list[int], second: list[int]) -> int | None:
+def _first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
     """The place of the first token that differs, counted from 0; the length of the shorter where that begins the
     longer.
     """

@@ -12,7 +12,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from kvlab.lab.block_log import read_blocks
 from kvlab.lab.figures.capacity import capacity_figure
 from kvlab.lab.figures.interactive import (
     embedded,
@@ -56,13 +55,13 @@ FOLDER, PAGE = "figures", "hover.html"
 
 def run_figures(record: RunRecord) -> dict[str, Figure]:
     """A run's pictures by name: memory, pool_map, timeline, latency."""
-    steps, rows = record.steps(), record.requests()
+    steps, requests = record.steps(), record.requests()
     unit = "slot" if record.config.get("kv.backend") == "contiguous" else "block"
     draw: dict[str, Callable[[], Figure]] = {
         "memory": lambda: memory_figure(steps, record.config),
-        "pool_map": lambda: pool_map_figure(read_blocks(record.directory), steps, unit=unit),
-        "timeline": lambda: timeline_figure(rows),
-        "latency": lambda: latency_figure(rows),
+        "pool_map": lambda: pool_map_figure(record.blocks(), steps, unit=unit),
+        "timeline": lambda: timeline_figure(requests),
+        "latency": lambda: latency_figure(requests),
     }
     missing = left_out(record)
     return {name: figure() for name, figure in draw.items() if name not in missing}
@@ -73,7 +72,7 @@ def left_out(record: RunRecord) -> dict[str, str]:
     reasons = {}
     if not any(step.pool for step in record.steps()):
         reasons["memory"] = "its steps have no blocks"
-    if read_blocks(record.directory) is None or "memory" in reasons:
+    if record.blocks() is None or "memory" in reasons:
         reasons["pool_map"] = "it kept no record of single blocks"
     if not record.requests():
         reasons |= dict.fromkeys(("timeline", "latency"), "no request was recorded")
@@ -118,11 +117,11 @@ def throughput_figure(points: Sequence[Point], metric: str = THROUGHPUT) -> Figu
 
 def interactive_run(record: RunRecord) -> dict[str, Any]:
     """A run's Plotly figures by name: timeline, and pool_map where the run kept its block events."""
-    steps, rows = record.steps(), record.requests()
-    figures = {"timeline": timeline_hover(rows)} if rows else {}
-    events = read_blocks(record.directory)
+    steps, requests = record.steps(), record.requests()
+    figures = {"timeline": timeline_hover(requests)} if requests else {}
+    events = record.blocks()
     if events is not None and len(events.block) and "pool_map" not in left_out(record):
-        figures["pool_map"] = pool_map_hover(events, steps, rows)
+        figures["pool_map"] = pool_map_hover(events, steps, requests)
     return figures
 
 

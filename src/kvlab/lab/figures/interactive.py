@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from kvlab.core import StepRecord
+from kvlab.core import RequestRecord, StepRecord
 from kvlab.kv.journal import BlockEvents
 from kvlab.lab import catalogue
 from kvlab.lab.figures import style
@@ -18,22 +18,22 @@ from kvlab.lab.figures.blocks import CACHED, FREE, SHARED, UNKNOWN, colour_numbe
 from kvlab.lab.figures.pareto import LATENCY, measured_points, pareto_front
 from kvlab.lab.figures.pool_map import run_grid
 from kvlab.lab.figures.sweep import THROUGHPUT, Grid, Point
-from kvlab.lab.figures.timeline import lives
-from kvlab.lab.life import Row
+from kvlab.lab.figures.timeline import shown_requests
+from kvlab.lab.requests import request_phases
 
 _WORDS = {FREE: "free", CACHED: "free, content cached", SHARED: "shared by several", UNKNOWN: "no known sequence"}
 _COLOURS = {FREE: style.FREE, CACHED: style.CACHED, SHARED: style.SHARED, UNKNOWN: style.FAINT}
 
 
-def timeline_hover(rows: Sequence[Row]) -> Any:
+def timeline_hover(records: Sequence[RequestRecord]) -> Any:
     """A bar for each phase of each request."""
-    shown, every = lives(rows)
+    shown, every = shown_requests(records)
     figure = go.Figure()
     for phase, colour in style.PHASES.items():
         spans = [
-            (1 + n * every, start, end, life)
-            for n, life in enumerate(shown)
-            for p, start, end in life.phases
+            (1 + n * every, start, end, record.name)
+            for n, record in enumerate(shown)
+            for p, start, end in request_phases(record)
             if p == phase
         ]
         if not spans:
@@ -46,18 +46,18 @@ def timeline_hover(rows: Sequence[Row]) -> Any:
             x=[end - start for _, start, end, _ in spans],
             width=every * 0.85,
             marker={"color": colour, "line_width": 0},
-            customdata=[(life.name, start, end) for _, start, end, life in spans],
+            customdata=[(name, start, end) for _, start, end, name in spans],
             hovertemplate=f"<b>%{{customdata[0]}}</b><br>{phase} from %{{customdata[1]:.3f}} s "
             "to %{customdata[2]:.3f} s, %{x:.3f} s<extra></extra>",
         )
-    first = [(1 + n * every, life) for n, life in enumerate(shown) if life.first_token_s is not None]
+    first = [(1 + n * every, record) for n, record in enumerate(shown) if record.token_times_s]
     figure.add_scatter(
         name="first token",
         mode="markers",
-        x=[life.first_token_s for _, life in first],
+        x=[record.first_token_s for _, record in first],
         y=[y for y, _ in first],
         marker={"symbol": "line-ns-open", "color": style.BLACK, "size": max(3, 9 - len(shown) // 12)},
-        customdata=[(life.name, 1000 * ((life.first_token_s or 0.0) - life.arrival_s)) for _, life in first],
+        customdata=[(record.name, record.ttft_ms) for _, record in first],
         hovertemplate="<b>%{customdata[0]}</b><br>first token after %{customdata[1]:,.0f} ms<extra></extra>",
     )
     note = "" if every == 1 else f" (one in {every})"
@@ -68,7 +68,7 @@ def timeline_hover(rows: Sequence[Row]) -> Any:
     return figure
 
 
-def pool_map_hover(events: BlockEvents, steps: Sequence[StepRecord], rows: Sequence[Row]) -> Any:
+def pool_map_hover(events: BlockEvents, steps: Sequence[StepRecord], records: Sequence[RequestRecord]) -> Any:
     """Block by time; hovering tells whose a block is."""
     grid = run_grid(events, steps, most_rows=200, most_columns=320)
     values, where = np.unique(grid.cells, return_inverse=True)
@@ -76,7 +76,7 @@ def pool_map_hover(events: BlockEvents, steps: Sequence[StepRecord], rows: Seque
     palette = [*_COLOURS.values(), *style.SEQUENCES]
     place = {value: n for n, value in enumerate(_COLOURS)}
     colours = np.array([place[int(v)] if v < 0 else len(place) + numbers[int(v)] for v in values], dtype=np.uint8)
-    names = [_WORDS[int(v)] if v < 0 else _name(rows, int(v)) for v in values]
+    names = [_WORDS[int(v)] if v < 0 else _name(records, int(v)) for v in values]
     count = len(palette)
     num_rows, num_columns = grid.cells.shape
     cells = where.reshape(num_rows, num_columns)
@@ -183,8 +183,5 @@ def _lay_out(figure: Any, heading: str, x: str, y: str) -> None:
     )
 
 
-def _name(rows: Sequence[Row], number: int) -> str:
-    if number >= len(rows):
-        return f"sequence {number}"
-    sample = rows[number]["sample"]
-    return str(rows[number]["request_id"]) + (f" #{sample}" if sample else "")
+def _name(records: Sequence[RequestRecord], number: int) -> str:
+    return records[number].name if number < len(records) else f"sequence {number}"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from kvlab.core import RequestRecord
 from kvlab.lab.figures import style
-from kvlab.lab.life import ENDED
+from kvlab.lab.requests import latencies_ms
 
 WORDS = {
     "ttft": ("First token", "request"),
@@ -22,29 +23,14 @@ _WIDE = 20.0  # times the smallest value: a logarithmic axis from here on
 _MARKS = (50, 90, 99)
 
 
-def request_latencies_ms(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Latencies of completed requests, sorted, by the names and formulas of docs/metrics.md."""
-    values: dict[str, list[float]] = {name: [] for name in WORDS}
-    for row in rows:
-        times = row["token_times_s"] or []
-        if row["finish_reason"] not in ENDED or not times:
-            continue
-        values["ttft"].append(1000 * (times[0] - row["arrival_s"]))
-        values["e2el"].append(1000 * (times[-1] - row["arrival_s"]))
-        if len(times) > 1:
-            values["tpot"].append(1000 * (times[-1] - times[0]) / (len(times) - 1))
-            values["itl"].extend((1000 * np.diff(times)).tolist())
-    return {name: sorted(each) for name, each in values.items()}
-
-
-def latency_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def latency_figure(records: Sequence[RequestRecord]) -> Figure:
     """Four distributions: which share of requests, or of gaps, took at most so long."""
-    latencies = request_latencies_ms(rows)
+    latencies = latencies_ms(records)
     figure = style.new_figure(5.4)
     for place, (name, (words, unit)) in enumerate(WORDS.items(), start=1):
         axes = figure.add_subplot(2, 2, place)
         style.tidy(axes, grid="both")
-        _distribution(axes, f"{words} ({name})", unit, latencies[name])
+        _distribution(axes, f"{words} ({name})", unit, sorted(latencies[name]))
         axes.set_xlabel("ms")
         axes.set_ylabel("share at most so long, %" if place in (1, 3) else "")
     return figure

@@ -11,32 +11,33 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from kvlab.core import RequestRecord
 from kvlab.lab.figures import style
-from kvlab.lab.life import ENDED, Life, Row, request_life
+from kvlab.lab.requests import request_phases
 
 MOST_ROWS = 400
 
 
-def lives(rows: Sequence[Row], most: int = MOST_ROWS) -> tuple[list[Life], int]:
+def shown_requests(records: Sequence[RequestRecord], most: int = MOST_ROWS) -> tuple[list[RequestRecord], int]:
     """Requests in the order of their arrival, and how many of them one stands for: every n-th where there are more
     than `most`.
     """
-    every = max(-(-len(rows) // most), 1)
-    ordered = sorted(rows, key=lambda row: (row["arrival_s"], row["scheduled_s"] or float("inf")))
-    return [request_life(row) for row in ordered[::every]], every
+    every = max(-(-len(records) // most), 1)
+    ordered = sorted(records, key=lambda each: (each.arrival_s, each.scheduled_s or float("inf")))
+    return ordered[::every], every
 
 
-def timeline_figure(rows: Sequence[Row]) -> Figure:
+def timeline_figure(records: Sequence[RequestRecord]) -> Figure:
     """A line for each request, from its arrival to its end."""
-    shown, every = lives(rows)
+    shown, every = shown_requests(records)
     figure = style.new_figure(min(max(2.4 + 0.085 * len(shown), 3.0), 5.6))
     axes = figure.add_subplot()
     style.tidy(axes, grid="x")
     axes.set_xlabel("time, s")
     axes.set_ylabel("request, by arrival")
-    done = sum(row["finish_reason"] in ENDED for row in rows)
-    again = sum(bool(row["preemptions"]) for row in rows)
-    heading = f"{done:,} of {len(rows):,} requests completed"
+    done = sum(record.completed for record in records)
+    again = sum(record.preemptions > 0 for record in records)
+    heading = f"{done:,} of {len(records):,} requests completed"
     note = "a line is a request" if every == 1 else f"every {_ordinal(every)} request is shown"
     if again:
         note += f"; {again:,} were preempted and computed again"
@@ -46,33 +47,33 @@ def timeline_figure(rows: Sequence[Row]) -> Figure:
         return figure
     bars: dict[str, list[Any]] = {phase: [] for phase in style.PHASES}
     thickness = 0.8 if len(shown) <= 100 else 1.0
-    for number, life in enumerate(shown):
+    for number, record in enumerate(shown):
         low, high = 1 + every * (number - thickness / 2), 1 + every * (number + thickness / 2)
-        for phase, start, end in life.phases:
+        for phase, start, end in request_phases(record):
             bars[phase].append([(start, low), (end, low), (end, high), (start, high)])
     for phase, boxes in bars.items():
         if boxes:
             axes.add_collection(PolyCollection(boxes, facecolors=style.PHASES[phase], linewidths=0))
-    end = max(life.end_s for life in shown)
-    axes.set_xlim(min(0.0, *(life.arrival_s for life in shown)), max(end * 1.01, 1e-3))
-    axes.set_ylim(max(len(rows), 1) + 0.6, 0.4)
+    end = max(record.finished_s for record in shown)
+    axes.set_xlim(min(0.0, *(record.arrival_s for record in shown)), max(end * 1.01, 1e-3))
+    axes.set_ylim(max(len(records), 1) + 0.6, 0.4)
     style.whole(axes.yaxis)
     _marks(axes, shown, every, {phase for phase, boxes in bars.items() if boxes})
     return figure
 
 
-def _marks(axes: Any, shown: Sequence[Life], every: int, phases: set[str]) -> None:
+def _marks(axes: Any, shown: Sequence[RequestRecord], every: int, phases: set[str]) -> None:
     tall = max(11.0 - len(shown) / 8, 2.0)  # points
     handles: list[Any] = [
         Patch(color=colour, label=phase) for phase, colour in style.PHASES.items() if phase in phases
     ]
     for marker, colour, label, points in (
-        ("|", style.BLACK, "first token", [(life.first_token_s, 1 + i * every) for i, life in enumerate(shown)]),
+        ("|", style.BLACK, "first token", [(s.first_token_s, 1 + i * every) for i, s in enumerate(shown)]),
         (
             "x",
             style.BLACK,
             "did not complete",
-            [(s.end_s, 1 + i * every) for i, s in enumerate(shown) if not s.completed],
+            [(s.finished_s, 1 + i * every) for i, s in enumerate(shown) if not s.completed],
         ),
     ):
         place = np.array([(x, y) for x, y in points if x is not None], dtype=float).reshape(-1, 2)

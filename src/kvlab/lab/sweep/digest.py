@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kvlab.config import RunConfig
-from kvlab.lab.flat import flatten, measured
+from kvlab.lab.settings import flatten, measured
 
 
 def config_digest(config: RunConfig, *, any_repeat: bool = False) -> str:

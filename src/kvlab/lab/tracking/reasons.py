@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kvlab.lab.secrets import without_password
+from kvlab.lab.settings import without_password
 
 _REASON_CHARS = 400
 _OTHER = "; use tracking.uri=sqlite:///<file>, tracking.uri=http://<host>:<port> or tracking=off"

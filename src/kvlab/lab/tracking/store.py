@@ -11,7 +11,7 @@ from typing import Any
 
 from kvlab.config import TrackingConfig
 from kvlab.errors import TrackingError
-from kvlab.lab.secrets import without_password
+from kvlab.lab.settings import without_password
 from kvlab.lab.tracking.client import import_client
 from kvlab.lab.tracking.locks import LOCK_S, database_lock, file_lock
 from kvlab.lab.tracking.reasons import reason, remedy

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from threading import Thread
 from typing import Any
 
-from kvlab.lab.secrets import without_password
+from kvlab.lab.settings import without_password
 
 
 def within(seconds: float, function: Callable[[], Any]) -> Any:

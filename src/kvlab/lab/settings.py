@@ -1,7 +1,8 @@
-"""Nested settings as dotted keys: what a run is tracked, compared and told apart by."""
+"""Settings as they are recorded: dotted keys without passwords, and which of them a measurement depends on."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,3 +25,8 @@ def measured(settings: Mapping[str, object], *, any_repeat: bool) -> dict[str, o
     """Of flat settings those that a measurement depends on; with `any_repeat` not which of the repeats it is."""
     left_out = _NOT_MEASURED | {"repeat"} if any_repeat else _NOT_MEASURED
     return {key: value for key, value in settings.items() if key.partition(".")[0] not in left_out}
+
+
+def without_password(text: str) -> str:
+    """The text with neither user nor password in its URLs."""
+    return re.sub(r"(?<=://)[^/\s]*@", "", text)

@@ -1,0 +1,44 @@
+"""What records of requests show: latencies of all, and the phases of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from kvlab.core import RequestRecord
+
+
+class Phase(NamedTuple):
+    """What a request was doing from `start_s` to `end_s`: queued, prefill, decode or preempted."""
+
+    name: str
+    start_s: float
+    end_s: float
+
+
+def latencies_ms(records: Iterable[RequestRecord]) -> dict[str, list[float]]:
+    """Latencies of completed requests, in their order; `itl` has every gap between tokens. See RequestRecord."""
+    done = [record for record in records if record.completed]
+    values = {"itl": [gap for record in done for gap in record.itl_ms]}
+    for name in ("ttft", "tpot", "e2el", "queue"):
+        found = [getattr(record, f"{name}_ms") for record in done]
+        values[name] = [value for value in found if value is not None]
+    return values
+
+
+def request_phases(record: RequestRecord) -> list[Phase]:
+    """The phases of a request, without gaps from its arrival to its end.
+
+    After an admission a request is in prefill until its next token; a preemption ends either phase.
+    """
+    end, admitted = max(record.finished_s, record.arrival_s), record.scheduled_s
+    phases = [Phase("queued", record.arrival_s, end if admitted is None else admitted)]
+    for turn, start in enumerate(() if admitted is None else (admitted, *record.resumed_s)):
+        preempted = record.preempted_s[turn] if turn < len(record.preempted_s) else None
+        until = end if preempted is None else preempted
+        token = min(next((time for time in record.token_times_s if time > start), until), until)
+        phases += [Phase("prefill", start, token), Phase("decode", token, until)]
+        if preempted is not None:
+            back = record.resumed_s[turn] if turn < len(record.resumed_s) else end
+            phases.append(Phase("preempted", preempted, back))
+    return [phase for phase in phases if phase.end_s > phase.start_s]
