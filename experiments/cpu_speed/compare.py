@@ -29,7 +29,6 @@ from kvlab.engine.threads import resolve_threads
 from kvlab.lab.machine import describe
 from kvlab.lab.rates import measure
 from kvlab.lab.roofline import MachineRates, roofline
-from kvlab.models.families import load_transformers_config
 from kvlab.paths import SOURCE
 from kvlab.workloads import build_requests
 
@@ -58,9 +57,10 @@ def write_requests(config: RunConfig, path: Path) -> None:
 
 def write_model(config: RunConfig, directory: Path) -> None:
     """The model's config.json."""
+    from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    shapes = load_transformers_config(config.model)
+    shapes = AutoConfig.for_model(config.model.family, **config.model.architecture)
     shapes.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[shapes.model_type]]
     shapes.save_pretrained(directory)
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from pytest_bdd import given, parsers, then, when
+from transformers import AutoConfig
 
 from features.steps.run_steps import Command
 from kvlab.cli import capacity
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.engine import Engine
 from kvlab.errors import OutOfBlocksError
-from kvlab.models.families import load_transformers_config
 
 
 class Planner:
@@ -70,7 +70,8 @@ def model_directory(tmp_path: Path, name: str) -> Path:
     # A name with all that a command line could stumble over.
     directory = tmp_path / f"{name}'s model, v=1"
     directory.mkdir()
-    load_transformers_config(capacity.compose_config([f"model={name}"]).model).save_pretrained(directory)
+    model = capacity.compose_config([f"model={name}"]).model
+    AutoConfig.for_model(model.family, **model.architecture).save_pretrained(directory)
     return directory
 
 

@@ -13,7 +13,7 @@ import torch
 from kvlab.attention.registry import default_registry
 from kvlab.models.config import DecoderConfig
 from kvlab.models.decoder import Decoder, attention_specs
-from kvlab.models.families import from_transformers
+from kvlab.models.families import read_config
 from kvlab.models.weights import open_weights
 
 #: Positions that the decoders compute rotary angles for.
@@ -181,7 +181,7 @@ class Checkpoints:
         family, values = ARCHITECTURES[name]
         torch.manual_seed(zlib.crc32(name.encode()))
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **values)).float().eval()
-        config = from_transformers(model.config)
+        config = read_config(model.config.to_dict())
         for key, parameter in model.named_parameters():
             # Norms start as ones (or zeros) and biases as zeros, with which any two could be mixed up unseen.
             if parameter.dim() == 1:

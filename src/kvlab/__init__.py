@@ -4,7 +4,7 @@
     for output in engine.generate(kvlab.Request("hello", prompt_token_ids, kvlab.SamplingParams(max_tokens=16))):
         ...
 
-Importing the package is cheap: torch, transformers and mlflow are loaded by the parts that use them.
+Importing the package is cheap: torch and mlflow are loaded by the parts that use them.
 """
 
 from __future__ import annotations

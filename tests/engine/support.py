@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig
 
 from kvlab.attention.registry import default_registry
 from kvlab.config import SchedulerConfig
@@ -29,7 +28,7 @@ from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig
 from kvlab.models.decoder import Decoder, attention_specs
-from kvlab.models.families import from_transformers
+from kvlab.models.families import read_config
 from kvlab.models.weights import DummyWeights
 
 VOCAB = 200
@@ -46,19 +45,18 @@ class LoudWeights(DummyWeights):
 
 @cache
 def tiny_config() -> DecoderConfig:
-    return from_transformers(
-        AutoConfig.for_model(
-            "qwen3",
-            vocab_size=VOCAB,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=16,
-            max_position_embeddings=512,
-            tie_word_embeddings=False,
-        )
+    return read_config(
+        {
+            "model_type": "qwen3",
+            "vocab_size": VOCAB,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "max_position_embeddings": 512,
+        }
     )
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvlab.cli import compose
 from kvlab.config import RunConfig
-from kvlab.models.families import decoder_config, load_transformers_config
+from kvlab.models.families import decoder_config
 from kvlab.paths import CONF
 from tests.lab.swept import SWEEPS, points_of
 
@@ -84,5 +84,5 @@ def test_every_model_is_checked_above() -> None:
 def test_model_has_as_many_parameters_as_transformers_gives_it(name: str) -> None:
     model = compose_run(f"model={name}").model
     with torch.device("meta"):
-        reference = AutoModelForCausalLM.from_config(load_transformers_config(model))
+        reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(model.family, **model.architecture))
     assert decoder_config(model).num_parameters == sum(parameter.numel() for parameter in reference.parameters())

@@ -9,15 +9,14 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvlab.attention.registry import default_registry
-from kvlab.config import ModelConfig
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.storage import KVStorage
 from kvlab.models.config import DecoderConfig
 from kvlab.models.decoder import Decoder, attention_specs
-from kvlab.models.families import from_transformers, load_transformers_config
+from kvlab.models.families import read_config
 from kvlab.models.ops.base import Ops
 from kvlab.models.weights import SafetensorsWeights
 from kvlab.paths import CONF
@@ -70,12 +69,12 @@ def make_model(variant: str, seed: int, directory: Path, max_shard_size: str = "
     """Write a variant's checkpoint, every parameter random, and read it."""
     file, changes = VARIANTS[variant]
     values: Any = OmegaConf.to_container(OmegaConf.load(CONF / "model" / f"{file}.yaml"))
-    described = ModelConfig(file, values["family"], values["architecture"] | changes)
+    described = AutoConfig.for_model(values["family"], **(values["architecture"] | changes))
     torch.manual_seed(seed)
     # Plain attention: the one implementation of transformers that can be given a soft cap.
-    reference = AutoModelForCausalLM.from_config(load_transformers_config(described), attn_implementation="eager")
+    reference = AutoModelForCausalLM.from_config(described, attn_implementation="eager")
     reference = reference.float().eval()
-    config = from_transformers(reference.config)
+    config = read_config(reference.config.to_dict())
     for name, parameter in reference.named_parameters():
         if parameter.dim() == 1:
             middle = 0.0 if name.endswith(".bias") else config.initial_norm_weight

@@ -1,14 +1,20 @@
+"""What kvlab reads from a configuration, and that it is what transformers reads from it."""
+
 from __future__ import annotations
 
+import json
+import random
+from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 from transformers import AutoConfig
 
 from kvlab.config import ModelConfig
 from kvlab.errors import ConfigError
 from kvlab.models.config import DecoderConfig, LayerConfig, RopeConfig
-from kvlab.models.families import from_transformers, load_transformers_config
+from kvlab.models.families import DEFAULTS, decoder_config, read_config
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 512,
@@ -20,8 +26,16 @@ SHAPE: dict[str, Any] = {
 }
 
 
+def through_transformers(family: str, values: dict[str, Any]) -> DecoderConfig:
+    """What transformers makes of the values, with nothing left out."""
+    return read_config(AutoConfig.for_model(family, **json.loads(json.dumps(values))).to_dict())
+
+
 def read(family: str, **changes: Any) -> DecoderConfig:
-    return from_transformers(AutoConfig.for_model(family, **(SHAPE | changes)))
+    values = SHAPE | changes
+    config = read_config({**values, "model_type": family})
+    assert config == through_transformers(family, values)
+    return config
 
 
 def windows(config: DecoderConfig) -> list[int | None]:
@@ -62,8 +76,10 @@ class TestOptions:
 
     def test_the_language_model_of_a_multimodal_gemma3(self) -> None:
         text = {**SHAPE, "head_dim": 16, "sliding_window": 8}
-        whole = from_transformers(AutoConfig.for_model("gemma3", text_config=text, eos_token_id=[1, 106]))
+        values = {"text_config": text, "eos_token_id": [1, 106]}
+        whole = read_config({**values, "model_type": "gemma3"})
         assert whole == read("gemma3_text", head_dim=16, sliding_window=8, eos_token_id=[1, 106])
+        assert whole == through_transformers("gemma3", values)
 
 
 class TestLayers:
@@ -82,6 +98,57 @@ class TestLayers:
         assert config.layers == (near, far, near, far)
 
 
+class TestAsTransformersReadsIt:
+    @pytest.mark.parametrize("family", DEFAULTS)
+    def test_every_default(self, family: str) -> None:
+        reference = type(AutoConfig.for_model(family))
+        fields = {name: field.default for name, field in reference.__dataclass_fields__.items()}
+        assert {key: fields[key] for key in DEFAULTS[family]} == DEFAULTS[family]
+
+    @pytest.mark.parametrize("family", DEFAULTS)
+    def test_a_file_without_values(self, family: str) -> None:
+        assert read_config({"model_type": family}) == through_transformers(family, {})
+
+    def test_a_multimodal_file_without_values(self) -> None:
+        assert read_config({"model_type": "gemma3"}) == through_transformers("gemma3", {})
+
+    @pytest.mark.parametrize("family", DEFAULTS)
+    @pytest.mark.parametrize("seed", range(20))
+    def test_any_values(self, family: str, seed: int) -> None:
+        """Some keys given, others left out."""
+        choose = random.Random(f"{family} {seed}")
+        llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        given: dict[str, list[Any]] = {
+            "hidden_size": [64, 128],
+            "head_dim": [16, 24],
+            "num_hidden_layers": [3, 7],
+            "max_position_embeddings": [512],
+            "rms_norm_eps": [1e-5],
+            "tie_word_embeddings": [True, False],
+            "attention_bias": [True],
+            "use_sliding_window": [True, False],
+            "sliding_window": [16],
+            "max_window_layers": [0, 2],
+            "sliding_window_pattern": [2, 3],
+            "query_pre_attn_scalar": [9],
+            "rope_theta": [500_000.0],
+            "rope_local_base_freq": [5_000.0],
+            "rope_scaling": [None, {"type": "linear", "factor": 2.0}, llama3],
+            "eos_token_id": [7, [7, 9]],
+        }
+        heads = choose.choice([{}, {"num_attention_heads": 8, "num_key_value_heads": 2}])
+        values = heads | {key: choose.choice(some) for key, some in given.items() if choose.random() < 0.5}
+        if family == "qwen2":
+            values.pop("attention_bias", None)  # which its own class does not know
+        assert read_config({**values, "model_type": family}) == through_transformers(family, values)
+
+    @pytest.mark.parametrize("family", DEFAULTS)
+    def test_the_file_it_writes(self, family: str, tmp_path: Path) -> None:
+        AutoConfig.for_model(family, **SHAPE).save_pretrained(tmp_path)
+        model = ModelConfig("checkpoint", family=None, path=str(tmp_path), weights="dummy", max_seq_len=16)
+        assert decoder_config(model) == read(family)
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "key", "advice"),
     [
@@ -91,8 +158,14 @@ class TestLayers:
         ("llama", {"mlp_bias": True}, "mlp_bias=True", "only false"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True", "only false"),
         ("llama", {"num_key_value_heads": 3}, "num_key_value_heads=3", "num_attention_heads=4"),
+        ("llama", {"num_attention_heads": 6}, "num_attention_heads=6", "hidden_size=64"),
+        ("llama", {"hidden_size": 0}, "hidden_size=0", "at least 1"),
+        ("llama", {"vocab_size": "many"}, "vocab_size=many", "whole number"),
+        ("llama", {"rms_norm_eps": None}, "rms_norm_eps=null", "number above 0"),
+        ("llama", {"tie_word_embeddings": "no"}, "tie_word_embeddings=no", "true or false"),
         ("qwen2", {"layer_types": ["chunked_attention"] * 4}, "layer_types=chunked_attention", "sliding_attention"),
         ("qwen2", {"layer_types": ["sliding_attention"] * 4}, "sliding_window=null", "give a number of tokens"),
+        ("qwen2", {"layer_types": ["full_attention"]}, "layer_types=['full_attention']", "num_hidden_layers=4"),
         (
             "qwen3",
             {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
@@ -109,19 +182,31 @@ class TestLayers:
             "known: default, linear, llama3",
         ),
         ("llama", {"partial_rotary_factor": 0.5}, "rope_parameters.partial_rotary_factor=0.5", "only 1.0"),
+        ("llama", {"rope_scaling": {"type": "linear"}}, "rope_parameters.factor=null", "rope_type=linear needs"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(family: str, changes: dict[str, Any], key: str, advice: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        read(family, **changes)
+        read_config({**SHAPE, **changes, "model_type": family})
     assert str(refused.value).startswith(f"{key}: ")
     assert advice in str(refused.value)
 
 
 def test_an_unknown_hub_id_says_how_to_point_at_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(path: str) -> None:
-        raise OSError(f"cannot reach the hub for {path}")
+    def offline(repository: str, file: str) -> None:
+        raise OSError(f"cannot reach the hub for {repository}")
 
-    monkeypatch.setattr(AutoConfig, "from_pretrained", offline)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
     with pytest.raises(ConfigError, match=r"model\.path=some/model: .* give a directory that holds config\.json"):
-        load_transformers_config(ModelConfig("checkpoint", family=None, path="some/model"))
+        decoder_config(ModelConfig("checkpoint", family=None, path="some/model"))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [(None, "no config.json"), ("{", "is no JSON that can be read"), ("[]", "no model's")]
+)
+def test_a_directory_without_a_configuration_says_so(tmp_path: Path, text: str | None, reason: str) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=reason) as refused:
+        decoder_config(ModelConfig("checkpoint", family=None, path=str(tmp_path)))
+    assert str(refused.value).startswith(f"model.path={tmp_path}: ")

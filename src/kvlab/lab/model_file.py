@@ -1,7 +1,7 @@
 """Whether a model's config.json says what its memory depends on.
 
-transformers fills in what a file leaves out, for instance as many KV heads as one model of the family has. Weights
-of another shape would tell a run; where none are read, nobody would know that the figures are another model's.
+Defaults fill in what a file leaves out, for instance as many KV heads as one model of the family has. Weights of
+another shape would make a run fail; where none are read, the figures would silently be another model's.
 """
 
 from __future__ import annotations
