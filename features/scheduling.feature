@@ -132,6 +132,29 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
         | decode_round_robin | "a", "b", "c", "d" |
         | shortest_first     | "b", "d", "c", "a" |
         | priority           | "c", "b", "d", "a" |
+        | longest_prefix     | "a", "b", "c", "d" |
+        | deadline           | "a", "b", "c", "d" |
+
+    @R9.4
+    Scenario Outline: The prompt of "first" is in the cache and one at a time is served, order=<order>
+      Given scheduling with order=<order>, max_batch_size=1
+      And a server without a model that shares prefixes, with 64 blocks of 4 tokens, whose steps take 0.1 seconds
+      And the requests
+        | name  | prompt | output | deadline |
+        | first | 30     | 4      | 1        |
+      When the server steps until it has no work
+      And the requests arrive
+        | name   | prompt | output | deadline | prompt of |
+        | new    | 10     | 4      | 9        |           |
+        | soon   | 10     | 4      | 3        |           |
+        | cached | 30     | 4      | 6        | first     |
+      And the server steps until it has no work
+      Then they entered in the order <entered>
+
+      Examples:
+        | order          | entered                            |
+        | longest_prefix | "first", "cached", "new", "soon"   |
+        | deadline       | "first", "soon", "cached", "new"   |
 
     @R9.4
     Scenario: The head of the line that does not fit stops admission
@@ -343,3 +366,45 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
         | decode_round_robin | 24 blocks of 4 tokens                      |
         | shortest_first     | 24 blocks of 4 tokens                      |
         | priority           | 24 blocks of 4 tokens                      |
+        | longest_prefix     | 24 blocks of 4 tokens that shares prefixes |
+        | deadline           | 24 blocks of 4 tokens                      |
+
+    # Each step takes 0.1 seconds. Every other request is shorter and more urgent than "patient", has to be complete
+    # earlier, and its prompt is in the cache.
+
+    @R9.9
+    Scenario Outline: One that every other request goes before is complete while they never stop coming, order=<order>
+      Given scheduling with order=<order>, aging_s=<aging_s>, default_deadline_s=6, max_batch_size=3, max_decode_seqs=2
+      And a server without a model that shares prefixes, with 64 blocks of 4 tokens, whose steps take 0.1 seconds
+      And the requests
+        | name    | prompt | output | priority |
+        | patient | 40     | 8      | 5        |
+      When for 300 steps shorter, more urgent requests with a cached prompt never stop coming, so that 6 always wait
+      Then "patient" was complete within <steps> steps
+
+      Examples:
+        | order              | aging_s | steps |
+        | fcfs               | null    | 15    |
+        | prefill_first      | null    | 30    |
+        | decode_round_robin | null    | 30    |
+        | shortest_first     | 100     | 60    |
+        | priority           | 1       | 80    |
+        | longest_prefix     | 1000    | 120   |
+        | deadline           | null    | 80    |
+
+    @R9.9
+    Scenario Outline: Without aging it is never admitted, order=<order>
+      Given scheduling with order=<order>, aging_s=null, max_batch_size=3
+      And a server without a model that shares prefixes, with 64 blocks of 4 tokens, whose steps take 0.1 seconds
+      When for 1 steps shorter, more urgent requests with a cached prompt never stop coming, so that 6 always wait
+      And the requests arrive
+        | name    | prompt | output | priority |
+        | patient | 40     | 8      | 5        |
+      And for 300 steps shorter, more urgent requests with a cached prompt never stop coming, so that 6 always wait
+      Then "patient" has not been admitted
+
+      Examples:
+        | order          |
+        | shortest_first |
+        | priority       |
+        | longest_prefix |

@@ -15,7 +15,7 @@ from features.steps.server import Server
 from features.steps.support import Memory, MemorySize, memory_size, names_in
 from kvlab.config import PreemptionConfig, SchedulerConfig
 from kvlab.core import FinishReason, SequenceStatus
-from kvlab.engine.clock import WallClock
+from kvlab.engine.clock import LogicalClock, WallClock
 from kvlab.engine.engine import Engine
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.errors import RequestRefusedError
@@ -52,6 +52,20 @@ def a_table_server(scheduling: SchedulerConfig, size: MemorySize) -> Server:
     return Server(engine, Memory(pool), executor, executor.steps)
 
 
+@given(
+    parsers.parse(
+        "a server without a model that shares prefixes, with {size:Size}, whose steps take {seconds:g} seconds",
+        extra_types={"Size": memory_size},
+    ),
+    target_fixture="server",
+)
+def a_timed_table_server(scheduling: SchedulerConfig, size: MemorySize, seconds: float) -> Server:
+    executor = TableExecutor(step_s=seconds)
+    pool = table_pool(size.count, size.tokens, max_seq_len=size.count * size.tokens, sharing=True)
+    engine = Engine(pool, build_scheduler(scheduling), executor, LogicalClock())
+    return Server(engine, Memory(pool), executor, executor.steps)
+
+
 @given("the requests")
 @when("the requests arrive")
 def the_requests(server: Server, datatable: list[list[str]]) -> None:
@@ -59,7 +73,15 @@ def the_requests(server: Server, datatable: list[list[str]]) -> None:
     for row in rows:
         asked = dict(zip(head, row, strict=True))
         prompt = random_tokens(int(asked["prompt"]), seed=len(server.sequences))
-        server.submit(asked["name"], prompt, int(asked["output"]), priority=int(asked.get("priority", 0)))
+        if asked.get("prompt of"):
+            prompt = server.sequences[asked["prompt of"]].request.prompt_token_ids
+        server.submit(
+            asked["name"],
+            prompt,
+            int(asked["output"]),
+            priority=int(asked.get("priority", 0)),
+            deadline_s=float(asked["deadline"]) if "deadline" in asked else None,
+        )
 
 
 @given(parsers.re(r"(?P<count>\d+) requests of (?P<prompt>\d+) prompt tokens and (?P<output>\d+) output tokens?$"))
@@ -77,6 +99,33 @@ def is_refused(server: Server, name: str, prompt: int, output: int) -> Refusal:
         server.submit(name, random_tokens(prompt, seed=99), output)
     assert name not in server.sequences
     return Refusal(str(caught.value))
+
+
+@when(
+    parsers.parse(
+        "for {count:d} steps shorter, more urgent requests with a cached prompt never stop coming, so that "
+        "{waiting:d} always wait"
+    )
+)
+def never_stop_coming(server: Server, count: int, waiting: int) -> None:
+    engine, prompt = server.engine, random_tokens(8, seed=-1)
+    for _ in range(count):
+        while len(engine.scheduler.waiting) <= waiting:
+            name = f"other-{len(server.sequences)}"
+            server.submit(name, prompt, 4, arrival_s=engine.clock.now(), deadline_s=1.0)
+        server.step()
+
+
+@then(parsers.re(r'"(?P<name>[\w-]+)" was complete within (?P<count>\d+) steps'))
+def complete_within(server: Server, name: str, count: str) -> None:
+    sequence = server.sequences[name]
+    assert sequence.finish_reason is FinishReason.LENGTH
+    assert sum(record.end_s <= (sequence.finished_s or 0) for record in server.records) <= int(count)
+
+
+@then(parsers.parse('"{name}" has not been admitted'))
+def not_admitted(server: Server, name: str) -> None:
+    assert server.sequences[name].scheduled_s is None
 
 
 @when("the server steps until somebody is preempted")
@@ -140,22 +189,23 @@ def within_budget(server: Server, budget: int, threshold: int) -> None:
 @then("who decodes was in every step, ahead of the prompts")
 def decode_first(server: Server) -> None:
     """From its first token on a sequence takes part in every step until its end, with one token."""
-    steps: list[list[tuple[str, int]]] = []
     passes = iter(server.passes)
+    computed = {name: sequence.cached_tokens for name, sequence in server.sequences.items()}
+    decoded = 0
     for record in server.records:
         step: list[tuple[str, int]] = []
         while len(step) < record.batch_seqs:
             step += next(passes)
-        steps.append(step)
-    for name, sequence in server.sequences.items():
-        last = max(index for index, step in enumerate(steps) if name in dict(step))
-        for step in steps[last - sequence.num_output_tokens + 2 : last + 1]:
-            assert dict(step)[name] == 1
-            decoding = [other for other, tokens in step if tokens == 1]
-            assert name in decoding
-            assert [other for other, _ in step].index(name) < server.records[0].running + len(decoding)
-            ahead = [tokens for other, tokens in step[: [o for o, _ in step].index(name)]]
-            assert set(ahead) <= {1}
+        decoding = {
+            name
+            for name, sequence in server.sequences.items()
+            if sequence.num_prompt_tokens <= computed[name] < len(sequence.token_ids) - 1
+        }
+        assert {(name, 1) for name in decoding} == set(step[: len(decoding)])
+        for name, tokens in step:
+            computed[name] += tokens
+        decoded += len(decoding)
+    assert decoded == sum(sequence.num_output_tokens - 1 for sequence in server.sequences.values())
 
 
 @then(parsers.parse('that is "{name}"'))

@@ -69,6 +69,8 @@ class Server:
         salt: str | None = None,
         sampling: SamplingParams | None = None,
         priority: int = 0,
+        arrival_s: float = 0.0,
+        deadline_s: float | None = None,
     ) -> None:
         """Queue a request, greedy unless `sampling` says otherwise; `reader` is called with each output, at the
         moment it is handed out.
@@ -80,7 +82,15 @@ class Server:
             if reader is not None:
                 reader(output)
 
-        request = Request(name, prompt, sampling or SamplingParams(max_tokens), salt=salt, priority=priority)
+        request = Request(
+            name,
+            prompt,
+            sampling or SamplingParams(max_tokens),
+            arrival_s,
+            salt,
+            priority=priority,
+            deadline_s=deadline_s,
+        )
         self.sequences[name] = self.engine.add_request(request, sink)
         self.outputs[name] = outputs
 

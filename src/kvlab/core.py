@@ -62,7 +62,8 @@ class TokenLogprobs(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a user asks for. `arrival_s` is in seconds on the engine's clock. Prompts share memory only under the
-    same `salt`. The lowest `priority` goes first, where the scheduler heeds it.
+    same `salt`. Under scheduler.order=priority the lowest `priority` goes first, under deadline the request that
+    has to be complete first: `deadline_s` seconds after its arrival (None: scheduler.default_deadline_s).
 
     A request that `follows` another is the next turn of a conversation: `prompt_token_ids` come behind the
     other's prompt and output, and `arrival_s` counts from the other's end. Who drives the engine puts it together.
@@ -75,6 +76,7 @@ class Request:
     salt: str | int | None = None
     follows: str | None = None
     priority: int = 0
+    deadline_s: float | None = None
 
     @property
     def max_total_tokens(self) -> int:

@@ -152,13 +152,13 @@ class TestCandidates:
             5 - entered
         )
 
-    def test_nobody_but_the_head_of_the_line_is_admitted(self) -> None:
+    def test_only_the_candidate_is_admitted(self) -> None:
         scheduler = build_scheduler(SchedulerConfig())
         waiting = [Sequence(request(name, 4, 1)) for name in "ab"]
         for sequence in waiting:
             scheduler.add(sequence)
         scheduler.begin_step(0.0)
-        with pytest.raises(RuntimeError, match="'b' is not the head of the line"):
+        with pytest.raises(RuntimeError, match="'b' is not the candidate"):
             scheduler.admit(waiting[1])
         assert (scheduler.running, list(scheduler.waiting)) == ([], waiting)
 

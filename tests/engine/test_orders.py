@@ -9,6 +9,7 @@ import pytest
 from kvlab.core import FinishReason, Request, SamplingParams
 from kvlab.engine.engine import Engine
 from kvlab.engine.scheduler.orders import ORDERS
+from kvlab.errors import RequestRefusedError
 from tests.engine.support import drain
 from tests.engine.table import TableExecutor, table_engine, table_pool, table_slots, undisturbed
 
@@ -90,6 +91,121 @@ class TestPriority:
         executor = TableExecutor()
         serve(table_engine(table_pool(40), executor, max_batch_size=1), asked("a", 4, 2, 5), asked("b", 4, 2, 0))
         assert first_steps(executor) == ["a", "b"]
+
+
+class TestLongestPrefix:
+    def test_the_one_that_finds_most_in_the_cache_goes_first_then_by_arrival(self) -> None:
+        executor = TableExecutor()
+        engine = table_engine(
+            table_pool(60, sharing=True), executor, order="longest_prefix", max_batch_size=1, max_batched_tokens=64
+        )
+        known = tuple(range(5000, 5032))
+        serve(engine, Request("known", known, SamplingParams(1)))
+        serve(
+            engine,
+            asked("new", 20, 2),
+            Request("half", known[:16] + tuple(range(100)), SamplingParams(2)),
+            Request("most", (*known, 7), SamplingParams(2)),
+            asked("new too", 8, 2),
+        )
+        assert first_steps(executor) == ["known", "most", "half", "new", "new too"]
+
+    def test_a_preempted_sequence_goes_before_all(self) -> None:
+        executor = TableExecutor()
+        engine = table_engine(
+            table_pool(12, sharing=True), executor, order="longest_prefix", admission_reserve=0.0, max_batch_size=2
+        )
+        first, second = engine.add_request(asked("a", 20, 12)), engine.add_request(asked("b", 20, 12))
+        while not second.preemptions:
+            engine.step()
+        cached = engine.add_request(Request("cached", first.request.prompt_token_ids, SamplingParams(2)))
+        drain(engine)
+        assert second.resumed_s
+        passes = names(executor)
+        alone = next(index for index, each in enumerate(passes) if each == ["a"])
+        assert next(name for each in passes[alone:] for name in each if name != "a") == "b"
+        assert cached.output_token_ids == undisturbed(cached.request)
+
+    def test_compares_the_first_sequences_of_a_long_queue_alone(self) -> None:
+        """So that a step costs the same however many wait."""
+        engine = table_engine(table_pool(60, sharing=True), order="longest_prefix", max_batch_size=1)
+        queried = 0
+        prefix_tokens = engine.pool.prefix_tokens
+
+        def counted(token_ids: list[int], salt: str | int | None = None) -> int:
+            nonlocal queried
+            queried += 1
+            return prefix_tokens(token_ids, salt)
+
+        engine.pool.prefix_tokens = counted  # type: ignore[method-assign, assignment]
+        for index in range(200):
+            engine.add_request(asked(f"r{index}", 4, 2))
+        engine.step()
+        assert queried == 64
+        engine.step()  # no room: nothing to choose
+        assert queried == 64
+
+
+class TestDeadline:
+    def test_the_earliest_first(self) -> None:
+        executor = TableExecutor()
+        engine = table_engine(table_pool(40), executor, order="deadline", max_batch_size=1, default_deadline_s=10.0)
+        due = {"late": (0.0, 30.0), "none": (1.0, None), "soon": (2.0, 5.0), "tie": (3.0, 4.0)}
+        serve(
+            engine,
+            *(replace(asked(name, 4, 2), arrival_s=at, deadline_s=slack) for name, (at, slack) in due.items()),
+        )
+        assert first_steps(executor) == ["soon", "tie", "none", "late"]
+
+    @pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), float("inf"), True, "soon", 10**400])
+    def test_a_deadline_that_is_not_behind_the_arrival_is_refused(self, wrong: float) -> None:
+        engine = table_engine(table_pool(40))
+        with pytest.raises(RequestRefusedError, match=f"deadline_s={wrong!r}; must be seconds, more than 0"):
+            engine.add_request(replace(asked("a", 4, 2), deadline_s=wrong))
+
+
+class TestAging:
+    """What waiting makes up for: a level of priority, or 1,000 tokens, for each `aging_s`."""
+
+    @pytest.mark.parametrize(("later_s", "goes_first"), [(19.9, "urgent"), (20.1, "patient")])
+    def test_one_of_worse_priority_is_overtaken_by_those_that_come_soon_after(
+        self, later_s: float, goes_first: str
+    ) -> None:
+        executor = TableExecutor()
+        engine = table_engine(table_pool(40), executor, order="priority", max_batch_size=1, aging_s=10.0)
+        patient = asked("patient", 4, 2, priority=2)
+        urgent = replace(asked("urgent", 4, 2, priority=0), arrival_s=later_s)
+        serve(engine, patient, urgent)
+        assert first_steps(executor)[0] == goes_first
+
+    @pytest.mark.parametrize(("later_s", "goes_first"), [(0.9, "short"), (1.1, "long")])
+    def test_a_long_one_is_overtaken_by_short_ones_that_come_soon_after(
+        self, later_s: float, goes_first: str
+    ) -> None:
+        executor = TableExecutor()
+        engine = table_engine(table_pool(80), executor, order="shortest_first", max_batch_size=1, aging_s=10.0)
+        serve(engine, asked("long", 100, 10), replace(asked("short", 4, 6), arrival_s=later_s))
+        assert first_steps(executor)[0] == goes_first
+
+    @pytest.mark.parametrize(("later_s", "goes_first"), [(0.31, "known too"), (0.33, "new")])
+    def test_a_new_prompt_is_overtaken_by_cached_ones_that_come_soon_after(
+        self, later_s: float, goes_first: str
+    ) -> None:
+        executor = TableExecutor()
+        engine = table_engine(
+            table_pool(40, sharing=True), executor, order="longest_prefix", max_batch_size=1, aging_s=10.0
+        )
+        known = asked("known", 32, 1)
+        serve(engine, known)
+        again = Request("known too", (*known.prompt_token_ids, 1), SamplingParams(1), arrival_s=later_s)
+        serve(engine, asked("new", 20, 1), again)
+        assert first_steps(executor)[1] == goes_first
+
+    def test_can_be_switched_off(self) -> None:
+        executor = TableExecutor()
+        engine = table_engine(table_pool(40), executor, order="priority", max_batch_size=1, aging_s=None)
+        serve(engine, asked("patient", 4, 2, 1), replace(asked("urgent", 4, 2), arrival_s=1e9))
+        assert first_steps(executor) == ["urgent", "patient"]
 
 
 class TestPrefillFirst:

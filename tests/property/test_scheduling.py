@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -30,6 +31,7 @@ class Ask:
     output: int
     same: int
     priority: int
+    deadline_s: float | None
     samples: int
     gap: int  # steps ahead of its arrival
     aborted_after: int | None  # steps
@@ -38,7 +40,7 @@ class Ask:
         own = tuple(range(1000 * (number + 1), 1000 * (number + 1) + self.prompt))
         prompt = _SYSTEM[: self.same] + own
         sampling = SamplingParams(self.output, n=self.samples)
-        return Request(f"r{number}", prompt, sampling, priority=self.priority)
+        return Request(f"r{number}", prompt, sampling, priority=self.priority, deadline_s=self.deadline_s)
 
 
 asks = st.builds(
@@ -47,6 +49,7 @@ asks = st.builds(
     output=st.integers(1, 14),
     same=st.sampled_from([0, 0, 8, 17, 40]),
     priority=st.integers(0, 2),
+    deadline_s=st.sampled_from([None, 1.0, 5.0, 100.0]),
     samples=st.sampled_from([1, 1, 1, 1, 3]),
     gap=st.integers(0, 4),
     aborted_after=st.sampled_from([None, None, None, None, 0, 1, 3, 8]),
@@ -104,10 +107,18 @@ class Watched:
         scheduler, admit = self.engine.scheduler, self.engine.scheduler.admit
         came: dict[Sequence, int] = {}
 
-        def rank(sequence: Sequence) -> tuple[int, bool, int]:
+        def rank(sequence: Sequence) -> tuple[float, bool, int]:
             request, order = sequence.request, scheduler.config.order
-            first = {"priority": request.priority, "shortest_first": request.max_total_tokens}.get(order, 0)
+            first = {
+                "priority": request.priority,
+                "shortest_first": request.max_total_tokens,
+                "deadline": request.deadline_s or scheduler.config.default_deadline_s,
+            }.get(order, 0)
             again = sequence.preemptions > 0 or sequence.index > 0  # both are put to the front
+            if order == "longest_prefix" and not again:
+                first = -scheduler._state.cached_tokens(sequence)
+            elif order == "longest_prefix":
+                first = -math.inf
             return first, not again, 0 if again else came[sequence]
 
         def watched(sequence: Sequence) -> None:

@@ -34,11 +34,13 @@ class SchedulerConfig:
     long_prefill_threshold: int | None = None  # most tokens of one prompt in a step; None: all that are left
     mixed: bool = True  # False: prefill and decode of a step as two forward passes
     max_decode_seqs: int = 16  # order=decode_round_robin: sequences that decode in one step
+    aging_s: float | None = 60.0  # waiting that makes up for a priority level or 1,000 tokens; None: nobody ages
+    default_deadline_s: float = 60.0  # order=deadline: of requests without a deadline_s
     max_wait_ms: float = 100.0  # static: how long a batch that is not full waits for more requests
     admission_reserve: float = 0.2  # share of free tokens that admission leaves alone
     watermark: float = 0.0  # share of the whole pool that admission leaves alone, where that is more
     reserve_output: bool | None = None  # admit only where prompt and max_tokens fit, beside those of all that run
-    max_waiting_requests: int | None = None  # a full line refuses further requests
+    max_waiting_requests: int | None = None  # a full queue refuses further requests
     on_exhaustion: str | None = None  # preempt, or fail the sequences that do not fit
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
 
@@ -56,6 +58,8 @@ class SchedulerConfig:
         ):
             at_least(f"scheduler.{name}", getattr(self, name), 1)
         at_least("scheduler.max_wait_ms", self.max_wait_ms, 0)
+        at_least("scheduler.aging_s", self.aging_s, 0.001)
+        at_least("scheduler.default_deadline_s", self.default_deadline_s, 0)
         for name in ("admission_reserve", "watermark"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"scheduler.{name}", getattr(self, name), "must be in [0, 1)")

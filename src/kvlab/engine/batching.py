@@ -59,7 +59,7 @@ class BatchBuilder:
 
     def compose(self, now: float) -> StepBatch:
         """Plan and reserve stage by stage, within `max_batched_tokens`."""
-        self._scheduler.begin_step(now)
+        self._scheduler.begin_step(now, self._cached_tokens)
         batch = StepBatch()
         budget = self._scheduler.config.max_batched_tokens
         for stage in self._scheduler.stages:
@@ -71,6 +71,9 @@ class BatchBuilder:
                 batch.stages[stage] = self._admit(budget, held_back, now)
             budget -= sum(entry.num_tokens for entry in batch.stages.get(stage, ()))
         return batch
+
+    def _cached_tokens(self, sequence: Sequence) -> int:
+        return self._pool.prefix_tokens(sequence.token_ids, sequence.request.salt)
 
     def _reserve(self, batch: StepBatch, stage: Stage, now: float) -> None:
         """Make room for a stage's entries: preempt until they fit, or fail those that do not."""

@@ -24,7 +24,7 @@ from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.step import Executor, StepResult
 from kvlab.engine.text import Detokenizer, TextStream
-from kvlab.engine.validation import check_fits, check_prompt, check_queue, check_sampling
+from kvlab.engine.validation import check_deadline, check_fits, check_prompt, check_queue, check_sampling
 from kvlab.errors import OutOfBlocksError, RequestRefusedError
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
@@ -114,6 +114,7 @@ class Engine:
             vocab_size=self._vocab_size,
             has_text=self._detokenize is not None,
         )
+        check_deadline(request)
         check_fits(request, self.pool.max_sequence_tokens)
         check_queue(request, self.scheduler.waiting, self.scheduler.config.max_waiting_requests)
         if request.sampling.seed is None:

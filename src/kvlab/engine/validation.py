@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 
 from kvlab.core import Request, SamplingParams
@@ -38,6 +39,14 @@ def check_prompt(request: Request, vocab_size: int | None) -> None:
         raise RequestRefusedError(f"{name}: token id {wrong} is outside the vocabulary of {vocab_size}")
 
 
+def check_deadline(request: Request) -> None:
+    """Raise RequestRefusedError for a deadline that is not behind the arrival."""
+    seconds = request.deadline_s
+    if seconds is not None and not (type(seconds) in (int, float) and 0 < seconds <= sys.float_info.max):
+        name = f"request {request.request_id!r}"
+        raise RequestRefusedError(f"{name}: deadline_s={seconds!r}; must be seconds, more than 0, or None")
+
+
 def check_fits(request: Request, most: int) -> None:
     """Raise RequestRefusedError for a request that can grow to more than `most` tokens, those of the largest
     sequence that fits.
@@ -51,11 +60,11 @@ def check_fits(request: Request, most: int) -> None:
         )
 
 
-def check_queue(request: Request, line: WaitingQueue, most: int | None) -> None:
+def check_queue(request: Request, queue: WaitingQueue, most: int | None) -> None:
     """Raise QueueFullError where as many requests wait as may; samples of one request count once."""
-    if most is None or len(line) < most:
+    if most is None or len(queue) < most:
         return
-    waiting = len({sequence.request.request_id for sequence in line})
+    waiting = len({sequence.request.request_id for sequence in queue})
     if waiting >= most:
         raise QueueFullError(
             f"request {request.request_id!r}: {waiting} requests are waiting, and "

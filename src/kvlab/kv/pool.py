@@ -207,6 +207,10 @@ class BlockPool(ABC):
         self.tables.check(slot)
         return self._cached[slot]
 
+    def prefix_tokens(self, token_ids: Sequence[int], salt: Salt = None) -> int:
+        """See KVCachePool."""
+        return len(self.index.match(token_ids, salt)) * self.block_size if self.index is not None else 0
+
     def free_slot_count(self) -> int:
         """See KVCachePool."""
         return self.allocator.num_free()

@@ -84,6 +84,10 @@ class KVCachePool(Protocol):
         """Tokens that were served from the cache when the slot was opened."""
         ...
 
+    def prefix_tokens(self, token_ids: Sequence[int], salt: Salt = None) -> int:
+        """Tokens of this prompt that a slot opened now would find in the prefix cache."""
+        ...
+
     def free_slot_count(self) -> int:
         """Sequences that could be opened now, if each needed one block."""
         ...

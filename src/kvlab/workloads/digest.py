@@ -11,8 +11,8 @@ from kvlab.core import Request
 
 
 def workload_digest(requests: Sequence[Request]) -> str:
-    """16 hexadecimal digits over every request's arrival, prompt, output length, samples, priority and what it
-    follows.
+    """16 hexadecimal digits over every request's arrival, prompt, output length, samples, priority, deadline and
+    what it follows.
     """
     digest = hashlib.sha256()
     for request in requests:
@@ -26,6 +26,8 @@ def workload_digest(requests: Sequence[Request]) -> str:
         )
         if request.priority:  # so that workloads without keep their digests
             head += (request.priority,)
+        if request.deadline_s is not None:
+            head += ("deadline", request.deadline_s)
         digest.update(repr(head).encode())
         digest.update(np.array(request.prompt_token_ids, dtype=np.int64).tobytes())
     return digest.hexdigest()[:16]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cache
 
 from kvlab.config import SchedulerConfig
 from kvlab.core import ScheduledSequence, Sequence, SequenceStatus
-from kvlab.engine.scheduler.orders import ORDERS, Stage
+from kvlab.engine.scheduler.orders import ORDERS, Stage, StepState
 from kvlab.engine.scheduler.victims import VICTIMS
 from kvlab.engine.scheduler.waiting_queue import WaitingQueue
 from kvlab.registry import Registry
@@ -32,6 +34,7 @@ class Scheduler(ABC):
         self._victim = VICTIMS.get(config.preemption.victim or "last_admitted")
         self._longest_chunk = config.long_prefill_threshold or config.max_batched_tokens
         self._open = False
+        self._state = StepState(0.0, lambda sequence: 0)
         self._decoding: list[Sequence] = []  # of this step
         self._prefilling: list[Sequence] = []
         self._entries: dict[Sequence, ScheduledSequence] = {}  # of those that decode, the same in every step
@@ -59,8 +62,12 @@ class Scheduler(ABC):
             self.running = [s for s in self.running if s.status is not finished]
         return ended
 
-    def begin_step(self, now: float) -> None:
-        """Decide who could decode, who is in prefill, and whether waiting sequences may enter."""
+    def begin_step(self, now: float, cached_tokens: Callable[[Sequence], int] = lambda sequence: 0) -> None:
+        """Decide who could decode, who is in prefill, and whether waiting sequences may be admitted.
+
+        `cached_tokens`: how many tokens of a sequence are in the prefix cache; called at most once for each.
+        """
+        self._state = StepState(now, cache(cached_tokens))
         self._decoding, self._prefilling = [], []
         for sequence in self.running:
             computed = sequence.num_computed
@@ -92,10 +99,10 @@ class Scheduler(ABC):
         return len(self._decoding)
 
     def candidate(self) -> Sequence | None:
-        """The sequence that would enter next, where the policy and `max_batch_size` let one. The head of the line
-        is never overtaken.
+        """The sequence to admit next, where the policy and `max_batch_size` let one. If it does not fit, none is
+        admitted in its place.
         """
-        return self.waiting.head if self._open and self.has_room() else None
+        return self.order.choose(self.waiting, self._state) if self._open and self.has_room() else None
 
     def has_room(self) -> bool:
         """Whether fewer than `max_batch_size` sequences run."""
@@ -112,8 +119,8 @@ class Scheduler(ABC):
 
     def admit(self, sequence: Sequence) -> None:
         """Move the candidate from waiting to running."""
-        if self.waiting.head is not sequence:
-            raise RuntimeError(f"request {sequence.request.request_id!r} is not the head of the line")
+        if sequence is not self.candidate():
+            raise RuntimeError(f"request {sequence.request.request_id!r} is not the candidate")
         self.waiting.remove(sequence)
         self.join(sequence)
 

@@ -1,4 +1,4 @@
-"""The line of waiting sequences."""
+"""The queue of waiting sequences."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kvlab.core import Sequence
 class WaitingQueue:
     """Sequences by rank, the lowest first; of equals in the order they came, save those put to the front.
 
-    Finding a place takes O(log n).
+    Finding a position takes O(log n).
     """
 
-    def __init__(self, rank: Callable[[Sequence], int]) -> None:
+    def __init__(self, rank: Callable[[Sequence], float]) -> None:
         self._rank = rank
-        self._entries: list[tuple[int, int, Sequence]] = []  # rank, ticket, sequence; no two tickets are equal
-        self._places: dict[Sequence, tuple[int, int]] = {}
+        self._entries: list[tuple[float, int, Sequence]] = []  # rank, ticket, sequence; no two tickets are equal
+        self._positions: dict[Sequence, tuple[float, int]] = {}
         self._first = self._next = 0  # tickets: the lowest given to the front, and the next for the back
 
     def __len__(self) -> int:
@@ -27,11 +27,11 @@ class WaitingQueue:
         return (sequence for _, _, sequence in self._entries)
 
     def __contains__(self, sequence: object) -> bool:
-        return sequence in self._places
+        return sequence in self._positions
 
     @property
     def head(self) -> Sequence | None:
-        """Who is next; None: nobody waits."""
+        """The first in the queue; None: nobody waits."""
         return self._entries[0][2] if self._entries else None
 
     def add(self, sequence: Sequence) -> None:
@@ -47,13 +47,13 @@ class WaitingQueue:
 
     def remove(self, sequence: Sequence) -> bool:
         """Take a sequence out; False if it is not there."""
-        place = self._places.pop(sequence, None)
-        if place is None:
+        position = self._positions.pop(sequence, None)
+        if position is None:
             return False
-        del self._entries[bisect_left(self._entries, place)]
+        del self._entries[bisect_left(self._entries, position)]
         return True
 
     def _insert(self, sequence: Sequence, ticket: int) -> None:
         entry = (self._rank(sequence), ticket, sequence)
-        self._places[sequence] = entry[:2]
+        self._positions[sequence] = entry[:2]
         insort(self._entries, entry)

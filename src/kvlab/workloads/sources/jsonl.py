@@ -1,5 +1,5 @@
 """Requests from a file of JSON lines: `arrival_s`, `prompt_token_ids` or `prompt_tokens`, `max_tokens`,
-`priority`.
+`priority`, `deadline_s`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 
 from kvlab.config import WorkloadConfig
 from kvlab.core import Request, SamplingParams
-from kvlab.engine.validation import check_sampling
+from kvlab.engine.validation import check_deadline, check_sampling
 from kvlab.errors import WorkloadError
 from kvlab.workloads.prompts import make_request, random_prompt
 from kvlab.workloads.sources import WORKLOAD_SOURCES
 
 _LONGEST_PROMPT = 100_000_000  # beyond any model; a typing error must not fill the memory
-FIELDS = ("arrival_s", "prompt_token_ids", "prompt_tokens", "max_tokens", "priority")
+FIELDS = ("arrival_s", "prompt_token_ids", "prompt_tokens", "max_tokens", "priority", "deadline_s")
 SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams) if field.name not in FIELDS)
 
 
@@ -29,7 +29,8 @@ def read_jsonl(config: WorkloadConfig, *, vocab_size: int, seed: int) -> list[Re
     """The requests in the file `workload.path`.
 
     One request per line: its `max_tokens`, its prompt as `prompt_token_ids` or as a number of random
-    `prompt_tokens`, `arrival_s` in seconds and a `priority` (0 if absent). Empty lines are skipped.
+    `prompt_tokens`, `arrival_s` in seconds, a `priority` (0 if absent) and a `deadline_s` in seconds after
+    the arrival (none if absent). Empty lines are skipped.
 
     A line may have other fields of SamplingParams too, in place of what the workload says. Raises WorkloadError
     naming the file and line for anything else.
@@ -49,6 +50,8 @@ def read_jsonl(config: WorkloadConfig, *, vocab_size: int, seed: int) -> list[Re
             row = json.loads(line)
             prompt, max_tokens, arrival_s, priority = _parse(row, generator, vocab_size)
             request = make_request(len(requests), prompt, max_tokens, arrival_s, config, seed, priority=priority)
+            request = replace(request, deadline_s=row.get("deadline_s"))
+            check_deadline(request)
             requests.append(_with_sampling(request, row, vocab_size))
         except (ValueError, RecursionError) as error:  # JSONDecodeError is a ValueError
             raise WorkloadError(f"{path}, line {number}: {error}") from error

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvlab.engine.scheduler.orders.base import Order, Stage
+from kvlab.engine.scheduler.orders.base import Order, Stage, StepState
 from kvlab.registry import Registry
 
 ORDERS: Registry[type[Order]] = Registry("scheduler.order", __name__)
 
-__all__ = ["ORDERS", "Order", "Stage"]
+__all__ = ["ORDERS", "Order", "Stage", "StepState"]

@@ -8,8 +8,10 @@ from kvlab.engine.scheduler.orders import ORDERS, Order
 
 @ORDERS.register("priority")
 class PriorityOrder(Order):
-    """By `Request.priority`, the lowest number first, then by arrival."""
+    """By `Request.priority`, the lowest number first, then by arrival. `scheduler.aging_s` seconds of waiting make
+    up for one level of priority.
+    """
 
-    def rank(self, sequence: Sequence) -> int:
+    def rank(self, sequence: Sequence) -> float:
         """See Order."""
-        return sequence.request.priority
+        return self.aged(sequence.request.priority, sequence)

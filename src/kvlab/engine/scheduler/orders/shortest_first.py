@@ -5,11 +5,15 @@ from __future__ import annotations
 from kvlab.core import Sequence
 from kvlab.engine.scheduler.orders import ORDERS, Order
 
+_TOKENS = 1000  # that `scheduler.aging_s` seconds of waiting make up for
+
 
 @ORDERS.register("shortest_first")
 class ShortestFirst(Order):
-    """By prompt and `max_tokens` together. What a request will really produce nobody knows."""
+    """By prompt and `max_tokens` together, since nobody knows what a request will really produce.
+    `scheduler.aging_s` seconds of waiting make up for 1,000 tokens.
+    """
 
-    def rank(self, sequence: Sequence) -> int:
+    def rank(self, sequence: Sequence) -> float:
         """See Order."""
-        return sequence.request.max_total_tokens
+        return self.aged(sequence.request.max_total_tokens / _TOKENS, sequence)
