@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
@@ -18,20 +19,21 @@ from kvlab.core import RequestRecord, StepRecord
 from kvlab.kv.journal import BlockEvent, BlockEvents
 from kvlab.lab import figures
 from kvlab.lab.artifacts import write_blocks
+from kvlab.lab.capacity import CapacityCurve
 from kvlab.lab.figures import blocks, style
-from kvlab.lab.figures.capacity import Curve, MeasuredCapacity, capacity_figure
+from kvlab.lab.figures.capacity_curve import MeasuredCapacity, draw_capacity
 from kvlab.lab.figures.interactive import heat_map_hover, page, pareto_hover, pool_map_hover, timeline_hover
 from kvlab.lab.figures.latency import latency_figure
 from kvlab.lab.figures.memory import memory_figure, memory_series
+from kvlab.lab.figures.metric_charts import metric_figure
 from kvlab.lab.figures.pareto import Measured, measured_points, pareto_figure, pareto_front
-from kvlab.lab.figures.points import sweep_points
+from kvlab.lab.figures.points import THROUGHPUT, Point, metric_grid, sweep_points, varied_keys
 from kvlab.lab.figures.pool_map import pool_image, pool_map_figure
-from kvlab.lab.figures.sweep import THROUGHPUT, Point, metric_grid, varied_keys
 from kvlab.lab.figures.timeline import shown_requests, timeline_figure
 from kvlab.lab.recording import draw_figures
 from kvlab.lab.records import read_run
 from kvlab.lab.requests import latencies_ms, request_phases
-from kvlab.lab.rows import read_request, read_step
+from kvlab.lab.rows import read_request, read_step, step_row
 from kvlab.lab.trace import trace_events
 from tests.lab.test_profile import run
 
@@ -255,7 +257,7 @@ class TestDrawing:
         many = [step(n, blocks_in_use=n % 4, tokens_in_use=n, running=1, waiting=n) for n in range(5000)]
         for steps in ([], self.STEPS[:1], self.STEPS, many):
             assert png(memory_figure(steps))
-        assert "slot" in memory_figure(self.STEPS, {"kv.backend": "contiguous"}).axes[0].get_title(loc="left")
+        assert "slot" in memory_figure(self.STEPS, unit="slot").axes[0].get_title(loc="left")
 
     def test_a_map_says_what_it_cannot_show(self) -> None:
         for told in (None, events()):
@@ -274,7 +276,7 @@ class TestDrawing:
         names = [Point({"order": name}, {THROUGHPUT: 5.0}) for name in ("fcfs", "priority")]
         failed = [Point({"a": a, "b": b}, {}, "failed") for a in (1, 2) for b in (3, 4)]
         for points, images in ((two, 1), (one, 0), (names, 0), (failed, 1), (one[:2], 0)):
-            figure = figures.throughput_figure(points)
+            figure = metric_figure(points)
             assert png(figure)
             assert len(figure.axes[0].images) == images
         grid = metric_grid(two, "a", "b", THROUGHPUT)
@@ -285,9 +287,17 @@ class TestDrawing:
         for some in ([], points):
             assert png(pareto_figure(some))
             assert pareto_hover(some).to_json()
-        curve = {"paged": Curve([256, 512], [8, 4]), "contiguous": Curve([256, 512], [4, 4])}
-        for curves, measured in (({}, []), (curve, [MeasuredCapacity("paged", 300, 6)])):
-            assert png(capacity_figure(curves, measured))
+        curves = [CapacityCurve(name, (256, 512), (8, 4)) for name in ("contiguous", "paged", "mine")]
+        measured = [MeasuredCapacity(name, 300, 6) for name in ("paged", "elsewhere")]
+        assert png(draw_capacity(curves, [], "planned"))
+        (axes,) = draw_capacity(curves, measured, "both").axes
+        drawn = {line.get_label(): line for line in axes.lines}
+        assert set(drawn) == {f"{name}, planned" for name in ("contiguous", "paged", "mine")} | {
+            "paged, measured",
+            "elsewhere, measured",
+        }
+        assert drawn["paged, planned"].get_color() == drawn["paged, measured"].get_markerfacecolor()
+        assert len({line.get_color() for line in drawn.values() if line.get_linestyle() != "None"}) == 3
 
 
 @pytest.fixture(scope="module")
@@ -398,7 +408,7 @@ def test_a_trace_of_more_requests_than_it_shows_has_so_many_tracks() -> None:
 def test_one_repeat_far_from_the_others_does_not_squeeze_the_bars(recwarn: pytest.WarningsRecorder) -> None:
     values = {"static": [100.0, 101.0, 5000.0], "continuous": [200.0, 205.0, 260.0]}
     points = [Point({"policy": name}, {THROUGHPUT: value}) for name, found in values.items() for value in found]
-    figure = figures.throughput_figure(points)
+    figure = metric_figure(points)
     assert png(figure)
     assert not [str(warning.message) for warning in recwarn if "layout" in str(warning.message)]
     (axes,) = figure.axes
@@ -420,3 +430,35 @@ def test_a_metric_that_was_asked_for_is_drawn(pressed: Path) -> None:
     drawn = figures.sweep_figures([record, other], ["kv/internal_fragmentation_mean", THROUGHPUT])
     (axes,) = drawn["kv_internal_fragmentation_mean"].axes
     assert axes.get_ylabel() == "unused part of blocks in use, %"
+
+
+def test_a_run_calls_its_blocks_what_its_pool_does(pressed: Path) -> None:
+    record = read_run(pressed)
+    slots = dataclasses.replace(record, config={**record.config, "kv.backend": "contiguous"})
+    for shown, unit in ((record, "block"), (slots, "slot"), (dataclasses.replace(record, config={}), "block")):
+        drawn = figures.run_figures(shown)
+        assert drawn["memory"].axes[0].get_ylabel() == f"{unit}s"
+        assert drawn["pool_map"].axes[0].get_ylabel() == f"{unit} of the pool"
+
+
+def test_a_run_of_an_engine_without_blocks_has_the_other_figures(pressed: Path, tmp_path: Path) -> None:
+    for name in ("summary.json", "requests.parquet"):
+        (tmp_path / name).write_bytes((pressed / name).read_bytes())
+    steps = [dataclasses.replace(each, pool=None, counters=None) for each in read_run(pressed).steps()]
+    pq.write_table(pa.Table.from_pylist([step_row(each) for each in steps]), tmp_path / "steps.parquet")
+    files = figures.save_run_figures(read_run(tmp_path))
+    assert {file.name for file in files} == {"timeline.png", "latency.png", "hover.html"}
+    assert "There is no memory: its steps have no blocks." in files[-1].read_text()
+    assert set(figures.sweep_figures([read_run(pressed), read_run(tmp_path)])) >= {"throughput", "capacity"}
+
+
+def test_of_latencies_the_least_is_named_and_of_rates_the_most() -> None:
+    points = [
+        Point({"a": a, "b": b}, {"latency/ttft_ms_p50": 1.0 * a * b, THROUGHPUT: 1.0 * a * b})
+        for a in (1, 2)
+        for b in (3, 4)
+    ]
+    notes = [
+        metric_figure(points, name).axes[0].texts[-1].get_text() for name in ("latency/ttft_ms_p50", THROUGHPUT)
+    ]
+    assert notes == ["least: 3 at a=1, b=3", "most: 8 at a=2, b=4"]

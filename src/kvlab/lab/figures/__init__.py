@@ -1,6 +1,6 @@
-"""Pictures of runs and sweeps: Matplotlib figures, and Plotly ones where hovering helps.
+"""Figures of runs and sweeps, drawn from records: Matplotlib's, and interactive ones of Plotly.
 
-What a picture shows is computed by functions of its own module, apart from the drawing. Matplotlib and Plotly are
+What a figure shows is computed by functions of its own module, apart from the drawing. Matplotlib and Plotly are
 imported with this package, so import it late.
 """
 
@@ -12,7 +12,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from kvlab.lab.figures.capacity import capacity_figure
+from kvlab.kv.pools import unit_of
+from kvlab.lab.figures.capacity_curve import capacity_figure
 from kvlab.lab.figures.interactive import (
     embedded,
     heat_map_hover,
@@ -23,19 +24,10 @@ from kvlab.lab.figures.interactive import (
 )
 from kvlab.lab.figures.latency import latency_figure
 from kvlab.lab.figures.memory import memory_figure
+from kvlab.lab.figures.metric_charts import metric_figure
 from kvlab.lab.figures.pareto import measured_points, pareto_figure
-from kvlab.lab.figures.points import capacity_inputs, sweep_points
+from kvlab.lab.figures.points import THROUGHPUT, metric_grid, sweep_points, varied_amounts
 from kvlab.lab.figures.pool_map import pool_map_figure
-from kvlab.lab.figures.sweep import (
-    THROUGHPUT,
-    Point,
-    bars,
-    heat_map,
-    line_chart,
-    metric_grid,
-    varied_amounts,
-    varied_keys,
-)
 from kvlab.lab.figures.timeline import timeline_figure
 from kvlab.lab.records import RunRecord
 
@@ -54,11 +46,11 @@ FOLDER, PAGE = "figures", "hover.html"
 
 
 def run_figures(record: RunRecord) -> dict[str, Figure]:
-    """A run's pictures by name: memory, pool_map, timeline, latency."""
+    """A run's figures by name: memory, pool_map, timeline, latency, without those that are `left_out`."""
     steps, requests = record.steps(), record.requests()
-    unit = "slot" if record.config.get("kv.backend") == "contiguous" else "block"
+    unit = unit_of(str(record.config.get("kv.backend")))
     draw: dict[str, Callable[[], Figure]] = {
-        "memory": lambda: memory_figure(steps, record.config),
+        "memory": lambda: memory_figure(steps, unit=unit),
         "pool_map": lambda: pool_map_figure(record.blocks(), steps, unit=unit),
         "timeline": lambda: timeline_figure(requests),
         "latency": lambda: latency_figure(requests),
@@ -86,33 +78,22 @@ def title_of(name: str) -> str:
 
 def sweep_figures(records: Sequence[RunRecord], metrics: Sequence[str] = ()) -> dict[str, Figure]:
     """What runs show together, by name: `throughput` over what was varied, `sequences` that ran at once where that
-    is two amounts, `pareto`, and `capacity` where runs say how large their cache was. Nothing for one run.
+    is two numbers, `pareto`, and `capacity` where runs say how large their cache was. Nothing for one run.
     Each of `metrics` is drawn as the throughput is; its name is the metric's with `_` for `/`.
     """
     if len(records) < 2:
         return {}
     points = sweep_points(records)
-    figures = {"throughput": throughput_figure(points)}
+    figures = {"throughput": metric_figure(points)}
     for metric in metrics:
         if metric != THROUGHPUT:
-            figures[metric.replace("/", "_")] = throughput_figure(points, metric)
+            figures[metric.replace("/", "_")] = metric_figure(points, metric)
     if len(varied_amounts(points)) == 2:
-        figures["sequences"] = throughput_figure(points, "capacity/peak_running")
+        figures["sequences"] = metric_figure(points, "capacity/peak_running")
     if measured_points(points):
         figures["pareto"] = pareto_figure(points)
-    curves, measured, heading = capacity_inputs(records)
-    if curves:
-        figures["capacity"] = capacity_figure(curves, measured, heading=heading)
-    return figures
-
-
-def throughput_figure(points: Sequence[Point], metric: str = THROUGHPUT) -> Figure:
-    """A metric over what was varied: a heat map for two amounts, a curve for one, else bars."""
-    amounts = varied_amounts(points)
-    if len(amounts) == 2:
-        row_key, column_key = amounts
-        return heat_map(metric_grid(points, row_key, column_key, metric), row_key, column_key, metric)
-    return line_chart(points, amounts[0], metric) if amounts else bars(points, varied_keys(points), metric)
+    capacity = capacity_figure(records)
+    return figures if capacity is None else figures | {"capacity": capacity}
 
 
 def interactive_run(record: RunRecord) -> dict[str, Any]:
@@ -126,7 +107,7 @@ def interactive_run(record: RunRecord) -> dict[str, Any]:
 
 
 def interactive_sweep(records: Sequence[RunRecord]) -> dict[str, Any]:
-    """Plotly figures of runs together by name: throughput where two amounts were varied, and pareto."""
+    """Plotly figures of runs together by name: throughput where two numbers were varied, and pareto."""
     points = sweep_points(records)
     amounts = varied_amounts(points)
     figures: dict[str, Any] = {}
@@ -140,7 +121,7 @@ def interactive_sweep(records: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def save_run_figures(record: RunRecord, directory: Path | None = None, *, hover: bool = True) -> list[Path]:
-    """Write a run's pictures into `figures/` in `directory`, by default the run's own: a PNG each and, with
+    """Write a run's figures into `figures/` in `directory`, by default the run's own: a PNG each and, with
     `hover`, one HTML file that needs no network. Returns the files.
     """
     folder = (directory or record.directory) / FOLDER

@@ -1,4 +1,4 @@
-"""The same pictures to hover over, with Plotly."""
+"""The same figures with Plotly, which name what the pointer is on."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from kvlab.core import RequestRecord, StepRecord
 from kvlab.kv.journal import BlockEvents
 from kvlab.lab import catalogue
 from kvlab.lab.figures import style
-from kvlab.lab.figures.blocks import CACHED, FREE, SHARED, UNKNOWN, colour_numbers
+from kvlab.lab.figures.blocks import colour_numbers
 from kvlab.lab.figures.pareto import LATENCY, measured_points, pareto_front
-from kvlab.lab.figures.pool_map import run_grid
-from kvlab.lab.figures.sweep import THROUGHPUT, Grid, Point
+from kvlab.lab.figures.points import THROUGHPUT, Grid, Point
+from kvlab.lab.figures.pool_map import HOLDERS, run_grid
 from kvlab.lab.figures.timeline import shown_requests
 from kvlab.lab.requests import request_phases
-
-_WORDS = {FREE: "free", CACHED: "free, content cached", SHARED: "shared by several", UNKNOWN: "no known sequence"}
-_COLOURS = {FREE: style.FREE, CACHED: style.CACHED, SHARED: style.SHARED, UNKNOWN: style.FAINT}
 
 
 def timeline_hover(records: Sequence[RequestRecord]) -> Any:
@@ -73,10 +70,11 @@ def pool_map_hover(events: BlockEvents, steps: Sequence[StepRecord], records: Se
     grid = run_grid(events, steps, most_rows=200, most_columns=320)
     values, where = np.unique(grid.cells, return_inverse=True)
     numbers = colour_numbers(grid.cells, len(style.SEQUENCES))
-    palette = [*_COLOURS.values(), *style.SEQUENCES]
-    place = {value: n for n, value in enumerate(_COLOURS)}
-    colours = np.array([place[int(v)] if v < 0 else len(place) + numbers[int(v)] for v in values], dtype=np.uint8)
-    names = [_WORDS[int(v)] if v < 0 else _name(records, int(v)) for v in values]
+    palette = [*(colour for _, colour in HOLDERS.values()), *style.SEQUENCES]
+    index = {holder: number for number, holder in enumerate(HOLDERS)}
+    index |= {sequence: len(HOLDERS) + number for sequence, number in numbers.items()}
+    colours = np.array([index[value] for value in values.tolist()], dtype=np.uint8)
+    names = [HOLDERS[value][0] if value < 0 else _name(records, value) for value in values.tolist()]
     count = len(palette)
     num_rows, num_columns = grid.cells.shape
     cells = where.reshape(num_rows, num_columns)
@@ -123,7 +121,7 @@ def heat_map_hover(grid: Grid, row_key: str, column_key: str, metric: str = THRO
             hovertemplate=f"{row_key}=%{{y}}<br>{column_key}=%{{x}}<br><b>%{{text}}</b><extra></extra>",
         )
     )
-    _lay_out(figure, catalogue.metric(metric).axis.capitalize(), column_key, row_key)
+    _lay_out(figure, style.capital(catalogue.metric(metric).axis), column_key, row_key)
     figure.update_xaxes(type="category")
     figure.update_yaxes(type="category", autorange="reversed")
     return figure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,10 +60,9 @@ def memory_series(steps: Sequence[StepRecord]) -> MemorySeries:
     )
 
 
-def memory_figure(steps: Sequence[StepRecord], config: Mapping[str, object] | None = None) -> Figure:
-    """Blocks above, sequences below, on one time axis."""
+def memory_figure(steps: Sequence[StepRecord], *, unit: str = "block") -> Figure:
+    """Blocks above, sequences below, on one time axis. `unit` is what a block is called."""
     series = memory_series(steps)
-    unit = "slot" if (config or {}).get("kv.backend") == "contiguous" else "block"
     figure = style.new_figure(5.4)
     grid = figure.add_gridspec(2, 1, height_ratios=(3, 2))
     if not steps:
@@ -84,8 +83,8 @@ def memory_figure(steps: Sequence[StepRecord], config: Mapping[str, object] | No
     peak = 100 * float(series.in_use.max()) / max(series.capacity, 1)
     style.title(
         above,
-        f"{peak:.0f} % of {style.count(series.capacity, unit)} in use at the fullest",
-        f"a {unit} is {series.block_tokens:,} token slots; between the line and the area's edge they hold no token",
+        f"{peak:.0f} % of {style.count(series.capacity, unit)} in use at most",
+        f"a {unit} is {series.block_tokens:,} token slots, which are empty between the line and the area's edge",
     )
     return figure
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from kvlab.lab import catalogue
 from kvlab.lab.figures import style
-from kvlab.lab.figures.sweep import THROUGHPUT, Point, by_settings, usable, varied_keys
+from kvlab.lab.figures.points import THROUGHPUT, Point, by_settings, varied_keys
 
 LATENCY = "latency/tpot_ms_p50"
 _MOST_LABELS = 12
@@ -32,7 +32,7 @@ def measured_points(
     """Where finished points lie that have both metrics; repeats of one by their medians."""
     found = []
     for label, members in by_settings(points, varied_keys(points)).items():
-        both = [(usable(point, latency), usable(point, throughput)) for point in members]
+        both = [(point.value(latency), point.value(throughput)) for point in members]
         known = [(x, y) for x, y in both if x is not None and y is not None]
         if known:
             found.append(Measured(label, median(x for x, _ in known), median(y for _, y in known)))

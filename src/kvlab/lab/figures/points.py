@@ -1,13 +1,36 @@
-"""From recorded runs to what their common pictures are drawn from."""
+"""Recorded runs as points: the settings in which they differ, and a metric over one or two of these."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvlab.lab.compare.groups import differing, settings, short_keys, value_of
-from kvlab.lab.figures.capacity import Curve, MeasuredCapacity
-from kvlab.lab.figures.sweep import Point
 from kvlab.lab.records import RunRecord
+from kvlab.lab.settings import measured
+
+THROUGHPUT = "throughput/output_tokens_per_s"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A run among others: the settings that tell it from them, what it measured, how it ended."""
+
+    config: Mapping[str, object]
+    metrics: Mapping[str, float]
+    status: str = "finished"
+    name: str = ""
+
+    def value(self, metric: str) -> float | None:
+        """The metric, if the run finished and has it."""
+        value = self.metrics.get(metric) if self.status == "finished" else None
+        return None if value is None or math.isnan(value) else value
 
 
 def sweep_points(records: Sequence[RunRecord]) -> list[Point]:
@@ -21,45 +44,70 @@ def sweep_points(records: Sequence[RunRecord]) -> list[Point]:
     ]
 
 
-def measured_capacity(record: RunRecord) -> MeasuredCapacity | None:
-    """The most sequences that a run had at once, and the mean of their stored tokens when they stored most."""
-    most = [(step.running, step.pool.tokens_stored) for step in record.steps() if step.running and step.pool]
-    running, tokens = max(most, default=(0, 0))
-    if not tokens:
-        return None
-    backend = str(record.config.get("kv.backend", "paged"))
-    return MeasuredCapacity(backend, tokens / running, running, record.name)
+def varied_keys(points: Sequence[Point]) -> list[str]:
+    """The settings in which points differ, without those that only name, record or repeat runs."""
+    keys = differing([measured(point.config, any_repeat=True) for point in points])
+    return [key for key in keys if key != "seed" and not key.startswith("debug.")]
 
 
-def capacity_inputs(records: Sequence[RunRecord]) -> tuple[dict[str, Curve], list[MeasuredCapacity], str]:
-    """The planner's curves for the cache that most of the runs had, those runs' measurements, and a heading.
+def varied_amounts(points: Sequence[Point]) -> list[str]:
+    """The one or two settings in which points differ, where they are numbers; else none."""
+    keys = varied_keys(points)
+    amounts = [key for key in keys if all(is_number(point.config.get(key)) for point in points)]
+    return amounts if 1 <= len(keys) == len(amounts) <= 2 else []
 
-    Nothing where no run says how large its cache was.
+
+def by_settings(points: Sequence[Point], keys: Sequence[str]) -> dict[str, list[Point]]:
+    """Points that have these settings alike, which are repeats of each other, by their settings' text without the
+    names of the groups.
     """
-    from kvlab.lab.capacity import capacity_curve
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        label = ", ".join(f"{key.split('.', 1)[-1]}={point.config.get(key)}" for key in keys)
+        groups.setdefault(label or point.name or "run", []).append(point)
+    return groups
 
-    sizes: dict[tuple[int, int, int], list[RunRecord]] = {}
-    for record in records:
-        kv_bytes, per_token = record.metrics.get("capacity/kv_bytes"), record.facts.get("kv_bytes_per_token")
-        longest = record.config.get("model.max_seq_len")
-        if kv_bytes and per_token and isinstance(longest, int):
-            sizes.setdefault((int(kv_bytes), int(per_token), longest), []).append(record)
-    if not sizes:
-        return {}, [], ""
-    (kv_bytes, per_token, longest), chosen = max(sizes.items(), key=lambda item: len(item[1]))
-    setting = chosen[0].config.get("kv.block_size")
-    block = setting if isinstance(setting, int) else 16
-    # Whole blocks, from a thirty-second of the longest: between them the curve has steps that a line would cut.
-    lengths = sorted({max(1, round(longest * 2 ** (-step / 4) / block)) * block for step in range(4 * 5 + 1)})
-    curves = {
-        curve.backend: Curve(curve.lengths, curve.sequences)
-        for curve in capacity_curve(
-            kv_bytes,
-            per_token,
-            max_seq_len=longest,
-            block_size=block,
-            lengths=lengths,
-        )
-    }
-    measured = [point for record in chosen if (point := measured_capacity(record)) is not None]
-    return curves, measured, f"Sequences that fit in {kv_bytes // per_token:,} token slots, by their mean length"
+
+def known_values(points: Sequence[Point], metric: str) -> list[float]:
+    """The metric of the points that have it."""
+    return [value for point in points if (value := point.value(metric)) is not None]
+
+
+def ordered(points: Sequence[Point], key: str) -> list[Any]:
+    """A setting's values: numbers by size, others in the order of the points."""
+    values = list({repr(value): value for point in points for value in [point.config.get(key)]}.values())
+    return sorted(values) if all(is_number(value) for value in values) else values
+
+
+def is_number(value: object) -> bool:
+    """Whether a setting's value is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A metric over two settings: medians `[rows, columns]`, NaN where there is none, and the share of points that
+    failed in each cell (NaN where no point was).
+    """
+
+    rows: list[Any]
+    columns: list[Any]
+    values: NDArray[np.float64]
+    failed: NDArray[np.float64]
+
+
+def metric_grid(points: Sequence[Point], row_key: str, column_key: str, metric: str) -> Grid:
+    """Points by two settings. A cell is the median of the points that have both settings alike."""
+    rows, columns = ordered(points, row_key), ordered(points, column_key)
+    values = np.full((len(rows), len(columns)), math.nan)
+    failed = values.copy()
+    cells: dict[tuple[int, int], list[Point]] = {}
+    for point in points:
+        cell = rows.index(point.config.get(row_key)), columns.index(point.config.get(column_key))
+        cells.setdefault(cell, []).append(point)
+    for cell, members in cells.items():
+        known = known_values(members, metric)
+        failed[cell] = 1 - len(known) / len(members)
+        if known:
+            values[cell] = median(known)
+    return Grid(rows, columns, values, failed)

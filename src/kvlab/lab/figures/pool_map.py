@@ -18,7 +18,14 @@ from kvlab.lab.figures import style
 from kvlab.lab.figures.blocks import CACHED, FREE, SHARED, UNKNOWN, PoolGrid, colour_numbers, pool_grid, stretches
 
 _PALEST = 0.35  # of a colour, where a single block of a row is in use
-_OTHERS = {FREE: style.FREE, CACHED: style.CACHED, SHARED: style.SHARED, UNKNOWN: style.FAINT}
+
+#: What a block is for that no single known sequence holds: words and colour.
+HOLDERS = {
+    FREE: ("free", style.FREE),
+    SHARED: ("shared by several sequences", style.SHARED),
+    CACHED: ("free, content cached", style.CACHED),
+    UNKNOWN: ("held by no known sequence", style.FAINT),
+}
 
 
 def run_grid(
@@ -38,7 +45,7 @@ def pool_image(grid: PoolGrid) -> NDArray[np.uint8]:
     """The grid in colours, [rows, columns, 3]. Where a row is several blocks, it is paler the fewer of them are in
     use, yet never so pale that one that is could not be seen.
     """
-    colours = {value: to_rgb(colour) for value, colour in _OTHERS.items()}
+    colours = {holder: to_rgb(colour) for holder, (_, colour) in HOLDERS.items()}
     for sequence, number in colour_numbers(grid.cells, len(style.SEQUENCES)).items():
         colours[sequence] = to_rgb(style.SEQUENCES[number])
     values, where = np.unique(grid.cells, return_inverse=True)
@@ -87,13 +94,9 @@ def _legend(figure: Figure, axes: Any, grid: PoolGrid) -> None:
     several = tuple(Patch(color=colour) for colour in style.SEQUENCES[:4])
     handles: list[object] = [several]
     names = ["sequences (colours repeat)"]
-    for value, name in (
-        (SHARED, "shared by several sequences"),
-        (CACHED, "free, content cached"),
-        (UNKNOWN, "held by no known sequence"),
-    ):
-        if (grid.cells == value).any():
-            handles.append(Patch(color=_OTHERS[value]))
+    for holder, (name, colour) in HOLDERS.items():
+        if holder != FREE and (grid.cells == holder).any():
+            handles.append(Patch(color=colour))
             names.append(name)
     style.legend(
         axes,

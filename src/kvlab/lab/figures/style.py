@@ -1,4 +1,4 @@
-"""What all pictures have in common: colours, sizes, words.
+"""What all figures have in common: colours, sizes, words.
 
 Colours are Okabe and Ito's (2008), which people who see few colours tell apart, and viridis or cividis for amounts.
 """
@@ -28,14 +28,14 @@ PHASES = {"queued": CACHED, "prefill": ORANGE, "decode": BLUE, "preempted": VERM
 
 
 def new_figure(height: float = 4.6, width: float = WIDTH) -> Figure:
-    """An empty figure that belongs to nobody else."""
+    """An empty figure of its own, outside pyplot's state."""
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
 def title(axes: Axes, text: str, note: str = "") -> None:
-    """What one sees, above the axes at the left; a note in small print below it."""
+    """A heading above the axes at the left, with a note in small print below it."""
     axes.set_title(text + ("\n" if note else ""), loc="left", fontsize=11.5, fontweight="bold", color=INK)
     if note:
         small = axes.annotate(
@@ -47,11 +47,11 @@ def title(axes: Axes, text: str, note: str = "") -> None:
             fontsize=9,
             color="#555555",
         )
-        small.set_in_layout(False)  # a long one shall not make the axes narrow
+        small.set_in_layout(False)  # or a long one would make the axes narrow
 
 
 def tidy(axes: Axes, *, grid: Literal["", "x", "y", "both"] = "y") -> None:
-    """A light frame, thousands with commas, a grid that does not shout."""
+    """A light frame, thousands with commas, a pale grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
     axes.tick_params(labelsize=9, color=FAINT, labelcolor=INK)
@@ -137,3 +137,8 @@ def thin(
         np.array([extreme(values[each]) for each in stretches for extreme in (np.min, np.max)]) for values in series
     ]
     return (kept_at, *kept)
+
+
+def capital(text: str) -> str:
+    """The text with its first letter as a capital."""
+    return text[:1].upper() + text[1:]

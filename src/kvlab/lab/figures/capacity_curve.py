@@ -1,0 +1,99 @@
+"""How many sequences fit, over their mean length: what the planner computes, and what runs measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from kvlab.lab.capacity import CapacityCurve, capacity_curve
+from kvlab.lab.figures import style
+from kvlab.lab.records import RunRecord
+
+_MARKERS, _DASHES = "osD^vP", ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCapacity:
+    """The most sequences that a run had at once, and their mean length in tokens."""
+
+    backend: str
+    mean_tokens: float
+    sequences: float
+
+
+def capacity_figure(records: Sequence[RunRecord]) -> Figure | None:
+    """The planner's curves for the cache that most of the runs had, with those runs' measurements on them; None
+    where no run recorded how large its cache was.
+    """
+    sizes = [_cache_of(record) for record in records]
+    known = Counter(size for size in sizes if size is not None)
+    if not known:
+        return None
+    ((kv_bytes, per_token, longest), _), *_ = known.most_common(1)
+    chosen = [record for record, size in zip(records, sizes, strict=True) if size == (kv_bytes, per_token, longest)]
+    setting = chosen[0].config.get("kv.block_size")
+    block = setting if isinstance(setting, int) else 16
+    # Whole blocks, from a thirty-second of the longest: between them the curve has steps that a line would cut.
+    lengths = sorted({max(1, round(longest * 2 ** (-step / 4) / block)) * block for step in range(4 * 5 + 1)})
+    curves = capacity_curve(kv_bytes, per_token, max_seq_len=longest, block_size=block, lengths=lengths)
+    measured = [point for record in chosen if (point := measured_capacity(record)) is not None]
+    heading = f"Sequences that fit in {kv_bytes // per_token:,} token slots, by their mean length"
+    return draw_capacity(curves, measured, heading)
+
+
+def measured_capacity(record: RunRecord) -> MeasuredCapacity | None:
+    """The most sequences that a run had at once, and the mean of their stored tokens when they stored most."""
+    most = [(step.running, step.pool.tokens_stored) for step in record.steps() if step.running and step.pool]
+    running, tokens = max(most, default=(0, 0))
+    backend = str(record.config.get("kv.backend", record.name))
+    return MeasuredCapacity(backend, tokens / running, running) if tokens else None
+
+
+def draw_capacity(curves: Sequence[CapacityCurve], measured: Sequence[MeasuredCapacity], heading: str) -> Figure:
+    """A curve and points for each backend, on logarithmic axes. Backends get colours, dashes and marks in their
+    order.
+    """
+    figure = style.new_figure(4.6)
+    axes = figure.add_subplot()
+    style.tidy(axes, grid="both")
+    axes.set_xlabel("mean length of a sequence, tokens")
+    axes.set_ylabel("sequences at once")
+    backends = dict.fromkeys([*(curve.backend for curve in curves), *(point.backend for point in measured)])
+    for number, backend in enumerate(backends):
+        colour, dashes = style.LINES[number % len(style.LINES)], _DASHES[number % len(_DASHES)]
+        for curve in (curve for curve in curves if curve.backend == backend):
+            planned: Any = {"color": colour, "linestyle": dashes, "label": f"{backend}, planned"}
+            axes.plot(curve.lengths, curve.sequences, linewidth=1.8, **planned)
+        mine = [point for point in measured if point.backend == backend]
+        if mine:
+            marks: Any = {"linestyle": "none", "marker": _MARKERS[number % len(_MARKERS)], "markersize": 8}
+            axes.plot(
+                [point.mean_tokens for point in mine],
+                [point.sequences for point in mine],
+                markerfacecolor=colour,
+                markeredgecolor="white",
+                label=f"{backend}, measured",
+                **marks,
+            )
+    style.title(axes, heading)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.minorticks_off()
+    for axis in (axes.xaxis, axes.yaxis):
+        style.plain(axis)
+    style.legend(axes, columns=4, bbox_to_anchor=(0, -0.14))
+    return figure
+
+
+def _cache_of(record: RunRecord) -> tuple[int, int, int] | None:
+    """Bytes of the cache, bytes of a token, and the longest sequence, where the run recorded them."""
+    found = (
+        record.metrics.get("capacity/kv_bytes"),
+        record.facts.get("kv_bytes_per_token"),
+        record.config.get("model.max_seq_len"),
+    )
+    return (int(found[0]), int(found[1]), int(str(found[2]))) if all(found) else None  # type: ignore[arg-type]
