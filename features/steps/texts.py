@@ -17,7 +17,7 @@ from kvlab.kv.view import CacheView
 
 @dataclass
 class Texts(Memory):
-    """A pool that is told its sequences' tokens.
+    """A pool that knows its sequences' tokens.
 
     K and V of a token are a function of it and of every token before it: whoever is given blocks of another text
     reads something else than what is `written`, which is computed apart from the pool.
@@ -43,8 +43,9 @@ class Texts(Memory):
     def open_text(self, name: str, tokens: Sequence[int], salt: Salt = None) -> None:
         """Begin a text of these tokens; what is cached of it is there at once."""
         self._remember()
-        slot = self.pool.allocate_slot(token_ids=tokens, salt=salt)
-        self.slots[name], self.tokens[name] = slot, list(tokens)
+        known = list(tokens)  # the pool reads it as the text grows
+        slot = self.pool.allocate_slot(token_ids=known, salt=salt)
+        self.slots[name], self.tokens[name] = slot, known
         self.found[name] = self.pool.cached_tokens(slot)
         self.computed[name] = len(tokens) - self.found[name]
         self.written[name] = self.content(tokens)[: self.length(name)]
@@ -61,8 +62,8 @@ class Texts(Memory):
     def fork(self, name: str, source: str) -> None:
         """Begin a text with all that another has."""
         self._remember()
-        self.slots[name] = self.pool.fork_slot(self.slots[source])
         self.tokens[name] = list(self.tokens[source])
+        self.slots[name] = self.pool.fork_slot(self.slots[source], self.tokens[name])
         self.written[name] = self.written[source].clone()
         self.audit()
 
@@ -80,12 +81,10 @@ class Texts(Memory):
         super().step(growth, during, torch.cat(parts))
 
     def know(self, name: str, length: int, like: str | None = None) -> None:
-        """Tell the pool a text's tokens up to `length`, new ones or those of another."""
+        """Append a text's tokens up to `length`, new ones or those of another, to the list that the pool reads."""
         known = self.tokens[name]
         source = self.tokens[like][len(known) : length] if like else self.new_tokens_of(max(length - len(known), 0))
-        for token in source:
-            self.pool.extend_tokens([self.slots[name]], [token])
-            known.append(token)
+        known += source
 
     def content(self, tokens: Sequence[int]) -> torch.Tensor:
         """K and V of a text, `[tokens, layers, 2, kv_heads, head_dim]`."""
@@ -121,7 +120,7 @@ def books(memory: Memory) -> dict[str, Any]:
         "lengths": {slot: pool.get_seq_len(slot) for slot in pool.tables.live},
         "references": [pool.allocator.ref_count(block) for block in range(pool.allocator.num_blocks)],
         "owners": {slot: pool.allocator.owned_blocks(slot) for slot in range(len(pool.tables.counts))},
-        "content": {block: id(node) for block, node in pool.index.items()} if pool.index is not None else {},
+        "content": {block: id(pool.allocator.content(block)) for block in range(pool.allocator.num_blocks)},
         "stats": pool.stats(),
         "keys": memory.storage.keys.tolist(),
         "values": memory.storage.values.tolist(),

@@ -131,22 +131,23 @@ class PoolInvariants(RuleBasedStateMachine):
     def the_index_keeps_no_node_for_nothing(self) -> None:
         if self.pool.index is None:
             return
-        needed = set()
-        for node in (node for _, node in self.pool.index.items()):
+        needed, roots = set(), set()
+        assert self.pool._sharing is not None
+        waiting = [node for each in self.pool._sharing._slots.values() for node in each.pending]
+        for node in (*self.pool.allocator._contents.values(), *waiting):
             above = node
             while above.parent is not None:
                 needed.add(id(above))
                 above = above.parent
-        known = {id(node) for node in self.pool.index._nodes.values()}
-        assert needed <= known
-        waiting = {id(node) for each in self.pool._sharing._slots.values() for node in each.nodes}  # type: ignore[union-attr]
-        assert known - needed <= waiting
+            roots.add(above.tokens)
+        assert {id(node) for node in self.pool.index.nodes()} == needed
+        assert set(self.pool.index._roots) == roots
 
     @invariant()
     def figures_are_those_of_the_model(self) -> None:
         pool, stats, references = self.pool, self.pool.stats(), self.references()
         self.rewound &= set(references)
-        held = {block: int(pool._occupancy._held[block]) for block in references}
+        held = {block: int(pool._ledger.occupancy._held[block]) for block in references}
         for block, holders in self.holders().items():
             sure = self.held(block, holders[0][0])
             assert held[block] == sure or (block in self.rewound and sure < held[block] <= pool.block_size)

@@ -108,14 +108,12 @@ class PoolMachine(SequenceRules):
         return True
 
     def know(self, slot: int, length: int, extra: list[int]) -> None:
-        """Give a slot tokens of this length, and tell the pool, one by one as a decoder would."""
+        """Give a slot tokens of this length; the pool reads the list."""
         content = self.model[slot]
         for token in extra:
             if len(content.tokens) >= length:
                 return
             content.tokens.append(token if content.told else next(self.unknown))
-            if content.told:
-                self.pool.extend_tokens([slot], [token])
 
     def lacking(self, slots: list[int], new: list[int]) -> dict[int, int]:
         """Blocks that each slot's step takes: its table's growth, and copies of blocks that others hold too."""
@@ -168,7 +166,6 @@ class PoolMachine(SequenceRules):
         view = self.pool.view(slots, new)
         assert view.lengths == [before[slot] + tokens for slot, tokens in zip(slots, new, strict=True)]
         assert view.num_new == new
-        assert view.is_paged is self.pool.is_paged()
         for slot in lacking:
             self.model[slot].blocks = max(
                 self.model[slot].blocks, self.blocks_for(before[slot] + new[slots.index(slot)])

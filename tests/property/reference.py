@@ -76,7 +76,6 @@ def look(pool: BlockPool, slots: list[int]) -> CacheView:
         pool.storage,
         np.asarray(slots, dtype=np.int64),
         np.zeros(len(slots), dtype=np.int64),
-        is_paged=pool.is_paged(),
         on_advance=lambda rows, new: None,
         on_rollback=lambda rows: None,
     )
@@ -87,8 +86,8 @@ def indexed(pool: BlockPool) -> dict[Key, int]:
     if pool.index is None:
         return {}
     found = {}
-    for block, node in pool.index.items():
-        salt = next(salt for salt in SALTS if pool.index._roots.get(salt) is _root(node))
+    for block, node in pool.allocator._contents.items():
+        salt = next(salt for salt in SALTS if pool.index._roots.get(repr(salt).encode()) is _root(node))
         found[salt, _tokens(node)] = block
     return found
 
@@ -98,9 +97,11 @@ def _root(node: Prefix) -> Prefix:
 
 
 def _tokens(node: Prefix) -> tuple[int, ...]:
+    if node.parent is None:
+        return ()
     own = array("q")
     own.frombytes(node.tokens)
-    return (*(_tokens(node.parent) if node.parent is not None else ()), *own)
+    return (*_tokens(node.parent), *own)
 
 
 def state(pool: BlockPool) -> tuple[object, ...]:
@@ -114,7 +115,7 @@ def state(pool: BlockPool) -> tuple[object, ...]:
         {}
         if sharing is None
         else {
-            slot: (list(each.tokens), list(map(id, each.nodes)), each.settled, each.indexable)
+            slot: (list(each.tokens), id(each.node), list(map(id, each.pending)), each.computed, each.known)
             for slot, each in sharing._slots.items()
         }
     )
@@ -127,10 +128,12 @@ def state(pool: BlockPool) -> tuple[object, ...]:
         cached,
         dict(getattr(policy, "_hits", {})),
         indexed(pool),
-        len(pool.index._nodes) if pool.index is not None else 0,
+        {id(node): node.uses for node in pool.index.nodes()} if pool.index is not None else {},
+        set(pool.index._roots) if pool.index is not None else set(),
         contents,
         set() if sharing is None else set(sharing._pending),
-        dict(pool._reserved),
+        pool.tables.reserved.tolist(),
+        set(pool._copies._watched),
         pool.free_slot_count(),
         pool.free_token_capacity(),
         pool.stats(),

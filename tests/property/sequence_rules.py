@@ -116,6 +116,7 @@ class SequenceRules(PoolInvariants):
         self, tokens: list[int], salt: Salt, *, told: bool = True, keep_free: int = 0, resumed: bool = False
     ) -> int | None:
         """Open a slot; None if that was refused."""
+        tokens = list(tokens)  # the pool keeps it
         arguments: dict[str, Any] = {"token_ids": tokens} if told else {"initial_tokens": len(tokens)}
         arguments |= {"salt": salt, "keep_free": keep_free, "resumed": resumed}
         hits = self.hits(tokens, salt) if self.sharing and told else []
@@ -137,7 +138,7 @@ class SequenceRules(PoolInvariants):
             slot = self.pool.allocate_slot(**arguments)
         assert slot not in self.model
         assert self.pool.tables.blocks(slot)[: len(hits)] == hits
-        content = Content(salt, list(tokens), told, self.blocks_for(len(tokens)))
+        content = Content(salt, tokens, told, self.blocks_for(len(tokens)))
         content.stored = len(hits) * self.pool.block_size
         content.length = min(content.stored, max(len(tokens) - 1, 0))
         assert self.pool.cached_tokens(slot) == content.length
@@ -163,16 +164,17 @@ class SequenceRules(PoolInvariants):
                 self.pool.fork_slot(slot, rerun_last=rerun)
             return
         own = 0 if self.pool.is_paged() else 1
+        source = self.model[slot]
+        tokens = list(source.tokens)
         if own > self.free_blocks:
             with self.refused(OutOfBlocksError):
-                self.pool.fork_slot(slot, rerun_last=rerun)
+                self.pool.fork_slot(slot, tokens, rerun_last=rerun)
             return
         with self.taking(own):
-            copy = self.pool.fork_slot(slot, rerun_last=rerun)
+            copy = self.pool.fork_slot(slot, tokens, rerun_last=rerun)
         assert copy not in self.model
-        source = self.model[slot]
         length = source.length - (1 if rerun and source.length else 0)
-        self.model[copy] = replace(source, tokens=list(source.tokens), length=length, pending=dict(source.pending))
+        self.model[copy] = replace(source, tokens=tokens, length=length, pending=dict(source.pending))
         same = self.pool.tables.blocks(slot) == self.pool.tables.blocks(copy)
         assert same == (self.pool.is_paged() or not source.blocks)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools.paged import PagedKVCachePool
+from kvlab.kv.prefix import Prefix
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 
@@ -26,6 +27,11 @@ def sharing(
         prefix_sharing=True,
         eviction=EVICTION_POLICIES.get(eviction)(),
     )
+
+
+def content(number: int) -> Prefix:
+    """A content that no other number has."""
+    return Prefix(None, number.to_bytes(8, "little"), number)
 
 
 def store(pool: BlockPool, slots: list[int], new: list[int]) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvlab.errors import BlockError, KvlabError, OutOfBlocksError
 from kvlab.kv.allocator import BlockAllocator
+from tests.unit.pools import content
 
 
 def snapshot(allocator: BlockAllocator) -> tuple[object, ...]:
@@ -170,10 +171,10 @@ class TestShare:
     def test_an_unreferenced_block_with_content_is_taken_out_of_the_queue(self) -> None:
         allocator = BlockAllocator(3)
         held, cached = allocator.allocate(2)
-        allocator.set_content(cached)
+        allocator.set_content(cached, content(1))
         assert allocator.free([cached]) == [cached]
         assert (allocator.num_free(), allocator.num_evictable()) == (2, 1)
-        assert allocator.share([held, cached, cached]) == [cached]  # the revived one, once
+        assert allocator.share([held, cached, cached]) == [cached]  # the one taken from the queue, once
         assert [allocator.ref_count(block) for block in (held, cached)] == [2, 2]
         assert (allocator.num_free(), allocator.num_evictable(), allocator.total_allocated) == (1, 0, 3)
 

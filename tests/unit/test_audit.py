@@ -65,19 +65,40 @@ class TestAudit:
 
     def test_content_that_the_allocator_does_not_know_of(self) -> None:
         pool, block = self.with_cached_block()
-        pool.allocator.clear_content(block)
+        del pool.allocator._contents[block]
+        assert self.broken(pool) == [("content", f"block {block}")]
+
+    def test_a_running_block_that_the_index_alone_knows_of(self) -> None:
+        pool = sharing()
+        (block,) = pool.tables.blocks(pool.allocate_slot(4))
+        assert pool.index is not None
+        node = pool.index.extend(pool.index.root(), b"tokens")
+        assert node is not None
+        node.block = block
+        assert self.broken(pool) == [("content", f"block {block}")]
+
+    def test_a_cached_block_among_those_without_content(self) -> None:
+        pool, block = self.with_cached_block()
+        pool.allocator._cached.remove(block)
+        pool.allocator._scratch.append(block)
         assert self.broken(pool) == [("content", f"block {block}")]
 
     def test_content_that_the_index_does_not_know_of(self) -> None:
         pool, block = self.with_cached_block()
+        node = pool.allocator.content(block)
+        assert node is not None
+        node.block = None
+        assert self.broken(pool) == [("content", f"block {block}")]
+
+    def test_content_that_the_index_cannot_find(self) -> None:
+        pool, block = self.with_cached_block()
         assert pool.index is not None
-        pool.index.unpublish(block)
+        pool.index._nodes.clear()
         assert self.broken(pool) == [("content", f"block {block}")]
 
     def test_content_that_is_said_to_be_elsewhere(self) -> None:
         pool, block = self.with_cached_block()
-        assert pool.index is not None
-        node = pool.index.content(block)
+        node = pool.allocator.content(block)
         assert node is not None
         node.block = 7
         assert self.broken(pool) == [("content", f"block {block}")]

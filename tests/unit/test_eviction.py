@@ -6,17 +6,17 @@ import pytest
 
 from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.eviction import EVICTION_POLICIES, FifoEviction, LfuEviction
-from tests.unit.pools import sharing, store
+from tests.unit.pools import content, sharing, store
 
 
 def full(policy: str, count: int = 4) -> tuple[BlockAllocator, list[int], list[int]]:
-    """An allocator of `count` blocks, all in use and filled in order; and a list that tells what was evicted."""
-    evicted: list[int] = []
-    allocator = BlockAllocator(count, EVICTION_POLICIES.get(policy)(), evicted.append)
+    """An allocator of `count` blocks, all in use, filled in order; and a list of those that lost their content."""
+    dropped: list[int] = []
+    allocator = BlockAllocator(count, EVICTION_POLICIES.get(policy)(), lambda node: dropped.append(node.key))
     blocks = allocator.allocate(count)
     for block in blocks:
-        allocator.set_content(block)
-    return allocator, blocks, evicted
+        allocator.set_content(block, content(block))
+    return allocator, blocks, dropped
 
 
 def hit(allocator: BlockAllocator, block: int) -> None:
@@ -55,7 +55,7 @@ class TestOrder:
         for _ in range(5):
             hit(allocator, a)
         assert allocator.allocate(1) == [a]
-        allocator.set_content(a)  # another content
+        allocator.set_content(a, content(9))
         allocator.free([b])
         hit(allocator, b)
         allocator.free([a])
@@ -65,7 +65,7 @@ class TestOrder:
         allocator, (a, b, c, _), _ = full("fifo")
         allocator.free([a])
         assert allocator.allocate(1) == [a]
-        allocator.set_content(a)
+        allocator.set_content(a, content(9))
         allocator.free([a, b, c])
         assert allocator.allocate(3) == [b, c, a]
 
@@ -76,6 +76,7 @@ class TestEveryPolicy:
         allocator, (a, b, c, d), evicted = full(policy)
         for block in (b, d):
             allocator.clear_content(block)
+        evicted.clear()
         allocator.free([a, b, c, d])
         assert (allocator.num_free(), allocator.num_evictable()) == (4, 2)
         assert allocator.allocate(2) == [b, d]
@@ -90,18 +91,19 @@ class TestEveryPolicy:
         assert sorted(allocator.allocate(2)) == sorted([b, d])
         assert not allocator.can_allocate(1)
         assert sorted(evicted) == sorted([b, d])
-        assert allocator.has_content(a)
-        assert not allocator.has_content(b)
+        assert allocator.content(a) is not None
+        assert allocator.content(b) is None
 
     def test_content_that_is_cleared_is_scratch(self, policy: str) -> None:
         allocator, (a, b, _, _), evicted = full(policy)
         allocator.free([a, b])
         allocator.clear_content(b)
-        assert allocator.num_evictable() == 1
+        assert (allocator.num_evictable(), evicted) == (1, [b])
         assert allocator.allocate(2) == [b, a]
-        assert evicted == [a]
+        assert evicted == [b, a]
+        assert allocator.evicted_blocks == 1
 
-    def test_a_block_revived_and_released_many_times_is_in_the_queue_once(self, policy: str) -> None:
+    def test_a_block_reused_and_released_many_times_is_in_the_queue_once(self, policy: str) -> None:
         """The heap of a ranked policy is full of outdated entries then."""
         allocator, blocks, _ = full(policy, 6)
         allocator.free(blocks)
@@ -128,19 +130,42 @@ class TestEveryPolicy:
         kept = allocator._cached
         assert len(kept) == 0
         if isinstance(kept, FifoEviction | LfuEviction):
-            assert kept._births == {}
+            assert kept._births == kept._parents == kept._children == {}
         assert getattr(kept, "_filled", {}) == getattr(kept, "_hits", {}) == {}
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu"])
-def test_the_tail_of_a_sequence_is_evicted_before_its_head(policy: str) -> None:
-    pool = sharing(num_blocks=3, eviction=policy)
-    slot = pool.allocate_slot(token_ids=range(12))
-    store(pool, [slot], [12])
-    blocks = pool.tables.blocks(slot)
-    pool.free_slot(slot)
-    for left in (2, 1, 0):
-        other = pool.allocate_slot(4)
-        assert pool.tables.blocks(other) == [blocks[left]]
+@pytest.mark.parametrize("policy", EVICTION_POLICIES.names())
+class TestChildrenBeforeParents:
+    def test_the_tail_of_a_sequence_is_evicted_before_its_head(self, policy: str) -> None:
+        pool = sharing(num_blocks=3, eviction=policy)
+        slot = pool.allocate_slot(token_ids=range(12))
+        store(pool, [slot], [12])
+        blocks = pool.tables.blocks(slot)
+        pool.free_slot(slot)
+        for left in (2, 1, 0):
+            other = pool.allocate_slot(4)
+            assert pool.tables.blocks(other) == [blocks[left]]
+            assert pool.index is not None
+            assert pool.index.match(range(12)) == blocks[:left]
+
+    def test_a_parent_goes_after_the_last_of_its_children(self, policy: str) -> None:
+        """Also one that was filled, unreferenced and hit before the children were there."""
+        pool = sharing(num_blocks=4, eviction=policy)
+        for tokens in ([1] * 4, [1] * 4 + [2] * 4, [1] * 4 + [3] * 4):
+            slot = pool.allocate_slot(token_ids=tokens)
+            store(pool, [slot], [len(tokens) - pool.get_seq_len(slot)])
+            pool.free_slot(slot)
         assert pool.index is not None
-        assert pool.index.match(range(12)) == blocks[:left]
+        (parent,) = pool.index.match([1] * 4)
+        taken = [pool.allocator.allocate(1)[0] for _ in range(4)]
+        assert taken[-1] == parent
+
+    def test_a_parent_whose_child_is_used_again_may_go(self, policy: str) -> None:
+        parent, child = content(0), content(1)
+        child.parent = parent
+        allocator = BlockAllocator(2, EVICTION_POLICIES.get(policy)())
+        for block, node in zip(allocator.allocate(2), (parent, child), strict=True):
+            allocator.set_content(block, node)
+        allocator.free([1, 0])
+        allocator.share([1])
+        assert allocator.allocate(1) == [0]

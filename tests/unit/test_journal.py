@@ -12,6 +12,7 @@ from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.journal import BlockEvent, BlockJournal
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.pools.paged import PagedKVCachePool
+from tests.unit.pools import content
 
 A, S, F, C, D = (
     BlockEvent.ALLOCATED,
@@ -34,7 +35,7 @@ def test_each_event_of_a_block_is_written_in_order() -> None:
     journal = BlockJournal()
     allocator = BlockAllocator(2, journal=journal)
     allocator.allocate(2, owner=7)
-    allocator.set_content(0)
+    allocator.set_content(0, content(0))
     allocator.share([0], owner=8)
     allocator.free([1, 0], owner=7)
     allocator.free([0], owner=8)
@@ -57,7 +58,7 @@ def test_content_that_is_taken_back_from_a_free_block_is_dropped() -> None:
     journal = BlockJournal()
     allocator = BlockAllocator(1, journal=journal)
     allocator.allocate(1)
-    allocator.set_content(0)
+    allocator.set_content(0, content(0))
     allocator.free([0])
     allocator.clear_content(0)
     assert [event for _, event, _, _ in entries(journal)] == [A, F, C, D]
@@ -109,20 +110,27 @@ def test_following_the_journal_gives_the_pools_own_counts(seed: int) -> None:
     rng, journal = random.Random(seed), BlockJournal()
     pool = PagedKVCachePool(24, 4, 64, prefix_sharing=True, journal=journal)
     slots: list[int] = []
+    known: dict[int, list[int]] = {}
     for _ in range(300):
         try:
             if rng.random() < 0.3:
                 tokens = [1] * rng.randrange(1, 12) + [rng.randrange(50) for _ in range(rng.randrange(1, 9))]
                 slots.append(pool.allocate_slot(token_ids=tokens))
+                known[slots[-1]] = tokens
                 pool.view(slots[-1:], [len(tokens) - pool.get_seq_len(slots[-1])]).advance()
             elif slots and rng.random() < 0.2:
-                slots.append(pool.fork_slot(rng.choice(slots)))
+                source = rng.choice(slots)
+                tokens = list(known[source])
+                slots.append(pool.fork_slot(source, tokens))
+                known[slots[-1]] = tokens
             elif slots and rng.random() < 0.3:
                 pool.free_slot(slots.pop(rng.randrange(len(slots))))
             elif slots:
                 chosen = rng.sample(slots, rng.randrange(1, len(slots) + 1))
                 chosen = [slot for slot in chosen if pool.get_seq_len(slot) < 60]
-                pool.extend_tokens(chosen, [rng.randrange(50) for _ in chosen])
+                for slot in chosen:
+                    if len(known[slot]) == pool.get_seq_len(slot):
+                        known[slot].append(rng.randrange(50))
                 pool.decode_view(chosen).advance()
         except OutOfBlocksError:
             pass

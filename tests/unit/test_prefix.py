@@ -18,9 +18,16 @@ def publish(index: PrefixIndex, tokens: Sequence[int], blocks: Sequence[int], sa
         node = index.extend(node, *index.split(tokens[entry * size : (entry + 1) * size]))
         if node is None:
             break
-        index.publish(node, block)
+        node.block = block
         nodes.append(node)
     return nodes
+
+
+def drop(index: PrefixIndex, block: int) -> None:
+    """A block has lost its content."""
+    node = next(node for node in index.nodes() if node.block == block)
+    node.block = None
+    index.prune(node)
 
 
 class TestMatch:
@@ -35,7 +42,7 @@ class TestMatch:
     def test_stops_at_the_first_miss(self) -> None:
         index = PrefixIndex(2)
         publish(index, [1, 2, 3, 4, 5, 6], [7, 3, 9])
-        index.unpublish(3)
+        drop(index, 3)
         assert index.match([1, 2, 3, 4, 5, 6]) == [7]
 
     def test_the_same_block_behind_another_prefix_is_another(self) -> None:
@@ -50,7 +57,7 @@ class TestMatch:
     def test_reads_and_changes_nothing(self) -> None:
         index = PrefixIndex(2)
         assert index.match([1, 2], "nobody") == []
-        assert (index._roots, index._nodes, len(index)) == ({}, {}, 0)
+        assert (index._roots, index._nodes) == ({}, {})
 
 
 class TestSalt:
@@ -81,12 +88,13 @@ class TestCollidingHashes:
         for tokens, salt in (([8, 9], None), ([3, 4], None), ([1, 2], "salt"), ([1, 2, 1, 2], "salt")):
             assert index.match(tokens, salt) == []
         assert index.match([1, 2, 1, 2]) == [5]
+        assert len(index._roots) == 1  # no root for a salt whose content was not indexed
 
     def test_the_place_is_free_again_once_its_content_is_gone(self) -> None:
         index = PrefixIndex(2, lambda parent, tokens: 0)
         publish(index, [1, 2], [5])
         assert index.extend(index.root(), *index.split([8, 9])) is None
-        index.unpublish(5)
+        drop(index, 5)
         publish(index, [8, 9], [5])
         assert (index.match([8, 9]), index.match([1, 2])) == ([5], [])
 
@@ -99,27 +107,12 @@ class TestCollidingHashes:
         assert index.match([9]) == []
 
 
-class TestPublish:
-    def test_a_content_is_in_one_block(self) -> None:
-        index = PrefixIndex(2)
-        (node,) = publish(index, [1, 2], [5])
-        assert not index.publish(node, 6)
-        assert (index.match([1, 2]), node.block, len(index)) == ([5], 5, 1)
-        assert (index.content(5), index.content(6)) == (node, None)
-
-    def test_forgetting_what_was_never_published_changes_nothing(self) -> None:
-        index = PrefixIndex(2)
-        publish(index, [1, 2], [5])
-        index.unpublish(6)
-        assert index.match([1, 2]) == [5]
-
-
 class TestEvictedParents:
     def test_a_child_is_found_again_once_its_parent_is_published_anew(self) -> None:
         index = PrefixIndex(2)
         publish(index, [1, 2, 3, 4, 5, 6], [0, 1, 2])
-        index.unpublish(0)
-        index.unpublish(1)
+        drop(index, 0)
+        drop(index, 1)
         assert index.match([1, 2, 3, 4, 5, 6]) == []
         publish(index, [1, 2], [7])
         assert index.match([1, 2, 3, 4, 5, 6]) == [7]
@@ -132,7 +125,12 @@ class TestEvictedParents:
         publish(index, [1, 2, 3, 4, 5, 6], [0, 1, 2])
         publish(index, [1, 2, 9, 9], [0, 3])
         for left, block in enumerate(order, start=1):
-            index.unpublish(block)
-            assert len(index) == 4 - left
-        assert index._nodes == {}
-        assert index.root().children == 0
+            drop(index, block)
+            assert sum(node.block is not None for node in index.nodes()) == 4 - left
+        assert (index._nodes, index._roots) == ({}, {})
+
+    def test_a_long_prompt_is_found_whole(self) -> None:
+        """Tokens are packed some blocks at a time."""
+        index, tokens = PrefixIndex(2), list(range(301))
+        publish(index, tokens, range(150))
+        assert index.match(tokens) == list(range(150))

@@ -106,9 +106,10 @@ class TestHits:
 
     def test_what_was_decoded_is_shared_too(self) -> None:
         pool = sharing()
-        slot = computed(pool, PROMPT[:3])
+        tokens = PROMPT[:3]
+        slot = computed(pool, tokens)
         for token in (*PROMPT[3:], 1):
-            pool.extend_tokens([slot], [token])
+            tokens.append(token)
             write(pool, [slot], [1])
         follower = pool.allocate_slot(token_ids=[*PROMPT, 1, 2])
         assert pool.get_seq_len(follower) == 8
@@ -120,16 +121,27 @@ class TestHits:
         store(pool, [slot], [8])
         assert pool.stats().blocks_cached == 0
         pool.free_slot(slot)
-        assert (pool.stats().blocks_cached, len(pool.index or ())) == (0, 0)
+        assert pool.stats().blocks_cached == 0
 
-    def test_tokens_told_behind_unknown_ones_are_not_taken_for_a_prompt(self) -> None:
+    def test_tokens_behind_unknown_ones_are_not_taken_for_a_prompt(self) -> None:
+        """A step computed a token that the list did not have: what is appended later stands elsewhere."""
         pool = sharing()
-        slot = pool.allocate_slot(4)
+        tokens: list[int] = []
+        slot = pool.allocate_slot(token_ids=tokens)
         write(pool, [slot], [4])
-        for token in PROMPT[:4]:
-            pool.extend_tokens([slot], [token])
+        for token in (*PROMPT[:4], *PROMPT[:4]):
+            tokens.append(token)
             write(pool, [slot], [1])
         assert pool.cached_tokens(pool.allocate_slot(token_ids=[*PROMPT[:4], 1])) == 0
+
+    def test_blocks_filled_by_a_fork_without_a_list_of_its_own_are_not_shared(self) -> None:
+        pool = sharing()
+        tokens = list(PROMPT)
+        slot = computed(pool, tokens)
+        copy = pool.fork_slot(slot)
+        tokens += [1] * 4  # of the source alone
+        write(pool, [copy], [4])
+        assert pool.cached_tokens(pool.allocate_slot(token_ids=[*PROMPT, 1, 1, 1, 1, 1])) == 8
 
     def test_a_pool_that_does_not_share_finds_nothing(self) -> None:
         pool = paged()
@@ -237,7 +249,8 @@ class TestSameStep:
         pool.reserve([first], [8])
         second = pool.allocate_slot(token_ids=PROMPT)
         pool.view([first, second], [8, 1]).rollback()
-        assert len(pool.index or ()) == 0
+        assert pool.index is not None
+        assert (list(pool.index.nodes()), pool.index._roots) == ([], {})
         assert pool.audit() == []
         assert pool.get_seq_len(pool.allocate_slot(token_ids=PROMPT)) == 0
         pool.free_slot(second)
@@ -265,7 +278,8 @@ class TestSameStep:
         slot = pool.allocate_slot(token_ids=PROMPT)
         pool.reserve([slot], [8])
         pool.free_slot(slot)
-        assert (len(pool.index or ()), pool.stats().blocks_cached, pool.audit()) == (0, 0, [])
+        assert pool.index is not None
+        assert (list(pool.index.nodes()), pool.stats().blocks_cached, pool.audit()) == ([], 0, [])
 
     @pytest.mark.parametrize("make_pool", [sharing, paged])
     def test_a_slot_freed_in_a_step_leaves_the_others_theirs(
@@ -327,12 +341,12 @@ class TestFork:
     @pytest.mark.parametrize("share", [False, True])
     def test_copy_on_write_leaves_the_other_bit_for_bit(self, share: bool) -> None:
         pool = sharing() if share else paged()
-        slot = computed(pool, [*PROMPT[:6]])
+        tokens = PROMPT[:6]
+        slot = computed(pool, tokens)
         expected = contents(pool, slot)
-        copy = pool.fork_slot(slot)
+        copy = pool.fork_slot(slot, [*tokens, 1])
         assert pool.tables.blocks(copy) == pool.tables.blocks(slot)
         assert (pool.stats().blocks_in_use, pool.stats().tokens_stored) == (2, 6)
-        pool.extend_tokens([copy], [1])
         write(pool, [copy], [1])
         assert pool.tables.blocks(copy)[0] == pool.tables.blocks(slot)[0]
         assert pool.tables.blocks(copy)[1] != pool.tables.blocks(slot)[1]
@@ -340,7 +354,7 @@ class TestFork:
         assert equal(contents(pool, copy, 6), expected)  # on every layer
         stats = pool.stats()
         assert (pool.counters().cow_copies, stats.blocks_in_use, stats.tokens_stored) == (1, 3, 9)
-        pool.extend_tokens([slot], [2])
+        tokens.append(2)
         write(pool, [slot], [1])  # nobody else holds its tail any more
         assert pool.counters().cow_copies == 1
         assert equal(contents(pool, slot, 6), expected)
@@ -407,14 +421,3 @@ class TestFork:
             assert state(pool) == before
         pool.view([slot], [8]).advance()
         pool.fork_slot(slot)
-
-
-class TestExtendTokens:
-    @pytest.mark.parametrize(("slots", "tokens"), [([0, 99], [1, 2]), ([0], [1, 2]), ([0, 1], [1])])
-    def test_a_call_that_is_refused_changes_nothing(self, slots: list[int], tokens: list[int]) -> None:
-        pool = sharing()
-        assert [computed(pool, PROMPT), computed(pool, [1, 2])] == [0, 1]
-        before = state(pool)
-        with pytest.raises((SlotError, ValueError)):
-            pool.extend_tokens(slots, tokens)
-        assert state(pool) == before

@@ -251,8 +251,6 @@ class Engine:
         booked = self._booked
         booked.sampled += len(result.token_ids)
         sampled = zip(result.token_ids, result.logprobs or repeat(None), strict=False)
-        slots: list[int] = []
-        appended: list[int] = []
         silent = self._detokenize is None and not self._readers  # nobody waits for a token of this pass
         for sequence, count in plan.scheduled:
             before, known = sequence.num_computed, len(sequence.token_ids)
@@ -282,10 +280,6 @@ class Engine:
             goes_on = known + 1 < sequence.max_total_tokens and token not in sequence.stop_token_ids
             if not (silent and goes_on):
                 self._tell(sequence, token)
-            if sequence.slot is not None:
-                slots.append(sequence.slot)
-                appended.append(token)
-        self.pool.extend_tokens(slots, appended)
 
     def _fork(self, first: Sequence) -> None:
         """The prompt is computed: let the request's other samples start from it. Those that find no room wait at
@@ -295,7 +289,7 @@ class Engine:
         for sequence in first.siblings:
             try:
                 if self.scheduler.has_room():
-                    sequence.slot = self.pool.fork_slot(slot_of(first), rerun_last=True)
+                    sequence.slot = self.pool.fork_slot(slot_of(first), sequence.token_ids, rerun_last=True)
             except OutOfBlocksError:
                 pass
             if sequence.slot is None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from kvlab.errors import BlockError, OutOfBlocksError
 from kvlab.kv.eviction import EvictionPolicy, LruEviction
 from kvlab.kv.journal import BlockEvent, BlockJournal
+from kvlab.kv.prefix import Prefix
 
 
 class BlockAllocator:
@@ -22,16 +23,17 @@ class BlockAllocator:
     total. A call that raises has changed nothing. A block costs O(1), plus what the eviction policy takes for one
     with content.
 
-    A block may have content, set and cleared by whoever indexes it (`set_content`, `clear_content`); taking such a
-    block from the queue is its eviction, told to `on_evict` beforehand. References may have owners, so that
-    those of an owner that is gone can be found. With a `journal`, what happens to each block is written there.
+    Which block has which content is stored here and nowhere else (`set_content`, `content`); the content's node
+    names its block. Taking a block with content from the queue is its eviction. `on_drop` is given a content that
+    has lost its block. References may have owners, so that those of an owner that is gone can be found. With a
+    `journal`, what happens to each block is written there.
     """
 
     def __init__(
         self,
         num_blocks: int,
         eviction: EvictionPolicy | None = None,
-        on_evict: Callable[[int], None] = lambda block: None,
+        on_drop: Callable[[Prefix], None] | None = None,
         journal: BlockJournal | None = None,
     ) -> None:
         if isinstance(num_blocks, bool) or not isinstance(num_blocks, int) or num_blocks < 0:
@@ -41,9 +43,9 @@ class BlockAllocator:
         # The queue's head is the list's end, so that taking and returning blocks moves no other.
         self._scratch = list(range(num_blocks - 1, -1, -1))
         self._cached = LruEviction() if eviction is None else eviction  # unreferenced, with content
-        self._content: set[int] = set()
+        self._contents: dict[int, Prefix] = {}
         self._owned: dict[Hashable, Counter[int]] = {}
-        self._on_evict = on_evict
+        self._on_drop = on_drop or (lambda node: None)
         self._journal = journal
         self.num_references = 0
         self.total_allocated = 0  # blocks handed out since the start
@@ -72,9 +74,9 @@ class BlockAllocator:
         self._check_id(block)
         return self._references[block]
 
-    def has_content(self, block: int) -> bool:
-        """Whether a block holds content that can be shared."""
-        return block in self._content
+    def content(self, block: int) -> Prefix | None:
+        """The content of a block that can be shared, if it has one."""
+        return self._contents.get(block)
 
     def allocated_block_ids(self) -> set[int]:
         """The blocks with at least one reference."""
@@ -84,6 +86,10 @@ class BlockAllocator:
         """The blocks in the free queue."""
         return {*self._scratch, *self._cached.blocks()}
 
+    def evictable_block_ids(self) -> set[int]:
+        """The blocks in the free queue that hold content."""
+        return set(self._cached.blocks())
+
     def allocate(self, count: int, owner: Hashable = None) -> list[int]:
         """Take `count` blocks from the head of the queue, each with one reference. 0 takes none.
 
@@ -91,27 +97,22 @@ class BlockAllocator:
         """
         if type(count) is not int or count < 0:
             raise ValueError(f"count={count!r}: must be a whole number of blocks, at least 0")
-        scratch, references = self._scratch, self._references
-        if 0 < count <= len(scratch):
-            blocks = scratch[: -count - 1 : -1]
-            del scratch[-count:]
-        elif not count:
-            return []
-        else:
-            evict = count - len(scratch)
-            if evict > len(self._cached):
-                raise OutOfBlocksError(count, self.num_free(), self.num_blocks, evictable=len(self._cached))
-            blocks = scratch[::-1]
-            scratch.clear()
-            blocks += self._evict(evict)
-        for block in blocks:
-            references[block] = 1
-        self.num_references += count
-        self.total_allocated += count
-        if owner is not None:
+        blocks, evicted = self._take(count)
+        self.evictions += evicted > 0
+        if owner is not None and blocks:
             self._own(blocks, owner)
-        if self._journal is not None:
+        if self._journal is not None and blocks:
             self._journal.add(BlockEvent.ALLOCATED, blocks, owner)
+        return blocks
+
+    def allocate_each(self, owners: Sequence[Hashable]) -> list[int]:
+        """One block for each owner, as `allocate(1, owner)` for one after the other. Raises OutOfBlocksError."""
+        blocks, evicted = self._take(len(owners))
+        self.evictions += evicted
+        for block, owner in zip(blocks, owners, strict=True):
+            self._own((block,), owner)
+            if self._journal is not None:
+                self._journal.add(BlockEvent.ALLOCATED, (block,), owner)
         return blocks
 
     def share(self, blocks: Iterable[int], owner: Hashable = None) -> list[int]:
@@ -120,26 +121,26 @@ class BlockAllocator:
         Raises BlockError for one that is neither allocated nor holds content.
         """
         blocks = list(blocks)
-        revived = []
+        reused = []
         for block in blocks:
             self._check_id(block)
-            if not self._references[block] and block not in self._content:
+            if not self._references[block] and block not in self._contents:
                 raise BlockError(f"share: block {block} is neither allocated nor cached")
         for block in blocks:
             if not self._references[block]:
                 self._cached.remove(block)
-                revived.append(block)
+                reused.append(block)
             self._references[block] += 1
         self.num_references += len(blocks)
-        self.total_allocated += len(revived)
+        self.total_allocated += len(reused)
         if owner is not None:
             self._own(blocks, owner)
         if self._journal is not None:
             self._journal.add(BlockEvent.SHARED, blocks, owner)
-        return revived
+        return reused
 
-    def touch(self, blocks: Iterable[int]) -> None:
-        """Tell the eviction policy that the content of these blocks was used."""
+    def touch(self, blocks: Sequence[int]) -> None:
+        """Record for the eviction policy that the content of these blocks was hit."""
         for block in blocks:
             self._cached.used(block)
 
@@ -170,7 +171,7 @@ class BlockAllocator:
             released = self._drop_references(blocks)
         if self._journal is not None:
             self._journal.add(BlockEvent.FREED, blocks, owner)
-        if self._content:
+        if self._contents:
             self._enqueue(released)
         else:
             self._scratch += released[::-1]
@@ -182,22 +183,22 @@ class BlockAllocator:
             self._disown(blocks, owner)
         return list(released)
 
-    def set_content(self, *blocks: int) -> None:
-        """Say that referenced blocks hold content others may share."""
-        self._content.update(blocks)
-        for block in blocks:
-            self._cached.filled(block)
+    def set_content(self, block: int, node: Prefix) -> None:
+        """A referenced block without content holds a content that is in no other block: others may share it."""
+        self._contents[block] = node
+        node.block = block
+        self._cached.filled(block)
 
     def clear_content(self, block: int) -> None:
-        """Say that a block's content may not be shared any more; unreferenced, it goes to the queue's head."""
-        if block in self._content:
-            self._content.discard(block)
-            if not self._references[block]:
-                self._cached.remove(block)
-                self._scratch.append(block)
-                if self._journal is not None:
-                    self._journal.add(BlockEvent.DROPPED, (block,))
-            self._cached.forget(block)
+        """A block's content may not be shared any more; unreferenced, it goes to the queue's head."""
+        if block not in self._contents:
+            return
+        if not self._references[block]:
+            self._cached.remove(block)
+            self._scratch.append(block)
+            if self._journal is not None:
+                self._journal.add(BlockEvent.DROPPED, (block,))
+        self._drop(block)
 
     def owned_blocks(self, owner: Hashable) -> Counter[int]:
         """An owner's references by block."""
@@ -261,28 +262,48 @@ class BlockAllocator:
                 released.append(block)
         return released
 
-    def _evict(self, count: int) -> list[int]:
-        blocks = [self._cached.victim() for _ in range(count)]
-        self._content.difference_update(blocks)
+    def _take(self, count: int) -> tuple[list[int], int]:
+        """Take blocks from the head of the queue, each with one reference; and how many of them were evicted."""
+        scratch = self._scratch
+        evict = max(count - len(scratch), 0)
+        if evict > len(self._cached):
+            raise OutOfBlocksError(count, self.num_free(), self.num_blocks, evictable=len(self._cached))
+        blocks = scratch[: -(count - evict) - 1 : -1]
+        del scratch[len(scratch) - len(blocks) :]
+        if evict:
+            evicted = [self._cached.victim() for _ in range(evict)]
+            for block in evicted:
+                self._drop(block)
+            if self._journal is not None:
+                self._journal.add(BlockEvent.DROPPED, evicted)
+            self.evicted_blocks += evict
+            blocks += evicted
+        references = self._references
         for block in blocks:
-            self._cached.forget(block)
-            self._on_evict(block)
-        if self._journal is not None:
-            self._journal.add(BlockEvent.DROPPED, blocks)
-        self.evictions += 1
-        self.evicted_blocks += count
-        return blocks
+            references[block] = 1
+        self.num_references += count
+        self.total_allocated += count
+        return blocks, evict
+
+    def _drop(self, block: int) -> None:
+        """A block's content is gone."""
+        node = self._contents.pop(block)
+        node.block = None
+        self._cached.forget(block)
+        self._on_drop(node)
 
     def _enqueue(self, released: Sequence[int]) -> None:
-        plain = []
+        """Blocks without a reference go to the queue: those with content as children of their parents' blocks."""
+        plain, contents = [], self._contents
         for block in released:
-            if block in self._content:
-                self._cached.add(block)
-            else:
+            node = contents.get(block)
+            if node is None:
                 plain.append(block)
+            else:
+                self._cached.add(block, None if node.parent is None else node.parent.block)
         self._scratch += reversed(plain)
         if self._journal is not None and len(plain) < len(released):
-            self._journal.add(BlockEvent.CACHED, [block for block in released if block in self._content])
+            self._journal.add(BlockEvent.CACHED, [block for block in released if block in contents])
 
     def _check_id(self, block: int) -> None:
         if type(block) is not int:
@@ -301,9 +322,11 @@ class BlockAllocator:
         return False
 
     def _own(self, blocks: Sequence[int], owner: Hashable) -> None:
-        owned = self._owned.setdefault(owner, Counter())
+        owned = self._owned.get(owner)
+        if owned is None:
+            owned = self._owned[owner] = Counter()
         if len(blocks) == 1:  # in decoding, and far cheaper than `update`
-            owned[blocks[0]] += 1
+            owned[blocks[0]] = owned.get(blocks[0], 0) + 1
         else:
             owned.update(blocks)
 

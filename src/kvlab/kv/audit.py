@@ -1,4 +1,4 @@
-"""Checks that a pool's tables, its allocator and its index tell the same story."""
+"""Checks that a pool's tables, its allocator and its index agree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class Finding:
 
     Rules: `leaked` (more references than table entries), `dangling` (fewer), `queue` (free with references, or
     the other way round), `conservation` (free + allocated is not the total), `overrun` (tokens beyond a slot's
-    blocks), `content` (index and allocator disagree on what a block holds).
+    blocks), `content` (a block and the index's node of its content do not name each other, or a
+    free block is in the wrong part of the queue).
     """
 
     rule: str
@@ -47,7 +48,7 @@ def audit(allocator: BlockAllocator, tables: BlockTables, index: PrefixIndex | N
         if stored > room or tables.lengths[slot] > stored:
             detail = f"{int(tables.lengths[slot])} tokens computed, {stored} stored, blocks for {room}"
             findings.append(Finding("overrun", f"slot {slot}", detail))
-    return findings + (_contents(allocator, index) if index is not None else [])
+    return findings + _contents(allocator, index)
 
 
 def _references(allocator: BlockAllocator, tables: BlockTables) -> list[Finding]:
@@ -62,16 +63,24 @@ def _references(allocator: BlockAllocator, tables: BlockTables) -> list[Finding]
     return findings
 
 
-def _contents(allocator: BlockAllocator, index: PrefixIndex) -> list[Finding]:
-    findings = []
-    indexed = {block for block, _ in index.items()}
+def _contents(allocator: BlockAllocator, index: PrefixIndex | None) -> list[Finding]:
+    wrong: dict[int, str] = {}
+    evictable, free = allocator.evictable_block_ids(), allocator.free_block_ids()
+    indexed = {id(node) for node in index.nodes()} if index is not None else set()
+    held = set()
     for block in range(allocator.num_blocks):
-        if allocator.has_content(block) != (block in indexed):
-            detail = "indexed, but plain in the queue" if block in indexed else "kept as content, but not indexed"
-            findings.append(Finding("content", f"block {block}", detail, tuple(allocator.holders(block))))
-    for block, node in index.items():
-        if node.block != block:
-            findings.append(
-                Finding("content", f"block {block}", f"its content is said to be in block {node.block}")
-            )
-    return findings
+        node = allocator.content(block)
+        held.add(id(node))
+        if node is not None and node.block != block:
+            wrong[block] = f"its content is said to be in block {node.block}"
+        elif node is not None and id(node) not in indexed:
+            wrong[block] = "its content is not indexed"
+        elif block in free and (node is not None) != (block in evictable):
+            wrong[block] = "free with content, but not evictable" if node else "evictable, but without content"
+    for node in index.nodes() if index is not None else ():
+        if node.block is not None and id(node) not in held:
+            wrong[node.block] = "indexed, but without content"
+    return [
+        Finding("content", f"block {block}", detail, tuple(allocator.holders(block)))
+        for block, detail in sorted(wrong.items())
+    ]

@@ -11,10 +11,10 @@ from kvlab.registry import Registry
 
 
 class EvictionPolicy(ABC):
-    """The unreferenced blocks that hold content, in the order in which they are given up.
+    """The unreferenced blocks that hold content, in the order in which they are evicted.
 
-    A referenced block is never in it. `filled`, `used` and `forget` tell of any block with content, whether it is
-    in it or not: that it got its content, that it was hit, and that its content is gone.
+    A referenced block is never in it. No block goes before one in it whose content continues its own (its child).
+    `filled`, `used` and `forget` are called for any block with content, whether it is in it or not.
     """
 
     @abstractmethod
@@ -22,8 +22,8 @@ class EvictionPolicy(ABC):
         """Blocks that could be evicted."""
 
     @abstractmethod
-    def add(self, block: int) -> None:
-        """A block with content lost its last reference."""
+    def add(self, block: int, parent: int | None = None) -> None:
+        """A block with content lost its last reference. `parent` is the block whose content it continues."""
 
     @abstractmethod
     def remove(self, block: int) -> None:
@@ -52,7 +52,10 @@ EVICTION_POLICIES: Registry[type[EvictionPolicy]] = Registry("kv.eviction")
 
 @EVICTION_POLICIES.register("lru")
 class LruEviction(EvictionPolicy):
-    """Least recently used: the block that has been unreferenced for longest. O(1)."""
+    """Least recently used: the block that has been unreferenced for longest. O(1).
+
+    Children go first of themselves: who uses a block uses its parent too, and gives it up later.
+    """
 
     def __init__(self) -> None:
         self._order: OrderedDict[int, None] = OrderedDict()
@@ -60,7 +63,7 @@ class LruEviction(EvictionPolicy):
     def __len__(self) -> int:
         return len(self._order)
 
-    def add(self, block: int) -> None:
+    def add(self, block: int, parent: int | None = None) -> None:
         """See EvictionPolicy."""
         self._order[block] = None
 
@@ -77,12 +80,18 @@ class LruEviction(EvictionPolicy):
         return self._order
 
 
-class _RankedEviction(EvictionPolicy):
-    """Evicts the block of the lowest rank; a heap whose outdated entries are skipped. O(log n)."""
+class RankedEviction(EvictionPolicy):
+    """Of the blocks without a child in the queue, the one of the lowest rank. O(log n).
+
+    A heap has these leaves, and entries that are outdated, which `victim` skips. A parent enters it when its last
+    child has left the queue.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, int]] = []  # rank, age, block
         self._evictable: dict[int, tuple[int, int, int]] = {}
+        self._parents: dict[int, int] = {}  # of blocks in the queue
+        self._children: dict[int, int] = {}  # how many of them a parent has
         self._births: dict[int, int] = {}  # when each block's content was first unreferenced
         self._clock = 0
 
@@ -93,27 +102,43 @@ class _RankedEviction(EvictionPolicy):
     def rank(self, block: int) -> int:
         """A number; the lowest goes first, the oldest content among equals."""
 
-    def add(self, block: int) -> None:
+    def add(self, block: int, parent: int | None = None) -> None:
         """See EvictionPolicy."""
         self._clock += 1
         entry = (self.rank(block), self._births.setdefault(block, self._clock), block)
         self._evictable[block] = entry
-        heapq.heappush(self._heap, entry)
+        if parent is not None:
+            self._parents[block] = parent
+            self._children[parent] = self._children.get(parent, 0) + 1
+        if block not in self._children:
+            heapq.heappush(self._heap, entry)
 
     def remove(self, block: int) -> None:
         """See EvictionPolicy."""
-        del self._evictable[block]
+        self._take(block)
         if len(self._heap) > 64 + 4 * len(self._evictable):  # mostly outdated entries: start anew
-            self._heap = list(self._evictable.values())
+            self._heap = [entry for block, entry in self._evictable.items() if block not in self._children]
             heapq.heapify(self._heap)
 
     def victim(self) -> int:
         """See EvictionPolicy."""
         while True:
             entry = heapq.heappop(self._heap)
-            if self._evictable.get(entry[2]) == entry:
-                del self._evictable[entry[2]]
-                return entry[2]
+            block = entry[2]
+            if self._evictable.get(block) is entry and block not in self._children:
+                self._take(block)
+                return block
+
+    def _take(self, block: int) -> None:
+        del self._evictable[block]
+        parent = self._parents.pop(block, None)
+        if parent is None:
+            return
+        self._children[parent] -= 1
+        if not self._children[parent]:
+            del self._children[parent]
+            if parent in self._evictable:
+                heapq.heappush(self._heap, self._evictable[parent])
 
     def blocks(self) -> Iterable[int]:
         """See EvictionPolicy."""
@@ -125,7 +150,7 @@ class _RankedEviction(EvictionPolicy):
 
 
 @EVICTION_POLICIES.register("fifo")
-class FifoEviction(_RankedEviction):
+class FifoEviction(RankedEviction):
     """First in, first out: the oldest content, however often it was used since."""
 
     def __init__(self) -> None:
@@ -148,7 +173,7 @@ class FifoEviction(_RankedEviction):
 
 
 @EVICTION_POLICIES.register("lfu")
-class LfuEviction(_RankedEviction):
+class LfuEviction(RankedEviction):
     """Least frequently used: the content with the fewest hits while resident, the oldest among equals."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ class Occupancy:
         """These blocks were handed out anew: what they held is gone."""
         self._held[blocks] = 0
 
-    def revive(self, blocks: Sequence[int]) -> None:
+    def reuse(self, blocks: Sequence[int]) -> None:
         """These blocks are in use again, with what they hold."""
         if blocks:
             self.tokens += int(self._held[blocks].sum())

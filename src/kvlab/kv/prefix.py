@@ -5,21 +5,23 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
+_PIECE = 32  # blocks whose tokens are packed at once: a miss on the first does not pay for a long prompt
+
 
 class Prefix:
-    """A full block's tokens behind a given prefix: a node of the tree of all prefixes known.
+    """A full block's tokens behind a given prefix: a node of the tree of all known prefixes.
 
-    `block` is where their K and V are, None where they are not cached (any more).
+    `block` is where their K and V are; None: they are not cached. The allocator sets and clears it.
     """
 
-    __slots__ = ("block", "children", "key", "parent", "tokens")
+    __slots__ = ("block", "key", "parent", "tokens", "uses")
 
     def __init__(self, parent: Prefix | None, tokens: bytes, key: int) -> None:
         self.parent = parent
         self.tokens = tokens
         self.key = key
         self.block: int | None = None
-        self.children = 0  # nodes that have this one as parent
+        self.uses = 0  # nodes that have this one as parent, and slots that compute it while another block has it
 
 
 def chained_hash(parent: int, tokens: bytes) -> int:
@@ -32,30 +34,22 @@ class PrefixIndex:
 
     The chained hash finds a candidate; its tokens and its parent are compared before it counts, so that prompts
     whose hashes collide never share. Where a key is taken by another content, the later one is not indexed. A
-    node outlives its block while others hang on it, so what is cached behind an evicted block is found again
-    once that block is.
-
-    `match` and `locate` read, `publish` and `unpublish` write; blocks have at most one content, and a content
-    at most one block.
+    node outlives its block while others need it, so what is cached behind an evicted block is found again once
+    that block is computed anew.
     """
 
     def __init__(self, block_size: int, hash_function: Callable[[int, bytes], int] = chained_hash) -> None:
         self.block_size = block_size
         self._hash = hash_function
         self._nodes: dict[int, Prefix] = {}
-        self._roots: dict[Hashable, Prefix] = {}
-        self._by_block: dict[int, Prefix] = {}
-
-    def __len__(self) -> int:
-        return len(self._by_block)
+        self._roots: dict[bytes, Prefix] = {}  # by salt; a root goes with its last node
 
     def match(self, token_ids: Sequence[int], salt: Hashable = None) -> list[int]:
-        """Blocks that hold the longest cached prefix of `token_ids`, in order; whole blocks alone."""
-        root = self._roots.get(salt)
-        if root is None:
+        """Blocks that hold the longest cached prefix of `token_ids`, in order; whole blocks only."""
+        node = self._roots.get(repr(salt).encode())
+        if node is None:
             return []
         blocks: list[int] = []
-        node = root
         nodes, hash_function = self._nodes, self._hash
         for tokens in self.split(token_ids):
             child = nodes.get(hash_function(node.key, tokens))
@@ -66,10 +60,11 @@ class PrefixIndex:
         return blocks
 
     def root(self, salt: Hashable = None) -> Prefix:
-        """The empty prefix of a salt."""
-        root = self._roots.get(salt)
+        """The empty prefix of a salt, for `extend`."""
+        text = repr(salt).encode()
+        root = self._roots.get(text)
         if root is None:
-            root = self._roots[salt] = Prefix(None, b"", self._hash(0, repr(salt).encode()))
+            root = self._roots[text] = Prefix(None, text, self._hash(0, text))
         return root
 
     def extend(self, parent: Prefix, tokens: bytes) -> Prefix | None:
@@ -80,44 +75,30 @@ class PrefixIndex:
         node = self._nodes.get(key)
         if node is None:
             node = self._nodes[key] = Prefix(parent, tokens, key)
-            parent.children += 1
+            parent.uses += 1
         elif node.parent is not parent or node.tokens != tokens:
+            self.prune(parent)
             return None
         return node
 
-    def publish(self, node: Prefix, block: int) -> bool:
-        """Say that `block` holds a node's content; False, changing nothing, if another block does."""
-        if node.block is not None:
-            return False
-        node.block = block
-        self._by_block[block] = node
-        return True
+    def prune(self, node: Prefix) -> None:
+        """Drop a node that has no block and no use, then its parents likewise."""
+        while node.block is None and not node.uses:
+            if node.parent is None:
+                del self._roots[node.tokens]
+                return
+            del self._nodes[node.key]
+            node = node.parent
+            node.uses -= 1
 
-    def unpublish(self, block: int) -> None:
-        """Forget a block's content: it was evicted, or never computed."""
-        node = self._by_block.pop(block, None)
-        if node is None:
-            return
-        node.block = None
-        self._prune(node)
-
-    def content(self, block: int) -> Prefix | None:
-        """The node whose content a block holds."""
-        return self._by_block.get(block)
-
-    def items(self) -> Iterator[tuple[int, Prefix]]:
-        """Every indexed block and its node."""
-        return iter(self._by_block.items())
+    def nodes(self) -> Iterator[Prefix]:
+        """Every node except the roots."""
+        return iter(self._nodes.values())
 
     def split(self, token_ids: Sequence[int]) -> Iterator[bytes]:
         """The tokens of each whole block, 8 bytes a token."""
-        data = array("q", token_ids).tobytes()
-        width = 8 * self.block_size
-        for start in range(0, len(data) - width + 1, width):
-            yield data[start : start + width]
-
-    def _prune(self, node: Prefix) -> None:
-        while node.parent is not None and node.block is None and not node.children:
-            del self._nodes[node.key]
-            node = node.parent
-            node.children -= 1
+        width, piece = 8 * self.block_size, _PIECE * self.block_size
+        for start in range(0, len(token_ids), piece):
+            data = array("q", token_ids[start : start + piece]).tobytes()
+            for begin in range(0, len(data) - width + 1, width):
+                yield data[begin : begin + width]

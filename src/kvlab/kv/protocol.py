@@ -37,38 +37,39 @@ class KVCachePool(Protocol):
         """Open a slot with room for its first tokens at once, all or nothing.
 
         `token_ids` are those tokens, where they are known; they stand for `initial_tokens`, and blocks that hold
-        the same prefix under the same `salt` are shared. `keep_free` blocks have to be left. `resumed` says that
-        the sequence was here before, so that what it finds again is not counted as a hit.
+        the same prefix under the same `salt` are shared. The pool keeps the list and reads it as the sequence
+        grows: append each token before the step that computes it, and change no other. `keep_free` blocks have to
+        be left. `resumed`: the sequence had a slot before, so that what it finds again is not counted as a hit.
+
         Raises OutOfBlocksError if they do not fit now, SlotError if they never will.
         """
         ...
 
-    def fork_slot(self, slot: int, *, rerun_last: bool = False) -> int:
+    def fork_slot(self, slot: int, token_ids: Sequence[int] | None = None, *, rerun_last: bool = False) -> int:
         """Open a second slot with the same tokens; paged shares every block, contiguous copies.
 
-        With `rerun_last` the copy's last token is run once more for its logits, storing nothing.
+        `token_ids` is the copy's own list, which begins with the same tokens; without it, blocks that the copy
+        fills are not shared. With `rerun_last` its last token is run once more for its logits, storing nothing.
 
         Raises OutOfBlocksError, or SlotError for a slot that is dead or in a step.
         """
-        ...
-
-    def extend_tokens(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
-        """Tell each slot the token it computes next, where `token_ids` did not; sharing needs to know it."""
         ...
 
     def reserve(self, slots: Sequence[int], new_tokens: Sequence[int]) -> None:
         """Make room for each slot's tokens of the coming step, for all of them or for none.
 
         Grows tables, copies a shared block that will be written, and lets later slots share what the step fills.
+
         Raises OutOfBlocksError naming the slots that do not fit, SlotError for a slot that is dead, doubled or
-        reserved already.
+        reserved already, and for more tokens than a sequence may have.
         """
         ...
 
     def view(self, slots: Sequence[int], new_tokens: Sequence[int]) -> CacheView:
         """What a step over these slots sees; slots that are not reserved are reserved now.
 
-        The view's `advance` or `rollback` ends the step.
+        The view's `advance` or `rollback` ends the step. Raises as `reserve`, and SlotError where another number of
+        tokens was reserved.
         """
         ...
 

@@ -1,166 +1,170 @@
-"""What each slot's blocks hold, and which of them others may use."""
+"""Prefix sharing: which blocks of a slot others may use, and which of others it uses itself."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvlab.kv.allocator import BlockAllocator
+from kvlab.kv.ledger import BlockLedger
 from kvlab.kv.prefix import Prefix, PrefixIndex
-from kvlab.kv.table import BlockTables
+from kvlab.kv.protocol import Salt
 
 
 @dataclass(slots=True)
-class _Contents:
-    """A slot's tokens, and the index's nodes of its leading full blocks.
+class _Slot:
+    """A slot's tokens, and how many of its blocks are in the tree of prefixes.
 
-    Nodes up to `settled` are of blocks that are computed and that the slot references; those behind it are of
-    blocks that the step in preparation fills.
+    table:  [ computed ......... | pending ...... | not full yet, or not known ]
+                          node ^    nodes of blocks that the step in preparation fills
     """
 
-    tokens: list[int]
-    root: Prefix
-    nodes: list[Prefix] = field(default_factory=list)
-    settled: int = 0
-    indexable: bool = True  # False behind a block whose key another content holds
+    tokens: Sequence[int]
+    salt: Salt
+    known: bool  # False: its tokens are not known, or its next block has no place in the tree
+    computed: int
+    node: Prefix | None  # of the last computed block
+    pending: list[Prefix] = field(default_factory=list)
 
 
 class PrefixSharing:
-    """Publishes full blocks in the index, and finds those of others.
+    """Publishes full blocks, and takes back those whose step failed.
 
-    A block is published when the step that fills it is prepared (`announce`): each layer writes all of the
-    step's K and V before its attention reads, so that a sequence in the same step may share it. If the step
-    fails, `retract` takes it back. If another block holds the content already, the slot keeps its own until the
-    step is done, then `settle` maps its entry to the other and gives its own back.
+    A block is published when the step that fills it is reserved: each layer writes all of the step's K and V
+    before its attention reads, so that a sequence in the same step may share it. If another block holds the content
+    already, the slot computes its own until the step is done, then maps its entry to the other (`settle`). It
+    cannot do so earlier: if the step failed, tokens that it had stored in its own block would be lost.
     """
 
-    def __init__(self, index: PrefixIndex, allocator: BlockAllocator, tables: BlockTables) -> None:
+    def __init__(self, index: PrefixIndex, ledger: BlockLedger) -> None:
         self.index = index
-        self._allocator = allocator
-        self._tables = tables
-        self._slots: dict[int, _Contents] = {}
-        self._tokens: dict[int, list[int]] = {}  # those of `_slots`, which decoding touches in every step
-        self._pending: set[int] = set()  # published, and computed by the step in preparation
+        self.merged_blocks = 0
+        self._ledger = ledger
+        self._allocator = ledger.allocator
+        self._tables = ledger.tables
+        self._slots: dict[int, _Slot] = {}
+        self._pending: set[int] = set()  # blocks that are published but not computed
 
-    def open(self, slot: int, token_ids: Sequence[int], salt: Hashable, hits: int, *, known: bool) -> None:
-        """A slot with these tokens was opened; its first `hits` blocks come from the index. A slot whose tokens are
-        not `known` shares nothing.
-        """
-        contents = _Contents(list(token_ids), self.index.root(salt), settled=hits, indexable=known)
-        for block in self._tables.blocks(slot)[:hits]:
-            node = self.index.content(block)
-            if node is None:
-                raise RuntimeError(f"block {block} was matched but has no content")
-            contents.nodes.append(node)
-        self._slots[slot] = contents
-        self._tokens[slot] = contents.tokens
+    def open(self, slot: int, token_ids: Sequence[int] | None, salt: Salt, hits: Sequence[int]) -> None:
+        """A slot was opened whose first blocks are `hits` of the index. Without `token_ids` it shares nothing."""
+        node = self._allocator.content(hits[-1]) if hits else None
+        self._slots[slot] = _Slot(
+            () if token_ids is None else token_ids, salt, token_ids is not None, len(hits), node
+        )
 
-    def fork(self, slot: int, copy: int) -> None:
-        """Slot `copy` was opened with the same content."""
+    def fork(self, slot: int, copy: int, token_ids: Sequence[int] | None) -> None:
+        """Slot `copy` was opened with the content of `slot`, and goes on with its own `token_ids`."""
         source = self._slots[slot]
-        self._slots[copy] = _Contents(
-            list(source.tokens), source.root, list(source.nodes), source.settled, source.indexable
-        )
-        self._tokens[copy] = self._slots[copy].tokens
+        # Without tokens of its own, the copy's are known as far as they are the source's today.
+        tokens = tuple(source.tokens) if token_ids is None else token_ids
+        self._slots[copy] = _Slot(tokens, source.salt, source.known, source.computed, source.node)
 
-    def close(self, slot: int) -> list[int]:
-        """A slot is about to be freed; returns the blocks it announced and never computed, which are taken back."""
-        retracted = self.retract(slot)
-        del self._slots[slot], self._tokens[slot]
-        return retracted
-
-    def borrowers(self, blocks: list[int]) -> list[int]:
-        """Slots that found one of these blocks when they were opened, or were forked from one that did."""
-        wanted = set(blocks)
-        return [
-            slot
-            for slot, contents in self._slots.items()
-            if not wanted.isdisjoint(self._tables.blocks(slot)[: contents.settled])
-        ]
-
-    def disown(self, slot: int, blocks: list[int]) -> int:
-        """A slot found blocks that hold nothing after all; returns how many entries before them are sound."""
-        contents = self._slots[slot]
-        sound = min(
-            self._tables.blocks(slot).index(block) for block in blocks if block in self._tables.blocks(slot)
-        )
-        del contents.nodes[sound:]
-        contents.settled = sound
-        return sound
-
-    def extend(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
-        """The token that each slot's next step computes, where it is not known yet."""
-        lists = self._tokens
-        for slot, token in zip(slots, tokens, strict=True):
-            lists[slot].append(token)
+    def close(self, slot: int) -> bool:
+        """A slot is about to be freed. As `retract`."""
+        rewound = self.retract([slot])
+        del self._slots[slot]
+        return rewound
 
     def is_pending(self, block: int) -> bool:
-        """Whether a block's content is being computed by the step in preparation."""
+        """Whether a block is published but not computed."""
         return block in self._pending
 
-    def announce(self, slot: int, length: int) -> None:
-        """A step is prepared that brings a slot to `length` tokens: publish the blocks it fills."""
-        contents = self._slots[slot]
-        if length > len(contents.tokens):  # it computes tokens that nobody told: from here on nothing is known
-            contents.indexable = False
-        size, first = self._tables.block_size, len(contents.nodes)
-        full = min(length, len(contents.tokens)) // size
-        if not contents.indexable or first >= full:
-            return
-        blocks = self._tables.entries[slot, first:full].tolist()
-        texts = self.index.split(contents.tokens[first * size : full * size])
-        node = contents.nodes[-1] if contents.nodes else contents.root
-        published = []
-        for block, tokens in zip(blocks, texts, strict=True):
-            child = self.index.extend(node, tokens)
-            if child is None:
-                contents.indexable = False
-                break
-            contents.nodes.append(child)
-            if self.index.publish(child, block):
-                published.append(block)
-            node = child
-        self._allocator.set_content(*published)
-        self._pending.update(published)
-
-    def settle(self, slot: int) -> list[tuple[int, int]]:
-        """The step is done. Returns (entry, other block) for each block it filled whose content another has."""
-        contents = self._slots[slot]
-        duplicates = []
-        first, size = contents.settled, self._tables.block_size
-        blocks = self._tables.entries[slot, first : len(contents.nodes)].tolist()
-        for entry, block in enumerate(blocks, start=first):
-            if contents.nodes[entry].block == block:
-                self._pending.discard(block)
+    def publish(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
+        """A step is reserved that brings each slot to its length: publish the blocks it fills."""
+        size, extend = self._tables.block_size, self.index.extend
+        for slot, length in zip(slots, lengths, strict=True):
+            state = self._slots[slot]
+            if length > len(state.tokens):
+                state.known = False
+            first, end = state.computed, length // size
+            if not state.known or first >= end:
                 continue
-            # What another block held when the step was prepared may have been evicted since.
-            parent = contents.nodes[entry - 1] if entry else contents.root
-            (tokens,) = self.index.split(contents.tokens[entry * size : (entry + 1) * size])
-            node = self.index.extend(parent, tokens)
-            if node is None:
-                del contents.nodes[entry:]
-                contents.indexable = False
-                break
-            contents.nodes[entry] = node
-            self._pending.discard(block)
-            if node.block is None:
-                self.index.publish(node, block)
-                self._allocator.set_content(block)
-            elif node.block != block:
-                duplicates.append((entry, node.block))
-        contents.settled = len(contents.nodes)
-        return duplicates
+            blocks = self._tables.entries[slot, first:end].tolist()
+            node = state.node or self.index.root(state.salt)
+            for block, tokens in zip(
+                blocks, self.index.split(state.tokens[first * size : end * size]), strict=True
+            ):
+                child = extend(node, tokens)
+                if child is None:
+                    state.known = False
+                    break
+                if child.block is None:
+                    self._allocator.set_content(block, child)
+                    self._pending.add(block)
+                else:
+                    child.uses += 1
+                state.pending.append(child)
+                node = child
 
-    def retract(self, slot: int) -> list[int]:
-        """The step failed, or never ran: what it would have filled has no content. Returns those blocks."""
-        contents = self._slots[slot]
-        retracted = []
-        for entry in range(contents.settled, len(contents.nodes)):
-            block = int(self._tables.entries[slot, entry])
-            if block in self._pending:
+    def settle(self, slots: Sequence[int]) -> None:
+        """The step that filled these slots' pending blocks is done: give up those that another block equals."""
+        for slot in slots:
+            state = self._slots[slot]
+            if not state.pending:
+                continue
+            entry = state.computed
+            state.node = state.pending[-1]
+            nodes, state.pending = state.pending, []
+            state.computed += len(nodes)
+            blocks = self._tables.entries[slot, entry : state.computed].tolist()
+            for node, block in zip(nodes, blocks, strict=True):
+                if node.block == block:
+                    self._pending.discard(block)
+                else:
+                    node.uses -= 1
+                    if node.block is None:  # the other was evicted meanwhile, or its step failed
+                        self._allocator.set_content(block, node)
+                    else:
+                        self._ledger.remap(slot, entry, node.block)
+                        self.merged_blocks += 1
+                entry += 1
+
+    def retract(self, slots: Sequence[int]) -> bool:
+        """The step of these slots failed or never ran: what it would have filled has no content.
+
+        Slots that share such a block lose it and what is behind it, and leave the step that they are in: they have
+        to compute those tokens themselves. True if there are any.
+        """
+        rewound = False
+        lost = {block for slot in slots for block in self._take_back(slot)}
+        while lost:
+            sharers = [
+                slot
+                for slot, state in self._slots.items()
+                if not lost.isdisjoint(self._tables.entries[slot, : state.computed].tolist())
+            ]
+            taken_back: set[int] = set()
+            for slot in sharers:
+                taken_back.update(self._take_back(slot))
+                self._rewind(slot, lost)
+                rewound = True
+            lost = taken_back
+        return rewound
+
+    def _take_back(self, slot: int) -> list[int]:
+        """Forget a slot's pending blocks; returns those whose content is gone."""
+        state = self._slots[slot]
+        blocks = self._tables.entries[slot, state.computed : state.computed + len(state.pending)].tolist()
+        taken_back = []
+        for node, block in zip(state.pending, blocks, strict=True):
+            if node.block == block:
                 self._pending.discard(block)
                 self._allocator.clear_content(block)
-                self.index.unpublish(block)
-                retracted.append(block)
-        del contents.nodes[contents.settled :]
-        return retracted
+                taken_back.append(block)
+            else:
+                node.uses -= 1
+                self.index.prune(node)
+        state.pending = []
+        return taken_back
+
+    def _rewind(self, slot: int, lost: set[int]) -> None:
+        """Set a slot back to its tokens before the first of the `lost` blocks."""
+        state, tables = self._slots[slot], self._tables
+        blocks = tables.entries[slot, : state.computed].tolist()
+        sound = next(entry for entry, block in enumerate(blocks) if block in lost)
+        for _ in range(state.computed - sound):
+            state.node = state.node.parent if state.node is not None else None
+        if not sound:
+            state.node = None  # not the root, which goes with its last node
+        state.computed = sound
+        tables.lengths[slot] = tables.stored[slot] = tables.cached[slot] = sound * tables.block_size
+        tables.reserved[slot] = 0

@@ -18,6 +18,9 @@ class BlockTables:
         counts  [slots] int64           entries in use
         lengths [slots] int64           tokens computed: the next one has this position
         stored  [slots] int64           tokens whose K and V are in the blocks; at least `lengths`
+        cached  [slots] int64           tokens that were served from the cache when the slot was opened
+        reserved [slots] int64          new tokens of the step in preparation; 0: the slot is in none
+        is_live [slots] bool            which slots are in use
 
     Token `p` of a slot is in entry `p // block_size`, at offset `p % block_size`. `stored` is more than `lengths`
     only for a prompt that is cached to its last token, which is run once more for its logits, storing nothing.
@@ -30,24 +33,25 @@ class BlockTables:
         self.counts: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
         self.lengths: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
         self.stored: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
+        self.cached: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
+        self.reserved: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
+        self.is_live: NDArray[np.bool_] = np.zeros(8, dtype=np.bool_)
         self._unused = list(range(7, -1, -1))
-        self._live: set[int] = set()
 
     def __len__(self) -> int:
-        return len(self._live)
+        return len(self.counts) - len(self._unused)
 
     @property
     def live(self) -> set[int]:
-        """The slots in use. Not to be changed by the caller."""
-        return self._live
+        """The slots in use."""
+        return set(np.flatnonzero(self.is_live).tolist())
 
     def add(self, blocks: Sequence[int]) -> int:
         """Open a slot whose table starts with `blocks`; returns its number."""
         if not self._unused:
             self._grow()
         slot = self._unused.pop()
-        self._live.add(slot)
-        self.counts[slot] = self.lengths[slot] = self.stored[slot] = 0
+        self.is_live[slot] = True
         self.append(slot, blocks)
         return slot
 
@@ -62,15 +66,12 @@ class BlockTables:
         self.entries[rows, self.counts[rows]] = blocks
         self.counts[rows] += 1
 
-    def replace(self, slot: int, entry: int, block: int) -> None:
-        """Map one entry to another block that holds the same content."""
-        self.entries[slot, entry] = block
-
     def remove(self, slot: int) -> list[int]:
         """Close a slot; returns the blocks it held, in logical order."""
         blocks = self.blocks(slot)
-        self._live.discard(slot)
-        self.counts[slot] = self.lengths[slot] = self.stored[slot] = 0
+        self.is_live[slot] = False
+        for column in (self.counts, self.lengths, self.stored, self.cached, self.reserved):
+            column[slot] = 0
         self._unused.append(slot)
         return blocks
 
@@ -93,13 +94,13 @@ class BlockTables:
 
     def check(self, slot: int) -> None:
         """Raise SlotError unless the slot is live."""
-        if isinstance(slot, bool) or slot not in self._live:
-            raise SlotError(f"slot {slot!r} is not live; live slots: {sorted(self._live)}")
+        sound = isinstance(slot, int) and not isinstance(slot, bool) and 0 <= slot < len(self.is_live)
+        if not sound or not self.is_live[slot]:
+            raise SlotError(f"slot {slot!r} is not live; live slots: {sorted(self.live)}")
 
     def _grow(self) -> None:
         old = len(self.counts)
-        self.entries = np.concatenate([self.entries, np.zeros_like(self.entries)])
-        self.counts = np.concatenate([self.counts, np.zeros_like(self.counts)])
-        self.lengths = np.concatenate([self.lengths, np.zeros_like(self.lengths)])
-        self.stored = np.concatenate([self.stored, np.zeros_like(self.stored)])
+        for name in ("entries", "counts", "lengths", "stored", "cached", "reserved", "is_live"):
+            column = getattr(self, name)
+            setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
         self._unused = list(range(2 * old - 1, old - 1, -1))

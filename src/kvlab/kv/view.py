@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,28 +11,6 @@ from numpy.typing import NDArray
 
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.table import BlockTables
-
-
-class KVCacheProtocol(Protocol):
-    """The least a model asks of a cache."""
-
-    @property
-    def seq_len(self) -> int:
-        """Tokens stored for the longest sequence before this step."""
-        ...
-
-    @property
-    def is_paged(self) -> bool:
-        """Whether a sequence may span several blocks."""
-        ...
-
-    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store the step's K and V `[T, kv_heads, head_dim]` of one layer."""
-        ...
-
-    def advance(self) -> None:
-        """Make the step's tokens part of the sequences."""
-        ...
 
 
 class CacheView:
@@ -57,7 +34,6 @@ class CacheView:
         slots: NDArray[np.int64],
         new_tokens: NDArray[np.int64],
         *,
-        is_paged: bool,
         on_advance: Callable[[NDArray[np.int64], NDArray[np.int64]], None],
         on_rollback: Callable[[NDArray[np.int64]], None],
     ) -> None:
@@ -66,17 +42,14 @@ class CacheView:
         self._slots = slots
         self._new = new_tokens
         self._before = tables.lengths[slots]
+        self._after = self._before + new_tokens
         self._stored = tables.stored[slots]
         self._on_advance = on_advance
         self._on_rollback = on_rollback
         self._open = True
-        self.is_paged = is_paged
         self.block_size = tables.block_size
         self.num_sequences = len(slots)
         self.num_tokens = int(new_tokens.sum())
-        self.num_new: list[int] = new_tokens.tolist()
-        self.lengths: list[int] = (self._before + new_tokens).tolist()
-        self.starts: list[int] = [0, *np.cumsum(new_tokens).tolist()]
         self._gather_rows: dict[int, torch.Tensor] = {}
 
     @property
@@ -91,16 +64,33 @@ class CacheView:
         """Where the tensors are."""
         return self._storage.device if self._storage is not None else torch.device("cpu")
 
-    @property
-    def seq_len(self) -> int:
-        """Tokens stored for the longest sequence before this step."""
-        return int(self._before.max(initial=0))
+    @cached_property
+    def num_new(self) -> list[int]:
+        """New tokens of each sequence."""
+        counts: list[int] = self._new.tolist()
+        return counts
 
     @cached_property
-    def _token_places(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence once the step's are stored."""
+        lengths: list[int] = self._after.tolist()
+        return lengths
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Where each sequence's new tokens begin in the flat batch, and where the last one's end."""
+        starts: list[int] = self._starts.tolist()
+        return starts
+
+    @cached_property
+    def _starts(self) -> NDArray[np.int64]:
+        return np.concatenate([[0], np.cumsum(self._new)])
+
+    @cached_property
+    def _token_positions(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Position, block and offset of each new token, on the host."""
         owner = np.repeat(np.arange(self.num_sequences), self._new)
-        first = self._before - np.asarray(self.starts[:-1], dtype=np.int64)
+        first = self._before - self._starts[:-1]
         positions = np.arange(self.num_tokens, dtype=np.int64) + first[owner]
         blocks = self._tables.entries[self._slots[owner], positions // self.block_size].astype(np.int64)
         return positions, blocks, positions % self.block_size
@@ -108,40 +98,40 @@ class CacheView:
     @cached_property
     def positions(self) -> torch.Tensor:
         """`[T]` int64: each new token's position in its sequence."""
-        return self._to_device(self._token_places[0])
+        return self._to_device(self._token_positions[0])
 
     @cached_property
     def slot_mapping(self) -> torch.Tensor:
         """`[T]` int64: `block_id * block_size + offset` of each new token; -1 for one that is stored already."""
-        _, blocks, offsets = self._token_places
+        _, blocks, offsets = self._token_positions
         return self._to_device(np.where(self._to_write, blocks * self.block_size + offsets, -1))
 
     @cached_property
     def query_start(self) -> torch.Tensor:
         """`[B + 1]` int32: where each sequence's new tokens begin in the flat batch."""
-        return self._to_device(np.asarray(self.starts, dtype=np.int32))
+        return self._to_device(self._starts.astype(np.int32))
 
     @cached_property
     def seq_lens(self) -> torch.Tensor:
         """`[B]` int32: tokens of each sequence once the step's are stored."""
-        return self._to_device(np.asarray(self.lengths, dtype=np.int32))
+        return self._to_device(self._after.astype(np.int32))
 
     @cached_property
     def block_tables(self) -> torch.Tensor:
         """`[B, max_blocks]` int32: each sequence's blocks in logical order, as wide as the longest needs."""
-        width = -(-max(self.lengths, default=0) // self.block_size)
+        width = -(-int(self._after.max(initial=0)) // self.block_size)
         return self._to_device(self._tables.entries[self._slots, :width])
 
     @cached_property
     def _to_write(self) -> NDArray[np.bool_]:
         """`[T]`: whether a new token's K and V are not in its block yet."""
-        positions = self._token_places[0]
+        positions = self._token_positions[0]
         return positions >= np.repeat(self._stored, self._new)
 
     @cached_property
     def _write_index(self) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
         """Rows of the batch to write (None: all), and the block and offset of each."""
-        _, blocks, offsets = self._token_places
+        _, blocks, offsets = self._token_positions
         if self._to_write.all():
             return None, self._to_device(blocks), self._to_device(offsets)
         rows = np.flatnonzero(self._to_write)

@@ -16,6 +16,8 @@ class ContiguousKVCachePool(BlockPool):
     """Paging with one page per sequence: a block is `max_seq_len` tokens. Nothing is shared; a fork copies."""
 
     unit = "slot"
+    first_blocks = 1
+    fork_shares = False
 
     def __init__(
         self,
@@ -53,17 +55,3 @@ class ContiguousKVCachePool(BlockPool):
     ) -> Self:
         """See KVBackend."""
         return cls(num_blocks, max_seq_len, storage, journal=journal)
-
-    def _initial_blocks(self, tokens: int) -> int:
-        return 1
-
-    def _fork_blocks(self, slot: int) -> list[int]:
-        return self.allocator.allocate(1)
-
-    def _own_fork(self, slot: int, copy: int, blocks: list[int]) -> None:
-        self.allocator.share(blocks, copy)
-        self.allocator.free(blocks)
-        if self.storage is not None:
-            self.storage.copy_blocks(self.tables.blocks(slot), blocks)
-        self._occupancy.clear(blocks)
-        self._occupancy.fill(blocks[0], int(self.tables.stored[slot]))

@@ -56,13 +56,3 @@ class PagedKVCachePool(BlockPool):
             eviction=EVICTION_POLICIES.get(config.eviction)(),
             journal=journal,
         )
-
-    def _initial_blocks(self, tokens: int) -> int:
-        return -(-tokens // self.block_size)
-
-    def _fork_blocks(self, slot: int) -> list[int]:
-        return self.tables.blocks(slot)
-
-    def _own_fork(self, slot: int, copy: int, blocks: list[int]) -> None:
-        self.allocator.share(blocks, copy)
-        self._forked |= {slot, copy}

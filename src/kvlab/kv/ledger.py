@@ -1,0 +1,98 @@
+"""Who holds which block, and how full it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlab.errors import OutOfBlocksError
+from kvlab.kv.allocator import BlockAllocator
+from kvlab.kv.occupancy import Occupancy
+from kvlab.kv.storage import KVStorage
+from kvlab.kv.table import BlockTables
+
+
+class BlockLedger:
+    """Allocator, block tables and occupancy, which change together. Slots own their blocks' references.
+
+    Where there are tensors, `copy` copies K and V too.
+    """
+
+    def __init__(self, allocator: BlockAllocator, tables: BlockTables, storage: KVStorage | None) -> None:
+        self.allocator = allocator
+        self.tables = tables
+        self.storage = storage
+        self.occupancy = Occupancy(allocator.num_blocks, tables.block_size)
+
+    def check_room(self, demand: int, keep_free: int = 0, slots: Sequence[int] = ()) -> None:
+        """Raise OutOfBlocksError, naming `slots`, unless `keep_free` blocks are left once `demand` are taken."""
+        allocator = self.allocator
+        if demand > allocator.num_free() - keep_free:
+            free = max(allocator.num_free() - keep_free, 0)
+            evictable = allocator.num_evictable()
+            raise OutOfBlocksError(demand, free, allocator.num_blocks, evictable=evictable, slots=slots)
+
+    def open(self, shared: Sequence[int], fresh: int = 0) -> int:
+        """A slot whose table has these `shared` blocks, then `fresh` ones. There is room: see `check_room`."""
+        slot = self.tables.add(shared)
+        self.occupancy.reuse(self.allocator.share(shared, slot))
+        if fresh:
+            self.append(slot, fresh)
+        return slot
+
+    def append(self, slot: int, count: int) -> None:
+        """Blocks for the tokens behind a slot's last entry."""
+        blocks = self.allocator.allocate(count, slot)
+        self.occupancy.clear(blocks)
+        self.tables.append(slot, blocks)
+
+    def append_one(self, rows: NDArray[np.int64]) -> None:
+        """A block for each of these slots, as decoding takes them."""
+        if len(rows):
+            blocks = self.allocator.allocate_each(rows.tolist())
+            self.occupancy.clear(blocks)
+            self.tables.append_one(rows, blocks)
+
+    def remap(self, slot: int, entry: int, block: int) -> None:
+        """Map an entry to a block of the same content, and give back the slot's own."""
+        self.occupancy.reuse(self.allocator.share([block], slot))
+        self._replace(slot, entry, block)
+
+    def copy(self, slot: int, entry: int) -> None:
+        """Map an entry to a new block with the same tokens, which the slot may write."""
+        shared = int(self.tables.entries[slot, entry])
+        (own,) = self.allocator.allocate(1, slot)
+        if self.storage is not None:
+            self.storage.copy_blocks([shared], [own])
+        self._replace(slot, entry, own)
+        size = self.tables.block_size
+        self.occupancy.clear([own])
+        self.occupancy.fill(own, min(int(self.tables.stored[slot]) - entry * size, size))
+
+    def close(self, slot: int) -> None:
+        """Free a slot's blocks, last to first, so that a prefix outlives its tail."""
+        self._release(self.tables.blocks(slot)[::-1], slot)
+        self.tables.remove(slot)
+
+    def reclaim(self) -> int:
+        """Free every block that no live slot's table names; returns how many."""
+        live, freed = self.tables.live, 0
+        for owner, blocks in self.allocator.find_leaked_blocks(live).items():
+            freed += self._release(blocks, owner)
+        named = {block for slot in live for block in self.tables.blocks(slot)}
+        lost = self.allocator.find_unreferenced_blocks(named)
+        freed += self.allocator.force_free(lost)
+        self.occupancy.release(lost)
+        return freed
+
+    def _replace(self, slot: int, entry: int, block: int) -> None:
+        old = int(self.tables.entries[slot, entry])
+        self.tables.entries[slot, entry] = block
+        self._release([old], slot)
+
+    def _release(self, blocks: Sequence[int], owner: object) -> int:
+        released = self.allocator.free(blocks, owner)
+        self.occupancy.release(released)
+        return len(released)
