@@ -9,7 +9,7 @@ import torch
 from kvlab.attention.base import AttentionSpec
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
-from kvlab.kv.storage import KVStorage
+from kvlab.kv.storage import KVStorage, PageLayout
 from kvlab.kv.view import CacheView
 
 KV_HEADS, LAYERS, LAYER = 2, 2, 1
@@ -51,7 +51,11 @@ def make_spec(
 
 
 def make_batch(
-    spec: AttentionSpec, block_size: int, sequences: list[tuple[int, int]], seed: int = 0
+    spec: AttentionSpec,
+    block_size: int,
+    sequences: list[tuple[int, int]],
+    seed: int = 0,
+    layout: PageLayout = PageLayout.HND,
 ) -> RaggedBatch:
     """A batch of sequences of (stored, new) tokens, in blocks scattered over the pool.
 
@@ -70,7 +74,7 @@ def make_batch(
 
     num_blocks = 3 + sum(-(-length // block_size) for length in lengths)
     kv_dtype = spec.kv_dtype or spec.dtype
-    storage = KVStorage(KVSpec(LAYERS, KV_HEADS, spec.head_dim, kv_dtype), num_blocks, block_size)
+    storage = KVStorage(KVSpec(LAYERS, KV_HEADS, spec.head_dim, kv_dtype), num_blocks, block_size, layout=layout)
     poisoned = [storage.keys, storage.values]
     if storage.key_scales is not None and storage.value_scales is not None:
         storage.keys.fill_(1)

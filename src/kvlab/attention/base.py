@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from kvlab.kv.storage import PageLayout
 from kvlab.kv.view import CacheView
 
 
@@ -43,8 +44,11 @@ class Support(NamedTuple):
 class AttentionBackend(Protocol):
     """Computes attention of a step's queries over the cache.
 
-    A class may set `preference: int` (default 0): `auto` tries the backends from the highest to the lowest; and
-    `is_kernel: bool` (default False): `executor.kernels=false` leaves it out.
+    A class may set
+    - `preference: int` (default 0): `auto` tries the backends from the highest to the lowest;
+    - `is_kernel: bool` (default False): `executor.kernels=false` leaves it out;
+    - `layout: PageLayout` (default HND): how K and V are to be laid out in memory. The cache of an engine is
+      allocated so. `view.keys(layer)` is indexed `[blocks, kv_heads, block_size, head_dim]` in any layout.
     """
 
     name: str
@@ -59,3 +63,9 @@ class AttentionBackend(Protocol):
         The step's K and V are in the view already. Returns `[T, num_heads, head_dim]`.
         """
         ...
+
+
+def layout_of(backend: AttentionBackend) -> PageLayout:
+    """The page layout that a backend wants."""
+    layout: PageLayout = getattr(backend, "layout", PageLayout.HND)
+    return layout

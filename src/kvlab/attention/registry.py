@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from kvlab.attention.backends import ATTENTION_BACKENDS
-from kvlab.attention.base import AttentionBackend, AttentionSpec, Support
+from kvlab.attention.base import AttentionBackend, AttentionSpec, Support, layout_of
 from kvlab.errors import BackendError
+from kvlab.kv.storage import PageLayout
 
 
 class AttentionRegistry:
@@ -75,6 +76,9 @@ class AttentionRegistry:
 
 def _supports_all(backend: AttentionBackend, specs: Collection[AttentionSpec]) -> Support:
     """The first refusal, else the first reservation, else yes."""
+    layout = layout_of(backend)
+    if layout not in list(PageLayout):
+        return Support(False, f"wants K and V laid out as {layout}; a cache provides {', '.join(PageLayout)}")
     answers = [backend.supports(spec) for spec in specs]
     return min(answers, key=lambda answer: (answer.ok, not answer.reason))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import torch
 
 from kvlab.errors import CapacityError
@@ -10,15 +12,35 @@ from kvlab.kv.int8 import quantize
 from kvlab.kv.spec import KVSpec
 
 
+class PageLayout(StrEnum):
+    """The order of a block's axes in memory: N tokens, H heads, D numbers of a head (the names of FlashInfer and
+    vLLM).
+    """
+
+    HND = "HND"
+    NHD = "NHD"
+
+
 class KVStorage:
     """K and V of every block, `[layers, blocks, kv_heads, block_size, head_dim]` each, reserved at once.
+
+    They are indexed so in any layout. `layout` is their order in memory: HND is that of the indices, and in NHD
+    `keys.transpose(2, 3)` is contiguous.
 
     In int8 each token's head has a scale beside it: `key_scales` and `value_scales` `[layers, blocks, kv_heads,
     block_size]` float32, which else are None. A number is what is stored times its scale.
     """
 
-    def __init__(self, spec: KVSpec, num_blocks: int, block_size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        spec: KVSpec,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device | str = "cpu",
+        layout: PageLayout = PageLayout.HND,
+    ) -> None:
         self.spec = spec
+        self.layout = layout
         self.block_size = block_size
         self.device = torch.device(device)
         shape = (spec.num_layers, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
@@ -47,9 +69,14 @@ class KVStorage:
         """On a CPU in large pages, as blocks are read from all over the pool, and all of it taken now: the first
         sequences are not to wait for memory.
         """
-        if self.device.type == "cpu":
-            return empty(shape, dtype).zero_()
-        return torch.zeros(shape, dtype=dtype, device=self.device)
+        shape = self._in_memory(shape)
+        on_cpu = self.device.type == "cpu"
+        zeros = empty(shape, dtype).zero_() if on_cpu else torch.zeros(shape, dtype=dtype, device=self.device)
+        return zeros if self.layout is PageLayout.HND else zeros.transpose(2, 3)
+
+    def _in_memory(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        layers, blocks, kv_heads, block_size, *rest = shape
+        return shape if self.layout is PageLayout.HND else (layers, blocks, block_size, kv_heads, *rest)
 
     @property
     def num_bytes(self) -> int:
@@ -93,14 +120,29 @@ class KVStorage:
         if self._gathered_keys.numel() < size:
             self._gathered_keys = self.keys.new_empty(2 * size)
             self._gathered_values = torch.empty_like(self._gathered_keys)
-        k, v = self._gathered_keys[:size].view(-1, row), self._gathered_values[:size].view(-1, row)
-        torch.index_select(self.keys[layer].view(-1, row), 0, rows, out=k)
-        torch.index_select(self.values[layer].view(-1, row), 0, rows, out=v)
-        k, v = k.view(kv_heads, -1, head_dim), v.view(kv_heads, -1, head_dim)
+        if self.layout is PageLayout.NHD:  # a block's heads lie together: one row for all of them
+            rows, row = rows[: len(rows) // kv_heads] // kv_heads, kv_heads * row
+        k, v = (
+            self._gather(cache[layer], rows, row, buffer[:size])
+            for cache, buffer in ((self.keys, self._gathered_keys), (self.values, self._gathered_values))
+        )
         if self.key_scales is None or self.value_scales is None:
             return k, v
-        scales = [x[layer].view(-1, self.block_size)[rows] for x in (self.key_scales, self.value_scales)]
-        return k * scales[0].view(kv_heads, -1, 1), v * scales[1].view(kv_heads, -1, 1)
+        key_scales, value_scales = self.key_scales[layer].unsqueeze(-1), self.value_scales[layer].unsqueeze(-1)
+        row //= head_dim
+        return k * self._gather(key_scales, rows, row), v * self._gather(value_scales, rows, row)
+
+    def _gather(
+        self, cache: torch.Tensor, rows: torch.Tensor, row: int, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`rows` of a layer `[blocks, kv_heads, block_size, size]`, each of `row` numbers, as `[kv_heads, token slots,
+        size]`.
+        """
+        kv_heads, size = self.spec.num_kv_heads, cache.shape[-1]
+        hnd = self.layout is PageLayout.HND
+        table = (cache if hnd else cache.transpose(1, 2)).view(-1, row)
+        found = torch.index_select(table, 0, rows, out=None if out is None else out.view(-1, row))
+        return found.view(kv_heads, -1, size) if hnd else found.view(-1, kv_heads, size).transpose(0, 1)
 
     def copy_blocks(self, source: list[int], target: list[int]) -> None:
         """Copy whole blocks on every layer."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kvlab.attention.base import AttentionBackend, AttentionSpec, Support
+from kvlab.attention.base import AttentionBackend, AttentionSpec, Support, layout_of
 from kvlab.core import StepRecord
 from kvlab.engine.build import EnginePlan, build_engine
 from kvlab.engine.clock import Clock
@@ -223,6 +223,7 @@ class ProfilingAttention:
 
     def __init__(self, backend: AttentionBackend, profiler: Profiler) -> None:
         self.name = backend.name
+        self.layout = layout_of(backend)
         self.timed = backend
         self._profiler = profiler
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from kvlab.attention.base import layout_of
 from kvlab.config import RunConfig, format_bytes
 from kvlab.core import Request
 from kvlab.engine.build import EnginePlan, plan_engine
@@ -61,7 +62,7 @@ def _logits(plan: EnginePlan, prompts: list[list[int]]) -> torch.Tensor:
     model, spec = build_decoder(plan), plan.model.kv_spec(plan.config.kv_dtype)
     found = []
     for prompt in prompts:
-        storage = KVStorage(spec, 1, len(prompt), plan.device)
+        storage = KVStorage(spec, 1, len(prompt), plan.device, layout_of(plan.attention))
         pool = ContiguousKVCachePool(1, len(prompt), storage)
         view = pool.view([pool.allocate_slot(len(prompt))], [len(prompt)])
         rows = torch.arange(max(0, len(prompt) - _POSITIONS), len(prompt), device=plan.device)

@@ -9,7 +9,8 @@ from itertools import chain
 import torch
 from torch.nn import functional
 
-from kvlab.attention.base import AttentionBackend, AttentionSpec
+from kvlab.attention.base import AttentionBackend, AttentionSpec, layout_of
+from kvlab.errors import BackendError
 from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig
 from kvlab.models.layers import read_layer, read_norm
@@ -38,6 +39,7 @@ class Decoder:
     ) -> None:
         self.config = config
         self.attention = attention
+        self._layout = layout_of(attention)
         self.ops = ops = ops or TorchOps()
         vocabulary = (config.vocab_size, config.hidden_size)
         embedding = weights.take("model.embed_tokens.weight", vocabulary)
@@ -87,6 +89,11 @@ class Decoder:
 
     def _last(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> torch.Tensor:
         """What the output layer takes of `rows`, `[len(rows), hidden]`."""
+        if view.storage.layout is not self._layout:
+            raise BackendError(
+                f"attention={self.attention.name} reads K and V laid out as {self._layout}, and this cache is laid "
+                f"out as {view.storage.layout}; allocate it in the backend's layout"
+            )
         residual = self._embed(token_ids)
         if self._embedding_scale is not None:
             residual = residual * self._embedding_scale

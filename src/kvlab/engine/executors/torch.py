@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kvlab.attention.base import layout_of
 from kvlab.engine.clock import WallClock
 from kvlab.engine.executor import SamplerProtocol, TorchExecutor
 from kvlab.engine.executors import EXECUTORS, Execution
@@ -27,7 +28,7 @@ def build(plan: EnginePlan, *, sampler: SamplerProtocol | None = None) -> Execut
     torch.set_num_threads(plan.threads)
     model = build_decoder(plan)
     spec = plan.model.kv_spec(plan.config.kv_dtype)
-    storage = KVStorage(spec, plan.pool.num_blocks, plan.pool.block_size, plan.device)
+    storage = KVStorage(spec, plan.pool.num_blocks, plan.pool.block_size, plan.device, layout_of(plan.attention))
     executor = TorchExecutor(model, sampler or Sampler(plan.ops), plan.device)
     return Execution(executor, WallClock(), storage)
 

@@ -11,10 +11,11 @@ from kvlab.attention.base import AttentionBackend
 from kvlab.kernels.cpu import elementwise
 from kvlab.kernels.cpu.native import instruction_set
 from kvlab.kernels.cpu.topk import topk
+from kvlab.kv.storage import PageLayout
 from kvlab.kv.view import CacheView
 from kvlab.models.ops.base import Angles, LayerPart, Linear, Norm, TopK
 from kvlab.models.ops.cpu_layers import NativeLinear, NativeStack
-from kvlab.models.ops.torch_ops import TorchLinear
+from kvlab.models.ops.torch_ops import TorchLinear, TorchOps
 from kvlab.models.rope import RotaryEmbedding
 
 
@@ -30,6 +31,7 @@ class CpuOps:
     def __init__(self, *, int8_weights: bool = False) -> None:
         self.name = f"native ({instruction_set()})"
         self._int8_weights = int8_weights
+        self._torch = TorchOps()
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False) -> Linear:
         """See Ops."""
@@ -57,6 +59,9 @@ class CpuOps:
         self, qkv: torch.Tensor, norms: tuple[Norm, Norm] | None, angles: Angles, view: CacheView, layer: int
     ) -> torch.Tensor:
         """See Ops."""
+        if view.storage.layout is not PageLayout.HND:  # the kernel knows no other
+            cosine, sine = (table[view.positions].unsqueeze(1) for table in angles)
+            return self._torch.rotate_and_store(qkv, norms, Angles(cosine, sine), view, layer)
         q_norm, k_norm = norms or (None, None)
         return elementwise.rotate_and_store(
             qkv,
