@@ -52,10 +52,9 @@ class Registry(Generic[T]):
         """Decorate an implementation to make it known as `name`. Raises ConfigError for a name that is taken."""
 
         def add(implementation: T) -> T:
-            taken = self._entries.get(name, implementation) is not implementation
-            module = getattr(implementation, "__module__", None)
-            if taken or (name in self._modules() and module != f"{self._package}.{name}"):
-                raise ConfigError(self.key, name, "is registered already; choose another name")
+            owner = self._owner(name)
+            if owner not in (None, _where(implementation), getattr(implementation, "__module__", None)):
+                raise ConfigError(self.key, name, f"is registered already, by {owner}; choose another name")
             self._entries[name] = implementation
             return implementation
 
@@ -72,19 +71,32 @@ class Registry(Generic[T]):
             import_module(f"{self._package}.{name}")
         return self._entries[name]
 
-    def check(self, name: str) -> None:
-        """Raise ConfigError, with the known names, unless something has this name. Imports no implementation."""
+    def check(self, name: str, *, key: str | None = None) -> None:
+        """Raise ConfigError for `key`, with the known names, unless something has this name. Imports no
+        implementation.
+        """
         names = self.names()
         if name not in names:
             close = get_close_matches(name, names, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise ConfigError(self.key, name, f"unknown; known: {', '.join(names)}{hint}")
+            raise ConfigError(key or self.key, name, f"unknown; known: {', '.join(names)}{hint}")
+
+    def _owner(self, name: str) -> str | None:
+        """Who has a name: what is registered, or one of kvlab's modules that is not imported yet."""
+        if name in self._entries:
+            return _where(self._entries[name])
+        return f"{self._package}.{name}" if name in self._modules() else None
 
     def _modules(self) -> set[str]:
         if self._package is None:
             return set()
         path = import_module(self._package).__path__
         return {found.name for found in iter_modules(path)} - {"base"}
+
+
+def _where(implementation: object) -> str:
+    """The module and the name of a class or function: the same when its module is imported again."""
+    return f"{getattr(implementation, '__module__', '')}.{getattr(implementation, '__qualname__', implementation)}"
 
 
 def registry(key: str) -> Registry[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.attention.base import AttentionBackend, AttentionSpec, Support, layout_of
@@ -83,11 +83,14 @@ def _supports_all(backend: AttentionBackend, specs: Collection[AttentionSpec]) -
     return min(answers, key=lambda answer: (answer.ok, not answer.reason))
 
 
-def default_registry(*, kernels: bool = True) -> AttentionRegistry:
-    """All registered backends, by `preference`; without `kernels`, those that PyTorch computes."""
+def default_registry(*, kernels: bool = True, prefer: Sequence[str] = ()) -> AttentionRegistry:
+    """All registered backends: those in `prefer`, then the others by their `preference`; without `kernels`, those
+    that PyTorch computes.
+    """
     registry = AttentionRegistry()
     backends = {name: ATTENTION_BACKENDS.get(name) for name in ATTENTION_BACKENDS.names()}
-    for name in sorted(backends, key=lambda name: -getattr(backends[name], "preference", 0)):
+    others = sorted(backends, key=lambda name: -getattr(backends[name], "preference", 0))
+    for name in dict.fromkeys([*prefer, *others]):
         if kernels or not getattr(backends[name], "is_kernel", False):
             registry.register(name, backends[name])
     return registry

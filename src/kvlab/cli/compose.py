@@ -16,6 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.paths import CONF
+from kvlab.plugins import load_plugins
+from kvlab.registry import KEYS, registry
 
 GROUPS = ("model", "kv", "scheduler", "attention", "executor", "workload", "tracking")
 
@@ -25,12 +27,19 @@ def _mode(repeats: object) -> str | None:
     return "MULTIRUN" if str(repeats).isdigit() and int(str(repeats)) > 1 else None
 
 
+def _names(plugins: Sequence[str]) -> str:
+    """The settings that take the name of an implementation, with what there is for each."""
+    load_plugins(plugins)
+    return "\n".join(f"{key}: {', '.join(registry(key).names())}" for key in KEYS)
+
+
 # What conf/run.yaml refers to, so that no YAML names a Python object.
 ConfigStore.instance().store(name="schema", node=RunConfig)
 ConfigStore.instance().store(
     group="hydra/callbacks", name="kvlab", node={"kvlab": {"_target_": "kvlab.cli.sweep.SweepCallback"}}
 )
 OmegaConf.register_new_resolver("kvlab_mode", _mode, replace=True)
+OmegaConf.register_new_resolver("kvlab_names", _names, replace=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,11 @@ class Composition:
 
 
 def run_config(composed: DictConfig) -> RunConfig:
-    """The run's part of what Hydra composed, checked: every command comes through here. Raises a KvlabError."""
+    """The run's part of what Hydra composed, its plugins imported, then checked: every command comes through here.
+
+    Raises a KvlabError.
+    """
+    load_plugins(composed.plugins)
     return cast(RunConfig, OmegaConf.to_object(without_hydra(composed)))
 
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from kvlab.cli.compose import run_config
 from kvlab.config import RunConfig
 from kvlab.config.executor import DTYPES
 from kvlab.core import StepRecord
@@ -53,7 +54,7 @@ def read_run(directory: Path) -> tuple[dict[str, Any], RunConfig, list[StepRecor
     if not steps:
         raise ConfigError("run", directory, "ended before its first step; name one that produced tokens")
     settings = OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(directory / "config.yaml"))
-    return summary, cast(RunConfig, OmegaConf.to_object(settings)), steps
+    return summary, run_config(cast(DictConfig, settings)), steps
 
 
 def logged_costs(summary: dict[str, Any], config: RunConfig) -> RunCosts:

@@ -14,9 +14,11 @@ def one_of(key: str, value: str, known: tuple[str, ...]) -> None:
         raise ConfigError(key, value, f"unknown; known: {', '.join(known)}")
 
 
-def registered(key: str, name: str) -> None:
-    """Raise ConfigError, with the known names, unless the registry of this setting knows the name."""
-    registry(key).check(name)
+def registered(axis: str, name: str, *, key: str | None = None) -> None:
+    """Raise ConfigError, with the known names, unless the registry of this axis knows the name. `key`: the setting
+    that holds the name, where it is not called as the axis is.
+    """
+    registry(axis).check(name, key=key)
 
 
 def at_least(key: str, value: float | None, least: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvlab.config.checks import at_least, one_of, registered
 
@@ -16,10 +16,13 @@ class AttentionConfig:
     """How attention over the cache is computed: a backend's name, or `auto`."""
 
     backend: str = "auto"  # auto: the first that can compute the model here, by preference
+    prefer: list[str] = field(default_factory=list)  # backends that auto tries first, in this order
 
     def __post_init__(self) -> None:
         if self.backend != "auto":
             registered("attention.backend", self.backend)
+        for name in self.prefer:
+            registered("attention.backend", name, key="attention.prefer")
 
 
 @dataclass

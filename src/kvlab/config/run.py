@@ -20,6 +20,7 @@ class RunConfig(EngineConfig):
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)
+    plugins: list[str] = field(default_factory=list)  # modules that register implementations
     run_name: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
     optimize: str | None = None

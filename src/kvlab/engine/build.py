@@ -67,7 +67,8 @@ def plan_engine(config: EngineConfig, *, by_chance: bool = True) -> EnginePlan:
     )
     kernels, int8 = config.executor.kernels, config.executor.weights == "int8"
     specs = attention_specs(model, config.executor.dtype, device, config.kv_dtype)
-    registry, backend = default_registry(kernels=kernels), config.attention.backend
+    registry = default_registry(kernels=kernels, prefer=config.attention.prefer)
+    backend = config.attention.backend
     if backend not in registry.names() and backend in default_registry().names():
         raise ConfigError("attention.backend", backend, "is a kernel, and executor.kernels=false allows none")
     attention = registry.select(specs, backend)

@@ -18,6 +18,7 @@ from kvlab.engine.protocol import Auditable, Journaled, ServingEngine
 from kvlab.errors import AuditError, CapacityError, KvlabError
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
+from kvlab.kv.pools import POOLS
 from kvlab.lab.build import RunPlan, plan_run, planned_metrics
 from kvlab.lab.drive import RunLog, drive
 from kvlab.lab.interrupt import StopRequest, stop_on_signal
@@ -180,7 +181,7 @@ def _announce(plan: RunPlan, context: RunContext) -> None:
         context.console.rule(f"[bold]{context.heading or context.name}[/]", align="left", style="dim")
     else:
         context.console.print(config_tree(dataclasses.asdict(config), context.choices))
-    kind = "blocks" if config.kv.backend == "paged" else "slots"
+    kind = f"{POOLS.get(config.kv.backend).unit}s"
     weights = config.executor.dtype if config.executor.weights == "auto" else config.executor.weights
     context.console.print(
         f"{config.model.name}: {plan.model.num_parameters / 1e6:,.0f} M parameters, "

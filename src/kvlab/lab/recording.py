@@ -29,6 +29,7 @@ from kvlab.lab.settings import flatten, without_password
 from kvlab.lab.sweep.digest import config_digest
 from kvlab.lab.sweep.process import this_process
 from kvlab.lab.tracking import NullTracker, RunStatus, Tracker, start_run
+from kvlab.plugins import loaded_plugins
 from kvlab.workloads.describe import WorkloadFacts, describe_workload
 
 _SERIES = (
@@ -134,6 +135,8 @@ class Recording:
             "kvlab.repeat": str(self._config.repeat),
             "kvlab.process": this_process(),
         }
+        if loaded_plugins():
+            tags["kvlab.plugins"] = ", ".join(loaded_plugins())
         if self._plan is not None and self._workload is not None:
             tags |= {
                 "resolved.attention": self._plan.attention.name,

@@ -11,12 +11,12 @@ _NOT_MEASURED = frozenset({"tracking", "tags", "run_name", "optimize", "repeats"
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    """Nested settings as dotted keys; an empty mapping has none."""
+    """Nested settings as dotted keys; an empty mapping or list has none."""
     flat: dict[str, object] = {}
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
             flat |= flatten(value, f"{prefix}{key}.")
-        elif value != {}:
+        elif value not in ({}, []):
             flat[f"{prefix}{key}"] = value
     return flat
 

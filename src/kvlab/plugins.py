@@ -1,0 +1,56 @@
+"""Plugins: modules outside of kvlab that register implementations (see registry.py).
+
+A run imports those that its setting `plugins` names, and those that installed packages declare as entry points of
+group `kvlab`, before its configuration is checked; so their names are as good as kvlab's own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from kvlab.errors import ConfigError
+
+_loaded: dict[str, None] = {}  # in the order in which they were loaded
+
+
+def load_plugins(modules: Iterable[str] = ()) -> None:
+    """Import the entry points of installed packages, then these modules; what is imported already stays as it is.
+
+    Modules are found as Python finds them, and in the working directory. Raises ConfigError, naming the plugin, for
+    one that does not exist, raises an exception, or registers a name that is taken.
+    """
+    _load_entry_points()
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # an installed command does not have it there
+    for module in modules:
+        _load(module, partial(import_module, module))
+        _loaded[module] = None
+
+
+def loaded_plugins() -> tuple[str, ...]:
+    """The plugins of this process: module names, and `<distribution> <version>` of entry points."""
+    return tuple(_loaded)
+
+
+@cache
+def _load_entry_points() -> None:
+    for point in entry_points(group="kvlab"):
+        distribution = f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
+        _load(f"{point.value} (entry point {point.name} of {distribution})", point.load)
+        _loaded[distribution] = None
+
+
+def _load(plugin: str, load: Callable[[], object]) -> None:
+    try:
+        load()
+    except ModuleNotFoundError as error:
+        itself = error.name is not None and f"{plugin}.".startswith(f"{error.name}.")
+        advice = "; name one in the working directory, on PYTHONPATH or installed" if itself else ""
+        raise ConfigError("plugins", plugin, f"cannot be imported: {error}{advice}") from error
+    except Exception as error:
+        raise ConfigError("plugins", plugin, f"cannot be imported: {type(error).__name__}: {error}") from error

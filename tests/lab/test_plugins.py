@@ -1,0 +1,201 @@
+"""A package outside of kvlab adds one implementation to each axis; runs in processes of their own use them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvlab.config import RunConfig
+from kvlab.errors import ConfigError
+from kvlab.lab.sweep.digest import config_digest
+from kvlab.paths import CONF
+from kvlab.plugins import load_plugins
+
+ROOT = CONF.parent
+TINY = ("model=qwen3_tiny", "executor=cpu", "tracking=off", "figures=false", "scheduler.max_batch_size=4")
+
+PLUGIN = """
+from pathlib import Path
+
+from kvlab.attention.backends import ATTENTION_BACKENDS
+from kvlab.attention.backends.concat import ConcatAttention
+from kvlab.core import Request, SamplingParams
+from kvlab.engine.scheduler.orders import ORDERS, Order
+from kvlab.engine.scheduler.victims import VICTIMS
+from kvlab.kv.eviction import EVICTION_POLICIES, LruEviction
+from kvlab.kv.pools import POOLS
+from kvlab.kv.pools.paged import PagedKVCachePool
+from kvlab.workloads.sources import WORKLOAD_SOURCES
+
+
+def used(what):
+    with open("used.txt", "a") as file:
+        file.write(what + "\\n")
+
+
+@ORDERS.register("last_come")
+class LastCome(Order):
+    def rank(self, sequence):
+        used("order")
+        return -sequence.request.arrival_s
+
+
+@VICTIMS.register("longest")
+def longest(running):
+    used("victim")
+    return max(running[1:] or running, key=lambda sequence: len(sequence.token_ids))
+
+
+@EVICTION_POLICIES.register("mine")
+class MyEviction(LruEviction):
+    def __init__(self):
+        super().__init__()
+        used("eviction")
+
+
+@ATTENTION_BACKENDS.register("textbook")
+class Textbook(ConcatAttention):
+    name = "textbook"
+
+    def forward(self, *args):
+        used("attention")
+        return super().forward(*args)
+
+
+@POOLS.register("tiled")
+class TiledPool(PagedKVCachePool):
+    unit = "tile"
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        used("pool")
+
+
+@WORKLOAD_SOURCES.register("constant")
+def constant(config, *, vocab_size, seed):
+    used("source")
+    sampling = SamplingParams(max_tokens=60, ignore_eos=True)
+    return [Request(f"c{i}", tuple(range(i, i + 40)), sampling, 0.0) for i in range(6)]
+"""
+
+
+def command(directory: Path, *settings: str, module: str = "src.run") -> subprocess.CompletedProcess[str]:
+    """A command in `directory`, as a user calls it."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src"), str(directory)])}
+    return subprocess.run(
+        [sys.executable, "-m", module, *settings],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A directory with the package `theirs`."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "__init__.py").write_text(PLUGIN)
+    return tmp_path
+
+
+class TestRun:
+    def test_uses_what_a_plugin_registers_on_every_axis(self, outside: Path) -> None:
+        ended = command(
+            outside,
+            "plugins=[theirs]",
+            *TINY,
+            "scheduler.order=last_come",
+            "scheduler.preemption.victim=longest",
+            "kv.backend=tiled",
+            "kv.eviction=mine",
+            "kv.num_blocks=8",
+            "attention.backend=textbook",
+            "workload.source=constant",
+            "workload.name=constant",
+            "scheduler.admission_reserve=0",
+            "hydra.run.dir=out",
+        )
+        assert ended.returncode == 0, ended.stderr + ended.stdout
+        used = set((outside / "used.txt").read_text().split())
+        assert used == {"order", "victim", "eviction", "attention", "pool", "source"}
+        assert "8 tiles of 16 tokens" in " ".join(ended.stdout.split())
+        summary = json.loads((outside / "out" / "summary.json").read_text())
+        assert summary["config"]["plugins"] == ["theirs"]
+        assert summary["attention"] == "textbook"
+
+    def test_every_job_of_a_sweep_in_other_processes_loads_them(self, outside: Path) -> None:
+        ended = command(
+            outside,
+            "-m",
+            "hydra/launcher=joblib",
+            "hydra.launcher.n_jobs=2",
+            "plugins=[theirs]",
+            *TINY,
+            "workload.num_requests=2",
+            "scheduler.order=last_come,fcfs",
+            "hydra.sweep.dir=out",
+        )
+        assert ended.returncode == 0, ended.stderr + ended.stdout
+        found = [json.loads(file.read_text()) for file in sorted((outside / "out").glob("*/summary.json"))]
+        assert [summary["status"] for summary in found] == ["finished"] * 2
+        assert {summary["config"]["scheduler.order"] for summary in found} == {"last_come", "fcfs"}
+
+    def test_help_lists_them(self, outside: Path) -> None:
+        page = command(outside, "plugins=[theirs]", "--help").stdout
+        for line in ("kv.backend: contiguous, paged, tiled", "kv.eviction: fifo, lfu, lru, mine"):
+            assert line in page
+
+    def test_a_mistyped_name_lists_them(self, outside: Path) -> None:
+        ended = command(outside, "plugins=[theirs]", *TINY, "scheduler.order=last_comes")
+        assert ended.returncode == 2
+        assert ended.stderr.startswith("error: scheduler.order=last_comes: unknown; known: ")
+        assert "last_come," in ended.stderr
+        assert ended.stderr.endswith("did you mean last_come?\n")
+
+    def test_an_installed_package_needs_no_setting(self, outside: Path) -> None:
+        info = outside / "theirs-1.2.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.2\n")
+        (info / "entry_points.txt").write_text("[kvlab]\nall = theirs\n")
+        assert "tiled" in command(outside, "--help").stdout
+        ended = command(outside, "model=qwen3_tiny", "memory=1GiB", "kv.eviction=mine", module="src.capacity")
+        assert ended.returncode == 0, ended.stderr
+
+    @pytest.mark.parametrize(
+        ("source", "said"),
+        [
+            (None, "error: plugins=absent: cannot be imported: No module named 'absent'; name one in the working"),
+            (
+                "import missing",
+                "error: plugins=absent: cannot be imported: No module named 'missing'\n",
+            ),
+            ("1 / 0", "error: plugins=absent: cannot be imported: ZeroDivisionError: division by zero"),
+            (
+                "from kvlab.engine.scheduler.orders import ORDERS\nORDERS.register('fcfs')(object)",
+                "scheduler.order=fcfs: is registered already, by kvlab.engine.scheduler.orders.fcfs",
+            ),
+        ],
+    )
+    def test_a_plugin_that_cannot_be_imported_is_named(self, tmp_path: Path, source: str | None, said: str) -> None:
+        if source is not None:
+            (tmp_path / "absent.py").write_text(source)
+        ended = command(tmp_path, "plugins=[absent]", *TINY)
+        assert ended.returncode == 2
+        assert said in ended.stderr
+
+
+def test_a_module_that_does_not_exist_is_an_error_of_its_setting() -> None:
+    with pytest.raises(ConfigError, match=r"plugins=kvlab_absent: cannot be imported") as caught:
+        load_plugins(["kvlab_absent"])
+    assert caught.value.key == "plugins"
+
+
+def test_plugins_are_a_part_of_what_is_measured() -> None:
+    assert config_digest(RunConfig(plugins=["theirs"])) != config_digest(RunConfig())
