@@ -101,14 +101,10 @@ class Lab:
             patch.setattr(sys, "argv", ["src/run.py", *arguments[3:]])
             patch.setenv("MLFLOW_TRACKING_URI", self.uri)
             patch.setenv("COLUMNS", "200")
-            handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
             try:
                 kvlab.cli.run.main()
             except SystemExit as ended:
                 code = int(ended.code or 0)
-            finally:  # a sweep leaves its own, for its process ends with it
-                for number, handler in handlers.items():
-                    signal.signal(number, handler)
         return Command(code, said.getvalue(), directory, self.uri)
 
     def apart(self, text: str, *, uri: str | None = None) -> Command:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -59,7 +58,6 @@ class SweepLab:
         """Run it in this process, which has its imports behind it."""
         import kvlab.cli.run
 
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", ["src/run.py", *self.arguments(*overrides, directory=directory)])
             patch.setenv("COLUMNS", "200")
@@ -68,9 +66,6 @@ class SweepLab:
                 kvlab.cli.run.main()
             except SystemExit as ended:
                 code = ended.code
-            finally:  # a sweep leaves its own, for its process ends with it
-                for number, handler in handlers.items():
-                    signal.signal(number, handler)
         shown = self.capture() if self.capture else None
         return Ended(int(code or 0), shown.out + shown.err if shown else "")
 

@@ -183,12 +183,48 @@ def test_a_sweep_goes_on_behind_a_point_that_fails_and_says_so_at_the_end(lab: S
 def test_a_signal_between_two_runs_ends_the_sweep(
     bare: SweepLab, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvlab.lab.sweep.status.SweepProgress.tell", lambda _: signal.raise_signal(number))
+    monkeypatch.setattr("kvlab.lab.sweep.status.SweepProgress.report", lambda _: signal.raise_signal(number))
     ended = bare.here("-m", "kv.num_blocks=8,9,10", "tracking=off")
     assert ended.code == 130, ended.output
     assert "3 runs: 1 finished, 2 interrupted or not run" in ended.output
     assert "Traceback" not in ended.output
     assert not (bare.base / "out" / "1").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_whose_points_another_sweeper_chooses_has_one_parent(lab: SweepLab) -> None:
+    ended = lab.here("-m", "hydra/sweeper=basic", "kv.num_blocks=8,9")
+    assert ended.code == 0, ended.output
+    assert "2 runs: 2 finished" in ended.output
+    (parent,) = lab.parents()
+    assert parent.state == "FINISHED"
+    assert {run.tags["mlflow.parentRunId"] for run in lab.children()} == {parent.run_id}
+    assert len(lab.children()) == 2
+
+
+def test_two_sweeps_in_one_process_share_nothing(lab: SweepLab) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    first = lab.here("-m", "kv.num_blocks=8,9", "tracking=off", directory="first")
+    second = lab.here("-m", "kv.num_blocks=1", "seed=0,1", "tracking=off", directory="second")
+    assert (first.code, second.code) == (0, 0)
+    assert "2 runs: 2 finished" in first.output
+    assert "2 runs: 2 did not fit in memory" in second.output
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_run_that_the_store_did_not_take_is_in_the_exit_code_of_its_sweep(
+    lab: SweepLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvlab.errors import TrackingError
+    from kvlab.lab.tracking import MlflowTracker
+
+    def refuse(*_: object) -> None:
+        raise TrackingError("the store is full")
+
+    monkeypatch.setattr(MlflowTracker, "log_series", refuse)
+    ended = lab.here("-m", "kv.num_blocks=8,9")
+    assert ended.code == 1, ended.output
+    assert "2 runs: 2 finished" in ended.output
 
 
 def test_optimize_that_no_run_has_lists_what_there_is(lab: SweepLab) -> None:
@@ -233,9 +269,7 @@ def test_a_sweep_that_cannot_be_is_refused_in_a_sentence(
 
 
 @pytest.mark.slow
-def test_a_sweep_that_still_runs_is_not_resumed(lab: SweepLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    import kvlab.cli.sweep
-
+def test_a_sweep_that_still_runs_is_not_resumed(lab: SweepLab) -> None:
     assert lab.here("-m", "kv.num_blocks=8,9").code == 0
     # As if the sweep were still open: this process is alive.
     (parent,) = lab.parents()
@@ -243,4 +277,3 @@ def test_a_sweep_that_still_runs_is_not_resumed(lab: SweepLab, monkeypatch: pyte
     ended = lab.here("-m", "kv.num_blocks=8,9", "resume=true")
     assert ended.code == 2
     assert "resume=true: 'sweep kv.num_blocks' of this sweep is still running, as process" in ended.output
-    assert kvlab.cli.sweep._current is None

@@ -17,35 +17,48 @@ from kvlab.errors import ConfigError, KvlabError
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
+    from kvlab.lab.sweep.plan import Point
+
 _REPEAT = "repeat"
 
 
 @dataclass(frozen=True, slots=True)
-class Composed:
+class ComposedPoint:
     """A point as Hydra composes it. `config` is None where it contradicts itself: its run will say why."""
 
     overrides: list[str]
-    name: str
-    group: str  # its name without the repeat
-    settings: dict[str, str]  # of the keys that are swept
-    repeat: int
+    point: Point
     config: RunConfig | None
-    digest: str
 
 
-def bare_key(key: str) -> str:
-    """An override's key without what adds it (`+`, `++`)."""
-    return key.lstrip("+")
+def compose_points(
+    loader: ConfigLoader, master: DictConfig, texts: list[str], repeats: int
+) -> tuple[list[ComposedPoint], dict[str, str]]:
+    """Every combination of the overrides in `texts`, and how the swept keys were written.
+
+    Keys that come first change slowest, and repeats slowest of all, so that those of two points take turns in time.
+    Raises ConfigError for what cannot be swept or is a sweep itself, and Hydra's errors as they are.
+    """
+    values, varied = _values_by_key(loader, texts, repeats)
+    swept = swept_keys(master)
+    points = []
+    for chosen in itertools.product(*values.values()):
+        by_key = dict(zip(values, chosen, strict=True))
+        composed = loader.load_sweep_config(master, list(chosen))
+        _refuse_nested(composed, swept, [text for key, text in by_key.items() if key in varied])
+        points.append(_composed_point(composed, by_key, varied))
+    return points, varied
 
 
-def combinations(
+def swept_keys(config: DictConfig) -> dict[str, str]:
+    """What the files of a configuration sweep."""
+    return {str(key): str(value) for key, value in (config.hydra.sweeper.get("params") or {}).items()}
+
+
+def _values_by_key(
     loader: ConfigLoader, texts: list[str], repeats: int
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """What each key is set to, the slowest to change first, and how the swept ones were written.
-
-    Repeats are the slowest of all, so that those of two points take turns in time. Raises ConfigError for what
-    cannot be swept.
-    """
+    """The overrides that each key is given in turn, and how the swept ones were written."""
     given = OverridesParser.create(config_loader=loader).parse_overrides(texts)
     values: dict[str, list[str]] = {}
     varied: dict[str, str] = {}
@@ -62,19 +75,6 @@ def combinations(
     return values, varied
 
 
-def compose_points(
-    loader: ConfigLoader, master: DictConfig, values: dict[str, list[str]], varied: dict[str, str]
-) -> list[Composed]:
-    """Every combination. Raises ConfigError for a sweep inside the sweep, and Hydra's errors as they are."""
-    swept = _swept(master)
-    points = []
-    for chosen in itertools.product(*values.values()):
-        composed = loader.load_sweep_config(master, list(chosen))
-        _refuse_nested(composed, swept, [text for key, text in zip(values, chosen, strict=True) if key in varied])
-        points.append(_point(composed, dict(zip(values, chosen, strict=True)), varied))
-    return points
-
-
 def _values(override: Override, key: str) -> list[str]:
     if not override.is_sweep_override():
         return [f"{key}={override.get_value_element_as_str()}"]
@@ -84,7 +84,7 @@ def _values(override: Override, key: str) -> list[str]:
         raise ConfigError(
             key,
             _written(override),
-            "has no end of values; list them (a,b,c or range(1,9)), or search with python -m src.tune",
+            "has no end of values; list them (a,b,c or range(1,9)), or search with kvlab tune",
         )
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
@@ -93,8 +93,9 @@ def _written(override: Override) -> str:
     return (override.input_line or "").partition("=")[2]
 
 
-def _point(composed: DictConfig, chosen: dict[str, str], varied: dict[str, str]) -> Composed:
+def _composed_point(composed: DictConfig, chosen: dict[str, str], varied: dict[str, str]) -> ComposedPoint:
     from kvlab.lab.sweep.digest import config_digest, digest_of
+    from kvlab.lab.sweep.plan import Point
 
     config: RunConfig | None = None
     try:
@@ -105,18 +106,14 @@ def _point(composed: DictConfig, chosen: dict[str, str], varied: dict[str, str])
     group = " ".join(text for key, text in chosen.items() if key in varied)
     group = group or composed.run_name or (run_title(config) if config else "run")
     repeated = f" {chosen[_REPEAT]}" if _REPEAT in chosen and _REPEAT not in varied else ""
-    settings = {bare_key(key): text.partition("=")[2] for key, text in chosen.items() if key in varied}
-    return Composed(list(chosen.values()), group + repeated, group, settings, int(composed.repeat), config, digest)
-
-
-def _swept(config: DictConfig) -> dict[str, str]:
-    """What its files sweep."""
-    return {str(key): str(value) for key, value in (config.hydra.sweeper.get("params") or {}).items()}
+    settings = {key.lstrip("+"): text.partition("=")[2] for key, text in chosen.items() if key in varied}
+    point = Point(group + repeated, group, digest, settings=settings, repeat=int(composed.repeat))
+    return ComposedPoint(list(chosen.values()), point, config)
 
 
 def _refuse_nested(composed: DictConfig, swept: dict[str, str], chosen: list[str]) -> None:
-    """A choice that makes a run a sweep cannot be swept itself: Hydra would run it once and say nothing."""
-    inner = _swept(composed)
+    """A choice that makes a run a sweep cannot be swept itself: Hydra would run it once without a word."""
+    inner = swept_keys(composed)
     if inner == swept or not inner:
         return
     guilty = [text for text in chosen if text.split("=")[0] in ("sweep", "experiment")] or chosen

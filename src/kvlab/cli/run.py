@@ -1,6 +1,6 @@
-"""python -m src.run: one run, or with -m, a sweep= or repeats= one run per point.
+"""kvlab run: one run, or with -m, a sweep= or repeats= one run per point.
 
-Everything else is in the package; here Hydra composes the configuration and its mistakes become sentences.
+Hydra composes the configuration and calls `job` for each run.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from kvlab.cli import sweep
 from kvlab.cli.compose import GROUPS, run_config, run_title
-from kvlab.cli.resuming import was_done
+from kvlab.config import RunConfig
 from kvlab.errors import KvlabError
+from kvlab.lab.sweep.plan import find_job
 from kvlab.paths import CONF
 
 _EXTRAS = {"joblib": ("hydra_joblib_launcher", "joblib"), "submitit": ("hydra_submitit_launcher", "slurm")}
@@ -28,14 +28,13 @@ _EXTRAS = {"joblib": ("hydra_joblib_launcher", "joblib"), "submitit": ("hydra_su
 def job(cfg: DictConfig) -> float | None:
     """One run. Returns the metric that `optimize` names, NaN where the run has none."""
     hydra_config = HydraConfig.get()
-    in_sweep = hydra_config.mode is RunMode.MULTIRUN
     directory = Path(hydra_config.runtime.output_dir)
-    point = sweep.Job("", "", None)
-    if in_sweep:
-        point = sweep.job(Path(hydra_config.sweep.dir), directory, list(hydra_config.overrides.task))
+    point = None  # of a sweep
+    if hydra_config.mode is RunMode.MULTIRUN:
+        point = find_job(Path(hydra_config.sweep.dir), directory.name, list(hydra_config.overrides.task))
     try:
         config = run_config(cfg)
-        if config.resume and not in_sweep and was_done(config):
+        if config.resume and point is None and _was_done(config):
             return None
         # Imported this late so that --help and a mistyped option answer at once.
         from rich.console import Console
@@ -48,27 +47,47 @@ def job(cfg: DictConfig) -> float | None:
             config_yaml=OmegaConf.to_yaml(cfg, resolve=True),
             choices={group: hydra_config.runtime.choices[group] for group in GROUPS},
             console=Console(),
-            name=point.name or config.run_name or run_title(config),
-            in_sweep=in_sweep,
-            parent_run_id=point.parent_run_id,
-            heading=point.heading or None,
+            name=point.name if point else config.run_name or run_title(config),
+            in_sweep=point is not None,
+            parent_run_id=point.parent_run_id if point else None,
+            heading=point.heading if point else None,
         )
         result = execute(config, context)
     except Exception as error:
-        if not in_sweep:
-            if isinstance(error, KvlabError):
-                _fail(str(error), code=2)
-            raise
-        sweep.record_failure(directory, point.name, error)
-        sweep.after_job(None)
-        return float("nan")
-    if in_sweep:
-        sweep.after_job(result)
-    elif result.status != "finished":
+        if point is not None:
+            from kvlab.lab.sweep.sweep import record_failure
+
+            record_failure(directory, point.name, error)
+            return float("nan")
+        if isinstance(error, KvlabError):
+            _fail(str(error), code=2)
+        raise
+    if point is not None:
+        if result.tracking_error:
+            from kvlab.lab.sweep.sweep import record_tracking_error
+
+            record_tracking_error(directory, result.tracking_error)
+        if result.status == "interrupted" and point.in_sweep_process:
+            raise KeyboardInterrupt  # it was meant for the sweep
+    elif result.status != "finished" or result.tracking_error:
         sys.exit(130 if result.status == "interrupted" else 1)
-    elif result.tracking_error:
-        sys.exit(1)
     return result.metrics.get(config.optimize, float("nan")) if config.optimize else None
+
+
+def _was_done(config: RunConfig) -> bool:
+    """Whether a single run has finished before; if so, its figures are shown. Raises a KvlabError."""
+    from rich.console import Console
+
+    from kvlab.lab.sweep.history import finished_run
+    from kvlab.lab.tables import summary_table
+
+    run = finished_run(config)
+    if run is None:
+        return False
+    console = Console()
+    console.print(summary_table(run.name, run.metrics))
+    console.print(f"done before: run {run.run_id}", highlight=False)
+    return True
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -86,15 +105,12 @@ def _refuse_missing_launcher(arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """Run the command line; a sweep is summed up when its last point is done."""
+    """Run the command line."""
     _refuse_missing_launcher(sys.argv[1:])
     try:
         job()
     except KeyboardInterrupt:
-        if not sweep.interrupt():
-            raise
-    finally:
-        sweep.finish()
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -230,35 +230,29 @@ class Search:
 
     def _open_parent(self, storage: str) -> None:
         from kvlab.lab.settings import without_password
-        from kvlab.lab.sweep.earlier import look_up
-        from kvlab.lab.sweep.process import this_process
-        from kvlab.lab.tracking import NullTracker, start_run
-        from kvlab.lab.tracking.search import continue_run, mark_interrupted
+        from kvlab.lab.sweep.history import open_history
+        from kvlab.lab.tracking import NullTracker
 
         self.tracker = NullTracker()
-        tracking = self.base.config.tracking
-        if tracking.backend == "off":
-            return
-        tags = {"kvlab.kind": "tune", "kvlab.sweep_digest": self.digest, "kvlab.process": this_process()}
-        settings = {
+        params = {
             "tune.optimize": self.question.optimize,
             "tune.memory": self.memory,
             "tune.storage": without_password(storage),
             "tune.study": self.name,
         }
         try:
-            earlier = look_up(tracking)
-            parent = earlier.parent("tune", self.digest)
-            if parent is None:
-                self.tracker = start_run(tracking, root=Path(), run_name=self.name, params=settings, tags=tags)
+            history = open_history(self.base.config.tracking)
+            if history is None:
                 return
-            for run in earlier.abandoned(parent):
-                mark_interrupted(earlier.store, run.run_id, "its process ended before the run did")
-            self.tracker = continue_run(earlier.store, parent.run_id, tags)
+            parent = history.parent("tune", self.digest)
+            if parent is not None:
+                history.close_open_runs(parent, exclusive=False)  # several processes may share a search
+            self.tracker = history.open_parent("tune", self.digest, parent, name=self.name, params=params)
         except TrackingError as error:
             print(f"warning: {error}", file=sys.stderr)
 
     def _finish(self, study: Study) -> None:
+        from kvlab.lab.sweep.history import close_parent
         from kvlab.lab.tracking import RunStatus
         from kvlab.lab.tune.pictures import draw_search, write_page, write_trials
         from kvlab.lab.tune.study import best_trial
@@ -285,14 +279,7 @@ class Search:
             self.console.print(command, highlight=False, soft_wrap=True, markup=False)
             self.console.print(f"pictures: {pictures / 'tune.html'}  {pictures / 'tune.png'}", highlight=False,
                                soft_wrap=True)  # fmt: skip
-        try:
-            if best is not None:
-                self.tracker.log_metrics({self.question.optimize: best.value})
-            self.tracker.log_artifacts(pictures)
-            self.tracker.finish(status)
-            self.console.print(self.tracker.where(), highlight=False, soft_wrap=True)
-        except TrackingError as error:
-            print(f"warning: {error}", file=sys.stderr)
+        close_parent(self.tracker, status, pictures, {self.question.optimize: best.value} if best else {})
 
 
 def _quoted(text: str) -> str:

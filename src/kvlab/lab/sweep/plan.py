@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from kvlab.lab.sweep.process import this_process
 
 FILE = "sweep.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One run of a sweep: what sets it apart, and where its results lie."""
+    """One run of a sweep: what sets it apart, and where its results are."""
 
     name: str  # with its repeat, where there are several
     group: str  # without
     digest: str
-    directory: str  # within the sweep's; the number of the job, for those that are to run
+    directory: str = ""  # within the sweep's; the number of the job, for those that are to run
     settings: dict[str, str] = field(default_factory=dict)  # of the keys that are swept
     repeat: int = 0
     done_before: str | None = None  # the run in the tracking store that had finished already
@@ -47,10 +50,6 @@ class SweepPlan:
         """The points that had finished already."""
         return [point for point in self.points if point.done_before is not None]
 
-    def job(self, directory: str) -> Point | None:
-        """The point whose results go there; None in a sweep whose points another sweeper decides."""
-        return next((point for point in self.jobs if point.directory == directory), None)
-
     def write(self, directory: Path) -> None:
         """Keep it in the sweep's directory."""
         directory.mkdir(parents=True, exist_ok=True)
@@ -65,3 +64,28 @@ def read_plan(directory: Path) -> SweepPlan | None:
         return None
     values = json.loads(file.read_text(encoding="utf-8"))
     return SweepPlan(**{**values, "points": [Point(**point) for point in values["points"]]})
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a run of a sweep has to know of the sweep, in whichever process it is made."""
+
+    name: str = "run"
+    heading: str = "run"
+    parent_run_id: str | None = None
+    in_sweep_process: bool = False  # whether this process started the sweep
+
+
+def find_job(sweep: Path, directory: str, overrides: Sequence[str]) -> Job:
+    """The job of the sweep in `sweep` whose results go to its folder `directory`."""
+    plan = read_plan(sweep)
+    if plan is None:
+        return Job()
+    here = plan.process == this_process()
+    for number, point in enumerate(plan.jobs, 1):
+        if point.directory == directory:
+            heading = f"job {number} of {len(plan.jobs)}: {point.name}"
+            return Job(point.name, heading, plan.parent_run_id, here)
+    # Another sweeper chooses the points one by one.
+    name = " ".join(text for text in overrides if text.split("=")[0] in plan.varied) or "run"
+    return Job(name, name, plan.parent_run_id, here)

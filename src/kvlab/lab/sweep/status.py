@@ -1,4 +1,4 @@
-"""What a sweep says before, while and after it runs."""
+"""What a sweep prints before, while and after it runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvlab.lab.sweep.results import best, medians, read_results
 from kvlab.lab.tables import comparison_table, memory_sentence, points_table
 
 _SIDE_BY_SIDE = 3  # more points than this get a row each instead of a column
-_LOOK_EVERY_S = 0.5
+_POLL_S = 0.5
 
 
 def announcement(plan: SweepPlan, repeats: int, seconds: Sequence[float | None]) -> str:
@@ -42,19 +42,19 @@ def announcement(plan: SweepPlan, repeats: int, seconds: Sequence[float | None])
 
 
 class SweepProgress:
-    """Tells how far a sweep is, from the results in its directory: any process can write them."""
+    """Prints the progress of a sweep from the results in its directory, which any process can write."""
 
     def __init__(self, directory: Path, plan: SweepPlan, console: Console) -> None:
         self._directory, self._plan, self._console = directory, plan, console
-        self._told = 0
+        self._reported = 0
 
-    def tell(self) -> None:
-        """Print a line if more jobs are done than when it was last asked."""
+    def report(self) -> None:
+        """Print a line, if more jobs are done than at the last call."""
         jobs = self._plan.jobs
         done = sum((self._directory / job.directory / "summary.json").exists() for job in jobs)
-        if done == self._told:
+        if done == self._reported:
             return
-        self._told = done
+        self._reported = done
         line = f"{done} of {len(jobs)} jobs done"
         results = read_results(self._directory, self._plan)
         leader = best(results, self._plan.optimize)
@@ -69,25 +69,25 @@ class SweepProgress:
 
 
 class Watch:
-    """Tells how far a sweep is whose jobs run in other processes. Use as a context manager."""
+    """Reports the progress of jobs in other processes until it is left. Use as a context manager."""
 
     def __init__(self, progress: SweepProgress) -> None:
         self._progress = progress
-        self._over = Event()
-        self._thread = Thread(target=self._look, name="sweep progress", daemon=True)
+        self._done = Event()
+        self._thread = Thread(target=self._poll, name="sweep progress", daemon=True)
 
     def __enter__(self) -> Watch:
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._over.set()
+        self._done.set()
         self._thread.join()
-        self._progress.tell()
+        self._progress.report()
 
-    def _look(self) -> None:
-        while not self._over.wait(_LOOK_EVERY_S):
-            self._progress.tell()
+    def _poll(self) -> None:
+        while not self._done.wait(_POLL_S):
+            self._progress.report()
 
 
 def print_results(results: Sequence[dict[str, Any]], plan: SweepPlan | None, console: Console) -> None:

@@ -1,0 +1,172 @@
+"""What the tracking store knows of runs that were made before, and the parent run of a sweep or search."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from kvlab.config import RunConfig, TrackingConfig
+from kvlab.errors import ConfigError, TrackingError
+from kvlab.lab.artifacts import write_summary
+from kvlab.lab.sweep.digest import config_digest
+from kvlab.lab.sweep.process import is_alive, this_process
+from kvlab.lab.tracking import RunStatus, Store, Tracker, open_store, start_run
+from kvlab.lab.tracking.search import TrackedRun, continue_run, fetch_files, find_runs, mark_interrupted
+
+_RECENT = 9  # runs that an estimate is made of
+
+
+@dataclass(slots=True)
+class History:
+    """The runs of one experiment in one store."""
+
+    store: Store
+    tracking: TrackingConfig
+    warnings: list[str] = field(default_factory=list)
+
+    def parent(self, kind: str, digest: str) -> TrackedRun | None:
+        """The latest `sweep` or `tune` for the same thing, however it ended."""
+        query = f"tags.`kvlab.kind` = '{kind}' and tags.`kvlab.sweep_digest` = '{digest}'"
+        return next(iter(self._find(query, limit=1)), None)
+
+    def open_parent(
+        self,
+        kind: str,
+        digest: str,
+        parent: TrackedRun | None,
+        *,
+        name: str,
+        params: Mapping[str, object],
+        tags: Mapping[str, str] | None = None,
+    ) -> Tracker:
+        """Continue `parent`, or open a parent run where that is None. Raises TrackingError."""
+        own = {"kvlab.kind": kind, "kvlab.sweep_digest": digest, "kvlab.process": this_process(), **(tags or {})}
+        if parent is not None:
+            return continue_run(self.store, parent.run_id, own)
+        return start_run(self.tracking, root=Path(), run_name=name, params=params, tags=own)
+
+    def close_open_runs(self, parent: TrackedRun, *, exclusive: bool = True) -> int:
+        """Mark as interrupted the children of a parent that a killed process left open; returns their number.
+
+        Raises ConfigError where the parent or a child is still being made by a living process, unless several
+        processes may work at it (not `exclusive`).
+        """
+        running = self._children(parent, "RUNNING")
+        if exclusive:
+            for run in [parent, *running] if parent.state == "RUNNING" else running:
+                if is_alive(run.tags.get("kvlab.process")):
+                    host, pid, _ = run.tags["kvlab.process"].rsplit(":", 2)
+                    raise ConfigError(
+                        "resume",
+                        "true",
+                        f"{run.name!r} of this sweep is still running, as process {pid} on {host}; wait for it, or "
+                        "end it",
+                    )
+        closed = 0
+        for run in running:
+            alive = is_alive(run.tags.get("kvlab.process"))
+            if not exclusive and alive is not False:
+                continue
+            if alive is None:
+                self.warnings.append(
+                    f"{run.name!r} was left running on another machine, {run.tags.get('host.name', 'unknown')}; "
+                    "it is taken for dead and run again"
+                )
+            mark_interrupted(self.store, run.run_id, "its process ended before the run did")
+            closed += 1
+        return closed
+
+    def finished(self, digests: Sequence[str], parent: TrackedRun | None = None) -> list[TrackedRun | None]:
+        """For each configuration a run that has finished, none of them twice; None where there is none."""
+        known: dict[str, list[TrackedRun]] = {}
+        for run in self._children(parent, "FINISHED") if parent else []:
+            known.setdefault(run.tags.get("kvlab.config_digest", ""), []).append(run)
+        found: list[TrackedRun | None] = []
+        for digest in digests:
+            if digest not in known:
+                known[digest] = self._find(
+                    f"tags.`kvlab.config_digest` = '{digest}' and attributes.status = 'FINISHED'"
+                )
+            runs = [run for run in known[digest] if run.finished]
+            found.append(runs[0] if runs else None)
+            known[digest] = runs[1:]
+        return found
+
+    def seconds_per_job(self, configs: Iterable[RunConfig]) -> list[float | None]:
+        """How long each is likely to take: the median of the latest runs of that model on that workload."""
+        known: dict[tuple[str, str, int], float | None] = {}
+        estimates = []
+        for config in configs:
+            workload = config.workload
+            key = (config.model.name, workload.name, workload.num_requests)
+            if key not in known:
+                query = (
+                    f"params.`model.name` = '{key[0]}' and params.`workload.name` = '{key[1]}' and "
+                    f"params.`workload.num_requests` = '{key[2]}' and attributes.status = 'FINISHED'"
+                )
+                runs = self._find(query, limit=_RECENT)
+                known[key] = median(run.seconds or 0.0 for run in runs) if runs else None
+            estimates.append(known[key])
+        return estimates
+
+    def fetch(self, run: TrackedRun, directory: Path, name: str) -> None:
+        """Put the results of a run into a directory: its files, or where the store has lost them its figures."""
+        fetch_files(self.store, run.run_id, directory)
+        if not (directory / "summary.json").exists():
+            choices = {k.removeprefix("choice."): v for k, v in run.tags.items() if k.startswith("choice.")}
+            write_summary(
+                directory,
+                {
+                    "name": name,
+                    "run_id": run.run_id,
+                    "status": "finished",
+                    "error": None,
+                    "metrics": dict(run.metrics),
+                    "choices": choices,
+                },
+            )
+
+    def _find(self, query: str, limit: int | None = None) -> list[TrackedRun]:
+        return find_runs(self.store, self.tracking.experiment, query, limit=limit)
+
+    def _children(self, parent: TrackedRun, state: str) -> list[TrackedRun]:
+        return self._find(f"tags.`mlflow.parentRunId` = '{parent.run_id}' and attributes.status = '{state}'")
+
+
+def open_history(tracking: TrackingConfig, *, required: bool = False) -> History | None:
+    """Open the store to look at its runs; None with tracking=off.
+
+    Raises ConfigError with tracking=off where the history is `required`, TrackingError for a store that cannot be
+    used.
+    """
+    if tracking.backend == "off":
+        if required:
+            raise ConfigError(
+                "resume", "true", "with tracking=off nothing is known of earlier runs; track them, or leave it out"
+            )
+        return None
+    return History(open_store(tracking, Path(), create=True), tracking)
+
+
+def finished_run(config: RunConfig) -> TrackedRun | None:
+    """A run of this configuration that has finished. Raises a KvlabError."""
+    history = open_history(config.tracking, required=True)
+    return history.finished([config_digest(config)])[0] if history else None
+
+
+def close_parent(
+    tracker: Tracker, status: RunStatus, folder: Path, metrics: Mapping[str, float] | None = None
+) -> str | None:
+    """Store the files in `folder` with a parent run and close it. Returns, and warns of, what the store refused."""
+    try:
+        tracker.log_metrics(metrics or {})
+        tracker.log_artifacts(folder)
+        tracker.finish(status)
+    except TrackingError as error:
+        print(f"warning: {error}", file=sys.stderr)
+        return str(error)
+    print(tracker.where())
+    return None
