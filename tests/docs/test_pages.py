@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kvlab.registry import registry
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -44,6 +46,9 @@ def test_files_it_names_exist(page: Path) -> None:
     if page.name == "CHANGELOG.md":
         return
     roots = (ROOT, ROOT / "src", ROOT / "tests", page.parent, ROOT / "src/kvlab", *(ROOT / "src/kvlab").iterdir())
+    bare = {path.name for folder in ("src", "tests", "experiments") for path in (ROOT / folder).rglob("*.*p*")}
+    for file in re.findall(r"`(\w+\.(?:py|hpp|cpp))`", prose(page)):
+        assert file in bare, f"{name(page)}: {file}"
     for path in re.findall(r"`((?:[\w-]+/)+[\w.-]*\.(?:py|ya?ml|hpp|cpp|feature|md)|(?:[\w-]+/)+)`", prose(page)):
         if not path.startswith(("outputs/", "multirun/", "figures/", "mlartifacts/", "site/", "quality/")):
             assert any((root / path).exists() for root in roots), f"{name(page)}: {path}"
@@ -58,6 +63,11 @@ def test_run_page_names_every_choice(group: str) -> None:
     (row,) = re.findall(rf"^\| `{group}` \|(.*)$", (ROOT / "docs/commands/run.md").read_text(), re.MULTILINE)
     choices = re.findall(r"`(\w+)`", row.split(" | ")[0])
     assert sorted(choices) == sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml"))
+
+
+def test_batching_page_names_every_order() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/concepts/batching.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(registry("scheduler.order").names())
 
 
 def test_sweeps_page_names_every_sweep() -> None:
