@@ -19,30 +19,30 @@ Feature: Runs
     Scenario Outline: A choice that does not exist lists those that do
       When I run "<choice>" on a tiny model
       Then the command fails without a traceback
-      And the message names "<known>"
+      And the message says "<message>"
 
       Examples:
-        | choice            | known            |
-        | kv=segmented      | contiguous paged |
-        | scheduler=eager   | continuous static |
-        | attention.backend=flash | sdpa concat |
+        | choice                  | message                                                            |
+        | kv=segmented            | Could not find 'kv/segmented' ... contiguous paged paged_unshared  |
+        | scheduler=eager         | Could not find 'scheduler/eager' ... continuous static             |
+        | attention.backend=flash | attention.backend=flash: unknown; known: concat, cpu, ... sdpa     |
 
     @R13.1
     Scenario Outline: A wrong value names its key
       When I run "<override>" on a tiny model
       Then the command fails without a traceback
-      And the message names "<key>"
+      And the message says "<message>"
 
       Examples:
-        | override                       | key                         |
-        | kv.num_blocks=many             | kv.num_blocks many          |
-        | kv.num_blokcs=8                | kv.num_blokcs               |
-        | scheduler.max_batch_size=0     | scheduler.max_batch_size    |
-        | kv.memory=12parsecs            | kv.memory 12parsecs 512MiB  |
-        | kv.num_blocks=1                | kv.num_blocks=3 too small   |
-        | model.max_seq_len=20           | model.max_seq_len prompt    |
-        | executor=cuda                  | executor.device=cpu         |
-        | executor.threads=4096          | executor.threads=4096 cores would do |
+        | override                   | message                                                                       |
+        | kv.num_blocks=many         | kv.num_blocks=many ... 'many' of type 'str' could not be converted to Integer |
+        | kv.num_blokcs=8            | Could not override 'kv.num_blokcs' ... not in 'KVConfig'                      |
+        | scheduler.max_batch_size=0 | scheduler.max_batch_size=0: must be a number, at least 1                      |
+        | kv.memory=12parsecs        | kv.memory=12parsecs: is not a size; write for example 512MiB                  |
+        | kv.num_blocks=1            | pool of 1 blocks of 16 tokens ... too small ... kv.num_blocks=3, or ... fit   |
+        | model.max_seq_len=20       | prompt of ... more than model.max_seq_len=20; model.max_seq_len= ... would    |
+        | executor=cuda              | executor.device=cuda: PyTorch finds no CUDA device ... executor.device=cpu    |
+        | executor.threads=4096      | executor.threads=4096: is more than ... cores ... executor.threads= ... null  |
 
   Rule: What a run measured is kept with what it was
 
@@ -89,7 +89,7 @@ Feature: Runs
         | profile/scheduling_share    |
         | profile/other_share         |
       And its artifacts are "config.yaml requests.parquet steps.parquet summary.json trace.json"
-      And the message names "attention linear elementwise sampling scheduling"
+      And the message says "attention ... linear ... elementwise ... sampling ... scheduling ... other"
 
     @R13.2
     Scenario: A run is looked at rather than read
@@ -103,7 +103,7 @@ Feature: Runs
       Given a tracking server that accepts connections and never answers
       When I run "tracking.timeout_s=2" on a tiny model against that server
       Then the command fails without a traceback
-      And the message names "tracking results"
+      And the message says "warning: ... tracking.timeout_s ... results are kept in"
       And the results on disk are complete
 
   Rule: A sweep is one experiment

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -212,10 +213,15 @@ def ends_with(commands: list[Command], code: int) -> None:
     assert "Traceback" not in commands[-1].output
 
 
-@then(parsers.parse('the message names "{words}"'))
-def message_names(commands: list[Command], words: str) -> None:
-    for word in words.split():
-        assert word in commands[-1].output, commands[-1].output
+@then(parsers.parse('the message says "{text}"'))
+def message_says(commands: list[Command], text: str) -> None:
+    """Its parts, between which "..." stands for anything, as they are and in this order; of a command that ended
+    with an error, within the error alone.
+    """
+    said = " ".join(commands[-1].output.split())
+    message = said[said.rindex("error: ") :] if "error: " in said and commands[-1].code else said
+    pattern = ".*?".join(re.escape(part.strip()) for part in text.split("..."))
+    assert re.search(pattern, message), message
 
 
 @then(
