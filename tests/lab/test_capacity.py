@@ -213,7 +213,7 @@ class TestSequences:
         for row in plan.lengths:
             pages = PagedKVCachePool(201, 16, 600, None, prefix_sharing=False)
             slots = ContiguousKVCachePool(5, 600, None)
-            for pool, expected in ((pages, row.paged), (slots, row.contiguous)):
+            for pool, expected in ((pages, row.sequences["paged"]), (slots, row.sequences["contiguous"])):
                 for _ in range(expected):
                     pool.allocate_slot(row.length)
                 with pytest.raises(OutOfBlocksError):
@@ -224,8 +224,8 @@ class TestSequences:
         assert [row.length for row in plan.lengths] == [256, 512, 1024, 2048, 4096]
         assert plan.lengths[0].advantage == pytest.approx(16, rel=0.1)
         assert plan.lengths[-1].advantage == 1
-        assert plan.lengths[0].contiguous_unused == 1 - 256 / 4096
-        assert plan.lengths[0].paged_unused == 7.5 / (256 + 7.5)
+        assert plan.lengths[0].unused["contiguous"] == 1 - 256 / 4096
+        assert plan.lengths[0].unused["paged"] == 7.5 / (256 + 7.5)
 
     def test_of_mixed_lengths_take_the_mean_of_their_blocks(self) -> None:
         assert sequences_that_fit(PoolSize(30, 16, 1), [16, 32]) == 20
@@ -235,7 +235,7 @@ class TestSequences:
     def test_no_slot_fits_where_pages_do(self) -> None:
         plan = planned("model=qwen3_4b", "kv.num_blocks=10", memory=None)
         assert plan.pools["contiguous"] is None
-        assert [row.contiguous for row in plan.lengths] == [0, 0, 0]
+        assert [row.sequences["contiguous"] for row in plan.lengths] == [0, 0, 0]
         assert [row.advantage for row in plan.lengths] == [None] * 3
         assert plan.as_dict()["pools"]["contiguous"] is None
 
@@ -259,8 +259,8 @@ class TestSequences:
         )
         assert (contiguous.backend, paged.backend) == ("contiguous", "paged")
         assert contiguous.lengths == paged.lengths == tuple(row.length for row in plan.lengths)
-        assert contiguous.sequences == tuple(row.contiguous for row in plan.lengths)
-        assert paged.sequences == tuple(row.paged for row in plan.lengths)
+        assert contiguous.sequences == tuple(row.sequences["contiguous"] for row in plan.lengths)
+        assert paged.sequences == tuple(row.sequences["paged"] for row in plan.lengths)
 
 
 class TestRefusals:

@@ -38,18 +38,22 @@ class CapacityCurve(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AtLength:
-    """How many sequences of a mean length fit in the same bytes."""
+    """How many sequences of a mean length fit in the same bytes, by backend."""
 
     length: int
-    contiguous: int
-    paged: int
-    contiguous_unused: float  # expected share of what sequences hold that has no token, 0 to 1
-    paged_unused: float
+    sequences: Mapping[str, int]
+    unused: Mapping[str, float]  # expected share of what sequences hold that has no token, 0 to 1
 
     @property
     def advantage(self) -> float | None:
-        """How many times the sequences pages hold; None where no slot fits."""
-        return self.paged / self.contiguous if self.contiguous else None
+        """How many times the sequences of whole slots a pool of small blocks holds; None where no slot fits."""
+        small, whole = (self.sequences[backend] for backend in compared_backends())
+        return small / whole if whole else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Flat, fit for JSON."""
+        unused = {f"{backend}_unused": share for backend, share in self.unused.items()}
+        return {"length": self.length, **self.sequences, **unused, "advantage": self.advantage}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +72,8 @@ class CapacityPlan:
 
     @property
     def paged(self) -> PoolSize:
-        """The pool of pages, which is never empty."""
-        pool = self.pools["paged"]
+        """The pool of small blocks, which is never empty."""
+        pool = self.pools[compared_backends()[0]]
         if pool is None:
             raise CapacityError("not one block fits")
         return pool
@@ -105,22 +109,29 @@ class CapacityPlan:
                 }
                 for backend, pool in self.pools.items()
             },
-            "sequences": [{**asdict(row), "advantage": row.advantage} for row in self.lengths],
+            "sequences": [row.as_dict() for row in self.lengths],
         }
+
+
+def compared_backends() -> tuple[str, str]:
+    """The first backend whose sequences span several blocks, and the first whose sequences have one block each."""
+    paged = {name: POOLS.get(name).is_paged() for name in POOLS.names()}
+    return next(name for name in paged if paged[name]), next(name for name in paged if not paged[name])
 
 
 def plan_capacity(
     config: RunConfig, *, device: str, memory: int | None = None, lengths: Sequence[int] | None = None
 ) -> CapacityPlan:
-    """How many sequences a configuration holds, in `memory` bytes of a "cpu" or "cuda" device, with either backend.
+    """How many sequences a configuration holds, in `memory` bytes of a "cpu" or "cuda" device, with any backend.
 
     A cache whose size the configuration gives is taken as it is. Raises CapacityError where the weights do not fit,
     or no block beside them; ConfigError for a length that is not served, and where a run would.
     """
     model = decoder_config(config.model)
     spec = kv_spec(config, model)
-    # A slot as a block: what PyTorch's attention works with is larger then. The pages' figure is the one shown.
-    config = replace(config, kv=replace(config.kv, backend="paged"))
+    # With whole slots as blocks PyTorch's attention needs more working memory. What small blocks need is shown.
+    backend, _ = compared_backends()
+    config = replace(config, kv=replace(config.kv, backend=backend))
     native = config.executor.kernels and device == "cpu" and config.executor.dtype in ("float32", "bfloat16")
     sampled = may_sample(config.workload)
     settings = memory_settings(config, device, _attention(config, device), native=native, by_chance=sampled)
@@ -134,8 +145,8 @@ def plan_capacity(
         if left < block or memory < weights.total + working.loading:
             raise _too_small(config, model, settings, memory, weights, working, block)
         kv = replace(kv, memory=f"{left}B")
-    pools = {backend: _pool(config, replace(kv, backend=backend), spec) for backend in POOLS.names()}
-    if pools["paged"] is None:
+    pools = {name: _pool(config, replace(kv, backend=name), spec) for name in POOLS.names()}
+    if pools[backend] is None:
         size_pool(kv, spec, max_batch_size=settings.max_batch_size, max_seq_len=settings.max_seq_len)  # says why
     plan = CapacityPlan(config.model.name, model, settings, spec, memory, weights, working, pools, ())
     needed = weights.total + working.peak + plan.paged.num_bytes
@@ -178,19 +189,17 @@ def capacity_curve(
     max_seq_len: int,
     block_size: int = 16,
     lengths: Sequence[int] | None = None,
-) -> tuple[CapacityCurve, CapacityCurve]:
-    """The planner's curves for a cache of `kv_bytes`: contiguous and paged, over mean lengths (those of
-    `default_lengths` unless given).
+) -> list[CapacityCurve]:
+    """The planner's curve of every backend for a cache of `kv_bytes`, over mean lengths (those of `default_lengths`
+    unless given).
     """
     tokens, at = kv_bytes // bytes_per_token, tuple(lengths or default_lengths(max_seq_len))
-    return tuple(  # type: ignore[return-value]  # of two
-        CapacityCurve(
-            backend,
-            at,
-            tuple(sequences_that_fit(PoolSize(tokens // size, size, bytes_per_token), [length]) for length in at),
-        )
-        for backend, size in (("contiguous", max_seq_len), ("paged", block_size))
-    )
+    curves = []
+    for backend in POOLS.names():
+        size = POOLS.get(backend).block_size_for(KVConfig(block_size=block_size), max_seq_len)
+        pool = PoolSize(tokens // size, size, bytes_per_token)
+        curves.append(CapacityCurve(backend, at, tuple(sequences_that_fit(pool, [length]) for length in at)))
+    return curves
 
 
 def _attention(config: EngineConfig, device: str) -> str:
@@ -221,15 +230,16 @@ def _pool(config: EngineConfig, kv: KVConfig, spec: KVSpec) -> PoolSize | None:
 
 
 def _at_length(plan: CapacityPlan, length: int) -> AtLength:
-    slots, longest = plan.pools["contiguous"], plan.settings.max_seq_len
-    # Lengths that vary end anywhere in a block: on average half of it, less half a token, is not used.
-    unused = (plan.paged.block_size - 1) / 2
+    # Lengths that vary end anywhere in a small block: on average half of it, less half a token, is not used.
+    half = (plan.paged.block_size - 1) / 2
+    paged = {backend: POOLS.get(backend).is_paged() for backend in plan.pools}
     return AtLength(
         length,
-        slots.num_blocks if slots else 0,
-        sequences_that_fit(plan.paged, [length]),
-        contiguous_unused=1 - length / longest,
-        paged_unused=unused / (length + unused),
+        {backend: sequences_that_fit(pool, [length]) if pool else 0 for backend, pool in plan.pools.items()},
+        {
+            backend: half / (length + half) if paged[backend] else 1 - length / plan.settings.max_seq_len
+            for backend in plan.pools
+        },
     )
 
 

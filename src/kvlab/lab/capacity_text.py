@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from rich.markup import escape
 from rich.table import Table
 
 from kvlab.config import format_bytes
 from kvlab.engine.memory import IN_PLACE, NEW_TENSORS
+from kvlab.kv.pools import unit_of
 from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES
 from kvlab.lab.capacity import CapacityPlan
 
@@ -83,41 +85,37 @@ def working_formula(plan: CapacityPlan) -> str:
 
 
 def pools_formula(plan: CapacityPlan) -> str:
-    """What either backend makes of the cache."""
-    paged, slots = plan.paged, plan.pools["contiguous"]
-    text = f"{paged.num_blocks:,} blocks, {paged.token_slots:,} token slots; contiguous: "
-    if slots is None:
-        return text + "not one slot"
-    return text + f"{slots.num_blocks:,} slots, {slots.token_slots:,} token slots"
+    """The blocks that each backend makes of the cache."""
+    texts = []
+    for backend, pool in sorted(plan.pools.items(), key=lambda item: item[1] != plan.paged):
+        unit, name = unit_of(backend), "" if pool == plan.paged else f"{backend}: "
+        blocks = f"{pool.num_blocks:,} {unit}s, {pool.token_slots:,} token slots" if pool else f"not one {unit}"
+        texts.append(name + blocks)
+    return "; ".join(texts)
 
 
 def capacity_table(plan: CapacityPlan) -> Table:
     """Sequences at each mean length."""
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    for name in (
-        "mean length",
-        "contiguous",
-        "paged",
-        "advantage",
-        "unused in slots",
-        "unused in pages",
-    ):
+    unused = [f"unused, {backend}" for backend in plan.pools]
+    for name in ("mean length", *map(escape, plan.pools), "advantage", *map(escape, unused)):
         table.add_column(name, justify="right")
     for row in plan.lengths:
         table.add_row(
             f"{row.length:,}",
-            f"{row.contiguous:,}",
-            f"{row.paged:,}",
+            *(f"{row.sequences[backend]:,}" for backend in plan.pools),
             "-" if row.advantage is None else f"{row.advantage:.2f}x",
-            f"{100 * row.contiguous_unused:.1f} %",
-            f"{100 * row.paged_unused:.1f} %",
+            *(f"{100 * row.unused[backend]:.1f} %" for backend in plan.pools),
         )
     return table
 
 
 def closing_notes(plan: CapacityPlan) -> Iterator[str]:
     """What the table does not say."""
-    most, batch = max(row.paged for row in plan.lengths), plan.settings.max_batch_size
+    most, batch = (
+        max(count for row in plan.lengths for count in row.sequences.values()),
+        plan.settings.max_batch_size,
+    )
     yield (
         "Sequences are counted at their full length, each with blocks of its own: those that share a prefix or are "
         "still short fit in greater numbers. Unused is what varying lengths leave of a slot, or of half a block."
