@@ -8,8 +8,7 @@ from kvlab.errors import ConfigError, RecordError
 from kvlab.lab.compare.gate import check, parse_conditions
 from kvlab.lab.compare.groups import RunSet, group_runs, pairs_of
 from kvlab.lab.compare.interval import estimate
-from kvlab.lab.compare.outputs import Agreement, check_groups, check_outputs
-from kvlab.lab.compare.work import obstacle
+from kvlab.lab.compare.work import Agreement, check_groups, check_outputs, obstacle
 from kvlab.lab.records import read_run, read_sweep
 from tests.lab.recorded import THROUGHPUT, record_run, record_sweep
 

@@ -20,6 +20,7 @@ from kvlab.config import RunConfig
 from kvlab.errors import TrackingError
 from kvlab.lab.artifacts import write_artifacts
 from kvlab.lab.build import RunPlan
+from kvlab.lab.catalogue import SERIES
 from kvlab.lab.drive import RunLog
 from kvlab.lab.machine import describe, peak_memory
 from kvlab.lab.provenance import provenance, uncommitted
@@ -31,17 +32,6 @@ from kvlab.lab.sweep.process import this_process
 from kvlab.lab.tracking import NullTracker, RunStatus, Tracker, start_run
 from kvlab.plugins import loaded_plugins
 from kvlab.workloads.describe import WorkloadFacts, describe_workload
-
-_SERIES = (
-    "running",
-    "waiting",
-    "blocks_in_use",
-    "blocks_cached",
-    "shared_blocks",
-    "tokens_in_use",
-    "prefill_tokens",
-    "decode_tokens",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +191,7 @@ def _series(log: RunLog) -> dict[str, list[tuple[int, float, float]]]:
     rows = [(step, step_row(step)) for step in log.steps]
     return {
         name: [(step.index, step.end_s, float(row[name] or 0)) for step, row in rows]
-        for name in _SERIES
+        for name in SERIES
         if all(row[name] is not None for _, row in rows)
     }
 

@@ -1,19 +1,23 @@
-"""Whether two groups did the same work: without that a time says nothing about what made it."""
+"""Whether groups did the same work, without which times say nothing about their cause, and made the same tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
+from itertools import zip_longest
+from typing import NamedTuple
 
 from kvlab.lab.compare.groups import Group, differing, pairs_of, settings, short_keys
 from kvlab.lab.records import RunRecord
 
 _SHOWN = 6
+_SAME_WEIGHTS = ("model.family", "model.architecture", "model.path", "model.weights")
 
 
 def obstacle(baseline: Group, other: Group, by: Sequence[str] = ()) -> str | None:
     """Why these groups cannot be compared, with the keys that differ; None where they can.
 
-    They have to have computed the same model on the same requests: the digests of their workloads tell where both
+    They have to have computed the same model on the same requests: that of workloads the digests show where both
     are known, else the workload's settings. What `by` names is what the comparison is about, and no obstacle. A
     group of unlike runs is compared only pair by pair.
     """
@@ -26,10 +30,71 @@ def obstacle(baseline: Group, other: Group, by: Sequence[str] = ()) -> str | Non
             unlike = _listed(short_keys(group.runs, group.mixed))
             return f"the runs of {group.name} differ among themselves in {unlike}; name these keys in `by` too"
     for first, second in pairs or [(baseline.example, other.example)]:
-        keys = [key for key in _other_work(first, second) if not _named(key, by)]
+        keys = [key for key in _other_work(first, second) if key not in by and key.split(".")[0] not in by]
         if keys:
             return f"not the same work: {_listed(short_keys([first, second], keys))} differ"
     return None
+
+
+class Agreement(StrEnum):
+    """Whether outputs are the same."""
+
+    EQUAL = "equal"
+    DIFFER = "differ"
+    NOT_COMPARABLE = "not comparable"
+
+
+class OutputCheck(NamedTuple):
+    """Whether a run's outputs are those of another, and the same in words, with the reason."""
+
+    agreement: Agreement
+    text: str
+
+
+def check_groups(baseline: Group, other: Group) -> OutputCheck:
+    """Compare each finished run of a group with one run of the baseline; the first that differs is returned."""
+    runs = [run for run in other.runs if run is not baseline.example]
+    if not baseline.runs or not runs:
+        return OutputCheck(Agreement.NOT_COMPARABLE, "not comparable (no two finished runs)")
+    checks = [check_outputs(baseline.example, run) for run in runs]
+    return next((check for check in checks if check.agreement is not Agreement.EQUAL), checks[0])
+
+
+def check_outputs(first: RunRecord, second: RunRecord) -> OutputCheck:
+    """Compare the tokens of two runs, request by request and sample by sample. Greedy outputs are those of
+    temperature 0: they depend on the model and the prompt alone.
+    """
+    if reason := _not_comparable(first, second):
+        return OutputCheck(Agreement.NOT_COMPARABLE, f"not comparable ({reason})")
+    one, two = ({record.key: record.output_token_ids for record in run.requests()} for run in (first, second))
+    common = [key for key in one if key in two]
+    if not common:
+        return OutputCheck(Agreement.NOT_COMPARABLE, "not comparable (no outputs of the same requests were kept)")
+    different = [key for key in common if one[key] != two[key]]
+    missing = len(one.keys() ^ two.keys())
+    beside = f"; {missing} in one of the runs alone" if missing else ""
+    if not different:
+        agreement = Agreement.DIFFER if missing else Agreement.EQUAL
+        return OutputCheck(agreement, f"equal for {len(common)} requests{beside}")
+    request, sample = different[0]
+    which = f"request {request}" + (f" sample {sample}" if sample else "")
+    tokens = enumerate(zip_longest(one[different[0]], two[different[0]]))
+    index = next(index for index, (token, other) in tokens if token != other)
+    text = f"differ for {len(different)} of {len(common)} requests (first: {which}, token {index}){beside}"
+    return OutputCheck(Agreement.DIFFER, text)
+
+
+def _not_comparable(first: RunRecord, second: RunRecord) -> str | None:
+    if any(run.config.get("workload.temperature") for run in (first, second)):
+        return "sampled, not greedy"
+    keys = differing([settings(first), settings(second)])
+    models = [key for key in keys if ".".join(key.split(".")[:2]) in _SAME_WEIGHTS]
+    if models:
+        return f"other model: {', '.join(models[:3])}"
+    if "seed" in keys and "dummy" in (first.config.get("model.weights"), second.config.get("model.weights")):
+        return "other random weights: seed"
+    same = first.facts.get("workload_digest") == second.facts.get("workload_digest")
+    return None if same else "other workload"
 
 
 def _other_work(first: RunRecord, second: RunRecord) -> list[str]:
@@ -44,10 +109,6 @@ def _other_work(first: RunRecord, second: RunRecord) -> list[str]:
         return found
     workload = [key for key in keys if key.startswith("workload.") or key == "seed"]
     return found + (workload or ["workload.path"])
-
-
-def _named(key: str, by: Sequence[str]) -> bool:
-    return key in by or key.split(".")[0] in by
 
 
 def _listed(keys: Sequence[str]) -> str:

@@ -102,7 +102,9 @@ def interactive_run(record: RunRecord) -> dict[str, Any]:
     figures = {"timeline": timeline_hover(requests)} if requests else {}
     events = record.blocks()
     if events is not None and len(events.block) and "pool_map" not in left_out(record):
-        figures["pool_map"] = pool_map_hover(events, steps, requests)
+        figures["pool_map"] = pool_map_hover(
+            events, steps, requests, unit=unit_of(str(record.config.get("kv.backend")))
+        )
     return figures
 
 

@@ -15,7 +15,7 @@ from kvlab.kv.journal import BlockEvents
 from kvlab.lab import catalogue
 from kvlab.lab.figures import style
 from kvlab.lab.figures.blocks import colour_numbers
-from kvlab.lab.figures.pareto import LATENCY, measured_points, pareto_front
+from kvlab.lab.figures.pareto import X_LABEL, Y_LABEL, measured_points, pareto_front
 from kvlab.lab.figures.points import THROUGHPUT, Grid, Point
 from kvlab.lab.figures.pool_map import HOLDERS, run_grid
 from kvlab.lab.figures.timeline import shown_requests
@@ -65,8 +65,10 @@ def timeline_hover(records: Sequence[RequestRecord]) -> Any:
     return figure
 
 
-def pool_map_hover(events: BlockEvents, steps: Sequence[StepRecord], records: Sequence[RequestRecord]) -> Any:
-    """Block by time; hovering tells whose a block is."""
+def pool_map_hover(
+    events: BlockEvents, steps: Sequence[StepRecord], records: Sequence[RequestRecord], *, unit: str = "block"
+) -> Any:
+    """Block by time; the request that holds a block is named at the pointer. `unit` is what a block is called."""
     grid = run_grid(events, steps, most_rows=200, most_columns=320)
     values, where = np.unique(grid.cells, return_inverse=True)
     numbers = colour_numbers(grid.cells, len(style.SEQUENCES))
@@ -90,12 +92,12 @@ def pool_map_hover(events: BlockEvents, steps: Sequence[StepRecord], records: Se
             zmax=count - 0.5,
             colorscale=[(edge / count, colour) for n, colour in enumerate(palette) for edge in (n, n + 1)],
             showscale=False,
-            hovertemplate="block %{y:.0f} at %{x:.3f} s<br><b>%{text}</b><extra></extra>",
+            hovertemplate=f"{unit} %{{y:.0f}} at %{{x:.3f}} s<br><b>%{{text}}</b><extra></extra>",
         )
     )
-    more = f"; a row is {grid.blocks_per_row} blocks" if grid.blocks_per_row > 1 else ""
-    heading = f"Who held which block: a colour is a sequence, black shared, grey cached{more}"
-    _lay_out(figure, heading, "time, s", "block")
+    more = f"; a row is {grid.blocks_per_row} {unit}s" if grid.blocks_per_row > 1 else ""
+    heading = f"Who held which {unit}: a colour is a sequence, black shared, grey cached{more}"
+    _lay_out(figure, heading, "time, s", unit)
     figure.update_yaxes(autorange="reversed")
     return figure
 
@@ -127,26 +129,26 @@ def heat_map_hover(grid: Grid, row_key: str, column_key: str, metric: str = THRO
     return figure
 
 
-def pareto_hover(points: Sequence[Point], latency: str = LATENCY, throughput: str = THROUGHPUT) -> Any:
+def pareto_hover(points: Sequence[Point]) -> Any:
     """All points with their names, and the front."""
-    known = measured_points(points, latency, throughput)
+    known = measured_points(points)
     front = pareto_front(known)
     figure = go.Figure()
-    for name, members, colour, mode, shape in (
-        ("beaten by another", [p for p in known if p not in front], style.FAINT, "markers", None),
-        ("beaten by none", front, style.BLUE, "lines+markers", "hv"),
+    for name, members, colour, mode in (
+        ("beaten by another", [point for point in known if point not in front], style.FAINT, "markers"),
+        ("beaten by none", front, style.BLUE, "lines+markers"),
     ):
         figure.add_scatter(
             name=name,
             mode=mode,
-            line={"shape": shape, "color": colour},
+            line={"shape": "hv", "color": colour},
             marker={"color": colour, "size": 9},
-            x=[p.latency for p in members],
-            y=[p.throughput for p in members],
-            text=[p.name for p in members],
+            x=[point.latency for point in members],
+            y=[point.throughput for point in members],
+            text=[point.name for point in members],
             hovertemplate="<b>%{text}</b><br>%{y:,.1f} tokens/s, %{x:,.1f} ms<extra></extra>",
         )
-    _lay_out(figure, "Latency and throughput", catalogue.metric(latency).axis, catalogue.metric(throughput).axis)
+    _lay_out(figure, "Latency and throughput", X_LABEL, Y_LABEL)
     return figure
 
 

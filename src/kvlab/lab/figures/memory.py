@@ -107,19 +107,12 @@ def _sequences(axes: Any, series: MemorySeries) -> None:
     at, running, waiting = style.thin(series.at, series.running, series.waiting)
     axes.step(at, waiting, where="post", color=style.ORANGE, linewidth=1.6, label="waiting")
     axes.step(at, running, where="post", color=style.BLUE, linewidth=1.6, label="running")
-    top = max(float(series.running.max()), float(series.waiting.max()), 1.0)
+    top, count = max(float(series.running.max()), float(series.waiting.max()), 1.0), len(series.preempted_at)
     axes.set_ylim(0, top * 1.16)
-    if len(series.preempted_at):
-        axes.plot(
-            series.preempted_at,
-            np.full(len(series.preempted_at), top * 1.09),
-            linestyle="none",
-            marker="v",
-            markersize=5,
-            color=style.VERMILION,
-            label=f"preemption ({len(series.preempted_at):,} in all)",
-            clip_on=False,
-        )
+    if count:
+        label = f"preemption ({count:,} in all)"
+        mark: Any = {"color": style.VERMILION, "markersize": 5, "clip_on": False, "label": label}
+        axes.plot(series.preempted_at, np.full(count, top * 1.09), "v", **mark)
     axes.set_ylabel("sequences")
     style.whole(axes.yaxis)
     style.legend(axes, columns=3, bbox_to_anchor=(0, -0.3))

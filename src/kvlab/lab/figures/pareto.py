@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from kvlab.lab import catalogue
+from kvlab.lab.catalogue import metric
 from kvlab.lab.figures import style
 from kvlab.lab.figures.points import THROUGHPUT, Point, by_settings, varied_keys
 
 LATENCY = "latency/tpot_ms_p50"
+X_LABEL, Y_LABEL = metric(LATENCY).axis, metric(THROUGHPUT).axis
 _MOST_LABELS = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(NamedTuple):
     """A point of the plane: less latency and more throughput are better."""
 
     name: str
@@ -26,13 +26,11 @@ class Measured:
     throughput: float
 
 
-def measured_points(
-    points: Sequence[Point], latency: str = LATENCY, throughput: str = THROUGHPUT
-) -> list[Measured]:
+def measured_points(points: Sequence[Point]) -> list[Measured]:
     """Where finished points lie that have both metrics; repeats of one by their medians."""
     found = []
     for label, members in by_settings(points, varied_keys(points)).items():
-        both = [(point.value(latency), point.value(throughput)) for point in members]
+        both = [(point.value(LATENCY), point.value(THROUGHPUT)) for point in members]
         known = [(x, y) for x, y in both if x is not None and y is not None]
         if known:
             found.append(Measured(label, median(x for x, _ in known), median(y for _, y in known)))
@@ -48,64 +46,54 @@ def pareto_front(points: Sequence[Measured]) -> list[Measured]:
     return front
 
 
-def pareto_figure(points: Sequence[Point], latency: str = LATENCY, throughput: str = THROUGHPUT) -> Figure:
+def pareto_figure(points: Sequence[Point]) -> Figure:
     """All points, the front as a line, and the names of those on it."""
-    known = measured_points(points, latency, throughput)
+    known = measured_points(points)
     front = pareto_front(known)
     figure = style.new_figure(4.8)
     axes = figure.add_subplot()
     style.tidy(axes, grid="both")
-    axes.set_xlabel(f"{catalogue.metric(latency).axis}  (less is better)")
-    axes.set_ylabel(f"{catalogue.metric(throughput).axis}  (more is better)")
-    style.title(
-        axes,
-        f"{len(front)} of {len(known)} points are beaten by no other in both",
-        "to have more of one, a point on the line gives up some of the other",
-    )
+    axes.set_xlabel(f"{X_LABEL}  (less is better)")
+    axes.set_ylabel(f"{Y_LABEL}  (more is better)")
+    heading = f"{len(front)} of {len(known)} points are beaten by no other in both"
+    style.title(axes, heading, "to have more of one, a point on the line gives up some of the other")
     if not known:
-        style.nothing(axes, "no finished point has both figures")
+        style.nothing(axes, "no finished point has both metrics")
         return figure
     others = [point for point in known if point not in front]
     if others:
-        place: Any = {"linestyle": "none", "marker": "o", "color": style.CACHED, "markersize": 6}
-        axes.plot([p.latency for p in others], [p.throughput for p in others], label="beaten by another", **place)
-    axes.plot(
-        [p.latency for p in front],
-        [p.throughput for p in front],
-        color=style.BLUE,
-        marker="o",
-        markersize=7,
-        linewidth=1.4,
-        drawstyle="steps-post",
-        label="beaten by none",
-    )
+        _, x, y = zip(*others, strict=True)
+        axes.plot(x, y, "o", color=style.CACHED, markersize=6, label="beaten by another")
+    _, x, y = zip(*front, strict=True)
+    line: Any = {"drawstyle": "steps-post", "linewidth": 1.4, "markersize": 7}
+    axes.plot(x, y, "-o", color=style.BLUE, label="beaten by none", **line)
     axes.margins(x=0.12, y=0.12)
-    every = -(-len(front) // _MOST_LABELS)
-    low, high = axes.get_xlim()
-    bottom, top = axes.get_ylim()
-    named: Measured | None = None
-    for number, point in enumerate(front):
-        if number % every and number != len(front) - 1:
-            continue
-        if (
-            named is not None
-            and point.latency - named.latency < 0.08 * (high - low)
-            and point.throughput - named.throughput < 0.03 * (top - bottom)
-        ):
-            continue  # its name would lie on the last one's
-        named = point
-        right = point.latency < (low + high) / 2
-        axes.annotate(
-            style.shorten(point.name, 48),
-            (point.latency, point.throughput),
-            xytext=(7, -9) if right else (-7, 7),
-            textcoords="offset points",
-            ha="left" if right else "right",
-            va="center",
-            fontsize=8,
-            color=style.INK,
-        )
+    _name_points(axes, front)
     style.plain(axes.xaxis)
     style.plain(axes.yaxis)
     style.legend(axes, columns=2, bbox_to_anchor=(0, -0.13))
     return figure
+
+
+def _name_points(axes: Any, front: Sequence[Measured]) -> None:
+    """The names of some of the front's points, so that none lies on another."""
+    every = -(-len(front) // _MOST_LABELS)
+    (low, high), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    last = Measured("", -math.inf, -math.inf)
+    for number, point in enumerate(front):
+        if number % every and number != len(front) - 1:
+            continue
+        right, above = point.latency - last.latency, point.throughput - last.throughput
+        if right < 0.08 * (high - low) and above < 0.03 * (top - bottom):
+            continue
+        last, on_left = point, point.latency < (low + high) / 2
+        axes.annotate(
+            style.shorten(point.name, 48),
+            (point.latency, point.throughput),
+            xytext=(7, -9) if on_left else (-7, 7),
+            textcoords="offset points",
+            ha="left" if on_left else "right",
+            va="center",
+            fontsize=8,
+            color=style.INK,
+        )

@@ -70,8 +70,8 @@ def pool_map_figure(events: BlockEvents | None, steps: Sequence[StepRecord], *, 
     axes.set_xlabel("time, s")
     axes.set_ylabel(f"{unit} of the pool")
     if events is None or not len(events.block) or not steps:
-        style.title(axes, "Who held which block")
-        style.nothing(axes, "no block was handed out" if events is not None else "the run kept no blocks.parquet")
+        style.title(axes, f"Who held which {unit}")
+        style.nothing(axes, f"no {unit} was handed out" if events is not None else "the run kept no blocks.parquet")
         return figure
     grid = run_grid(events, steps)
     axes.imshow(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -63,25 +62,19 @@ def timeline_figure(records: Sequence[RequestRecord]) -> Figure:
 
 
 def _marks(axes: Any, shown: Sequence[RequestRecord], every: int, phases: set[str]) -> None:
+    """First tokens and requests that did not complete, with the legend."""
+    handles: list[Any] = [Patch(color=style.PHASES[name], label=name) for name in style.PHASES if name in phases]
+    ends = [None if record.completed else record.finished_s for record in shown]
     tall = max(11.0 - len(shown) / 8, 2.0)  # points
-    handles: list[Any] = [
-        Patch(color=colour, label=phase) for phase, colour in style.PHASES.items() if phase in phases
-    ]
-    for marker, colour, label, points in (
-        ("|", style.BLACK, "first token", [(s.first_token_s, 1 + i * every) for i, s in enumerate(shown)]),
-        (
-            "x",
-            style.BLACK,
-            "did not complete",
-            [(s.finished_s, 1 + i * every) for i, s in enumerate(shown) if not s.completed],
-        ),
+    for marker, label, size, times in (
+        ("|", "first token", tall, [record.first_token_s for record in shown]),
+        ("x", "did not complete", 4, ends),
     ):
-        place = np.array([(x, y) for x, y in points if x is not None], dtype=float).reshape(-1, 2)
-        if not len(place):
-            continue
-        options: Any = {"marker": marker, "color": colour, "linestyle": "none", "markeredgewidth": 1.2}
-        axes.plot(place[:, 0], place[:, 1], markersize=tall if marker == "|" else 4, clip_on=False, **options)
-        handles.append(Line2D([], [], markersize=8 if marker == "|" else 5, label=label, **options))
+        marks = [(time, 1 + number * every) for number, time in enumerate(times) if time is not None]
+        if marks:
+            options: Any = {"marker": marker, "color": style.BLACK, "linestyle": "none", "markeredgewidth": 1.2}
+            axes.plot(*zip(*marks, strict=True), markersize=size, clip_on=False, **options)
+            handles.append(Line2D([], [], markersize=8 if marker == "|" else 5, label=label, **options))
     style.legend(axes, handles=handles, columns=6, bbox_to_anchor=(0, -0.5 / axes.figure.get_figheight() - 0.03))
 
 

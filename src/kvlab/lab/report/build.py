@@ -10,8 +10,7 @@ from kvlab.lab.catalogue import metric as entry_of
 from kvlab.lab.compare.gate import check
 from kvlab.lab.compare.groups import Group, RunSet, differing, group_runs, pairs_of, settings, short_keys, value_of
 from kvlab.lab.compare.interval import SAME, Estimate, estimate, is_worse, verdict
-from kvlab.lab.compare.outputs import check_groups
-from kvlab.lab.compare.work import obstacle
+from kvlab.lab.compare.work import check_groups, obstacle
 from kvlab.lab.report.model import Cell, Difference, Report, Row
 from kvlab.lab.report.notes import method_notes, warnings
 from kvlab.lab.report.options import ReportOptions
