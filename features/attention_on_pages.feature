@@ -192,18 +192,45 @@ Feature: Attention reads and writes pages
 
     @R5.6 @every_backend
     Scenario Outline: Whatever a backend says it supports, it computes as plain attention does
-      Given a pool of 40 blocks of <block> tokens
+      Given a pool of 40 blocks of <block> tokens for <heads> query heads and <kv> KV heads of <dim> numbers in <dtype>
+      And attention with a window of <window> tokens and scores capped at <cap>
       And the free blocks are in shuffled order
       And a sequence "alice" of 21 tokens
       And a sequence "bob" of 8 tokens
+      And every token slot without a token holds garbage
       When "alice" and "bob" attend with 3 new tokens
       Then everyone gets what plain attention gives
+      When "alice" and "bob" attend with 1 new token
+      Then everyone gets what plain attention gives
 
-      Examples:
-        | block |
-        | 1     |
-        | 8     |
-        | 24    |
+      Examples: block sizes
+        | heads | kv | dim | dtype    | block | window | cap |
+        | 4     | 2  | 16  | float32  | 1     | no     | no  |
+        | 4     | 2  | 16  | float32  | 8     | no     | no  |
+        | 4     | 2  | 16  | float32  | 24    | no     | no  |
+
+      Examples: windows and soft caps; a window of 1 token, below a block, across blocks, beyond the sequence
+        | heads | kv | dim | dtype    | block | window | cap |
+        | 4     | 2  | 16  | float32  | 8     | 1      | no  |
+        | 4     | 2  | 16  | float32  | 8     | 5      | no  |
+        | 4     | 2  | 16  | float32  | 8     | 13     | no  |
+        | 4     | 2  | 16  | float32  | 8     | 100    | no  |
+        | 4     | 2  | 16  | float32  | 8     | no     | 0.5 |
+        | 4     | 2  | 16  | float32  | 8     | 13     | 0.5 |
+
+      Examples: head sizes and groups
+        | heads | kv | dim | dtype    | block | window | cap |
+        | 2     | 2  | 64  | float32  | 8     | no     | no  |
+        | 8     | 1  | 80  | float32  | 8     | 13     | no  |
+        | 6     | 2  | 128 | float32  | 8     | no     | no  |
+        | 2     | 1  | 256 | float32  | 8     | no     | 0.5 |
+
+      Examples: half precision
+        | heads | kv | dim | dtype    | block | window | cap |
+        | 4     | 2  | 16  | bfloat16 | 8     | no     | no  |
+        | 8     | 1  | 80  | bfloat16 | 8     | 13     | 0.5 |
+        | 6     | 2  | 128 | bfloat16 | 24    | 5      | no  |
+        | 4     | 2  | 64  | float16  | 8     | 13     | no  |
 
     @R5.6
     Scenario: A backend asked for what it cannot compute says why, and is not replaced

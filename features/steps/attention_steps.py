@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from kvlab.kv.view import CacheView
 
 _TYPES = {"names": names_in, "tokens": int, "times": int}
 _CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+_TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}
 
 
 @dataclass
@@ -72,17 +74,33 @@ class Attention:
         """Plain attention over what the sequence wrote, each KV head repeated for the query heads that share it."""
         kv = memory.written[asked.name].repeat_interleave(self.spec.num_heads // self.spec.num_kv_heads, dim=3)
         layers = [
-            plain_attention(q, kv[:, layer, 0], kv[:, layer, 1], asked.first_position, self.spec.scale)
+            plain_attention(
+                q,
+                kv[:, layer, 0],
+                kv[:, layer, 1],
+                asked.first_position,
+                self.spec.scale,
+                window=self.spec.sliding_window,
+                soft_cap=self.spec.soft_cap,
+            )
             for layer, q in enumerate(asked.q)
         ]
         return torch.stack(layers)
 
 
 @pytest.fixture
-def attention(memory: Memory, backend_name: str) -> Attention:
+def attention_options() -> dict[str, Any]:
+    """What a scenario asks of attention besides heads and dtype."""
+    return {}
+
+
+@pytest.fixture
+def attention(memory: Memory, backend_name: str, attention_options: dict[str, Any]) -> Attention:
     """The backend that this run of the scenario is about; skipped, with its reason, where it cannot run."""
     spec = memory.spec
-    asked = AttentionSpec(memory.query_heads, spec.num_kv_heads, spec.head_dim, 0.3, spec.dtype, "cpu")
+    asked = AttentionSpec(
+        memory.query_heads, spec.num_kv_heads, spec.head_dim, 0.3, spec.dtype, "cpu", **attention_options
+    )
     try:
         return Attention(default_registry().select(asked, backend_name), asked)
     except BackendError as error:
@@ -99,6 +117,28 @@ def attention(memory: Memory, backend_name: str) -> Attention:
 def a_pool_for_heads(size: MemorySize, heads: int, kv_heads: int) -> Memory:
     spec = KVSpec(SPEC.num_layers, kv_heads, SPEC.head_dim, SPEC.dtype)
     return Memory(size.build(spec), heads)
+
+
+@given(
+    parsers.parse(
+        "a pool of {size:Size} for {heads:d} query heads and {kv_heads:d} KV heads of {dim:d} numbers in {dtype}",
+        extra_types={"Size": memory_size},
+    ),
+    target_fixture="memory",
+)
+def a_pool_in(size: MemorySize, heads: int, kv_heads: int, dim: int, dtype: str) -> Memory:
+    return Memory(size.build(KVSpec(SPEC.num_layers, kv_heads, dim, dtype)), heads)
+
+
+@given(
+    parsers.parse("attention with a window of {window} tokens and scores capped at {cap}"),
+    target_fixture="attention_options",
+)
+def window_and_cap(window: str, cap: str) -> dict[str, Any]:
+    return {
+        "sliding_window": None if window == "no" else int(window),
+        "soft_cap": None if cap == "no" else float(cap),
+    }
 
 
 @given(parsers.parse('a sequence "{name}" of {tokens:d} tokens whose V is the number of its KV head'))
@@ -148,8 +188,11 @@ def attend_in_batch(memory: Memory, attention: Attention, datatable: list[list[s
 def as_plain_attention(memory: Memory, attention: Attention, group: int | None = None) -> None:
     assert group in (None, attention.spec.num_heads // attention.spec.num_kv_heads)
     assert attention.asked
+    tolerance = _TOLERANCE[attention.spec.dtype]
     for asked in attention.asked:
-        torch.testing.assert_close(asked.out, attention.expected(memory, asked), **_CLOSE)
+        assert asked.out.dtype == asked.q.dtype
+        expected = attention.expected(memory, asked)
+        torch.testing.assert_close(asked.out.float(), expected, atol=tolerance, rtol=tolerance)
 
 
 @then("everyone gets what they get alone")

@@ -14,7 +14,7 @@ from kvlab.errors import BackendError
 from kvlab.models.config import RopeConfig
 from kvlab.models.decoder import Decoder
 
-_CLOSE = {"atol": 1e-4, "rtol": 0.0}
+_CLOSE = {"atol": 5e-5, "rtol": 0.0}
 
 
 @dataclass

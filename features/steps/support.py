@@ -202,8 +202,8 @@ class Memory:
         return content
 
     def random(self, *shape: int) -> torch.Tensor:
-        """Normal numbers; no two calls give the same."""
-        return torch.randn(*shape, generator=self.generator)
+        """Normal numbers in the pool's dtype; no two calls give the same."""
+        return torch.randn(*shape, generator=self.generator).to(self.storage.keys.dtype)
 
     def audit(self) -> None:
         """The pool's own invariants hold, and it has every sequence as long as what was written."""
@@ -224,7 +224,14 @@ def chunks(total: int, size: int) -> Iterator[int]:
 
 
 def plain_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first_position: int, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    first_position: int,
+    scale: float,
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     """softmax(q K^T) V as the formula says, one query and one head at a time, in float64.
 
@@ -232,8 +239,11 @@ def plain_attention(
     """
     out = torch.empty(q.shape, dtype=torch.float64)
     for row in range(len(q)):
-        seen = first_position + row + 1
+        end = first_position + row + 1
+        seen = slice(0 if window is None else max(0, end - window), end)
         for head in range(q.shape[1]):
-            scores = k[:seen, head].double() @ q[row, head].double() * scale
-            out[row, head] = torch.softmax(scores, dim=0) @ v[:seen, head].double()
+            scores = k[seen, head].double() @ q[row, head].double() * scale
+            if soft_cap is not None:
+                scores = soft_cap * torch.tanh(scores / soft_cap)
+            out[row, head] = torch.softmax(scores, dim=0) @ v[seen, head].double()
     return out.float()

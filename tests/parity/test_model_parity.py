@@ -27,7 +27,7 @@ from tests.parity.tiny_models import (
     read_decoder,
 )
 
-TOLERANCE = 1e-4
+TOLERANCE = 5e-5  # the largest difference that was found is 2.2e-5, of logits up to 10
 MakeModel = Callable[[str, int], TinyModel]
 
 

@@ -135,8 +135,8 @@ class KVStorage:
     def _gather(
         self, cache: torch.Tensor, rows: torch.Tensor, row: int, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """`rows` of a layer `[blocks, kv_heads, block_size, size]`, each of `row` numbers, as `[kv_heads, token slots,
-        size]`.
+        """`rows`, each of `row` numbers, of a layer's `cache` `[blocks, kv_heads, block_size, size]`: `[kv_heads,
+        token slots, size]`.
         """
         kv_heads, size = self.spec.num_kv_heads, cache.shape[-1]
         hnd = self.layout is PageLayout.HND
