@@ -210,7 +210,7 @@ class TestAnEngineWithoutBlocks:
         monkeypatch.setattr(progress, "_PLAIN_EVERY_S", 0.0)
         console = Console(file=io.StringIO(), width=200)
         engine = SlotEngine(2, keeps_steps=keeps_steps)
-        with progress.RunProgress(engine, REQUESTS, console) as show:
+        with progress.show_progress(engine, REQUESTS, console) as show:
             drive(engine, REQUESTS, on_step=show)
         lines = console.file.getvalue().splitlines()
         assert " ".join(lines[-1].split()).startswith("0:07 4/4 requests 1.1 tok/s 0 running 0 waiting")

@@ -25,7 +25,7 @@ from kvlab.lab.interrupt import StopRequest, stop_on_signal
 from kvlab.lab.machine import CpuWatch, describe, oversubscription
 from kvlab.lab.metrics import run_metrics
 from kvlab.lab.profile import Part, Profiler
-from kvlab.lab.progress import RunProgress
+from kvlab.lab.progress import show_progress
 from kvlab.lab.quality import quality_metrics, uses_int8
 from kvlab.lab.rates import known_rates, measure_and_keep
 from kvlab.lab.recording import Recording
@@ -125,7 +125,7 @@ def _drive(
     """
     engine = make_engine(plan, profiler)
     tracking.settle()  # so that tracking does nothing while requests are served
-    with RunProgress(engine, plan.requests, console) as progress:
+    with show_progress(engine, plan.requests, console) as progress:
 
         def after_step(log: RunLog, record: StepRecord | None) -> None:
             if plan.config.debug.audit and (broken := _audit(engine)):

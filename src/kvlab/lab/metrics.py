@@ -11,15 +11,7 @@ from kvlab.kv.sizing import PoolSize
 from kvlab.lab.drive import RunLog
 from kvlab.lab.requests import latencies_ms
 
-_KV_COUNTERS = (
-    "blocks_allocated",
-    "blocks_freed",
-    "evictions",
-    "evicted_blocks",
-    "cow_copies",
-    "same_step_hit_tokens",
-    "recompute_hit_tokens",
-)
+_NOT_METRICS = ("prompt_tokens", "hit_tokens", "merged_blocks")  # of the counters; hits have a name of their own
 
 
 def run_metrics(log: RunLog, pool: PoolSize | None = None, *, leaked_blocks: int | None = None) -> dict[str, float]:
@@ -49,7 +41,7 @@ def run_metrics(log: RunLog, pool: PoolSize | None = None, *, leaked_blocks: int
         metrics["kv/leaked_blocks"] = leaked_blocks
     if steps:
         metrics["requests/preemptions"] = sum(record.preemptions for record in records)
-        metrics |= _work(steps) | _engine([step for step in steps if step.batch_seqs]) | _running(steps)
+        metrics |= _steps(steps)
         metrics |= _memory([(step.end_s - step.start_s, step.pool) for step in steps if step.pool is not None])
         metrics |= _counters([step.counters for step in steps if step.counters is not None], duration)
     return metrics
@@ -64,42 +56,33 @@ def _prompt_tokens(record: RequestRecord) -> int:
     return record.prompt_tokens if record.token_times_s else 0
 
 
-def _work(steps: Sequence[StepRecord]) -> dict[str, float]:
-    """What the steps computed."""
+def _steps(steps: Sequence[StepRecord]) -> dict[str, float]:
+    """What the steps computed, for how many sequences at once, and in which time."""
     recomputed = sum(step.recomputed_tokens for step in steps)
     prefill = sum(step.prefill_tokens for step in steps)
     computed = prefill + sum(step.decode_tokens for step in steps)
+    running, seconds = [step.running for step in steps], [step.end_s - step.start_s for step in steps]
+    busy = [step for step in steps if step.batch_seqs]
     metrics: dict[str, float] = {
         "tokens/prefill": prefill,
         "tokens/recomputed": recomputed,
-        "engine/steps": sum(step.batch_seqs > 0 for step in steps),
+        "engine/steps": len(busy),
         "engine/failed_passes": sum(step.failed_passes for step in steps),
-    }
-    return metrics | ({"tokens/recomputed_share": 100 * recomputed / computed} if computed else {})
-
-
-def _engine(steps: Sequence[StepRecord]) -> dict[str, float]:
-    """Time and batch of the steps that had one."""
-    if not steps:
-        return {}
-    whole = [(step.end_s - step.start_s) * 1000 for step in steps]
-    schedule = [step.schedule_ms for step in steps]
-    return {
-        "engine/step_ms_p50": float(np.percentile(whole, 50)),
-        "engine/schedule_ms_p50": float(np.percentile(schedule, 50)),
-        "engine/schedule_ms_p99": float(np.percentile(schedule, 99)),
-        "engine/batch_tokens_mean": float(np.mean([s.prefill_tokens + s.decode_tokens for s in steps])),
-        "engine/batch_seqs_mean": float(np.mean([step.batch_seqs for step in steps])),
-    }
-
-
-def _running(steps: Sequence[StepRecord]) -> dict[str, float]:
-    """Sequences that run at once."""
-    running = [step.running for step in steps]
-    return {
         "capacity/peak_running": float(max(running)),
-        "capacity/mean_running": _mean(running, [step.end_s - step.start_s for step in steps]),
+        "capacity/mean_running": _mean(running, seconds),
     }
+    if computed:
+        metrics["tokens/recomputed_share"] = 100 * recomputed / computed
+    if busy:
+        schedule = [step.schedule_ms for step in busy]
+        metrics |= {
+            "engine/step_ms_p50": float(np.percentile([(step.end_s - step.start_s) * 1000 for step in busy], 50)),
+            "engine/schedule_ms_p50": float(np.percentile(schedule, 50)),
+            "engine/schedule_ms_p99": float(np.percentile(schedule, 99)),
+            "engine/batch_tokens_mean": float(np.mean([s.prefill_tokens + s.decode_tokens for s in busy])),
+            "engine/batch_seqs_mean": float(np.mean([step.batch_seqs for step in busy])),
+        }
+    return metrics
 
 
 def _memory(steps: Sequence[tuple[float, PoolStats]]) -> dict[str, float]:
@@ -122,7 +105,7 @@ def _counters(steps: Sequence[PoolCounters], duration: float) -> dict[str, float
     if not steps:
         return {}
     total = {name: sum(getattr(step, name) for step in steps) for name in PoolCounters.__slots__}
-    metrics: dict[str, float] = {f"kv/{name}": total[name] for name in _KV_COUNTERS}
+    metrics: dict[str, float] = {f"kv/{name}": total[name] for name in total if name not in _NOT_METRICS}
     metrics["kv/prefix_hit_tokens"] = total["hit_tokens"]
     if duration > 0:
         metrics["kv/blocks_allocated_per_s"] = total["blocks_allocated"] / duration

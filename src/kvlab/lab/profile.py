@@ -1,6 +1,6 @@
-"""Where a step's time goes: what a model asks of others is timed by wrappers around them.
+"""Where a step's time goes: wrappers around operations, attention and sampler time each call.
 
-A run without `debug=profile` has none of this in its way.
+A run without `debug=profile` has no wrapper.
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 
-from kvlab.attention.base import AttentionBackend, AttentionSpec, Support, layout_of
+from kvlab.attention.base import AttentionBackend
 from kvlab.core import StepRecord
 from kvlab.engine.build import EnginePlan, build_engine
 from kvlab.engine.clock import Clock
 from kvlab.engine.engine import Engine
 from kvlab.engine.executor import GreedySampler
 from kvlab.engine.sampler import Sampler
-from kvlab.engine.step import Executor, SamplingBatch, StepResult
+from kvlab.engine.step import Executor
 from kvlab.kv.journal import BlockJournal
-from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import Angles, LayerPart, Linear, Norm, Ops, Stack, TopK
+from kvlab.models.ops.base import LayerPart, Linear, Ops, Stack, TopK
 from kvlab.models.ops.cpu_layers import NativeStack
-from kvlab.models.rope import RotaryEmbedding
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Part(StrEnum):
@@ -71,14 +72,14 @@ class ProfiledStep:
 
 
 class Profiler:
-    """Collects spans, on the clock of the engine that it builds. On a GPU each of them waits until the device has
-    done what was asked of it, so that a part's time is its own and the run takes longer.
+    """Collects spans, on the clock of the engine that it builds. On a GPU each span ends when the device has
+    finished its work, so that a part's time is its own and the run takes longer.
     """
 
     def __init__(self) -> None:
         self.now: Callable[[], float] = time.perf_counter
         self.steps: list[ProfiledStep] = []
-        self._spans: list[tuple[Part, float, float]] = []  # of the step that runs, made into Spans behind it
+        self._spans: list[tuple[Part, float, float]] = []  # of the current step, made into Spans at its end
 
     def build(
         self,
@@ -88,16 +89,19 @@ class Profiler:
         wrap: Callable[[Executor], Executor] | None = None,
     ) -> Engine:
         """The plan's engine, its parts timed."""
-        ops, attention = ProfilingOps(plan.ops, self), ProfilingAttention(plan.attention, self)
-        sampler = ProfilingSampler(Sampler(plan.ops), self)
+        ops, attention = cast(Ops, TimedOps(plan.ops, self)), timed_attention(plan.attention, self)
+        sampler = cast(GreedySampler, _TimedCall(Sampler(plan.ops), self, Part.SAMPLING, take_top1=Part.SAMPLING))
         timed = replace(plan, ops=ops, attention=attention)
         engine = build_engine(timed, journal=journal, sampler=sampler, wrap=wrap)
         self.now = partial(_now_on_gpu, engine.clock) if plan.device == "cuda" else engine.clock.now
         return engine
 
-    def add(self, part: Part, start: float) -> None:
-        """A span of `part` from `start` until now."""
+    def measure(self, part: Part, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function, as a span of `part`."""
+        start = self.now()
+        result = function(*args, **kwargs)
         self._spans.append((part, start, self.now()))
+        return result
 
     def add_layers(self, operations: Sequence[str], times: list[float]) -> None:
         """The spans of layers that ran without Python, from when each operation began; they end now."""
@@ -124,142 +128,66 @@ class Profiler:
         return means | {f"profile/{part}_share": 100 * total / whole for part, total in totals.items()}
 
 
-class ProfilingOps:
-    """Other ops, timed. See Ops."""
+class Timed:
+    """Another object with its public attributes as they are, but for methods that are timed or its own."""
+
+    def __init__(self, inner: Any, profiler: Profiler, **parts: Part) -> None:
+        self.inner, self.profiler = inner, profiler
+        for name in dir(inner):
+            if not name.startswith("_") and not hasattr(type(self), name):
+                value = getattr(inner, name)
+                setattr(self, name, partial(profiler.measure, parts[name], value) if name in parts else value)
+
+
+class _TimedCall(Timed):
+    """An object that is called, and timed."""
+
+    def __init__(self, inner: Any, profiler: Profiler, part: Part, **parts: Part) -> None:
+        super().__init__(inner, profiler, **parts)
+        self._part = part
+
+    def __call__(self, *args: Any) -> Any:
+        return self.profiler.measure(self._part, self.inner, *args)
+
+
+class TimedOps(Timed):
+    """Other ops, timed. See Ops. `topk` is not: the sampler is timed as a whole."""
 
     def __init__(self, ops: Ops, profiler: Profiler) -> None:
-        self.name = ops.name
-        self.tied_copies = ops.tied_copies
-        self._ops = ops
-        self._profiler = profiler
+        elementwise = ("norm", "add_norm", "gated", "angles", "rotate_and_store")
+        super().__init__(ops, profiler, **dict.fromkeys(elementwise, Part.ELEMENTWISE))
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False) -> Linear:
         """See Ops."""
-        return _ProfilingLinear(self._ops.linear(weight, bias, lookup=lookup), self._profiler)
-
-    def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        """See Ops."""
-        start = self._profiler.now()
-        out = self._ops.norm(x, norm)
-        self._profiler.add(Part.ELEMENTWISE, start)
-        return out
-
-    def add_norm(self, x: torch.Tensor, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
-        """See Ops."""
-        start = self._profiler.now()
-        out = self._ops.add_norm(x, residual, norm)
-        self._profiler.add(Part.ELEMENTWISE, start)
-        return out
-
-    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-        """See Ops."""
-        start = self._profiler.now()
-        out = self._ops.gated(gate_up, activation)
-        self._profiler.add(Part.ELEMENTWISE, start)
-        return out
-
-    def angles(self, rotary: RotaryEmbedding, positions: torch.Tensor) -> Angles:
-        """See Ops."""
-        start = self._profiler.now()
-        out = self._ops.angles(rotary, positions)
-        self._profiler.add(Part.ELEMENTWISE, start)
-        return out
-
-    def rotate_and_store(
-        self, qkv: torch.Tensor, norms: tuple[Norm, Norm] | None, angles: Angles, view: CacheView, layer: int
-    ) -> torch.Tensor:
-        """See Ops."""
-        start = self._profiler.now()
-        out = self._ops.rotate_and_store(qkv, norms, angles, view, layer)
-        self._profiler.add(Part.ELEMENTWISE, start)
-        return out
+        return cast(Linear, _TimedCall(self.inner.linear(weight, bias, lookup=lookup), self.profiler, Part.LINEAR))
 
     def stack(self, layers: Sequence[Sequence[LayerPart]], attention: AttentionBackend) -> Stack | None:
         """See Ops. A native stack reports the times of its operations itself."""
-        own = [[_untimed(part) for part in layer] for layer in layers]
-        stack = self._ops.stack(own, attention.timed if isinstance(attention, ProfilingAttention) else attention)
+        stack = self.inner.stack([[_untimed(part) for part in layer] for layer in layers], _inner(attention))
         if not isinstance(stack, NativeStack):
             return None
-        stack.on_times = self._profiler.add_layers
+        stack.on_times = self.profiler.add_layers
         return stack
 
     def linear_top1(self, linear: Linear, x: torch.Tensor) -> TopK:
         """See Ops. Whether the product is written or not, it counts as one."""
-        start = self._profiler.now()
-        out = self._ops.linear_top1(linear.timed if isinstance(linear, _ProfilingLinear) else linear, x)
-        self._profiler.add(Part.LINEAR, start)
-        return out
+        return cast(TopK, self.profiler.measure(Part.LINEAR, self.inner.linear_top1, _inner(linear), x))
 
-    def topk(self, x: torch.Tensor, count: int = 1) -> TopK:
-        """See LogitsOps. The sampler is timed as a whole."""
-        return self._ops.topk(x, count)
+
+def timed_attention(backend: AttentionBackend, profiler: Profiler) -> AttentionBackend:
+    """An attention backend, timed."""
+    return cast(AttentionBackend, Timed(backend, profiler, forward=Part.ATTENTION))
+
+
+def _inner(value: Any) -> Any:
+    return value.inner if isinstance(value, Timed) else value
 
 
 def _untimed(part: Any) -> Any:
     """A part of a layer with the products that its own are wrapped around."""
     values = {field.name: getattr(part, field.name) for field in fields(part)} if is_dataclass(part) else {}
-    own = {name: value.timed for name, value in values.items() if isinstance(value, _ProfilingLinear)}
+    own = {name: value.inner for name, value in values.items() if isinstance(value, Timed)}
     return replace(part, **own) if own else part
-
-
-class _ProfilingLinear:
-    """A product, timed. See Linear."""
-
-    def __init__(self, linear: Linear, profiler: Profiler) -> None:
-        self.timed = linear
-        self._profiler = profiler
-        self.rows = linear.rows  # a lookup, and no product
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See Linear."""
-        start = self._profiler.now()
-        out = self.timed(x)
-        self._profiler.add(Part.LINEAR, start)
-        return out
-
-
-class ProfilingAttention:
-    """An attention backend, timed. See AttentionBackend."""
-
-    def __init__(self, backend: AttentionBackend, profiler: Profiler) -> None:
-        self.name = backend.name
-        self.layout = layout_of(backend)
-        self.timed = backend
-        self._profiler = profiler
-
-    def supports(self, spec: AttentionSpec) -> Support:
-        """See AttentionBackend."""
-        return self.timed.supports(spec)
-
-    def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:
-        """See AttentionBackend."""
-        start = self._profiler.now()
-        out = self.timed.forward(q, view, layer, spec)
-        self._profiler.add(Part.ATTENTION, start)
-        return out
-
-
-class ProfilingSampler:
-    """A sampler, timed. See GreedySampler."""
-
-    def __init__(self, sampler: GreedySampler, profiler: Profiler) -> None:
-        self.is_greedy = sampler.is_greedy
-        self._sampler = sampler
-        self._profiler = profiler
-
-    def __call__(self, logits: torch.Tensor, batch: SamplingBatch) -> StepResult:
-        """See SamplerProtocol."""
-        start = self._profiler.now()
-        result = self._sampler(logits, batch)
-        self._profiler.add(Part.SAMPLING, start)
-        return result
-
-    def take_top1(self, top1: TopK, batch: SamplingBatch) -> StepResult:
-        """See GreedySampler."""
-        start = self._profiler.now()
-        result = self._sampler.take_top1(top1, batch)
-        self._profiler.add(Part.SAMPLING, start)
-        return result
 
 
 def _now_on_gpu(clock: Clock) -> float:

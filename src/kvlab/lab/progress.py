@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -66,60 +67,45 @@ class RemainingTime:
         return prefill, decode
 
 
-class RunProgress:
-    """A bar on a terminal, a line every ten seconds elsewhere. Use as a context manager; call after each step."""
+@contextmanager
+def show_progress(
+    engine: ServingEngine, requests: list[Request], console: Console
+) -> Iterator[Callable[[RunLog, StepRecord | None], None]]:
+    """A bar on a terminal, elsewhere a line every ten seconds. Gives what is to be called after each step."""
+    total = sum(request.sampling.n for request in requests)
+    expected = sum(request.sampling.n * request.sampling.max_tokens for request in requests)
+    columns = (TextColumn("{task.fields[requests]}"), BarColumn(bar_width=24), TextColumn("{task.fields[status]}"))
+    terminal, remaining, printed = console.is_terminal, RemainingTime(requests), time.monotonic()
+    bar = Progress(*columns, console=console, transient=True, refresh_per_second=4, disable=not terminal)
+    task = bar.add_task("", total=expected, requests="", status="first step ...")
 
-    def __init__(self, engine: ServingEngine, requests: list[Request], console: Console) -> None:
-        self._engine, self._console = engine, console
-        self._total = sum(request.sampling.n for request in requests)
-        self._expected = sum(request.sampling.n * request.sampling.max_tokens for request in requests)
-        self._left = RemainingTime(requests)
-        self._printed = time.monotonic()
-        self._progress = Progress(
-            TextColumn("{task.fields[requests]}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[status]}"),
-            console=console,
-            transient=True,
-            refresh_per_second=4,
-            disable=not console.is_terminal,
-        )
-        self._task = self._progress.add_task("", total=self._expected, requests="", status="first step ...")
-
-    def __enter__(self) -> RunProgress:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
-    def __call__(self, log: RunLog, record: StepRecord | None) -> None:
-        """Show the state after a step."""
+    def after_step(log: RunLog, record: StepRecord | None) -> None:
+        nonlocal printed
         if record is not None:
-            self._left.observe(record)
+            remaining.observe(record)
         now = time.monotonic()
         # An engine's statistics cost more than a short step; four times a second is enough.
-        if now - self._printed < (0.25 if self._console.is_terminal else _PLAIN_EVERY_S):
+        if now - printed < (0.25 if terminal else _PLAIN_EVERY_S):
             return
-        self._printed = now
-        stats, at = self._engine.stats(), self._engine.clock.now()
+        printed = now
+        stats, at = engine.stats(), engine.clock.now()
         tokens = stats.output_tokens
         if tokens is None:
             tokens = sum(len(each.output_token_ids) for each in log.records)
-        requests = f"{len(log.records)}/{self._total} requests"
         parts = [f"{tokens / max(at, 1e-9):6.1f} tok/s", f"{stats.running} running", f"{stats.waiting} waiting"]
         if stats.blocks_total and stats.blocks_in_use is not None:
             parts.append(f"KV {100 * stats.blocks_in_use / stats.blocks_total:3.0f} %")
-        left = self._left.seconds(at)
+        left = remaining.seconds(at)
         if left is not None:
             parts.append(f"{clock(left)} left")
-        status = "  ".join(parts)
-        if self._console.is_terminal:
-            self._progress.update(self._task, completed=tokens, requests=requests, status=status)
+        ended, status = f"{len(log.records)}/{total} requests", "  ".join(parts)
+        if terminal:
+            bar.update(task, completed=tokens, requests=ended, status=status)
         else:
-            self._console.print(f"{clock(at)}  {requests}  {' '.join(status.split())}", highlight=False)
+            console.print(f"{clock(at)}  {ended}  {' '.join(status.split())}", highlight=False)
+
+    with bar:
+        yield after_step
 
 
 def clock(seconds: float) -> str:

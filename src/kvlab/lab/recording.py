@@ -60,19 +60,24 @@ class Recording:
         self.error: str | None = None
         self.tracker: Tracker = NullTracker()
         self._started = time.time()  # seconds since 1970
-        self._workload = _describe(config, plan)
+        self._workload: WorkloadFacts | None = None
+        if plan is not None:
+            vocab_size = plan.model.vocab_size
+            self._workload = describe_workload(
+                config.workload, plan.requests, vocab_size=vocab_size, seed=config.seed
+            )
         self._facts: dict[str, str] = {}
         self._problem: BaseException | None = None
         self._opened, self._settled = Event(), False
         Thread(target=self._open, name="tracking", daemon=True).start()
 
     def settle(self) -> None:
-        """Wait until the run is in the store, or cannot be; tell of what the user should know. From here to
+        """Wait until the run is in the store, or cannot be; print what the user should know. From here to
         `finish` tracking does nothing, unless `tracking.system_metrics` asks it to.
         """
         if self._settled:
             return
-        self._opened.wait()  # (a join that Ctrl-C interrupts takes the thread for ended)
+        self._opened.wait()  # (a join that Ctrl-C interrupts marks the thread as ended)
         self._settled = True
         if isinstance(self._problem, TrackingError):
             self._failed(self._problem)
@@ -118,7 +123,7 @@ class Recording:
             self._opened.set()
 
     def _tags(self) -> dict[str, str]:
-        """What tells runs apart in the store's page, whatever was swept: every run carries all of it."""
+        """What distinguishes runs in the store's page, whatever was swept: every run carries all of it."""
         tags = {f"choice.{group}": choice for group, choice in self._context.choices.items()}
         tags |= {
             "kvlab.config_digest": config_digest(self._config),
@@ -128,13 +133,8 @@ class Recording:
         if loaded_plugins():
             tags["kvlab.plugins"] = ", ".join(loaded_plugins())
         if self._plan is not None and self._workload is not None:
-            tags |= {
-                "resolved.attention": self._plan.attention.name,
-                "resolved.kernels": self._plan.ops.name,
-                "resolved.device": self._plan.device,
-                "resolved.threads": str(self._plan.threads),
-                "workload.digest": self._workload.digest,
-            }
+            tags |= {f"resolved.{name}": str(value) for name, value in _resolved(self._plan).items()}
+            tags["workload.digest"] = self._workload.digest
         return tags | {key: without_password(value) for key, value in self._config.tags.items()}
 
     def _summary(self, metrics: dict[str, float], status: RunStatus, error: str | None) -> dict[str, Any]:
@@ -154,12 +154,8 @@ class Recording:
         }
         plan = self._plan
         if plan is not None and self._workload is not None:
-            summary |= {
-                "attention": plan.attention.name,
-                "kernels": plan.ops.name,
+            summary |= _resolved(plan) | {
                 "machine": describe(plan.device),
-                "device": plan.device,
-                "threads": plan.threads,
                 "weight_bytes": plan.weight_bytes,
                 "bytes_per_weight": run_costs(plan).bytes_per_weight,
                 "kv_bytes_per_token": plan.pool.bytes_per_token,
@@ -175,10 +171,14 @@ class Recording:
         self._context.console.print(f"the run's results are kept in {self._context.directory}", highlight=False)
 
 
-def _describe(config: RunConfig, plan: RunPlan | None) -> WorkloadFacts | None:
-    if plan is None:
-        return None
-    return describe_workload(config.workload, plan.requests, vocab_size=plan.model.vocab_size, seed=config.seed)
+def _resolved(plan: RunPlan) -> dict[str, str | int]:
+    """What was chosen for settings that are `auto`."""
+    return {
+        "attention": plan.attention.name,
+        "kernels": plan.ops.name,
+        "device": plan.device,
+        "threads": plan.threads,
+    }
 
 
 def _params(config: RunConfig) -> dict[str, object]:
