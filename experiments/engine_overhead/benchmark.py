@@ -21,6 +21,7 @@ from kvlab.config import SchedulerConfig
 from kvlab.core import Request, SamplingParams, Sequence
 from kvlab.engine.clock import WallClock
 from kvlab.engine.engine import Engine
+from kvlab.engine.garbage import gc_frozen
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.step import StepInput, StepResult
 from kvlab.kv.pools.paged import PagedKVCachePool
@@ -98,7 +99,8 @@ def main() -> None:
         for sharing in (True, False):
             service = Service(running, sharing=sharing, clock=clock)
             gc.collect()
-            times = [service.step() for _ in range(arguments.steps)]
+            with gc_frozen():
+                times = [service.step() for _ in range(arguments.steps)]
             p50, p99 = np.percentile(times, [50, 99])
             limit = f"{LIMITS_MS[running]:.0f}" if running in LIMITS_MS else ""
             cells = (running, "on" if sharing else "off", f"{p50:.2f}", f"{p99:.2f}", f"{max(times):.2f}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 class FinishReason(StrEnum):
@@ -13,14 +15,14 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # it produced an end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # it produced `max_tokens` tokens
-    ABORTED = "aborted"  # its user took it back
+    ABORTED = "aborted"  # its user aborted it
     FAILED = "failed"  # the step it was in failed
 
 
 class SequenceStatus(StrEnum):
-    """Where a sequence is in its life."""
+    """The state of a sequence."""
 
-    WAITING = "waiting"  # holds no slot
+    WAITING = "waiting"  # in the queue, without a slot
     RUNNING = "running"  # holds a slot of the pool
     FINISHED = "finished"  # ended; its slot goes back in the next step
 
@@ -92,13 +94,14 @@ class SequenceSpec:
     index: int  # which of the request's samples
     sampling: SamplingParams
     stop_token_ids: frozenset[int] = frozenset()  # those of the request, and the model's unless it ignores them
+    is_penalized: bool = field(init=False)  # sampling needs the tokens so far
     is_greedy: bool = field(init=False)  # every token is that of the largest logit, and nothing else is asked for
 
     def __post_init__(self) -> None:
-        asked = self.sampling
-        greedy = asked.temperature == 0 and asked.repetition_penalty == 1
-        greedy = greedy and asked.min_tokens == 0 and asked.logprobs is None
-        object.__setattr__(self, "is_greedy", greedy)
+        asked, is_penalized = self.sampling, self.sampling.repetition_penalty != 1
+        is_greedy = asked.temperature == 0 and not is_penalized and not asked.min_tokens and asked.logprobs is None
+        object.__setattr__(self, "is_penalized", is_penalized)
+        object.__setattr__(self, "is_greedy", is_greedy)
 
 
 @dataclass(slots=True, eq=False)
@@ -109,8 +112,8 @@ class Sequence:
                      num_computed ^  K and V of the tokens before it are in the cache
 
     A request for n samples has n sequences; the first computes the prompt, the others (`siblings`, told apart by
-    `index`) are forked from it. A sequence whose `num_computed` is `len(token_ids) - 1` decodes; one with more
-    left to compute is in prefill, which after a preemption covers its earlier output too.
+    `index`) are forked from it. A running sequence decodes or is in prefill, which after a preemption covers its
+    earlier output too.
     """
 
     request: Request
@@ -126,12 +129,13 @@ class Sequence:
     preemptions: int = 0
     cached_tokens: int = 0  # prompt tokens served from the cache when it was first admitted
     recomputed_tokens: int = 0  # tokens computed again because of a preemption
-    high_water: int = 0  # the largest num_computed reached so far
+    is_decoding: bool = False  # its prompt is computed, and of its tokens all but the newest
+    high_water: int = 0  # the most tokens that were computed at once, up to its last prefill
     scheduled_s: float | None = None  # first admitted
     preempted_s: list[float] = field(default_factory=list)  # when it gave up its memory
     resumed_s: list[float] = field(default_factory=list)  # when it was admitted again, after each of those
     token_times_s: list[float] = field(default_factory=list)  # when each output token was there
-    text: str = ""  # of the output, as far as it was told
+    text: str = ""  # of the output, as far as it was emitted
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each output token, where asked for
     finished_s: float | None = None
     spec: SequenceSpec = field(init=False)
@@ -166,6 +170,13 @@ class Sequence:
         """Known tokens whose K and V are not in the cache yet."""
         return len(self.token_ids) - self.num_computed
 
+    def rewind(self, num_computed: int) -> None:
+        """K and V of all but the first `num_computed` tokens are lost and have to be computed again."""
+        if self.is_decoding:
+            self.high_water = max(self.high_water, self.num_computed)
+            self.is_decoding = False
+        self.num_computed = num_computed
+
     def record(self) -> RequestRecord:
         """What happened to it. Only of a sequence that has ended."""
         if self.finish_reason is None or self.finished_s is None:
@@ -191,7 +202,7 @@ class Sequence:
 
 
 class ScheduledSequence(NamedTuple):
-    """A sequence and how many of its tokens this step computes."""
+    """A sequence and how many of its tokens a step computes."""
 
     sequence: Sequence
     num_tokens: int
@@ -204,15 +215,32 @@ class ScheduledSequence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Who takes part in a forward pass, in the order of the flat batch, and how many of them get a new token."""
+    """A forward pass: sequences that decode, a token each, and chunks of those in prefill. In the flat batch those
+    that decode come first, or last.
+    """
 
-    scheduled: tuple[ScheduledSequence, ...]
-    num_samples: int
+    decoding: list[Sequence]
+    chunks: list[ScheduledSequence]
+    decode_last: bool = False
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens of the flat batch (T)."""
-        return sum(entry.num_tokens for entry in self.scheduled)
+    def sequences(self) -> list[Sequence]:
+        """Who takes part, in the order of the flat batch."""
+        return self.join(self.decoding, [sequence for sequence, _ in self.chunks])
+
+    @property
+    def num_tokens(self) -> list[int]:
+        """Tokens of each sequence, in the order of the flat batch."""
+        return self.join([1] * len(self.decoding), [count for _, count in self.chunks])
+
+    @property
+    def sampled(self) -> list[Sequence]:
+        """The sequences that get a new token, in the order of the flat batch."""
+        return self.join(self.decoding, [chunk.sequence for chunk in self.chunks if chunk.samples])
+
+    def join(self, decoding: list[T], chunks: list[T]) -> list[T]:
+        """Values of the sequences that decode and of the chunks, in the order of the flat batch."""
+        return chunks + decoding if self.decode_last else decoding + chunks
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How much of the pool has to stay free for a sequence to enter."""
+"""How much of the pool has to stay free for a sequence to be admitted."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ class Admission:
     nothing runs. With `reserve_output` it is also all that running sequences and candidate may still grow by.
     """
 
-    def __init__(self, pool: KVCachePool, scheduler: Scheduler, *, held_back: int = 0) -> None:
-        """`held_back`: blocks that the same step gives to others later."""
+    def __init__(self, pool: KVCachePool, scheduler: Scheduler, *, reserved_later: int = 0) -> None:
+        """`reserved_later`: blocks that the same step gives to other sequences after admission."""
         self._scheduler = scheduler
         self._block_size = pool.block_size
-        self._held_back = held_back
+        self._reserved_later = reserved_later
         self._free_tokens = pool.free_token_capacity()
         self._total_tokens = pool.stats().token_slots
-        self._whole = scheduler.config.reserves_output
-        self._growth = sum(map(self._growth_of, scheduler.running)) if self._whole else 0
+        self._reserves_output = scheduler.config.reserves_output
+        self._growth = sum(map(self._growth_of, scheduler.running)) if self._reserves_output else 0
 
     def keep_free(self, candidate: Sequence) -> int:
         """Blocks that have to be left once the candidate has memory for its known tokens."""
-        kept = self._held_back + self._growth
+        kept = self._reserved_later + self._growth
         if self._free_tokens is not None:
             kept += self._blocks(self._scheduler.headroom(self._free_tokens, self._total_tokens))
-        if self._whole and self._scheduler.running:  # alone, it fits: that was checked on its arrival
+        if self._reserves_output and self._scheduler.running:  # alone, it fits: that was checked on its arrival
             kept += self._growth_of(candidate)
         return kept
 
-    def entered(self, sequence: Sequence) -> None:
+    def admitted(self, sequence: Sequence) -> None:
         """The candidate has its memory."""
-        if self._whole:
+        if self._reserves_output:
             self._growth += self._growth_of(sequence)
 
     def _growth_of(self, sequence: Sequence) -> int:

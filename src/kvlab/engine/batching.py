@@ -1,8 +1,7 @@
-"""Who takes part in a step: plan, reserve, preempt, admit."""
+"""The batch of a step: plan, reserve, preempt, admit."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import cast
@@ -20,30 +19,44 @@ Fail = Callable[[Sequence, str], None]
 
 @dataclass(slots=True)
 class StepBatch:
-    """A step's batch, each of its entries reserved in the pool, stage by stage in the order of the plan."""
+    """What takes part in a step, reserved in the pool: sequences that decode, chunks of those in prefill, and the
+    first chunks of those just admitted.
+    """
 
-    stages: dict[Stage, list[ScheduledSequence]] = field(default_factory=dict)
+    decoding: list[Sequence] = field(default_factory=list)
+    prefill: list[ScheduledSequence] = field(default_factory=list)
+    admitted: list[ScheduledSequence] = field(default_factory=list)
     preempted: int = 0
+    decode_last: bool = False
 
     def plans(self, *, mixed: bool) -> list[StepPlan]:
         """The step's forward passes: one, or unless `mixed` one for those that decode and one for the others."""
-        passes: dict[bool, list[ScheduledSequence]] = {}
-        samples: Counter[bool] = Counter()
-        for stage, entries in self.stages.items():
-            if entries:
-                which = mixed or stage is Stage.DECODE
-                passes.setdefault(which, []).extend(entries)
-                samples[which] += len(entries) if stage is Stage.DECODE else sum(e.samples for e in entries)
-        return [StepPlan(tuple(entries), samples[which]) for which, entries in passes.items()]
+        chunks = self.prefill + self.admitted
+        if mixed or not (self.decoding and chunks):
+            return [StepPlan(self.decoding, chunks, self.decode_last)] if self.decoding or chunks else []
+        passes = [StepPlan(self.decoding, []), StepPlan([], chunks)]
+        return passes[::-1] if self.decode_last else passes
 
-    def num_decode_tokens(self) -> int:
-        """Tokens of sequences that decode."""
-        return len(self.stages.get(Stage.DECODE, ()))
+    def part(self, stage: Stage) -> StepPlan:
+        """What takes part in a stage of running sequences."""
+        return StepPlan(self.decoding, []) if stage is Stage.DECODE else StepPlan([], self.prefill)
 
+    def remove(self, sequences: list[Sequence]) -> None:
+        """Take sequences out of the batch."""
+        gone = set(sequences)
+        self.decoding = [sequence for sequence in self.decoding if sequence not in gone]
+        self.prefill = [chunk for chunk in self.prefill if chunk.sequence not in gone]
+        self.admitted = [chunk for chunk in self.admitted if chunk.sequence not in gone]
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of the batch."""
+        return len(self.decoding) + len(self.prefill) + len(self.admitted)
+
+    @property
     def num_prefill_tokens(self) -> int:
         """Tokens of prompts, and of sequences that are computed again."""
-        others = (entries for stage, entries in self.stages.items() if stage is not Stage.DECODE)
-        return sum(entry.num_tokens for entries in others for entry in entries)
+        return sum(count for _, count in self.prefill) + sum(count for _, count in self.admitted)
 
 
 class BatchBuilder:
@@ -57,63 +70,92 @@ class BatchBuilder:
         self._fail = fail
         self._journal = journal
 
-    def compose(self, now: float) -> StepBatch:
+    def build(self, now: float) -> StepBatch:
         """Plan and reserve stage by stage, within `max_batched_tokens`."""
-        self._scheduler.begin_step(now, self._cached_tokens)
-        batch = StepBatch()
-        budget = self._scheduler.config.max_batched_tokens
-        for stage in self._scheduler.stages:
-            if stage is not Stage.ADMIT:
-                batch.stages[stage] = self._scheduler.plan(stage, budget)
+        scheduler, stages = self._scheduler, self._scheduler.stages
+        scheduler.begin_step(now, self._cached_tokens)
+        batch = StepBatch(decode_last=stages[0] is not Stage.DECODE)
+        budget = scheduler.config.max_batched_tokens
+        for stage in stages:
+            if stage is Stage.DECODE:
+                batch.decoding = scheduler.plan_decode(budget)
                 self._reserve(batch, stage, now)
-            elif not batch.preempted:  # who enters now would take what running sequences just gave up
-                held_back = 0 if Stage.DECODE in batch.stages else self._scheduler.num_decoding()
-                batch.stages[stage] = self._admit(budget, held_back, now)
-            budget -= sum(entry.num_tokens for entry in batch.stages.get(stage, ()))
+                budget -= len(batch.decoding)
+            elif stage is Stage.PREFILL:
+                batch.prefill = scheduler.plan_prefill(budget)
+                self._reserve(batch, stage, now)
+                budget -= sum(count for _, count in batch.prefill)
+            elif not batch.preempted:  # otherwise an admission would take the blocks that were just given up
+                decode_is_reserved = Stage.DECODE in stages[: stages.index(stage)]
+                reserved_later = 0 if decode_is_reserved else scheduler.num_decoding()
+                batch.admitted = self._admit(budget, reserved_later, now)
+                budget -= sum(count for _, count in batch.admitted)
         return batch
+
+    def fork(self, first: Sequence) -> None:
+        """The prompt is computed: start the request's other samples from it. Those that find no room wait at the
+        front of the queue.
+        """
+        waiting = []
+        for sequence in first.siblings:
+            try:
+                if self._scheduler.has_room():
+                    sequence.slot = self._pool.fork_slot(slot_of(first), sequence.token_ids, rerun_last=True)
+            except OutOfBlocksError:
+                pass
+            if sequence.slot is None:
+                waiting.append(sequence)
+                continue
+            sequence.num_computed = self._pool.get_seq_len(sequence.slot)
+            sequence.high_water = sequence.num_computed
+            sequence.scheduled_s = first.scheduled_s
+            if self._journal is not None:
+                self._journal.assign(sequence.slot, sequence.key)
+            self._scheduler.start(sequence)
+        self._scheduler.put_first(waiting)
 
     def _cached_tokens(self, sequence: Sequence) -> int:
         return self._pool.prefix_tokens(sequence.token_ids, sequence.request.salt)
 
     def _reserve(self, batch: StepBatch, stage: Stage, now: float) -> None:
-        """Make room for a stage's entries: preempt until they fit, or fail those that do not."""
-        while entries := batch.stages[stage]:
+        """Make room for a part of the batch: preempt until it fits, or fail the sequences that do not."""
+        while (part := batch.part(stage)).sequences:
             try:
-                self._pool.reserve(slots_of(s for s, _ in entries), [count for _, count in entries])
+                self._pool.reserve(slots_of(part.sequences), part.num_tokens)
             except OutOfBlocksError as error:
-                self._give_way(batch, stage, error, now)
+                if self._scheduler.config.on_exhaustion == "fail" or len(self._scheduler.running) == 1:
+                    self._fail_refused(batch, part.sequences, error)
+                else:
+                    self._preempt(batch, now)
             else:
                 return
 
-    def _give_way(self, batch: StepBatch, stage: Stage, error: OutOfBlocksError, now: float) -> None:
-        running = self._scheduler.running
-        if self._scheduler.config.on_exhaustion == "fail" or len(running) == 1:
-            entries = batch.stages[stage]
-            batch.stages[stage] = [e for e in entries if e.sequence.slot not in error.slots]
-            refused = [e.sequence for e in entries if e.sequence.slot in error.slots]
-            names = ", ".join(repr(sequence.request.request_id) for sequence in refused)
-            for sequence in refused:
-                self._fail(sequence, f"{error}; did not fit: {names}")
-            return
+    def _fail_refused(self, batch: StepBatch, sequences: list[Sequence], error: OutOfBlocksError) -> None:
+        refused = [sequence for sequence in sequences if sequence.slot in error.slots]
+        batch.remove(refused)
+        names = ", ".join(repr(sequence.request.request_id) for sequence in refused)
+        for sequence in refused:
+            self._fail(sequence, f"{error}; did not fit: {names}")
+
+    def _preempt(self, batch: StepBatch, now: float) -> None:
         victim = self._scheduler.victim()
+        batch.remove([victim])
+        batch.preempted += 1
         self._pool.free_slot(slot_of(victim))
         victim.slot = None
         victim.preemptions += 1
         victim.preempted_s.append(now)
         self._scheduler.preempt(victim)
-        batch.preempted += 1
-        for of_stage, entries in batch.stages.items():
-            batch.stages[of_stage] = [e for e in entries if e.sequence is not victim]
 
-    def _admit(self, budget: int, held_back: int, now: float) -> list[ScheduledSequence]:
-        """Let sequences enter while there are tokens in the step's budget and memory for all they have to compute.
+    def _admit(self, budget: int, reserved_later: int, now: float) -> list[ScheduledSequence]:
+        """Admit sequences while there are tokens in the step's budget and memory for all they have to compute.
 
         Each is reserved at once, so that the next may share the blocks that it fills in this very step.
         """
-        entered: list[ScheduledSequence] = []
+        admitted: list[ScheduledSequence] = []
         admission: Admission | None = None
         while budget > 0 and (sequence := self._scheduler.candidate()) is not None:
-            admission = admission or Admission(self._pool, self._scheduler, held_back=held_back)
+            admission = admission or Admission(self._pool, self._scheduler, reserved_later=reserved_later)
             try:
                 sequence.slot = self._pool.allocate_slot(
                     token_ids=sequence.token_ids,
@@ -124,7 +166,7 @@ class BatchBuilder:
             except OutOfBlocksError:
                 break
             self._scheduler.admit(sequence)
-            admission.entered(sequence)
+            admission.admitted(sequence)
             sequence.num_computed = self._pool.get_seq_len(sequence.slot)
             if sequence.scheduled_s is None:
                 sequence.scheduled_s = now
@@ -133,11 +175,11 @@ class BatchBuilder:
                 sequence.resumed_s.append(now)
             if self._journal is not None:
                 self._journal.assign(sequence.slot, sequence.key)
-            entry = self._scheduler.chunk(sequence, budget)
-            self._pool.reserve([sequence.slot], [entry.num_tokens])
-            budget -= entry.num_tokens
-            entered.append(entry)
-        return entered
+            chunk = self._scheduler.chunk(sequence, budget)
+            self._pool.reserve([sequence.slot], [chunk.num_tokens])
+            budget -= chunk.num_tokens
+            admitted.append(chunk)
+        return admitted
 
 
 def slot_of(sequence: Sequence) -> int:

@@ -12,16 +12,16 @@ from kvlab.errors import OutOfBlocksError
 from kvlab.kv.protocol import KVCachePool
 from kvlab.kv.view import CacheView
 
-_HOPELESS = 8  # sequences that fail alone, one after the other, before the fault is the device's
+_MAX_FAILED_ALONE = 8  # sequences, one after the other, before the fault is the device's
 
 
 class PassRunner:
     """Executes passes; each that raises is rolled back and run again in two halves, down to single sequences.
 
-    An error that names its culprits (`request_ids`) is believed. Finding one of B otherwise takes 2 log2(B) more
-    passes; a fault that does not come back costs nobody anything. Where sequence after sequence fails alone and
-    nothing succeeds in between, it is not them: then a part that fails is not divided further. `on_done` processes
-    what a pass computed, `on_failed` ends a sequence.
+    If an error names the requests that caused it (`request_ids`), those end. Finding one of B otherwise takes
+    2 log2(B) more passes; a fault that does not come back ends none. Where sequence after sequence fails alone and
+    nothing succeeds in between, the device is at fault: then a part that fails is not divided further, and ends.
+    `on_done` processes what a pass computed, `on_failed` ends a sequence.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class PassRunner:
                 self._failed_alone = 0
                 if not self._failed_passes:
                     self._attempt(plan, view)
-                else:  # what failed may have been part of what this pass counted on
+                else:  # its sequences may share blocks that the failed pass would have filled
                     view.rollback()
-                    self._retry(plan.scheduled)
+                    self._retry(plan.sequences, plan.num_tokens)
         finally:
             for view in open_views:  # only when interrupted
                 view.rollback()
@@ -57,10 +57,11 @@ class PassRunner:
 
     def _attempt(self, plan: StepPlan, view: CacheView) -> None:
         try:
-            result = self._executor.execute(StepInput.of(plan), view)
-            tokens, logprobs = len(result.token_ids), result.logprobs
-            if tokens != plan.num_samples or (logprobs is not None and len(logprobs) != tokens):
-                raise RuntimeError(f"{tokens} tokens came back for {plan.num_samples} sequences")
+            step = StepInput.of(plan)
+            result = self._executor.execute(step, view)
+            lengths = {len(column) for column in (result.token_ids, result.logprobs) if column is not None}
+            if lengths != {len(step.sampled)}:
+                raise RuntimeError(f"{len(result.token_ids)} tokens came back for {len(step.sampled)} sequences")
         except Exception as error:  # whatever the model raised ends sequences, not the engine
             view.rollback()
             self._failed_passes += 1
@@ -75,34 +76,36 @@ class PassRunner:
 
     def _isolate(self, plan: StepPlan, error: Exception) -> None:
         """End the culprits of a failed pass, and run the others again."""
-        entries = plan.scheduled
+        sequences, counts = plan.sequences, plan.num_tokens
         named = set(getattr(error, "request_ids", ()))
-        culprits = [s for s, _ in entries if s.request.request_id in named]
-        if len(entries) == 1 or self._failed_alone >= _HOPELESS:
+        culprits = [sequence for sequence in sequences if sequence.request.request_id in named]
+        if len(sequences) == 1 or self._failed_alone >= _MAX_FAILED_ALONE:
             self._failed_alone += 1
-            culprits = [sequence for sequence, _ in entries]
+            culprits = sequences
         for sequence in culprits:
-            if sequence.finish_reason is None:  # a reader may have aborted it
+            if sequence.finish_reason is None:  # a callback may have aborted it
                 self._on_failed(sequence, error)
         parts = 1 if culprits else 2
-        size = -(-len(entries) // parts)
-        for start in range(0, len(entries), size):
-            self._retry(entries[start : start + size])
+        size = -(-len(sequences) // parts)
+        for start in range(0, len(sequences), size):
+            self._retry(sequences[start : start + size], counts[start : start + size])
 
-    def _retry(self, entries: Sequence[ScheduledSequence]) -> None:
-        """Run entries of a pass that failed once more, those that ended excepted. Where there is no memory (for a
-        copy of a block that was shared) they have the next step.
+    def _retry(self, sequences: Sequence[core.Sequence], counts: Sequence[int]) -> None:
+        """Run sequences of a failed pass once more, those that ended excepted. Where there is no memory (for a copy
+        of a block that was shared) they have the next step.
         """
         again = []
-        for sequence, count in entries:
+        for sequence, count in zip(sequences, counts, strict=True):
             if sequence.finish_reason is None and sequence.slot is not None:
-                # Blocks that the failed pass would have filled cannot be shared: there may be more to compute.
-                sequence.num_computed = self._pool.get_seq_len(sequence.slot)
+                computed = self._pool.get_seq_len(sequence.slot)
+                if computed != sequence.num_computed:  # it shared blocks that the failed pass would have filled
+                    sequence.rewind(computed)
                 again.append(ScheduledSequence(sequence, min(count, sequence.num_uncomputed)))
         if not again:
             return
+        plan = StepPlan([], again)
         try:
-            view = self._pool.view(slots_of(s for s, _ in again), [count for _, count in again])
+            view = self._pool.view(slots_of(plan.sequences), plan.num_tokens)
         except OutOfBlocksError:
             return
-        self._attempt(StepPlan(tuple(again), sum(entry.samples for entry in again)), view)
+        self._attempt(plan, view)

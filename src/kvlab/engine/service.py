@@ -17,14 +17,15 @@ from kvlab.core import Request, StepOutput, StepRecord
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.clock import Clock
 from kvlab.engine.engine import Engine as StepEngine
+from kvlab.engine.garbage import gc_frozen
 from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback
 from kvlab.engine.text import Detokenizer
 from kvlab.errors import EngineStoppedError
 
-_NAP_S = 0.005  # the longest sleep while nothing can run, so that an arrival is seen soon
+_MAX_WAIT_S = 0.005  # while nothing can run, so that an arrival is seen soon
 
 T = TypeVar("T")
-_Told = StepOutput | EngineStoppedError
+_Result = StepOutput | EngineStoppedError
 
 
 class Engine:
@@ -32,15 +33,16 @@ class Engine:
     engine.stream(...)`, from any number of threads at once. Several engines live in one process undisturbed.
 
     One thread steps at a time, for all requests: the caller of `generate` or `step`, or, while there are streams, a
-    thread of the engine's own, which ends when there is nothing left to do. What others want of the engine
-    meanwhile is done between two steps. `core` is the engine that steps; its pool and statistics are there.
+    thread of the engine's own, which ends when there is nothing left to do. What other threads ask of the engine
+    meanwhile is done between two steps. While requests are served, Python's garbage collector runs rarely, in the
+    whole process; see `kvlab.engine.garbage`. `core` is the engine that steps; its pool and statistics are there.
     """
 
     def __init__(self, core: StepEngine) -> None:
         self.core = core
-        self._stepping = threading.RLock()  # held by who steps; it guards the core
+        self._stepping = threading.RLock()  # held by the thread that steps; it guards the core
         self._inbox: deque[Callable[[], None]] = deque()  # what is to be done between two steps
-        self._hiring = threading.Lock()  # guards the worker; taken after `_stepping`, never before
+        self._worker_lock = threading.Lock()  # guards the worker; taken after `_stepping`, never before
         self._worker: threading.Thread | None = None
         self._calls: set[_Call] = set()
         self._broken: Exception | None = None
@@ -61,42 +63,43 @@ class Engine:
         A request that fails ends with an output that says why. Raises RequestRefusedError, at the first output,
         if one can never be served: the others are then aborted, those of other callers go on; EngineStoppedError.
         """
-        outputs: queue.SimpleQueue[_Told] = queue.SimpleQueue()
+        outputs: queue.SimpleQueue[_Result] = queue.SimpleQueue()
         asked = [requests] if isinstance(requests, Request) else requests
         calls = [_Call(self, request, outputs.put) for request in asked]
-        try:
-            for call in calls:
-                self._between_steps(call.open).result()
-            left = sum(call.request.sampling.n for call in calls)
-            while left:
-                try:
-                    output = outputs.get_nowait()
-                except queue.Empty:
-                    self._let_time_pass()
-                    continue
-                if isinstance(output, EngineStoppedError):
-                    raise output
-                left -= output.finish_reason is not None
-                yield output
-        finally:
-            for call in calls:
-                self._between_steps(call.close).result()
-            if self._broken is None and self._worker is None and self.core.has_work():
-                self.step()  # gives the memory back
+        with gc_frozen():
+            try:
+                for call in calls:
+                    self._between_steps(call.open).result()
+                left = sum(call.request.sampling.n for call in calls)
+                while left:
+                    try:
+                        output = outputs.get_nowait()
+                    except queue.Empty:
+                        self._step_or_wait()
+                        continue
+                    if isinstance(output, EngineStoppedError):
+                        raise output
+                    left -= output.finish_reason is not None
+                    yield output
+            finally:
+                for call in calls:
+                    self._between_steps(call.close).result()
+                if self._broken is None and self._worker is None and self.core.has_work():
+                    self.step()  # gives the memory back
 
     async def stream(self, request: Request) -> AsyncGenerator[StepOutput, None]:
-        """Serve one request, and give each token and each end as it comes. Closing the iterator, or cancelling who
-        waits for it, aborts the request.
+        """Serve one request, and give each token and each end as it comes. Closing the iterator, or cancelling the
+        task that waits for it, aborts the request.
 
-        A slow reader delays nobody: its outputs wait for it. Raises RequestRefusedError at the first output;
+        A slow caller delays nobody: its outputs wait for it. Raises RequestRefusedError at the first output;
         EngineStoppedError.
         """
         loop = asyncio.get_running_loop()
-        outputs: asyncio.Queue[_Told] = asyncio.Queue()
+        outputs: asyncio.Queue[_Result] = asyncio.Queue()
         call = _Call(self, request, lambda output: loop.call_soon_threadsafe(outputs.put_nowait, output))
         try:
             accepted = self._between_steps(call.open)
-            self._hire()
+            self._start_worker()
             await asyncio.wrap_future(accepted)
             left = request.sampling.n
             while left:
@@ -107,7 +110,7 @@ class Engine:
                 yield output
         finally:
             self._between_steps(call.close)
-            self._hire()
+            self._start_worker()
 
     @property
     def clock(self) -> Clock:
@@ -120,7 +123,7 @@ class Engine:
         on_output: OutputCallback | None = None,
         on_finish: FinishCallback | None = None,
     ) -> None:
-        """Queue a request for whoever calls `step`; see ServingEngine. It arrives now, whatever its `arrival_s`."""
+        """Queue a request; `step` serves it. See ServingEngine. It arrives now, whatever its `arrival_s`."""
         self._between_steps(lambda: self._submit(request, on_output, on_finish)).result()
 
     def abort(self, request_id: str) -> bool:
@@ -134,7 +137,7 @@ class Engine:
     def step(self) -> StepRecord | None:
         """Run one step for all requests. None if nothing could run. Raises EngineStoppedError."""
         with self._stepping:
-            self._empty_inbox()
+            self._run_inbox()
             self._check()
             try:
                 record = self.core.step()
@@ -142,9 +145,9 @@ class Engine:
                 self._broken = error
                 for call in self._calls:
                     with suppress(RuntimeError):  # its event loop is closed
-                        call.tell(self._stopped(error))
+                        call.emit(self._stopped(error))
                 raise self._stopped(error) from error
-        self._settle()
+        self._run_inbox_if_free()
         return record
 
     def next_wakeup(self) -> float | None:
@@ -156,7 +159,7 @@ class Engine:
         return self._between_steps(self.core.stats).result()
 
     def close(self) -> None:
-        """See ServingEngine. Readers of requests that have not ended get their end: aborted."""
+        """See ServingEngine. Requests that have not ended are aborted; their callers get that as output."""
         self._between_steps(self.core.close).result()
 
     def _submit(
@@ -166,7 +169,7 @@ class Engine:
         self.core.submit(replace(request, arrival_s=self.core.clock.now()), on_output, on_finish)
 
     def _between_steps(self, action: Callable[[], T]) -> Future[T]:
-        """Do this now if nobody steps, else let the thread that does do it after its step."""
+        """Run an action now if no thread steps, else let the thread that does run it after its step."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -177,54 +180,55 @@ class Engine:
                     future.set_exception(error)
 
         self._inbox.append(run)
-        self._settle()
+        self._run_inbox_if_free()
         return future
 
-    def _settle(self) -> None:
-        """Empty the inbox unless another thread holds the engine; it does so when it lets go."""
+    def _run_inbox_if_free(self) -> None:
+        """Run the inbox's actions unless another thread steps, which does so after its step."""
         while self._inbox and self._stepping.acquire(blocking=False):
             try:
-                self._empty_inbox()
+                self._run_inbox()
             finally:
                 self._stepping.release()
 
-    def _empty_inbox(self) -> None:
+    def _run_inbox(self) -> None:
         while self._inbox:
             self._inbox.popleft()()
 
-    def _let_time_pass(self) -> None:
-        """Step, unless a worker does; sleep a little where nothing can run yet."""
+    def _step_or_wait(self) -> None:
+        """Step, unless a worker does; wait a little where nothing can run yet."""
         self._check()
         if self._worker is not None or self.step() is None:
-            self._nap()
+            self._wait()
 
-    def _nap(self) -> None:
+    def _wait(self) -> None:
         clock, wakeup = self.core.clock, self.core.next_wakeup()
-        latest = clock.now() + _NAP_S
+        latest = clock.now() + _MAX_WAIT_S
         clock.wait_until(latest if wakeup is None else min(wakeup, latest))
 
-    def _hire(self) -> None:
-        """Have a thread that steps."""
-        with self._hiring:
+    def _start_worker(self) -> None:
+        """Make sure that there is a thread that steps."""
+        with self._worker_lock:
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work, name="kvlab-engine", daemon=True)
                 self._worker.start()
 
+    @gc_frozen()
     def _work(self) -> None:
         """Step until there is nothing to do."""
         while True:
             try:
                 record = self.step()
-            except EngineStoppedError:  # its readers have been told
+            except EngineStoppedError:  # its callers have got the error
                 record = None
-            # With the engine in hand no request can come in unseen: who comes later finds no worker and hires one.
-            with self._stepping, self._hiring:
+            # With both locks held no request is missed: one that comes later finds no worker and starts another.
+            with self._stepping, self._worker_lock:
                 if self._broken is not None or not (self._inbox or self.core.has_work()):
                     self._worker = None
                     break
             if record is None:
-                self._nap()
-        self._settle()
+                self._wait()
+        self._run_inbox_if_free()
 
     def _check(self) -> None:
         if self._broken is not None:
@@ -236,26 +240,26 @@ class Engine:
 
 
 class _Call:
-    """One request on behalf of a reader, who may leave before its end. Used between steps alone."""
+    """One request of a caller that may leave before its end. Used between steps alone."""
 
-    def __init__(self, engine: Engine, request: Request, tell: Callable[[_Told], object]) -> None:
+    def __init__(self, engine: Engine, request: Request, emit: Callable[[_Result], object]) -> None:
         self.request = request
-        self.tell = tell
+        self.emit = emit
         self._engine = engine
         self._left = 0  # samples that have not ended
 
     def open(self) -> None:
         """Queue the request. Raises RequestRefusedError."""
-        self._engine._submit(self.request, self._read)
+        self._engine._submit(self.request, self._on_output)
         self._left = self.request.sampling.n
         self._engine._calls.add(self)
 
     def close(self) -> None:
-        """The reader has left: abort what is not done."""
+        """The caller has left: abort what is not done."""
         self._engine._calls.discard(self)
         if self._left:
             self._engine.core.abort(self.request.request_id)
 
-    def _read(self, output: StepOutput) -> None:
+    def _on_output(self, output: StepOutput) -> None:
         self._left -= output.finish_reason is not None
-        self.tell(output)
+        self.emit(output)

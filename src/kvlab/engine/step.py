@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from kvlab.kv.view import CacheView
 
 Histories = Mapping[int, tuple[int, ...]]
-_NO_HISTORIES: Histories = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,23 +69,27 @@ class StepInput:
     @classmethod
     def of(cls, plan: StepPlan) -> StepInput:
         """The input of a pass over these sequences."""
-        token_ids: list[int] = []
-        counts: list[int] = []
-        outputs: list[int] = []
-        specs: list[SequenceSpec] = []
-        sampled: list[int] = []
-        histories: dict[int, tuple[int, ...]] = {}
-        for row, (sequence, count) in enumerate(plan.scheduled):
-            start, known = sequence.num_computed, sequence.token_ids
-            token_ids += known[start : start + count]
-            counts.append(count)
-            outputs.append(len(known) - sequence.num_prompt_tokens)
-            specs.append(sequence.spec)
-            if start + count == len(known):
-                sampled.append(row)
-                if sequence.spec.sampling.repetition_penalty != 1:
-                    histories[row] = tuple(known)
-        return cls(_column(token_ids), _column(counts), tuple(specs), _column(outputs), _column(sampled), histories)
+        sequences, first_chunk = plan.sequences, 0 if plan.decode_last else len(plan.decoding)
+        chunks: list[int] = []
+        for sequence, count in plan.chunks:
+            chunks += sequence.token_ids[sequence.num_computed : sequence.num_computed + count]
+        token_ids = plan.join([sequence.token_ids[-1] for sequence in plan.decoding], chunks)
+        first = len(plan.chunks) if plan.decode_last else 0
+        sampled = plan.join(
+            list(range(first, first + len(plan.decoding))),
+            [row for row, chunk in enumerate(plan.chunks, first_chunk) if chunk.samples],
+        )
+        specs = tuple([sequence.spec for sequence in sequences])
+        num_outputs = [len(sequence.token_ids) - sequence.num_prompt_tokens for sequence in sequences]
+        histories = {row: tuple(sequences[row].token_ids) for row in sampled if specs[row].is_penalized}
+        return cls(
+            np.asarray(token_ids, dtype=np.int64),
+            np.asarray(plan.num_tokens, dtype=np.int64),
+            specs,
+            np.asarray(num_outputs, dtype=np.int64),
+            np.asarray(sampled, dtype=np.int64),
+            histories,
+        )
 
     def sampling(self) -> SamplingBatch:
         """The sequences that get a token."""
@@ -123,7 +126,3 @@ class Executor(Protocol):
         error with `request_ids` names the requests that caused it.
         """
         ...
-
-
-def _column(values: list[int]) -> NDArray[np.int64]:
-    return np.asarray(values, dtype=np.int64)

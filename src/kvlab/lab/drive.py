@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from kvlab.core import Request, RequestRecord, StepRecord
+from kvlab.engine.garbage import gc_frozen
 from kvlab.engine.protocol import ServingEngine
 from kvlab.errors import RequestRefusedError
 from kvlab.kv.journal import BlockEvents
@@ -34,18 +33,6 @@ class RunLog:
     def completed(self) -> int:
         """How many samples ended as their requests asked."""
         return sum(record.completed for record in self.records)
-
-
-@contextmanager
-def gc_frozen() -> Iterator[None]:
-    """Leave what is alive now out of garbage collections within: a full collection walks all objects of the
-    libraries, which takes a fifth of a second in the middle of some step. Reference counts free as always.
-    """
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 @gc_frozen()

@@ -1,4 +1,4 @@
-"""What every scheduling policy does; policies differ in when sequences may enter, orders in who goes first."""
+"""What every scheduling policy does: a policy says when sequences may be admitted, an order which goes first."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kvlab.registry import Registry
 
 
 class Scheduler(ABC):
-    """Sequences that wait and sequences that run.
+    """The sequences that wait and those that run.
 
         add -> waiting --admit--> running --retire--> gone
                   ^______preempt______|
 
-    It knows sequences and budgets, never the pool: the engine asks it for the `plan` of each of the order's
-    `stages` and for a `candidate` to enter, tries to get their memory, and tells it by `admit` or `preempt`.
-    `running` is in the order of admission.
+    It knows sequences and budgets, never the pool: the engine asks it for the plan of each of the order's `stages`
+    and for a `candidate` to admit, tries to get their memory, and calls `admit` or `preempt`. `running` is in the
+    order of admission.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -37,11 +37,11 @@ class Scheduler(ABC):
         self._state = StepState(0.0, lambda sequence: 0)
         self._decoding: list[Sequence] = []  # of this step
         self._prefilling: list[Sequence] = []
-        self._entries: dict[Sequence, ScheduledSequence] = {}  # of those that decode, the same in every step
+        self._changed = False  # whether a running sequence was preempted or ended since the step began
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """What a step's tokens and memory are given to, one after the other."""
+        """What gets a step's tokens and memory, one after the other."""
         return self.order.stages
 
     def has_work(self) -> bool:
@@ -53,13 +53,13 @@ class Scheduler(ABC):
         self.waiting.add(sequence)
 
     def retire(self) -> list[Sequence]:
-        """Take the sequences that ended out of the active set, and return them."""
+        """Take the sequences that ended out of the running ones, and return them."""
+        if not self._changed:
+            return []
         finished = SequenceStatus.FINISHED
-        ended = [s for s in self.running if s.status is finished]
-        for sequence in ended:
-            self._entries.pop(sequence, None)
+        ended = [sequence for sequence in self.running if sequence.status is finished]
         if ended:
-            self.running = [s for s in self.running if s.status is not finished]
+            self.running = [sequence for sequence in self.running if sequence.status is not finished]
         return ended
 
     def begin_step(self, now: float, cached_tokens: Callable[[Sequence], int] = lambda sequence: 0) -> None:
@@ -68,34 +68,37 @@ class Scheduler(ABC):
         `cached_tokens`: how many tokens of a sequence are in the prefix cache; called at most once for each.
         """
         self._state = StepState(now, cache(cached_tokens))
-        self._decoding, self._prefilling = [], []
-        for sequence in self.running:
-            computed = sequence.num_computed
-            # `is_decoding`, inlined: every running sequence is asked in every step.
-            decodes = computed >= sequence.num_prompt_tokens and computed + 1 == len(sequence.token_ids)
-            (self._decoding if decodes else self._prefilling).append(sequence)
+        self._changed = False
+        self._decoding = [sequence for sequence in self.running if sequence.is_decoding]
+        self._prefilling = (
+            [sequence for sequence in self.running if not sequence.is_decoding]
+            if len(self._decoding) < len(self.running)
+            else []
+        )
         self._open = len(self.waiting) > 0 and self.may_admit(now)
 
-    def plan(self, stage: Stage, budget: int) -> list[ScheduledSequence]:
-        """The running sequences that take part in a stage of the step, with at most `budget` tokens in all."""
-        if stage is Stage.DECODE:
-            running = SequenceStatus.RUNNING
-            decoding = [s for s in self._decoding if s.status is running]  # not preempted in this step
-            entries, decoding = self._entries, self.order.decoding(decoding, budget)
-            return [entries.get(s) or entries.setdefault(s, ScheduledSequence(s, 1)) for s in decoding]
-        scheduled = []
+    def plan_decode(self, budget: int) -> list[Sequence]:
+        """The running sequences that decode in the step: at most `budget`."""
+        decoding = self._decoding
+        if self._changed:
+            decoding = [sequence for sequence in decoding if sequence.status is SequenceStatus.RUNNING]
+        return self.order.decoding(decoding, budget)
+
+    def plan_prefill(self, budget: int) -> list[ScheduledSequence]:
+        """The running sequences that are in prefill, and a chunk for each, with at most `budget` tokens in all."""
+        chunks = []
         for sequence in sorted(self._prefilling, key=self.order.rank):
             if budget > 0 and sequence.status is SequenceStatus.RUNNING:
-                scheduled.append(self.chunk(sequence, budget))
-                budget -= scheduled[-1].num_tokens
-        return scheduled
+                chunks.append(self.chunk(sequence, budget))
+                budget -= chunks[-1].num_tokens
+        return chunks
 
     def chunk(self, sequence: Sequence, budget: int) -> ScheduledSequence:
         """How many of a prefilling sequence's tokens a step with this budget left takes."""
         return ScheduledSequence(sequence, min(sequence.num_uncomputed, budget, self._longest_chunk))
 
     def num_decoding(self) -> int:
-        """How many of those that run could decode in this step."""
+        """How many running sequences could decode in this step."""
         return len(self._decoding)
 
     def candidate(self) -> Sequence | None:
@@ -122,36 +125,38 @@ class Scheduler(ABC):
         if sequence is not self.candidate():
             raise RuntimeError(f"request {sequence.request.request_id!r} is not the candidate")
         self.waiting.remove(sequence)
-        self.join(sequence)
+        self.start(sequence)
 
-    def join(self, sequence: Sequence) -> None:
-        """Make a sequence that has memory already one of those that run."""
+    def start(self, sequence: Sequence) -> None:
+        """Add a sequence that has memory to the running ones."""
         sequence.status = SequenceStatus.RUNNING
         self.running.append(sequence)
 
     def put_first(self, sequences: list[Sequence]) -> None:
-        """Queue sequences at the front of the line, in this order."""
+        """Queue sequences before the others of their rank, in this order."""
         self.waiting.put_first(sequences)
 
     def victim(self) -> Sequence:
-        """Who gives up its blocks when memory runs out."""
+        """The running sequence that gives up its blocks when memory runs out."""
         return self._victim(self.running)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Move a running sequence to the front of the line; all its tokens will be computed again."""
+        """Move a running sequence to the front of the queue; all its tokens will be computed again."""
         self.running.remove(sequence)
-        self._entries.pop(sequence, None)
         sequence.status = SequenceStatus.WAITING
-        sequence.num_computed = 0
+        sequence.rewind(0)
+        self._changed = True
         self.waiting.put_first([sequence])
 
-    def drop(self, sequence: Sequence) -> None:
-        """Take a sequence out of the line for good, if it is there."""
+    def finish(self, sequence: Sequence) -> None:
+        """A sequence has ended: a running one stays until it is retired, a waiting one leaves the queue."""
+        sequence.status = SequenceStatus.FINISHED
+        self._changed = True
         self.waiting.remove(sequence)
 
     @abstractmethod
     def may_admit(self, now: float) -> bool:
-        """Whether a waiting sequence may enter now. There is at least one."""
+        """Whether a waiting sequence may be admitted now. There is at least one."""
 
     @abstractmethod
     def next_wakeup(self) -> float | None:

@@ -1,0 +1,30 @@
+"""The garbage collector's settings while requests are served, and afterwards."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from kvlab.engine.garbage import gc_frozen
+
+
+def test_the_last_of_several_users_restores_the_settings() -> None:
+    before = gc.get_threshold()
+    first, second = gc_frozen(), gc_frozen()
+    with first:
+        frozen, during = gc.get_freeze_count(), gc.get_threshold()
+        assert frozen > 0
+        assert during > before
+        second.__enter__()
+    assert (gc.get_freeze_count() > 0, gc.get_threshold()) == (True, during)
+    assert gc.isenabled()
+    second.__exit__(None, None, None)
+    assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)
+
+
+def test_an_error_within_restores_them_too() -> None:
+    before = gc.get_threshold()
+    with pytest.raises(ZeroDivisionError), gc_frozen():
+        raise ZeroDivisionError
+    assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)
