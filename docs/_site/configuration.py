@@ -1,0 +1,87 @@
+"""Writes docs/reference/configuration.md from the schema and the files of conf/: python docs/_site/configuration.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvlab.config.reference import Setting, settings
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/reference/configuration.md"
+GROUPS = {
+    "model": "The decoder, and where its weights come from.",
+    "kv": "The KV cache: its layout and its size.",
+    "scheduler": "Who runs in a step, and who gives up memory.",
+    "attention": "How attention over the cache is computed.",
+    "executor": "Where and how the model runs.",
+    "workload": "The requests.",
+    "tracking": "Where runs are recorded.",
+    "debug": "Costly checks and injected faults; no choice unless one is given.",
+}
+HEAD = """# Configuration reference
+
+Every setting of `kvlab run`, written as `key=value`. `group=choice` takes the values of a file of `conf/`; a dotted key
+changes one value of it. `null` is no value. `python docs/_site/configuration.py` writes this page from the schema
+(`src/kvlab/config/`), and a test checks that it is up to date.
+"""
+
+
+def page() -> str:
+    """The page's text."""
+    by_group: dict[str, list[Setting]] = {}
+    for setting in settings():
+        group = setting.key.partition(".")[0] if "." in setting.key else ""
+        by_group.setdefault(group, []).append(setting)
+    parts = [HEAD, _choices(ROOT / "conf", "Named combinations", ("experiment", "sweep"))]
+    parts.append("## Run\n\n" + _table(by_group.pop("")))
+    for group, known in by_group.items():
+        parts.append(f"## {group}\n\n{GROUPS[group]}\n\n{_files(ROOT / 'conf' / group)}\n\n{_table(known)}")
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _choices(conf: Path, title: str, groups: tuple[str, ...]) -> str:
+    return f"## {title}\n\n" + "\n\n".join(f"{_files(conf / group)}" for group in groups)
+
+
+def _files(folder: Path) -> str:
+    rows = [f"| `{folder.name}=` | what it is |", "|---|---|"]
+    for path in sorted(folder.glob("*.yaml")):
+        comments = (line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# "))
+        comment = next(line for line in comments if "@package" not in line).removeprefix("# ")
+        # An experiment's comment begins with its command, which the table's heading says already.
+        comment = comment.partition("     ")[2] or comment
+        rows.append(f"| `{path.stem}` | {_cell(comment.strip())} |")
+    return "\n".join(rows)
+
+
+def _table(known: list[Setting]) -> str:
+    rows = ["| setting | type | default | meaning |", "|---|---|---|---|"]
+    rows += [
+        f"| `{setting.key}` | {_type(setting.type)} | {_default(setting.default)} | {_cell(_meaning(setting))} |"
+        for setting in known
+    ]
+    return "\n".join(rows)
+
+
+def _meaning(setting: Setting) -> str:
+    if not setting.choices:
+        return setting.description
+    return f"{setting.description}{'. ' * bool(setting.description)}Known: {', '.join(setting.choices)}"
+
+
+def _type(written: str) -> str:
+    return written.replace("None", "null").replace(" | ", " or ")
+
+
+def _default(value: object) -> str:
+    texts = {None: "`null`", True: "`true`", False: "`false`", "???": ""}
+    return texts.get(value, f"`{value}`") if isinstance(value, str | bool | None) else f"`{value}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "\\<")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE.relative_to(ROOT))
