@@ -79,3 +79,17 @@ Feature: Sweeps
       When I tune in the laboratory "optimize=throughput/output_tokens_per_s memory=100KiB trials=2"
       Then it ends with status 2
       And it says "memory=100.0 KiB: qwen3_tiny needs"
+
+  Rule: The first comparison that a user runs shows what paging gains
+
+    @R10.3 @R4.1
+    Scenario: Slots as long as the model allows, pages, and shared pages in the same bytes
+      When I sweep in the laboratory "experiment=contiguous_vs_paged kv.memory=4MiB workload.num_requests=24 workload.output_len.min=16 workload.output_len.max=20 figures=true"
+      Then it ends with status 0
+      And in the same bytes its points had
+        | kv             | sequences at once | prompt tokens from the cache |
+        | contiguous     | 2                 | 0                            |
+        | paged_unshared | 19                | 0                            |
+        | paged          | 24                | 8832                         |
+      And it says "(12.0 times)"
+      And it names the figures of the comparison

@@ -121,6 +121,26 @@ def _plan_rows(directory: Path) -> Iterator[tuple[str, str]]:
     return ((point.group, str(point.repeat)) for point in plan.jobs)
 
 
+@then("in the same bytes its points had")
+def points_had(laboratory: Commands, datatable: list[list[str]]) -> None:
+    found, sizes = [], set()
+    for file in sorted(laboratory.directory.glob("*/summary.json")):
+        summary = json.loads(file.read_text())
+        metrics = summary["metrics"]
+        sizes.add(metrics["capacity/kv_bytes"])
+        figures = metrics["capacity/peak_running"], metrics["kv/prefix_hit_tokens"]
+        found.append([summary["choices"]["kv"], *(f"{figure:.0f}" for figure in figures)])
+    assert found == datatable[1:]
+    assert len(sizes) == 1
+
+
+@then("it names the figures of the comparison")
+def names_figures(laboratory: Commands) -> None:
+    named = [Path(word) for word in laboratory.last.output.split() if word.endswith(".png")]
+    assert named
+    assert all(path.is_file() for path in named)
+
+
 @then("its jobs were")
 def jobs(laboratory: Commands, datatable: list[list[str]]) -> None:
     assert [list(row) for row in _plan_rows(laboratory.directory)] == datatable[1:]

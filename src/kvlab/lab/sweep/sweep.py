@@ -95,8 +95,9 @@ class Sweep:
         report = directory / "report"
         write_csv(results, report / "sweep.csv")
         if self._settings.figures and plan is not None and len(found) > 1:
-            warning = _draw([directory / point.directory for point in plan.points], report)
-            print(f"warning: {warning}" if warning else f"pictures: {report}")
+            for line in _draw([directory / point.directory for point in plan.points], report):
+                print(line)
+            print(f"figures of each run: {directory}/*/figures")
         lost = self._tracking_error is not None or any(directory.glob(f"*/{_TRACKING_ERROR}"))
         if not lost:
             lost = close_parent(self._tracker, status, report) is not None
@@ -257,9 +258,9 @@ def _open_parent(
     return history.open_parent("sweep", plan.digest, parent, name=plan.name, params=params, tags=tags)
 
 
-def _draw(directories: Sequence[Path], folder: Path) -> str | None:
-    """Draw the finished runs in `directories` into `folder` as PNG. Returns why that could not be done, if so: a
-    picture that fails costs no result.
+def _draw(directories: Sequence[Path], folder: Path) -> Iterator[str]:
+    """Draw the finished runs in `directories` into `folder` as PNG files, and name each. Figures are no result: those
+    that cannot be drawn are a warning.
     """
     try:
         from kvlab.lab.figures import sweep_figures
@@ -269,6 +270,6 @@ def _draw(directories: Sequence[Path], folder: Path) -> str | None:
         for name, figure in sweep_figures([record for record in records if record.finished]).items():
             folder.mkdir(parents=True, exist_ok=True)
             figure.savefig(folder / f"{name}.png")
+            yield f"figure: {folder / name}.png"
     except (RecordError, OSError, ValueError, KeyError, ArithmeticError) as error:
-        return f"the sweep's pictures could not be drawn: {error}"
-    return None
+        yield f"warning: the sweep's figures could not be drawn: {error}"
