@@ -159,8 +159,8 @@ def tagged(laboratory: Commands) -> None:
 
 @then(parsers.parse('it ends with a command line whose run fits in "{memory}"'))
 def fits_in(laboratory: Commands, memory: str) -> None:
-    (command,) = [line for line in laboratory.last.output.splitlines() if line.startswith("python -m src.run ")]
-    config = compose_run(shlex.split(command)[3:]).config
+    (command,) = [line for line in laboratory.last.output.splitlines() if line.startswith("kvlab run ")]
+    config = compose_run(shlex.split(command)[2:]).config
     assert config.kv.num_blocks is not None
     check_fits(config, parse_bytes(memory, key="memory"))
 

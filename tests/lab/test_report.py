@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from kvlab.cli.report import read_options
 from kvlab.errors import ConfigError, RecordError
 from kvlab.lab.compare.groups import RunSet
 from kvlab.lab.report.build import build_report
 from kvlab.lab.report.drawing import add_figures
-from kvlab.lab.report.options import ReportOptions, parse_options
+from kvlab.lab.report.options import ReportOptions
 from kvlab.lab.report.pages import to_html, to_markdown, write_report
 from kvlab.lab.report.terminal import print_report
 from tests.lab.recorded import THROUGHPUT, record_run, record_sweep
@@ -113,7 +114,7 @@ def test_a_metric_that_no_run_has_lists_those_there_are_the_nearest_first(make):
         ConfigError, match=rf"metrics=throughput/tokens_per_s: .*there are: {THROUGHPUT}, .*duration_s"
     ):
         make({}, metrics=("throughput/tokens_per_s",))
-    options = parse_options(["fail_if=throughput/output_tokens < -5%"])
+    options = read_options(["fail_if=throughput/output_tokens < -5%"])
     with pytest.raises(ConfigError, match=rf"fail_if=throughput/output_tokens: .*there are: {THROUGHPUT}"):
         make({}, conditions=options.conditions)
     lines = make({}, metrics=("latency/*", "duration_s")).rows
@@ -129,7 +130,7 @@ def test_the_baseline_is_chosen_by_name(sweep):
 
 
 def test_the_gate_compares_every_other_group_with_the_baseline(sweep):
-    options = parse_options([f"fail_if={THROUGHPUT} < -5%", "fail_if=duration_s > 100"])
+    options = read_options([f"fail_if={THROUGHPUT} < -5%", "fail_if=duration_s > 100"])
     report = build_report([sweep], options)
     assert [finding.violated for finding in report.findings] == [True, False]
     assert report.violated
@@ -137,7 +138,7 @@ def test_the_gate_compares_every_other_group_with_the_baseline(sweep):
 
 
 def test_the_terminal_has_the_table_and_what_it_means(sweep):
-    text = printed(build_report([sweep], parse_options([f"fail_if={THROUGHPUT} < -5%"])))
+    text = printed(build_report([sweep], read_options([f"fail_if={THROUGHPUT} < -5%"])))
     assert re.search(r"output tokens .*95\.0 tok/s .*75\.5 tok/s .*20\.0 % .*slower", text)
     assert "greedy outputs of kv=contiguous, kv=paged: equal for 2 requests" in text
     assert "failed: throughput/output_tokens_per_s of kv=paged" in text
@@ -195,12 +196,12 @@ def test_a_report_that_cannot_be_written_names_its_key(make, tmp_path):
 
 
 def test_options_are_read_and_mistakes_told():
-    options = parse_options(
+    options = read_options(
         ["a/b", "c,d", "by=kv.backend,set", "--metrics=[x/y, z]", "force=true", "confidence=99%", "min_effect=2%"]
     )
     assert (options.runs, options.by, options.metrics) == (("a/b", "c,d"), ("kv.backend", "set"), ("x/y", "z"))
     assert (options.force, options.confidence, options.min_effect) == (True, 99, 0.02)
-    assert parse_options(["filter=tags.x = 'a=b'"]).filters == ("tags.x = 'a=b'",)
+    assert read_options(["filter=tags.x = 'a=b'"]).filters == ("tags.x = 'a=b'",)
     for text, said in {
         "basline=x": "did you mean baseline",
         "force=perhaps": "true or false",
@@ -209,7 +210,7 @@ def test_options_are_read_and_mistakes_told():
         "tracking.timeout_s=0": "more than 0",
     }.items():
         with pytest.raises(ConfigError, match=said):
-            parse_options([text])
+            read_options([text])
 
 
 @pytest.mark.slow

@@ -205,7 +205,7 @@ def test_the_best_within_a_budget_is_told_drawn_and_kept(
     code, output = tune(monkeypatch, capfd, "trials=3", *where)
     assert code == 0, output
     assert "throughput/output_tokens_per_s within 68.0 MiB: 3 trials" in output
-    (command,) = [line for line in output.splitlines() if line.startswith("python -m src.run ")]
+    (command,) = [line for line in output.splitlines() if line.startswith("kvlab run ")]
     chosen = dict(text.split("=", 1) for text in command.split() if text.startswith(("kv.", "scheduler.")))
     assert set(chosen) == {BATCH, BLOCKS, BLOCK, TOKENS}
     check_fits(compose_run([*TINY, *(f"{key}={value}" for key, value in chosen.items())]).config, 68 * MIB)

@@ -1,27 +1,22 @@
-"""python -m src.capacity: how many sequences fit in a memory, with contiguous slots and with pages.
+"""kvlab capacity: how many sequences fit in a memory, with contiguous slots and with pages.
 
-python -m src.capacity model=qwen3_4b memory=16GiB
-python -m src.capacity model=qwen3_4b memory=16GiB kv.dtype=int8 executor.weights=int8 model.max_seq_len=8192
-python -m src.capacity model=/models/llama memory=24GiB lengths=500,2000     a directory, or its config.json
+kvlab capacity model=qwen3_4b memory=16GiB
+kvlab capacity model=qwen3_4b memory=16GiB kv.dtype=int8 executor.weights=int8 model.max_seq_len=8192
+kvlab capacity model=/models/llama memory=24GiB lengths=500,2000     a directory, or its config.json
 
-Any setting of `python -m src.run` may follow. Nothing is built and nothing is allocated.
-
-  model=NAME|DIR|FILE  a choice of conf/model, a directory with a config.json, or that file
-  memory=SIZE          of the device, for weights, cache and working memory; without it, what this machine has free
-  kv.memory=SIZE       of the cache alone, instead (or kv.num_blocks=N)
-  lengths=N,N,...      mean lengths in tokens; 256, doubled up to model.max_seq_len, unless given
-  --json, json=true    every figure, and what it was computed from, as JSON
+Any setting of `kvlab run` may follow; model= may also name a directory with a config.json, or that file; kv.memory=
+or kv.num_blocks= sizes the cache alone. Nothing is built and nothing is allocated.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.cli.commands import run_command
+from kvlab.cli.settings import read_settings, run_command, setting
 from kvlab.config import RunConfig, parse_bytes
 from kvlab.errors import ConfigError
 from kvlab.paths import CONF
@@ -31,56 +26,32 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Question:
-    """What the command line asks."""
+class CapacitySettings:
+    """What the planner is asked beside the settings of a run."""
 
-    overrides: list[str] = field(default_factory=list)  # for Hydra
-    memory: int | None = None
-    lengths: list[int] | None = None
-    as_json: bool = False
+    memory: str | None = setting(
+        None, "of the device, for weights, cache and working memory; else what this machine has free", "SIZE"
+    )
+    lengths: list[int] = setting(
+        [], "mean lengths in tokens; 256, doubled up to model.max_seq_len, unless given", "N,N"
+    )
+    json: bool = setting(False, "every figure, and what it was computed from, as JSON; or --json", "true")
 
-
-def read_arguments(arguments: Sequence[str]) -> Question:
-    """Take the planner's own settings out, and make a model's path a choice. Raises ConfigError."""
-    question = Question()
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        if argument == "--json":
-            question.as_json = True
-        elif argument.startswith("-"):
-            raise ConfigError("option", argument, "unknown; known: --json, --help, and settings as key=value")
-        elif key == "json":
-            question.as_json = _boolean(value)
-        elif key == "memory":
-            question.memory = parse_bytes(value, key="memory")
-            if question.memory == 0:
-                raise ConfigError("memory", value, "must be more than 0 bytes")
-        elif key == "lengths":
-            question.lengths = [_length(text) for text in value.strip("[]").split(",")]
-        elif key == "model":
-            question.overrides += _model(value)
-        else:
-            question.overrides.append(argument)
-    return question
+    def __post_init__(self) -> None:
+        if self.memory is not None and parse_bytes(self.memory, key="memory") == 0:
+            raise ConfigError("memory", self.memory, "must be more than 0 bytes")
+        for length in self.lengths:
+            if length < 1:
+                text = "mean lengths are whole numbers of tokens from 1 on, such as 256,512"
+                raise ConfigError("lengths", length, text)
 
 
-def _boolean(value: str) -> bool:
-    if value.lower() not in ("true", "false"):
-        raise ConfigError("json", value, "is true or false")
-    return value.lower() == "true"
-
-
-def _length(text: str) -> int:
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise ConfigError("lengths", text, "mean lengths are whole numbers of tokens from 1 on, such as 256,512")
-    return int(text)
-
-
-def _model(value: str) -> list[str]:
-    """The overrides for a model's name or path."""
+def _model_override(override: str) -> list[str]:
+    """The overrides for `model=` a choice or a path; any other override as it is."""
+    key, _, value = override.partition("=")
     known = sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
-    if value in known:
-        return [f"model={value}"]
+    if key != "model" or value in known:
+        return [override]
     path = Path(value).expanduser()
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
@@ -112,14 +83,14 @@ def compose_config(overrides: Sequence[str]) -> RunConfig:
         raise
 
 
-def plan(question: Question) -> CapacityPlan:
-    """Answer the question. Raises a KvlabError."""
+def plan(settings: CapacitySettings, overrides: Sequence[str]) -> CapacityPlan:
+    """Compute every figure. Raises a KvlabError."""
     from kvlab.engine.build import resolve_device
     from kvlab.lab.capacity import plan_capacity
     from kvlab.lab.machine import available_memory
     from kvlab.lab.model_file import check_model_file
 
-    config = compose_config(question.overrides)
+    config = compose_config([text for override in overrides for text in _model_override(override)])
     if config.model.path is not None:
         file = Path(config.model.path).expanduser() / "config.json"
         if file.is_file():  # else the id of a hub, or an error with a name of its own
@@ -127,12 +98,12 @@ def plan(question: Question) -> CapacityPlan:
     # A GPU can be planned for where there is none.
     device = config.executor.device
     device = resolve_device("auto") if device == "auto" else device
-    memory = question.memory
+    memory = None if settings.memory is None else parse_bytes(settings.memory, key="memory")
     if memory is None and config.kv.memory is None and config.kv.num_blocks is None:
         if device == "cuda" and resolve_device("auto") != "cuda":
             raise ConfigError("memory", None, "there is no CUDA device here; say how much one has: memory=80GiB")
         memory = available_memory(device)
-    return plan_capacity(config, device=device, memory=memory, lengths=question.lengths)
+    return plan_capacity(config, device=device, memory=memory, lengths=settings.lengths or None)
 
 
 def show(found: CapacityPlan) -> None:
@@ -161,11 +132,10 @@ def show(found: CapacityPlan) -> None:
         console.print(f"[dim]{note}[/]", highlight=False)
 
 
-def answer(arguments: list[str]) -> int:
-    """Read the command line, plan, tell. Returns the exit code. Raises a KvlabError."""
-    question = read_arguments(arguments)
-    found = plan(question)
-    if question.as_json:
+def _answer(arguments: list[str]) -> int:
+    settings, overrides = read_settings(CapacitySettings, arguments)
+    found = plan(settings, overrides)
+    if settings.json:
         print(json.dumps(found.as_dict(), indent=2))
     else:
         show(found)
@@ -174,7 +144,7 @@ def answer(arguments: list[str]) -> int:
 
 def main() -> None:
     """Run the command line."""
-    run_command(__doc__, answer)
+    run_command(__doc__, CapacitySettings, _answer)
 
 
 if __name__ == "__main__":

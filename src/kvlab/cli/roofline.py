@@ -1,16 +1,15 @@
-"""python -m src.roofline: what this machine's memory and arithmetic sustain, and how much of it a run reached.
+"""kvlab roofline: what this machine's memory and arithmetic sustain, and how much of it a run reached.
 
-python -m src.roofline                         the rates, measured once for each machine and kept
-python -m src.roofline run=outputs/2026-01-01/12-00-00.000000
-python -m src.roofline run=<the run's id>      of a run whose files are in outputs/ or multirun/
-python -m src.roofline --measure-again         for instance after others used the machine
+kvlab roofline                         the rates, measured once for each machine and kept
+kvlab roofline run=outputs/2026-01-01/12-00-00.000000
+kvlab roofline run=<the run's id>      of a run whose files are in outputs/ or multirun/
+kvlab roofline --measure-again                 for instance after others used the machine
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,11 +18,12 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from kvlab.cli.compose import run_config
+from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
 from kvlab.config import RunConfig
 from kvlab.config.executor import DTYPES
 from kvlab.core import StepRecord
 from kvlab.engine.threads import resolve_threads
-from kvlab.errors import ConfigError, KvlabError
+from kvlab.errors import ConfigError
 from kvlab.lab import records
 from kvlab.lab.machine import CpuWatch, describe, oversubscription
 from kvlab.lab.rates import known_rates, measure, measure_and_keep
@@ -100,26 +100,31 @@ def _rates(console: Console, dtype: str, *, again: bool) -> MachineRates:
     return rates
 
 
+@dataclass
+class RooflineSettings:
+    """What the command takes."""
+
+    run: list[str] = setting([], "finished runs: their directories or ids", "RUN")
+    measure_again: bool = setting(False, "measure although the rates are known; or --measure-again", "true")
+
+
+def _answer(arguments: list[str]) -> int:
+    settings, others = read_settings(RooflineSettings, arguments)
+    if others:
+        raise unknown_setting(RooflineSettings, others[0])
+    console = Console()
+    torch.set_num_threads(resolve_threads(None))
+    if not settings.run:
+        for dtype in DTYPES[:2]:
+            _rates(console, dtype, again=settings.measure_again)
+    for run in settings.run:
+        _show_run(console, find_run(run), again=settings.measure_again)
+    return 0
+
+
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", nargs="*", metavar="run=<directory or id>", help="a finished run")
-    parser.add_argument("--measure-again", action="store_true", help="measure although the rates are known")
-    options = parser.parse_args()
-    console = Console()
-    runs = [setting.partition("=") for setting in options.settings]
-    if any(key != "run" or not value for key, _, value in runs):
-        parser.error(f"{' '.join(options.settings)}: only run=<directory or id> can be set")
-    try:
-        torch.set_num_threads(resolve_threads(None))
-        if not runs:
-            for dtype in DTYPES[:2]:
-                _rates(console, dtype, again=options.measure_again)
-        for _, _, value in runs:
-            _show_run(console, find_run(value), again=options.measure_again)
-    except KvlabError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_command(__doc__, RooflineSettings, _answer)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""python -m src.ui: MLflow's page on the store that runs go to, in the browser at http://127.0.0.1:5000."""
+"""kvlab ui: MLflow's page on the store that runs go to, in the browser at http://127.0.0.1:5000."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvlab.lab.tracking.uri import is_server, is_sqlite, resolve_uri, sqlite_pat
 
 def main() -> None:
     """Start the page; for a store that has none to start, say where it is or how to fill it."""
-    parser = argparse.ArgumentParser(prog="python -m src.ui", description=__doc__)
+    parser = argparse.ArgumentParser(prog="kvlab ui", description=__doc__)
     parser.add_argument("uri", nargs="?", help="the store; else MLFLOW_TRACKING_URI, else mlflow.db in this folder")
     parser.add_argument("--port", type=int, default=5000)
     options = parser.parse_args()
@@ -28,7 +28,7 @@ def main() -> None:
         return
     try:
         if is_sqlite(uri) and not sqlite_path(uri).exists():
-            _fail(f"nothing is tracked in {sqlite_path(uri)} yet: make run, or python -m src.run, then come again")
+            _fail(f"nothing is tracked in {sqlite_path(uri)} yet: start a run with kvlab run, then come again")
     except (KvlabError, ValueError) as error:
         _fail(f"{without_password(uri)}: {error}")
     # Not on the command line, where everybody on the machine could read a database's password.

@@ -34,7 +34,7 @@ def method_notes(groups: Sequence[Group], options: ReportOptions) -> list[str]:
     if single:
         notes.append(
             f"{_which(single, others)} shown without interval and verdict: one run says nothing about chance. "
-            "`python -m src.run -m repeats=5` gives repeats, in turns."
+            "`kvlab run -m repeats=5` gives repeats, in turns."
         )
     if paired or welch:
         notes.append(

@@ -1,0 +1,191 @@
+"""A search in progress: what `kvlab tune` composes, measures, prints and keeps."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from kvlab.cli.compose import Composition, compose_run
+from kvlab.config import format_bytes, parse_bytes
+from kvlab.engine.build import resolve_device
+from kvlab.errors import ConfigError, KvlabError, TrackingError
+from kvlab.lab.execute import RunContext, execute
+from kvlab.lab.machine import available_memory
+from kvlab.lab.progress import clock
+from kvlab.lab.settings import without_password
+from kvlab.lab.sweep.digest import config_digest, digest_of
+from kvlab.lab.sweep.history import close_parent, open_history
+from kvlab.lab.tracking import NullTracker, RunStatus, Tracker
+from kvlab.lab.tune.pictures import draw_search, write_page, write_trials
+from kvlab.lab.tune.space import SEARCHED, build_space, check_fits
+from kvlab.lab.tune.study import Measured, best_trial, counted, open_study, search
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from rich.console import Console
+
+    from kvlab.cli.tune import TuneSettings
+
+
+class Search:
+    """A search: its space, its study, its parent run. `overrides` are the settings of all its runs."""
+
+    def __init__(self, settings: TuneSettings, overrides: Sequence[str], console: Console) -> None:
+        self.metric, self.trials = settings.metric, settings.trials
+        self.overrides, self.console = overrides, console
+        self.base = compose_run(overrides)
+        config = self.base.config
+        if settings.memory is None:
+            self.memory = available_memory(resolve_device(config.executor.device))
+            asked = "free"
+        else:
+            self.memory = parse_bytes(settings.memory, key="memory")
+            asked = str(self.memory)
+        fixed = frozenset(text.partition("=")[0] for text in overrides) & set(SEARCHED)
+        self.space = build_space(config, self.memory, fixed)
+        parts = [self.metric, asked, config_digest(config, any_repeat=True), *sorted(fixed)]
+        self.digest = digest_of("\n".join(parts))
+        self.name = f"{self.metric.replace('/', '-')}-{config.model.name}-{config.workload.name}-{self.digest[:8]}"
+        output = Path(settings.output).expanduser()
+        self.storage = settings.storage or f"sqlite:///{output.resolve() / 'tune.db'}"
+        self.directory = output / self.name
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.tracker: Tracker = NullTracker()
+        self.interrupted = False
+
+    def run(self) -> int:
+        """Search, report, draw. Returns the exit code."""
+        study = open_study(self.storage, self.name, self.metric, self.trials)
+        before = len(counted(study))
+        self._announce(before)
+        self._open_parent()
+        started = time.monotonic()
+        try:
+            for trial in search(study, self.space, self.trials, check=self._check, measure=self._measure):
+                self._report(study, trial, before, time.monotonic() - started)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        done = len(counted(study))
+        if done < self.trials and not self.interrupted:
+            self.console.print(f"stopped at {done} of {self.trials} trials: nothing new was found that fits")
+        found = best_trial(study)
+        self._finish(study)
+        if self.interrupted:
+            self.console.print("interrupted: what was tried is kept; the same command goes on from there")
+            return 130
+        return 0 if found is not None else 1
+
+    def _check(self, values: dict[str, int]) -> None:
+        check_fits(self._compose(values).config, self.memory)
+
+    def _compose(self, values: dict[str, int]) -> Composition:
+        return compose_run([*self.overrides, *(f"{key}={value}" for key, value in values.items())])
+
+    def _measure(self, number: int, values: dict[str, int]) -> Measured:
+        point = self._compose(values)
+        name = " ".join(f"{key}={value}" for key, value in values.items())
+        repeats, found = point.config.repeats, []
+        for repeat in range(repeats):
+            directory = self.directory / str(number) / (str(repeat) if repeats > 1 else "")
+            context = RunContext(
+                directory=directory,
+                root=Path(),
+                config_yaml=point.yaml,
+                choices=point.choices,
+                console=self.console,
+                name=name,
+                in_sweep=True,
+                parent_run_id=self.tracker.run_id,
+                heading=f"trial {number}: {name}" + (f", repeat {repeat}" if repeats > 1 else ""),
+            )
+            try:
+                result = execute(replace(point.config, repeat=repeat), context)
+            except KvlabError as error:
+                return Measured(None, str(error))
+            if result.status == "interrupted":
+                self.interrupted = True
+                return Measured(None, interrupted=True)
+            if result.status != "finished":
+                return Measured(None, result.error or result.status)
+            if self.metric not in result.metrics:
+                known = ", ".join(sorted(result.metrics))
+                raise ConfigError("optimize", self.metric, f"the run does not have it; it has: {known}")
+            found.append(result.metrics[self.metric])
+        return Measured(median(found))
+
+    def _announce(self, before: int) -> None:
+        wanted, space = self.trials, self.space
+        ranges = [f"{key} {found.low} to {found.high}" for key, found in space.ranges.items()]
+        if space.block_sizes:
+            ranges.append(f"kv.block_size {', '.join(map(str, space.block_sizes))}")
+        text = f"{self.metric} within {format_bytes(self.memory)}: {wanted} trials"
+        if before:
+            text += f", {before} done before"
+        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print("over " + "; ".join(ranges), highlight=False, soft_wrap=True)
+
+    def _report(self, study: Study, trial: Any, before: int, passed: float) -> None:
+        values = " ".join(f"{key}={value}" for key, value in trial.params.items())
+        reason = trial.user_attrs.get("reason") or trial.user_attrs.get("error")
+        if trial.state.name == "PRUNED":
+            line = f"trial {trial.number} left out: {values}: {reason}"
+            self.console.print(line, highlight=False, soft_wrap=True, style="dim", markup=False)
+            return
+        done, wanted = len(counted(study)), self.trials
+        value = f"{trial.value:,.4g}" if trial.value is not None else reason or "interrupted"
+        line = f"{done} of {wanted} trials: {value}"
+        best = best_trial(study)
+        if best is not None:
+            line += f", best so far {self.metric} = {best.value:,.4g} (trial {best.number})"
+        if done > before and done < wanted:
+            line += f", about {clock(passed / (done - before) * (wanted - done))} left"
+        self.console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+    def _open_parent(self) -> None:
+        params = {
+            "tune.optimize": self.metric,
+            "tune.memory": self.memory,
+            "tune.storage": without_password(self.storage),
+            "tune.study": self.name,
+        }
+        try:
+            history = open_history(self.base.config.tracking)
+            if history is None:
+                return
+            parent = history.parent("tune", self.digest)
+            if parent is not None:
+                history.close_open_runs(parent, exclusive=False)  # several processes may share a search
+            self.tracker = history.open_parent("tune", self.digest, parent, name=self.name, params=params)
+        except TrackingError as error:
+            print(f"warning: {error}", file=sys.stderr)
+
+    def _finish(self, study: Study) -> None:
+        best, pictures = best_trial(study), self.directory / "search"
+        pictures.mkdir(exist_ok=True)
+        write_trials(study, pictures / "trials.csv")
+        status = RunStatus.INTERRUPTED if self.interrupted else RunStatus.FINISHED
+        if best is None:
+            status = RunStatus.INTERRUPTED if self.interrupted else RunStatus.FAILED
+            self.console.print("no trial has a value; why is in " + str(pictures / "trials.csv"))
+        else:
+            chosen = [f"{key}={value}" for key, value in best.params.items()]
+            command = " ".join(["kvlab run", *map(shlex.quote, self.overrides), *chosen])
+            draw_search(study, self.metric).savefig(pictures / "tune.png")
+            write_page(study, self.metric, command, pictures / "tune.html")
+            self.console.rule(style="dim")
+            first = study.trials[0]
+            gain = ""
+            if first.value and best.number != first.number:
+                gain = f", {best.value / first.value:.2f} times that of the settings it began with"
+            text = f"best: {self.metric} = {best.value:,.4g} (trial {best.number}){gain}"
+            self.console.print(text, highlight=False, soft_wrap=True)
+            self.console.print(command, highlight=False, soft_wrap=True, markup=False)
+            shown = f"pictures: {pictures / 'tune.html'}  {pictures / 'tune.png'}"
+            self.console.print(shown, highlight=False, soft_wrap=True)
+        close_parent(self.tracker, status, pictures, {self.metric: best.value} if best else {})

@@ -1,0 +1,152 @@
+"""The settings of a command of its own: a dataclass is their schema, their defaults and their help.
+
+They are written as those of a run, key=value in Hydra's grammar, and may stand anywhere between them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from kvlab.errors import ConfigError, KvlabError
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+T = TypeVar("T")
+_EXPECTED = {bool: "must be true or false", int: "must be a whole number", float: "is not a number"}
+
+
+def setting(default: Any, text: str, value: str = "") -> Any:
+    """A field of a schema: its default, what the help page says of it, and what stands for its value there."""
+    metadata = {"help": text, "value": value}
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def read_settings(schema: type[T], arguments: Sequence[str]) -> tuple[T, list[str]]:
+    """Take the settings of `schema` out of a command line. Returns them, and the other arguments.
+
+    A list that is given twice has the values of both; of other settings the last one counts. `--key=value` is the
+    same as key=value, and `--key` sets a boolean. Raises ConfigError for an option that does not exist, a value of
+    another type, and what the schema itself refuses.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    types = _types(schema)
+    settings = OmegaConf.structured(schema)
+    others = []
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if argument.startswith("-"):
+            key = key.lstrip("-").replace("-", "_")
+            if types.get(key) is bool and not equals:
+                equals, value = "=", "true"
+            if key not in types or not equals:
+                known = "".join(f"--{name.replace('_', '-')}, " for name in types if types[name] is bool)
+                raise ConfigError("option", argument, f"unknown; known: {known}--help, and settings as key=value")
+        if key not in types or not equals:
+            others.append(argument)
+            continue
+        kind = types[key]
+        parsed = _parse(value.strip(), kind)
+        if get_origin(kind) is list:
+            parsed = [*OmegaConf.select(settings, key), *parsed]
+        try:
+            OmegaConf.update(settings, key, parsed)
+        except OmegaConfBaseException as error:
+            inner = get_args(kind)[0] if get_origin(kind) is list else kind
+            raise ConfigError(key, value, _EXPECTED.get(inner, str(error).splitlines()[0])) from error
+    return cast(T, OmegaConf.to_object(settings)), others
+
+
+def unknown_setting(schema: type, argument: str) -> ConfigError:
+    """The error for a key=value that `schema` does not have."""
+    key, _, value = argument.partition("=")
+    known = list(_types(schema))
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return ConfigError(key, value, f"unknown; {hint}known: {', '.join(known)}")
+
+
+def help_page(page: str | None, schema: type) -> str:
+    """A command's page, with the settings of its schema below it."""
+    rows = [
+        (f"{field.name}={field.metadata['value']}", field.metadata["help"])
+        for field in dataclasses.fields(schema)
+        if "help" in field.metadata
+    ]
+    width = max((len(name) for name, _ in rows), default=0) + 2
+    return "\n".join([(page or "").strip(), "", *(f"  {name:<{width}}{text}" for name, text in rows)])
+
+
+def run_command(page: str | None, schema: type, answer: Callable[[list[str]], int], *, bare: bool = True) -> None:
+    """Print the help page where it is asked for, else `answer` the arguments and exit with its code, unless 0.
+
+    Without arguments a command that is not `bare` prints the page and ends with 2, as a KvlabError does after its
+    sentence.
+    """
+    arguments = sys.argv[1:]
+    if {"-h", "--help"} & set(arguments) or not (arguments or bare):
+        print(help_page(page, schema))
+        sys.exit(0 if arguments else 2)
+    try:
+        code = answer(arguments)
+    except KvlabError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 2
+    if code:
+        sys.exit(code)
+
+
+def _types(schema: type, prefix: str = "") -> Mapping[str, Any]:
+    """The type of each key, those of nested dataclasses with dots; `X | None` counts as X."""
+    found: dict[str, Any] = {}
+    for name, hint in get_type_hints(schema).items():
+        kind = next((part for part in get_args(hint) if part is not NoneType), hint) if _optional(hint) else hint
+        if dataclasses.is_dataclass(kind):
+            found |= _types(cast(type, kind), f"{prefix}{name}.")
+        else:
+            found[prefix + name] = kind
+    return found
+
+
+def _optional(hint: Any) -> bool:
+    return NoneType in get_args(hint)
+
+
+def _parse(text: str, kind: Any) -> Any:
+    """The value of a text in Hydra's grammar: quotes are taken off, a list may be written a,b or [a,b].
+
+    What is no such value, as a condition `a < 5%`, is taken as it is.
+    """
+    from hydra.errors import HydraException
+
+    if get_origin(kind) is list:
+        listed = text if text.startswith("[") else f"[{text}]"
+        try:
+            return _parser().parse_override(f"key={listed}").value()
+        except HydraException:
+            return [text]
+    if kind is float:
+        return text.rstrip("% ")
+    if kind is str and not text.startswith(("'", '"')):
+        return None if text == "null" else text
+    try:
+        return _parser().parse_override(f"key={text}").value()
+    except HydraException:
+        return text
+
+
+@cache
+def _parser() -> OverridesParser:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create()

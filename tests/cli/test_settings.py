@@ -1,0 +1,107 @@
+"""Settings of a command's own: Hydra's grammar, types, errors, help."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+
+from kvlab.cli.settings import help_page, read_settings, run_command, setting, unknown_setting
+from kvlab.config import TrackingConfig
+from kvlab.errors import ConfigError
+
+
+@dataclass
+class Settings:
+    name: str | None = setting(None, "a name", "NAME")
+    count: int = setting(1, "a number", "N")
+    share: float = setting(0.5, "a number that may be in percent", "X")
+    again: bool = setting(False, "once more", "true")
+    words: list[str] = setting([], "some words", "A,B")
+    sizes: list[int] = setting([], "some numbers", "N,N")
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError("count", self.count, "must be at least 1")
+
+
+@pytest.mark.parametrize(
+    ("argument", "key", "value"),
+    [
+        ("name=sqlite:///a.db?x=1", "name", "sqlite:///a.db?x=1"),
+        ("name='a, b'", "name", "a, b"),
+        ('name="it\'s"', "name", "it's"),
+        ("name=007", "name", "007"),
+        ("name=null", "name", None),
+        ("name=", "name", ""),
+        ("--name=x", "name", "x"),
+        ("count=3", "count", 3),
+        ("share=5%", "share", 5.0),
+        ("--again", "again", True),
+        ("again=TRUE", "again", True),
+        ("words=a/*,b.c", "words", ["a/*", "b.c"]),
+        ("words=['a,b', c]", "words", ["a,b", "c"]),
+        ("words=x < -5%, y > 3", "words", ["x < -5%, y > 3"]),
+        ("sizes=[1,2]", "sizes", [1, 2]),
+    ],
+)
+def test_a_value_is_read_as_hydra_would(argument: str, key: str, value: object) -> None:
+    settings, others = read_settings(Settings, [argument, "model=qwen3_tiny", "kv.block_size=8"])
+    assert getattr(settings, key) == value
+    assert others == ["model=qwen3_tiny", "kv.block_size=8"]
+
+
+def test_lists_add_up_and_the_last_of_others_counts() -> None:
+    settings, _ = read_settings(Settings, ["words=a", "count=2", "words=b,c", "count=3", "tracking.uri=x"])
+    assert (settings.words, settings.count, settings.tracking.uri) == (["a", "b", "c"], 3, "x")
+    assert read_settings(Settings, [])[0] == Settings()
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("count=many", "count=many: must be a whole number"),
+        ("count=0", "count=0: must be at least 1"),
+        ("share=much", "share=much: is not a number"),
+        ("again=perhaps", "again=perhaps: must be true or false"),
+        ("sizes=1,a", "sizes=1,a: must be a whole number"),
+        ("tracking.timeout_s=0", "tracking.timeout_s=0.0: must be more than 0"),
+        ("--fast", "option=--fast: unknown; known: --again, "),
+        ("--count", "option=--count: unknown"),
+        ("--speed=3", "option=--speed=3: unknown"),
+    ],
+)
+def test_a_mistake_names_key_and_value(argument: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_settings(Settings, [argument])
+    assert str(refused.value).startswith(message)
+
+
+def test_an_unknown_key_names_the_closest() -> None:
+    assert str(unknown_setting(Settings, "cuont=3")).startswith(
+        "cuont=3: unknown; did you mean count? known: name, "
+    )
+
+
+def test_the_help_page_has_every_setting() -> None:
+    page = help_page("What it does.\n", Settings)
+    assert page.startswith("What it does.\n\n  name=NAME   a name\n")
+    assert all(f"  {line}" in page for line in ("count=N ", "share=X ", "again=true ", "words=A,B ", "sizes=N,N "))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "out"),
+    [(["--help"], 0, "name=NAME"), ([], 2, "name=NAME"), (["count=0"], 2, ""), (["count=7"], 7, "")],
+)
+def test_a_command_ends_with_a_code(
+    arguments: list[str], code: int, out: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["kvlab", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        run_command("Page", Settings, lambda given: read_settings(Settings, given)[0].count, bare=False)
+    shown = capsys.readouterr()
+    assert ended.value.code == code
+    assert out in shown.out
+    assert ("error: count=0: must be at least 1" in shown.err) is (arguments == ["count=0"])
