@@ -288,15 +288,19 @@ class TestDrawing:
             assert png(pareto_figure(some))
             assert pareto_hover(some).to_json()
         curves = [CapacityCurve(name, (256, 512), (8, 4)) for name in ("contiguous", "paged", "mine")]
-        measured = [MeasuredCapacity(name, 300, 6) for name in ("paged", "elsewhere")]
+        measured = [MeasuredCapacity(name, name, 300, 6) for name in ("paged", "elsewhere")]
+        measured.append(MeasuredCapacity("paged", "paged_unshared", 400, 5))
         assert png(draw_capacity(curves, [], "planned"))
         (axes,) = draw_capacity(curves, measured, "both").axes
         drawn = {line.get_label(): line for line in axes.lines}
         assert set(drawn) == {f"{name}, planned" for name in ("contiguous", "paged", "mine")} | {
             "paged, measured",
             "elsewhere, measured",
+            "paged_unshared, measured",
         }
-        assert drawn["paged, planned"].get_color() == drawn["paged, measured"].get_markerfacecolor()
+        marks = [drawn[f"{name}, measured"] for name in ("paged", "paged_unshared")]
+        assert {mark.get_markerfacecolor() for mark in marks} == {drawn["paged, planned"].get_color()}
+        assert len({mark.get_marker() for mark in marks}) == 2
         assert len({line.get_color() for line in drawn.values() if line.get_linestyle() != "None"}) == 3
 
 

@@ -1,9 +1,9 @@
-"""Which runs are repeats of each other, and what tells the groups apart."""
+"""Which runs are repeats of each other, and in which settings the groups differ."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvlab.errors import ConfigError
@@ -106,21 +106,28 @@ def group_runs(sets: Sequence[RunSet], by: Sequence[str] = ()) -> list[Group]:
     compared.
     """
     pairs = [(chosen, run) for chosen in sets for run in chosen.runs]
-    _check_keys([run for _, run in pairs], by)
+    runs = [run for _, run in pairs]
+    _check_keys(runs, by)
     by = tuple(by) or _default_by(sets)
-    varied = differing([settings(run) for _, run in pairs])
+    varied = differing([settings(run) for run in runs])
+    named = by or tuple(short_keys(runs, varied))
 
-    def key_of(chosen: RunSet, run: RunRecord) -> tuple[object, ...]:
-        if not by:
-            return tuple(repr(settings(run).get(key)) for key in varied)
-        return tuple(chosen.name if key == SET else repr(value_of(run, key)) for key in by)
+    def value(key: str, chosen: RunSet, run: RunRecord) -> object:
+        return chosen.name if key == SET else value_of(run, key)
 
-    found: dict[tuple[object, ...], list[RunRecord]] = {}
+    found: dict[tuple[object, ...], tuple[str, list[RunRecord]]] = {}
     for chosen, run in pairs:
-        found.setdefault(key_of(chosen, run), []).append(run)
-    name_of = _namer(pairs, by, varied)
-    names = {key_of(chosen, run): name_of(chosen, run) for chosen, run in reversed(pairs)}
-    return [_group(names[key], runs, by, varied) for key, runs in found.items()]
+        if by:
+            key = tuple(repr(value(each, chosen, run)) for each in by)
+        else:
+            key = tuple(repr(settings(run).get(each)) for each in varied)
+        if named == (SET,) or (not named and len(sets) == 1):
+            name = chosen.name
+        else:
+            texts = (f"{each}={_text(value(each, chosen, run))}" for each in named)
+            name = " ".join(texts) if named else run.name
+        found.setdefault(key, (name, []))[1].append(run)
+    return [_group(name, members, by, varied) for name, members in found.values()]
 
 
 def _default_by(sets: Sequence[RunSet]) -> tuple[str, ...]:
@@ -128,22 +135,6 @@ def _default_by(sets: Sequence[RunSet]) -> tuple[str, ...]:
     contents = {frozenset(repr(sorted(settings(run).items())) for run in chosen.runs) for chosen in sets}
     several = any(len(chosen.runs) > 1 for chosen in sets) or len(sets) == 2
     return (SET,) if len(sets) > 1 and len(contents) == 1 and several else ()
-
-
-def _namer(
-    pairs: Sequence[tuple[RunSet, RunRecord]], by: Sequence[str], varied: Sequence[str]
-) -> Callable[[RunSet, RunRecord], str]:
-    runs = [run for _, run in pairs]
-    keys = list(by) or short_keys(runs, varied)
-
-    def name(chosen: RunSet, run: RunRecord) -> str:
-        if not keys:
-            return chosen.name if len({other.name for other, _ in pairs}) == 1 else run.name
-        if keys == [SET]:
-            return chosen.name
-        return " ".join(f"{key}={chosen.name if key == SET else _text(value_of(run, key))}" for key in keys)
-
-    return name
 
 
 def _group(name: str, runs: Sequence[RunRecord], by: Sequence[str], varied: Sequence[str]) -> Group:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from itertools import cycle
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -16,11 +16,13 @@ from kvlab.lab.records import RunRecord
 _MARKERS, _DASHES = "osD^vP", ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredCapacity:
-    """The most sequences that a run had at once, and their mean length in tokens."""
+class MeasuredCapacity(NamedTuple):
+    """The most sequences that a run had at once, and their mean length in tokens. `choice` is what the run chose in
+    the group kv, such as a backend without prefix sharing.
+    """
 
     backend: str
+    choice: str
     mean_tokens: float
     sequences: float
 
@@ -50,35 +52,27 @@ def measured_capacity(record: RunRecord) -> MeasuredCapacity | None:
     most = [(step.running, step.pool.tokens_stored) for step in record.steps() if step.running and step.pool]
     running, tokens = max(most, default=(0, 0))
     backend = str(record.config.get("kv.backend", record.name))
-    return MeasuredCapacity(backend, tokens / running, running) if tokens else None
+    choice = record.choices.get("kv", backend)
+    return MeasuredCapacity(backend, choice, tokens / running, running) if tokens else None
 
 
 def draw_capacity(curves: Sequence[CapacityCurve], measured: Sequence[MeasuredCapacity], heading: str) -> Figure:
-    """A curve and points for each backend, on logarithmic axes. Backends get colours, dashes and marks in their
-    order.
-    """
+    """A curve for each backend and points in its colour, on logarithmic axes. Colours and marks go by order."""
     figure = style.new_figure(4.6)
     axes = figure.add_subplot()
     style.tidy(axes, grid="both")
     axes.set_xlabel("mean length of a sequence, tokens")
     axes.set_ylabel("sequences at once")
     backends = dict.fromkeys([*(curve.backend for curve in curves), *(point.backend for point in measured)])
-    for number, backend in enumerate(backends):
-        colour, dashes = style.LINES[number % len(style.LINES)], _DASHES[number % len(_DASHES)]
-        for curve in (curve for curve in curves if curve.backend == backend):
-            planned: Any = {"color": colour, "linestyle": dashes, "label": f"{backend}, planned"}
-            axes.plot(curve.lengths, curve.sequences, linewidth=1.8, **planned)
-        mine = [point for point in measured if point.backend == backend]
-        if mine:
-            marks: Any = {"linestyle": "none", "marker": _MARKERS[number % len(_MARKERS)], "markersize": 8}
-            axes.plot(
-                [point.mean_tokens for point in mine],
-                [point.sequences for point in mine],
-                markerfacecolor=colour,
-                markeredgecolor="white",
-                label=f"{backend}, measured",
-                **marks,
-            )
+    colours = dict(zip(backends, cycle(style.LINES), strict=False))
+    for curve, dashes in zip(curves, cycle(_DASHES), strict=False):
+        line: Any = {"color": colours[curve.backend], "linestyle": dashes, "linewidth": 1.8}
+        axes.plot(curve.lengths, curve.sequences, label=f"{curve.backend}, planned", **line)
+    choices = dict.fromkeys((point.backend, point.choice) for point in measured)
+    for (backend, choice), marker in zip(choices, cycle(_MARKERS), strict=False):
+        at = [(p.mean_tokens, p.sequences) for p in measured if (p.backend, p.choice) == (backend, choice)]
+        mark: Any = {"linestyle": "none", "marker": marker, "markersize": 8, "markeredgecolor": "white"}
+        axes.plot(*zip(*at, strict=True), markerfacecolor=colours[backend], label=f"{choice}, measured", **mark)
     style.title(axes, heading)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)

@@ -81,11 +81,9 @@ def memory_figure(steps: Sequence[StepRecord], *, unit: str = "block") -> Figure
     above.tick_params(labelbottom=False)
     below.set_xlabel("time, s")
     peak = 100 * float(series.in_use.max()) / max(series.capacity, 1)
-    style.title(
-        above,
-        f"{peak:.0f} % of {style.count(series.capacity, unit)} in use at most",
-        f"a {unit} is {series.block_tokens:,} token slots, which are empty between the line and the area's edge",
-    )
+    heading = f"At most {peak:.0f} % of {style.count(series.capacity, unit)} in use"
+    note = f"a {unit} has {series.block_tokens:,} token slots; between the line and the area's edge they are empty"
+    style.title(above, heading, note)
     return figure
 
 
@@ -95,7 +93,7 @@ def _blocks(axes: Any, series: MemorySeries, unit: str) -> None:
     if series.cached.any():
         label = f"free {unit}s with cached content"
         axes.fill_between(at, in_use, both, step="post", color=style.CACHED, linewidth=0, label=label)
-    axes.step(at, tokens, where="post", color=style.BLUE, linewidth=1.4, label=f"their tokens, in {unit}s' worth")
+    axes.step(at, tokens, where="post", color=style.BLUE, linewidth=1.4, label=f"tokens stored, in full {unit}s")
     axes.axhline(series.capacity, color=style.INK, linewidth=1.2, linestyle=(0, (4, 2)), label="capacity")
     axes.set_ylim(0, series.capacity * 1.06)
     axes.set_ylabel(f"{unit}s")

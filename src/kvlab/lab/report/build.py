@@ -51,18 +51,10 @@ def build_report(sets: Sequence[RunSet], options: ReportOptions) -> Report:
         method=method_notes(groups, options),
         warnings=warnings(groups, obstacles, options),
     )
-    judged = others or groups
-    report.findings = [
-        check(
-            condition,
-            baseline,
-            group,
-            comparison.find(condition.metric, group),
-            refused.get(group.name),
-        )
-        for condition in options.conditions
-        for group in judged
-    ]
+    for condition in options.conditions:
+        for group in others or groups:
+            found = comparison.find(condition.metric, group)
+            report.findings.append(check(condition, baseline, group, found, refused.get(group.name)))
     return report
 
 
@@ -93,19 +85,16 @@ class _Comparison:
         entry = entry_of(metric)
         cells = []
         for group in (self._baseline, *others):
-            values = group.values(metric)
+            values = tuple(group.values(metric))
             value = value_text(entry, median(values)) if values else "-"
             found = self.find(metric, group)
             if found is None:
-                cells.append(Cell(value, dots=tuple(values)))
+                cells.append(Cell(value, dots=values))
                 continue
-            word = self.word(metric, group, found)
-            tone = "plain"
-            if word not in (None, SAME) and entry.direction.more_is_better is not None:
+            word, tone = self.word(metric, group, found) or "", "plain"
+            if word not in ("", SAME) and entry.direction.more_is_better is not None:
                 tone = "bad" if is_worse(metric, word) else "good"
-            cells.append(
-                Cell(value, delta_text(found, entry), interval_text(found), word or "", tone, tuple(values))
-            )
+            cells.append(Cell(value, delta_text(found, entry), interval_text(found), word, tone, values))
         return Row(entry.section, entry.label, metric, tuple(cells))
 
     def headlines(self, others: Sequence[Group], metric: str) -> list[str]:
@@ -116,7 +105,7 @@ class _Comparison:
         return [self.headline(group, metric) for group in others]
 
     def headline(self, group: Group, metric: str) -> str:
-        """What there is to say of a group, in a sentence on one metric."""
+        """How a group compares with the baseline in one metric, in a sentence."""
         entry = entry_of(metric)
         found = self.find(metric, group)
         if found is None:
@@ -131,11 +120,9 @@ class _Comparison:
             return f"{group.name} against {self._baseline.name}: {figures}; {reason}."
         wide = f"{self._options.confidence:g} % interval {interval_text(found)}".replace("interval exact", "exact")
         runs = f"{found.runs[0]} and {found.runs[1]} runs" if found.method == "welch" else f"{found.runs[0]} pairs"
-        what = (
-            f"the same as {self._baseline.name}{_hidden(found)}"
-            if word == SAME
-            else f"{word} than {self._baseline.name}"
-        )
+        what = f"{word} than {self._baseline.name}"
+        if word == SAME:
+            what = f"the same as {self._baseline.name}{_hidden(found)}"
         return f"{group.name} is {what}: {figures} ({wide}, {runs})."
 
 
@@ -144,11 +131,11 @@ def _hidden(found: Estimate) -> str:
     widest = max(abs(found.low or 0.0), abs(found.high or 0.0))
     if widest < _NARROW:
         return ""
-    return f" as far as these repeats show (up to {100 * widest:.0f} % may hide; more would tell)"
+    return f" as far as these repeats show (up to {100 * widest:.0f} % may hide; more repeats would show it)"
 
 
 def _outputs(baseline: Group, others: Sequence[Group]) -> list[tuple[str, str]]:
-    """What became of the outputs, and the groups of which it is true."""
+    """Whether outputs are those of the baseline, and the groups for which that holds."""
     found: dict[str, list[str]] = {}
     for group in (baseline, *others) if len(baseline.runs) > 1 else others:
         found.setdefault(check_groups(baseline, group).text, []).append(group.name)
