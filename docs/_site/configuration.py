@@ -1,4 +1,4 @@
-"""Writes docs/reference/configuration.md from the schema and the files of conf/: python docs/_site/configuration.py."""
+"""Writes docs/reference/configuration.md from the schema and conf/: python docs/_site/configuration.py."""
 
 from __future__ import annotations
 

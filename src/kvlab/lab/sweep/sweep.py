@@ -259,8 +259,8 @@ def _open_parent(
 
 
 def _draw(directories: Sequence[Path], folder: Path) -> Iterator[str]:
-    """Draw the finished runs in `directories` into `folder` as PNG files, and name each. Figures are no result: those
-    that cannot be drawn are a warning.
+    """Draw the finished runs in `directories` into `folder` as PNG files, and name each. Figures are no result:
+    those that cannot be drawn are a warning.
     """
     try:
         from kvlab.lab.figures import sweep_figures
