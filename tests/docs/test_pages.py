@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 
+from kvlab.cli.capacity import CapacitySettings
+from kvlab.cli.report import ReportSettings
+from kvlab.cli.roofline import RooflineSettings
+from kvlab.cli.tune import TuneSettings
 from kvlab.registry import registry
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +73,23 @@ def test_run_page_names_every_choice(group: str) -> None:
 def test_batching_page_names_every_order() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/concepts/batching.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(registry("scheduler.order").names())
+
+
+@pytest.mark.parametrize(
+    ("page", "schema"),
+    [
+        ("tune", TuneSettings),
+        ("report", ReportSettings),
+        ("capacity", CapacitySettings),
+        ("roofline", RooflineSettings),
+    ],
+    ids=str,
+)
+def test_command_page_names_every_setting(page: str, schema: type) -> None:
+    text = (ROOT / f"docs/commands/{page}.md").read_text()
+    for field in dataclasses.fields(schema):
+        spellings = (f"{field.name}=", f"{field.name}.", f"--{field.name.replace('_', '-')}")
+        assert any(spelling in text for spelling in spellings), field.name
 
 
 def test_sweeps_page_names_every_sweep() -> None:
