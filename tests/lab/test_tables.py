@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console, RenderableType
 
+from kvlab.cli.compose import compose_run
+from kvlab.lab.execute import RunContext, execute
 from kvlab.lab.tables import comparison_table, config_tree, memory_sentence, points_table, summary_table
+from tests.lab.small_runs import FEW_STEPS
 
 SLOTS = {
     "capacity/kv_bytes": 2.0**27,
@@ -133,3 +137,21 @@ def test_names_that_look_like_markup_are_printed_as_they_are(name: str) -> None:
         config_tree({"run_name": name, "kv": {"backend": name}, "tags": {"x": name}}, {"kv": name}),
     ):
         assert name in printed(shown, width=200)
+
+
+@pytest.mark.parametrize("in_sweep", [False, True])
+def test_a_run_may_have_a_name_that_looks_like_markup(tmp_path: Path, in_sweep: bool) -> None:
+    composed = compose_run([*FEW_STEPS, "run_name='[/red]'", "+tags.side='[/blue]'"])
+    said = io.StringIO()
+    context = RunContext(
+        directory=tmp_path,
+        root=tmp_path,
+        config_yaml=composed.yaml,
+        choices=composed.choices,
+        console=Console(file=said, width=200),
+        name="[/red]",
+        in_sweep=in_sweep,
+        heading="1 of 2: [/red]" if in_sweep else None,
+    )
+    assert execute(composed.config, context).status == "finished"
+    assert "[/red]" in said.getvalue()

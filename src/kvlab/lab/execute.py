@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rich.console import Console
+from rich.markup import escape
 
 from kvlab.config import RunConfig, format_bytes
 from kvlab.core import StepRecord
@@ -178,7 +179,7 @@ def _failure(error: KvlabError) -> RunStatus:
 def _announce(plan: RunPlan, context: RunContext) -> None:
     config, pool = plan.config, plan.pool
     if context.in_sweep:
-        context.console.rule(f"[bold]{context.heading or context.name}[/]", align="left", style="dim")
+        context.console.rule(f"[bold]{escape(context.heading or context.name)}[/]", align="left", style="dim")
     else:
         context.console.print(config_tree(dataclasses.asdict(config), context.choices))
     kind = f"{POOLS.get(config.kv.backend).unit}s"
@@ -209,8 +210,8 @@ def _report(
     if status is RunStatus.INTERRUPTED:
         console.print("[yellow]interrupted:[/] the figures are those of the part that ran")
     if error:
-        console.print(f"[red]failed:[/] {error}", highlight=False, soft_wrap=True)
-    console.print(f"results: {context.directory}", highlight=False, soft_wrap=True)
+        console.print(f"[red]failed:[/] {escape(error)}", highlight=False, soft_wrap=True)
+    console.print(f"results: {context.directory}", highlight=False, soft_wrap=True, markup=False)
     if not context.in_sweep:
         if tracking.tracker.run_id:
             console.print(f"run {tracking.tracker.run_id}", highlight=False)

@@ -15,6 +15,7 @@ from threading import Event, Thread
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from kvlab.config import RunConfig
 from kvlab.errors import TrackingError
@@ -85,7 +86,7 @@ class Recording:
             raise self._problem
         warning = uncommitted(self._facts)
         if warning and not self._context.in_sweep:
-            self._context.console.print(f"[yellow]note:[/] {warning}", highlight=False, soft_wrap=True)
+            self._context.console.print(f"[yellow]note:[/] {escape(warning)}", highlight=False, soft_wrap=True)
         self.tracker.watch_system()
 
     def finish(self, log: RunLog, metrics: dict[str, float], status: RunStatus, error: str | None = None) -> None:
@@ -167,7 +168,7 @@ class Recording:
     def _failed(self, error: TrackingError) -> None:
         self.error = str(error)
         self.tracker = NullTracker()
-        self._context.console.print(f"[yellow]warning:[/] {error}", highlight=False, soft_wrap=True)
+        self._context.console.print(f"[yellow]warning:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         self._context.console.print(f"the run's results are kept in {self._context.directory}", highlight=False)
 
 
@@ -209,7 +210,7 @@ def draw_figures(directory: Path, console: Console, *, hover: bool) -> None:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         console.print(
-            f"[yellow]warning:[/] the run's figures could not be drawn, its results are complete: {reason}",
+            f"[yellow]warning:[/] the run's figures could not be drawn, its results are complete: {escape(reason)}",
             highlight=False,
             soft_wrap=True,
         )

@@ -65,7 +65,7 @@ class SweepProgress:
         if done < len(jobs) and ran > 0:
             passed = time.time() - self._plan.started
             line += f", about {clock(passed / ran * (len(jobs) - done))} left"
-        self._console.print(line, highlight=False, soft_wrap=True)
+        self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 class Watch:
@@ -112,7 +112,7 @@ def print_results(results: Sequence[dict[str, Any]], plan: SweepPlan | None, con
     console.print(f"\n{_count(len(results), 'run')}: {text}", highlight=False, soft_wrap=True)
     leader = best(results, plan.optimize if plan else None)
     if leader and len(rows) > 1:
-        console.print(f"best: {leader}", highlight=False, soft_wrap=True)
+        console.print(f"best: {leader}", highlight=False, soft_wrap=True, markup=False)
 
 
 _WORDS = {

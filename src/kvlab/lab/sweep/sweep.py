@@ -172,9 +172,12 @@ def open_sweep(settings: SweepSettings, points: Sequence[Point], configs: Sequen
                 history.fetch(run, directory / point.directory, point.name)
     if points:
         estimates = _estimates(history, [c for c, run in zip(configs, done, strict=True) if run is None])
-        console.print(announcement(plan, settings.repeats, estimates), highlight=False, soft_wrap=True)
+        console.print(
+            announcement(plan, settings.repeats, estimates), highlight=False, soft_wrap=True, markup=False
+        )
         for point in plan.done_before:
-            console.print(f"done before: {point.name} (run {point.done_before})", highlight=False, soft_wrap=True)
+            text = f"done before: {point.name} (run {point.done_before})"
+            console.print(text, highlight=False, soft_wrap=True, markup=False)
     if note := uncommitted(provenance()):
         console.print(f"[yellow]note:[/] {note}", highlight=False, soft_wrap=True)
     return Sweep(settings, plan, first_job, tracker, problem)
