@@ -21,26 +21,26 @@ def test_writes_there_and_nowhere_else(
     count: int, block_size: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     keys, values = canaries(block_size, head_dim, dtype, device)
-    places = torch.randperm(9 * block_size)[:count].to(device)
-    count = len(places)
-    places[::3] = -1
+    slots = torch.randperm(9 * block_size)[:count].to(device)
+    count = len(slots)
+    slots[::3] = -1
     # As projections leave them: K and V side by side, not contiguous.
     k, v = torch.randn(count, 5, head_dim).to(device, dtype)[:, 1:].split(2, dim=1)
     expected = [keys.clone(), values.clone()]
-    written = places >= 0
-    blocks, offsets = places[written] // block_size, places[written] % block_size
+    written = slots >= 0
+    blocks, offsets = slots[written] // block_size, slots[written] % block_size
     for cache, new in zip(expected, (k, v), strict=True):
         cache[blocks, :, offsets] = new[written]
-    scatter_kv(k, v, keys, values, places)
+    scatter_kv(k, v, keys, values, slots)
     assert unchanged(bits(*expected), keys, values)
 
 
-@pytest.mark.parametrize("places", [[], [-1, -1, -1]])
-def test_nothing_to_write(places: list[int], device: torch.device) -> None:
+@pytest.mark.parametrize("slots", [[], [-1, -1, -1]])
+def test_nothing_to_write(slots: list[int], device: torch.device) -> None:
     keys, values = canaries(16, 64, torch.float32, device)
     before = bits(keys, values)
-    k, v = torch.randn(2, len(places), 2, 64, device=device)
-    scatter_kv(k, v, keys, values, torch.tensor(places, dtype=torch.int64, device=device))
+    k, v = torch.randn(2, len(slots), 2, 64, device=device)
+    scatter_kv(k, v, keys, values, torch.tensor(slots, dtype=torch.int64, device=device))
     assert unchanged(before, keys, values)
 
 
@@ -55,12 +55,12 @@ def test_one_layer_of_many(device: torch.device) -> None:
 def test_what_does_not_fit_is_refused(device: torch.device) -> None:
     keys, values = canaries(16, 64, torch.float32, device)
     k = torch.randn(3, 2, 64, device=device)
-    places = torch.arange(3, device=device)
-    with pytest.raises(ValueError, match="2 places"):
-        scatter_kv(k, k, keys, values, places[:2])
+    slots = torch.arange(3, device=device)
+    with pytest.raises(ValueError, match="2 slots"):
+        scatter_kv(k, k, keys, values, slots[:2])
     with pytest.raises(ValueError, match="for a cache of"):
-        scatter_kv(k[:, :1], k[:, :1], keys, values, places)
+        scatter_kv(k[:, :1], k[:, :1], keys, values, slots)
     with pytest.raises(ValueError, match="one layout"):
-        scatter_kv(k, k, keys, values[:5], places)
+        scatter_kv(k, k, keys, values[:5], slots)
     with pytest.raises(ValueError, match="adjacent"):
-        scatter_kv(k.transpose(1, 2).contiguous().transpose(1, 2), k, keys, values, places)
+        scatter_kv(k.transpose(1, 2).contiguous().transpose(1, 2), k, keys, values, slots)

@@ -1,4 +1,4 @@
-"""What an attention backend is."""
+"""The contract of an attention backend, and the spec of what it computes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AttentionSpec:
     causal: bool = True
     sliding_window: int | None = None  # a token sees itself and the `sliding_window - 1` before it
     soft_cap: float | None = None
-    kv_dtype: str | None = None  # of K and V in the cache: "int8" or, as None says, `dtype`
+    kv_dtype: str | None = None  # of K and V in the cache: "int8", or None for `dtype`
 
     @property
     def group(self) -> int:
@@ -33,7 +33,7 @@ class AttentionSpec:
 
 
 class Support(NamedTuple):
-    """Whether a backend can compute a spec. `reason`: why not; or, beside `ok`, why `auto` should rather take
+    """Whether a backend can compute a spec. `reason` says why not; or, where `ok`, why `auto` should prefer
     another.
     """
 
@@ -60,7 +60,7 @@ class AttentionBackend(Protocol):
     def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:
         """Attention of `q` `[T, num_heads, head_dim]` over each query's own sequence.
 
-        The step's K and V are in the view already. Returns `[T, num_heads, head_dim]`.
+        The step's K and V are stored already. Returns `[T, num_heads, head_dim]`.
         """
         ...
 

@@ -18,7 +18,7 @@ class AttentionRegistry:
         self._default: str | None = None
 
     def register(self, name: str, factory: Callable[[], AttentionBackend], *, fastest: bool = False) -> None:
-        """Add a backend, behind those there are or, with `fastest`, ahead of them.
+        """Add a backend, behind the others or, with `fastest`, ahead of them.
 
         Raises BackendError for a name that is taken.
         """

@@ -1,4 +1,4 @@
-"""What the readable backends share: a sequence's blocks, and scores of queries against keys."""
+"""Shared by the readable backends: a sequence's blocks, and scores of queries against keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvlab.kv.view import CacheView
 
 
 class BlockOfTokens(NamedTuple):
-    """What a block holds of a sequence: `k`, `v` `[kv_heads, keys, head_dim]`, the first key at `first`."""
+    """A sequence's tokens in one block: `k`, `v` `[kv_heads, keys, head_dim]`; the first is at position `first`."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -20,8 +20,8 @@ class BlockOfTokens(NamedTuple):
 
 
 def blocks_of(view: CacheView, layer: int, sequence: int) -> Iterator[BlockOfTokens]:
-    """A sequence's blocks in logical order, the last cut to the tokens there are. Nothing is copied,
-    except of int8, which comes as float32.
+    """A sequence's blocks in logical order, the last one cut off at the sequence's end. Nothing is copied, except
+    int8, which is converted to float32.
     """
     for entry, block in enumerate(view.blocks(sequence)):
         first = entry * view.block_size

@@ -1,4 +1,4 @@
-"""The options that make one decoder many models."""
+"""The options of the decoder, which describe the model families."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """What may differ from layer to layer."""
+    """The options that may differ between layers."""
 
     rope: RopeConfig
     sliding_window: int | None = None  # a token sees itself and the `sliding_window - 1` before it; None: all
@@ -48,12 +48,12 @@ class DecoderConfig:
     tie_word_embeddings: bool
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
-    activation: str = "silu"  # of the gate; a key of `kvlab.models.layers.ACTIVATIONS`
+    activation: str = "silu"  # of the gate; a key of `kvlab.models.ops.torch_ops.ACTIVATIONS`
     qkv_bias: bool = False
     output_bias: bool = False  # of attention's output projection
     qk_norm: bool = False  # RMSNorm over each head of q and k
     norm_offset: bool = False  # norms multiply by 1 + weight
-    sandwich_norms: bool = False  # a norm behind attention and feed-forward too, ahead of the residual stream
+    sandwich_norms: bool = False  # also a norm behind attention and MLP, before the residual stream
     embedding_scale: float | None = None
     attention_soft_cap: float | None = None  # scores become cap * tanh(scores / cap)
     logit_soft_cap: float | None = None  # logits likewise
@@ -65,7 +65,7 @@ class DecoderConfig:
 
     @property
     def initial_norm_weight(self) -> float:
-        """The norm weight that leaves what is normed as it is."""
+        """The norm weight that scales by 1."""
         return 0.0 if self.norm_offset else 1.0
 
     @property
@@ -80,5 +80,5 @@ class DecoderConfig:
         return self.num_layers * layer + embeddings + hidden
 
     def kv_spec(self, dtype: str) -> KVSpec:
-        """What the model stores in the cache per token."""
+        """K and V of a token, as the cache stores them."""
         return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, dtype)

@@ -23,8 +23,8 @@ from kvlab.models.weights import WeightSource
 class Decoder:
     """A decoder-only transformer over a paged cache.
 
-    `attention` computes what `specs` ask, one for each layer (see `attention_specs`), `ops` everything else (None:
-    PyTorch does). `max_positions` bounds the positions there are rotary angles for. Weights are taken from
+    `attention` computes the `specs`, one for each layer (see `attention_specs`), and `ops` everything else (None:
+    PyTorch). `max_positions` bounds the positions there are rotary angles for. Weights are taken from
     `weights` one by one and packed at once, so that building needs little more memory than the model.
     """
 
@@ -51,7 +51,7 @@ class Decoder:
             self._embed = self._lm_head.rows
         else:
             self._embed = partial(functional.embedding, weight=embedding)
-        del embedding  # a tied one is the output layer's now, which may keep it in another form
+        del embedding  # the output layer has a tied one, perhaps in another form
         # Rounded to the model's dtype, as the model was trained with.
         scale = config.embedding_scale
         self._embedding_scale = None if scale is None else torch.tensor(scale, dtype=dtype).item()
@@ -74,21 +74,20 @@ class Decoder:
     def forward(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> torch.Tensor:
         """Run the flat batch `token_ids` `[T]` and store its K and V.
 
-        Returns logits `[len(rows), vocab]` for the positions of the batch that `rows` names; none for the
-        others.
+        Returns logits `[len(rows), vocab]` for the positions `rows` of the batch alone.
         """
         return self._capped(self._lm_head(self._last(token_ids, view, rows)))
 
     @torch.inference_mode()
     def forward_top1(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> TopK:
-        """The same, but of each row's logits only the largest and its place: the others need not be kept."""
+        """The same, but only the largest logit of each row and its index: the others need not be stored."""
         x = self._last(token_ids, view, rows)
         if self.config.logit_soft_cap is None:
             return self.ops.linear_top1(self._lm_head, x)
-        return self.ops.topk(self._capped(self._lm_head(x)))  # what differs may be equal once it is capped
+        return self.ops.topk(self._capped(self._lm_head(x)))  # different logits may be equal after the cap
 
     def _last(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> torch.Tensor:
-        """What the output layer takes of `rows`, `[len(rows), hidden]`."""
+        """The input of the output layer for `rows`, `[len(rows), hidden]`."""
         if view.storage.layout is not self._layout:
             raise BackendError(
                 f"attention={self.attention.name} reads K and V laid out as {self._layout}, and this cache is laid "
@@ -109,7 +108,7 @@ class Decoder:
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def _one_by_one(self, residual: torch.Tensor, view: CacheView) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a Stack does, part by part."""
+        """The layers, part by part."""
         angles = {rotary: self.ops.angles(rotary, view.positions) for rotary in self._rotary}
         step = StepContext(view, self.attention, angles)
         x = residual
@@ -121,7 +120,7 @@ class Decoder:
 def attention_specs(
     config: DecoderConfig, dtype: str, device: str, kv_dtype: str | None = None
 ) -> tuple[AttentionSpec, ...]:
-    """What each of the decoder's layers asks of an attention backend; `kv_dtype`: of the cache, None: `dtype`."""
+    """The attention of each of the decoder's layers. `kv_dtype` is that of the cache; None: `dtype`."""
     return tuple(
         AttentionSpec(
             num_heads=config.num_heads,

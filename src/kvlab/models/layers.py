@@ -105,7 +105,7 @@ def read_layer(
     """A layer's parts: attention and feed-forward, each behind a norm or, in a sandwich, between two."""
     name, hidden = f"model.layers.{layer}", config.hidden_size
     sandwich = config.sandwich_norms
-    # The norm ahead of the feed-forward has the name that a sandwich gives to the norm behind attention.
+    # Without a sandwich, checkpoints call the norm ahead of the MLP as a sandwich calls the one behind attention.
     ahead = "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
     first = read_norm(weights, f"{name}.input_layernorm", hidden, config)
     parts: list[LayerPart] = [

@@ -20,7 +20,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     wavelength = 2 * math.pi / inverse
     turns = rope.original_max_position / wavelength
     blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    blend = blend.clamp(0, 1)  # 0: stretched by the factor; 1: kept
+    blend = blend.clamp(0, 1)  # 0: stretched by the factor; 1: unchanged
     return (1 - blend) * inverse / rope.factor + blend * inverse
 
 

@@ -1,4 +1,4 @@
-"""Where a model's tensors come from: drawn at random, or read from safetensors."""
+"""Sources of a model's weights: random numbers, or safetensors files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 from kvlab.errors import WeightsError
 
-_TILE = 1_048_583  # a prime, so that no two rows of a weight repeat in step
+_TILE = 1_048_583  # a prime, so that rows of a weight do not repeat
 _BIAS_DEVIATION = 0.1
-_LANGUAGE_MODEL = "language_model."  # where a multimodal checkpoint keeps the decoder's tensors
+_LANGUAGE_MODEL = "language_model."  # prefix of the decoder's tensors in a multimodal checkpoint
 
 
 class WeightSource(Protocol):
@@ -24,14 +24,14 @@ class WeightSource(Protocol):
         ...
 
     def finish(self) -> None:
-        """Called when the model has all it needs. Raises WeightsError if tensors are left over."""
+        """Called when the model has taken all its tensors. Raises WeightsError if some are left over."""
         ...
 
 
 class DummyWeights:
-    """Real shapes, random values: one tile of normal numbers copied over and over; seconds for billions.
+    """Real shapes and random values: copies of one tile of normal numbers, which takes seconds for billions.
 
-    `norm_weight` is what all norm weights are.
+    All norm weights are `norm_weight`.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class DummyWeights:
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """See WeightSource. Matrices have a deviation of 1 / sqrt(columns), which keeps activations alive through
-        the layers, so that each token depends on its whole prompt; biases are small next to what they are added
-        to. Every other vector is a norm's weight.
+        the layers, so that each token depends on its whole prompt; biases are small compared with the sums.
+        Every other vector is a norm's weight.
         """
         is_bias = name.endswith(".bias")
         if len(shape) == 1 and not is_bias:
@@ -53,7 +53,7 @@ class DummyWeights:
         tile = _bytes(self._tile * (_BIAS_DEVIATION if is_bias else shape[-1] ** -0.5))
         weight = self._tile.new_empty(shape)
         flat = _bytes(weight)
-        # Each tensor begins elsewhere in the tile, so that no two are alike.
+        # Each tensor begins at another offset of the tile, so that no two are equal.
         start, self._offset = -self._offset * weight.itemsize, (self._offset + 7919) % _TILE
         while start < len(flat):
             end = min(start + len(tile), len(flat))
@@ -106,12 +106,12 @@ class SafetensorsWeights:
             )
         self._unused.discard(name)
         tensor: torch.Tensor = handle.get_tensor(stored)
-        # A copy in any case: a mapped tensor would keep the whole file in memory.
+        # Always a copy: a mapped tensor would keep the whole file in memory.
         return tensor.to(device=self._device, dtype=self._dtype, copy=True)
 
     def finish(self) -> None:
-        """See WeightSource. Tables that the model computes for itself may be left over, and a stored copy of
-        a tied output layer.
+        """See WeightSource. Tables that the model computes itself may be left over, and a stored copy of a tied
+        output layer.
         """
         extra = sorted(
             name for name in self._unused if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq")
@@ -138,8 +138,8 @@ class SafetensorsWeights:
 
 
 def _bytes(tensor: torch.Tensor) -> Any:
-    """A tensor's memory, flat. On a CPU as a numpy array, whose copies wait for no other thread: on a busy machine
-    PyTorch's take a hundred times as long.
+    """A tensor's memory, flat. On a CPU as a numpy array: numpy copies in the calling thread, and does not wait for
+    other threads, which makes PyTorch's copies a hundred times slower on a busy machine.
     """
     flat = tensor.view(-1).view(torch.uint8)
     return flat.numpy() if flat.device.type == "cpu" else flat
@@ -150,7 +150,7 @@ def open_weights(
 ) -> DummyWeights | SafetensorsWeights:
     """`dummy`, a directory, or a hub id (downloaded once); `seed` and `norm_weight` are those of DummyWeights.
 
-    Raises WeightsError if there is nothing there.
+    Raises WeightsError where no weights are found.
     """
     if where == "dummy":
         return DummyWeights(dtype, device, seed, norm_weight)

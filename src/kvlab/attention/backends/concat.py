@@ -1,4 +1,4 @@
-"""Attention as a textbook has it: join a sequence's blocks, then softmax(Q K^T) V. The oracle of the others."""
+"""Textbook attention: concatenate a sequence's blocks, then softmax(Q K^T) V. The reference for the others."""
 
 from __future__ import annotations
 

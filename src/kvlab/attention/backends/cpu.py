@@ -14,15 +14,15 @@ from kvlab.kv.view import CacheView
 
 @ATTENTION_BACKENDS.register("cpu")
 class CpuAttention:
-    """One call for the whole ragged batch, whatever it mixes."""
+    """One call for the whole ragged batch: decode, prefill and chunks together."""
 
     name = "cpu"
     preference = 30
     is_kernel = True
 
     def supports(self, spec: AttentionSpec) -> Support:
-        """Causal attention in float32 or bfloat16 on a CPU, K and V so or in int8. The first call on a machine
-        compiles the kernel.
+        """Causal attention in float32 or bfloat16 on a CPU, K and V in the same dtype or in int8. The first
+        call on a machine compiles the kernel.
         """
         if torch.device(spec.device).type != "cpu":
             return Support(False, f"runs on a CPU, not on {spec.device}")

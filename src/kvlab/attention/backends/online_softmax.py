@@ -35,8 +35,8 @@ class OnlineSoftmaxAttention:
             for block in blocks_of(view, layer, sequence):
                 scores = attention_scores(queries, block.k, positions, block.first, spec)
                 raised = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
-                # A query that has seen no key yet (its window begins further on) keeps a maximum of minus
-                # infinity; against zero its weights and its correction come out as 0 instead of as NaN.
+                # A query that has seen no key yet (its window begins later) keeps a maximum of minus infinity. With
+                # an anchor of zero its weights and its correction are 0 instead of NaN.
                 anchor = raised.masked_fill(raised == float("-inf"), 0)
                 correction = torch.exp(maximum - anchor)
                 weights = torch.exp(scores - anchor)

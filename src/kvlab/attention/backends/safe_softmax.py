@@ -14,8 +14,7 @@ from kvlab.kv.view import CacheView
 class SafeSoftmaxAttention:
     """Softmax made safe by subtracting the maximum, which the first pass over a sequence's blocks finds.
 
-    Nothing as long as the sequence is held: each block is read, used and left, once in either pass. Computed in
-    float32.
+    No tensor as long as the sequence is needed: each pass reads each block once. Computed in float32.
     """
 
     name = "safe_softmax"

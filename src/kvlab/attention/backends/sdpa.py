@@ -14,8 +14,8 @@ from kvlab.kv.view import CacheView
 class SdpaAttention:
     """Gathers a sequence into a buffer small enough to stay in the processor's cache, then calls PyTorch.
 
-    The query heads of a group are told apart by a dimension of their own, over which K and V have stride 0:
-    they are never repeated in memory.
+    The query heads of a group have a dimension of their own, over which K and V have stride 0, so that K and V are
+    not repeated in memory.
     """
 
     name = "sdpa"
@@ -37,11 +37,11 @@ class SdpaAttention:
             rows = slice(view.starts[sequence], view.starts[sequence + 1])
             k, v = (x.to(q.dtype) for x in view.gather(layer, sequence))  # int8 comes back as float32
             if spec.sliding_window is not None:
-                # No query of this step sees further back than the first one does.
+                # The first query of this step sees furthest back.
                 first = max(0, length - new - spec.sliding_window + 1)
                 k, v = k[:, first:], v[:, first:]
             if new == 1:
-                # The group's heads stand where queries stand: one query token needs no mask.
+                # The heads of the group take the place of queries: one query token needs no mask.
                 heads = q[rows].view(1, kv_heads, group, head_dim)
                 result = scaled_dot_product_attention(heads, k[None], v[None], scale=spec.scale)
                 # On a GPU the heads of a result may lie further apart than its queries.

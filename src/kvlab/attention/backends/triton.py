@@ -19,9 +19,10 @@ _LARGEST_GROUP = 128
 class TritonAttention:
     """A decode kernel for the sequences with one new token, a prefill kernel for those with more.
 
-    A step may have both, in any order; each kernel finds its own in the metadata on the device and leaves the
-    others' rows alone, so that no batch is taken apart. The prefill kernel could do it all, but it gives a sequence
-    with one query a single program for all its keys, where the decode kernel has as many as keep the GPU busy.
+    A step may have both, in any order. Each kernel finds its sequences in the metadata on the device and leaves the
+    rows of the others alone, so that batches need not be split. The prefill kernel could compute all sequences, but
+    it has a single program for all keys of a sequence with one query, where the decode kernel has as many as keep
+    the GPU busy.
     """
 
     name = "triton"
@@ -48,7 +49,7 @@ class TritonAttention:
 
     def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:
         """See AttentionBackend."""
-        # Imported here because triton is wanted by those who use this backend alone.
+        # Imported here, since only this backend needs triton.
         from kvlab.kernels.triton.decode import paged_decode, plan_split
         from kvlab.kernels.triton.prefill import paged_prefill
 

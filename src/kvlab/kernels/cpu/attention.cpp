@@ -1,9 +1,9 @@
 // Attention over a paged KV cache: decode, prefill, chunks and any mix of them in one ragged batch.
 //
-// Rows are the queries of one KV head: `group` query heads for each new token, so that K and V are read once for
-// all of them. Work is divided into items, of a sequence's rows and keys; an item's keys come a tile at a time, with an
-// online softmax (Milakov and Gimelshein, 2018; Dao et al., 2022). There are two ways to compute an item: in vectors,
-// everywhere, and in matrix tiles, where the processor has them.
+// Rows are the queries of one KV head: `group` query heads for each new token, so that K and V are read once for all of
+// them. The work is divided into items: rows and keys of a sequence. The keys of an item are computed a tile at a time,
+// with an online softmax (Milakov and Gimelshein, 2018; Dao et al., 2022), in matrix tiles where the processor has them
+// and in vectors elsewhere.
 
 #include "attention_tiles.hpp"
 #include "attention_vectors.hpp"
@@ -14,9 +14,9 @@
 
 namespace {
 
-constexpr int MIN_SPAN = 128;  // keys below which splitting a sequence does not pay
+constexpr int MIN_SPAN = 128;  // keys below which splitting a sequence costs more than it saves
 
-// Bring the parts of one split item together: first to last, so that the result does not depend on threads.
+// Combine the parts of a split item, first to last, so that the result does not depend on the number of threads.
 template <class Type>
 void combine(const Problem& problem, const Shape<Type>& shape, const Item* parts, int count, const float* partials) {
     const int group = problem.group(), rows = (parts->last_query - parts->first_query) * group;
@@ -90,7 +90,7 @@ void run(const Problem& problem, int threads) {
     const auto& items = work.items;
     const std::unique_ptr<float[]> partials(new float[int64_t(work.partial_rows) * (shape.channels + 2)]);
 
-    // The longest first, so that no thread is left alone with one at the end.
+    // The longest first, so that the threads end at about the same time.
     std::vector<int> order(items.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = int(i);
     const auto cost = [&](int i) {
@@ -119,9 +119,9 @@ void run(const Problem& problem, int threads) {
 // Pointers are to C-contiguous arrays: queries [T, num_heads, head_dim] with `query_stride` elements between
 // tokens, out the same without gaps, keys and values [blocks, num_kv_heads, block_size, head_dim], block_tables
 // [num_sequences, table_width], seq_lens [num_sequences], query_start [num_sequences + 1]. window and soft_cap: 0
-// for none. out_in_tiles: out is to lie in tiles, see tiles.hpp, and heads are of whole ones. element_bytes: 4 for
+// for none. out_in_tiles: write out in tiles, see tiles.hpp; heads then have whole tiles. element_bytes: 4 for
 // float32, 2 for bfloat16. This file is compiled twice, side by side: as it is, and with KVLAB_INT8 for keys and values
-// in int8 with scales [blocks, num_kv_heads, block_size], which else are unused.
+// in int8 with scales [blocks, num_kv_heads, block_size], which are unused otherwise.
 #if defined(KVLAB_INT8)
 #define KVLAB_PAGED_ATTENTION kvlab_paged_attention_int8
 template <class Type>

@@ -1,4 +1,5 @@
-// What both ways of computing attention share: the problem, its division into items, elements and their order.
+// Shared by both implementations of attention (vectors and matrix tiles): the problem, its division into items, and
+// the types of elements.
 #pragma once
 
 #include "int8.hpp"
@@ -11,7 +12,7 @@ namespace {
 
 constexpr float HIDDEN = -INFINITY;
 
-// What queries, outputs and the products are (Element), and what the cache holds (Stored).
+// The type of queries, outputs and products (Element), and the type that the cache stores (Stored).
 struct Float32 {
     using Element = float;
     using Stored = float;
@@ -38,7 +39,7 @@ struct Int8 : Type {
 template <class Type>
 constexpr bool SCALED = sizeof(typename Type::Stored) == 1;
 
-// A chunk of elements; int8 become elements, or stay pairs where those would be widened next.
+// Load a chunk of elements. int8 is converted to elements, or kept in pairs where the next step widens pairs anyway.
 template <class Type, class Number>
 INLINE Words load_numbers(const Number* at) {
     if constexpr (sizeof(Number) != 1) return load_words(at);
@@ -50,7 +51,8 @@ INLINE Words load_numbers(const Number* at) {
 #endif
 }
 
-// One chunk of a row; WHOLE: it is known not to be the last, cut one, whose part beyond the row's end is zero.
+// Load one chunk of a row. The last chunk may be cut off by the end of the row and is padded with zeros; WHOLE says
+// that this one is not.
 template <class Type, bool WHOLE = false, class Number>
 INLINE Words load_chunk(const Number* row, int chunk, int head_dim) {
     const int begin = chunk * Type::CHUNK;
@@ -60,7 +62,7 @@ INLINE Words load_chunk(const Number* row, int chunk, int head_dim) {
     return load_numbers<Type>(padded);
 }
 
-// One of each pair as float32. Of bfloat16 that is: its bits are the upper half.
+// The first (even) or second (odd) number of each pair as float32. bfloat16 is the upper half of a float32.
 template <class Number>
 INLINE Words even(Words pairs) {
     return sizeof(Number) == 1 ? as_words(even_int8(pairs)) : pairs << 16;
@@ -84,14 +86,14 @@ struct Problem {
     int group() const { return num_heads / num_kv_heads; }
 };
 
-// What one thread works on: queries [first_query, last_query) of a sequence and KV heads [first_head, last_head), over
-// keys [first_key, last_key). A decoding sequence's heads go together: a block holds them one behind the other.
+// A unit of work for one thread: queries [first_query, last_query) of a sequence and KV heads [first_head, last_head),
+// over keys [first_key, last_key). All heads of a decoding sequence are one item, since they are adjacent in a block.
 struct Item {
     int sequence, first_head, last_head, first_query, last_query, first_key, last_key;
-    int partial;  // the first row of its unfinished result; -1: it covers all keys and writes the output
+    int partial;  // first row of its partial result; -1: it covers all keys and writes the output
 };
 
-// The items that a long one was split into: `count` of them, one behind the other from `first`.
+// The `count` items, from `first` on, that a long one was split into.
 struct Split {
     int first, count;
 };
@@ -114,7 +116,7 @@ struct Shape {
           channels(chunks * Type::CHUNK) {}
 };
 
-// A chunk of a row in the units and the order that `multiply` wants it in: 1 vector, or 2 when bfloat16 is widened.
+// A chunk of a row in the units and the order that `multiply` reads: 1 vector, or 2 where bfloat16 is widened.
 template <class Type, class Number>
 INLINE int units_of_chunk(Words chunk, Words (&units)[2]) {
     if constexpr (Type::CHUNK == LANES || Type::PER_UNIT == 2) {
@@ -140,7 +142,7 @@ INLINE void units_of_values(Words first, Words second, Words* out) {
     }
 }
 
-// The output of a token's query head.
+// Write the output of one query head of a token.
 template <class Type>
 void store_output(const Problem& problem, const Shape<Type>& shape, int64_t token, int head, const float* sums,
                   float total) {

@@ -4,8 +4,8 @@
 //     sums   [rows, head_dim] += weights [rows, keys] * values
 //
 // Keys are the left side of the first product just as they lie in memory. Its result has a row in each lane, so that
-// the softmax of 16 rows needs no sum or maximum across lanes. Weights are then turned about, 32 keys at a time, which
-// costs less than turning keys. Values are taken in pairs of keys, which is what the right side of a product is made of.
+// the softmax of 16 rows needs no sum or maximum across lanes. Weights are then transposed, 32 keys at a time, which
+// costs less than transposing keys. Values are taken in pairs of keys, the layout of a product's right side.
 #pragma once
 
 #include "attention.hpp"
@@ -16,21 +16,21 @@
 
 namespace {
 
-constexpr int TILED_FROM = 8;    // rows from which tiles pay
-constexpr int TILED_KEYS = 256;  // of a visit: the more, the fewer times sums are taken up and put down again
-constexpr int TILED_ROWS = 512;  // of an item, where a group has no more
+constexpr int TILED_FROM = 8;    // rows from which tiles are faster than vectors
+constexpr int TILED_KEYS = 256;  // per iteration: the more, the less often sums are loaded and stored
+constexpr int TILED_ROWS = 512;  // of an item, unless one group has more
 
 #if defined(KVLAB_TILES) && defined(__AVX512BF16__)
 constexpr int PAIR_ROWS = 2 * TILE_SIDE;
 
-// Where 32 halves go, so that two of the same place in either vector of 16 are side by side.
+// Permutation of 32 halves that interleaves two vectors of 16.
 alignas(64) constexpr uint16_t INTERLEAVED[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 
-// A thread's buffers, kept from call to call. Rows and keys are padded to whole tiles.
+// Buffers of a thread, reused by every call. Rows and keys are padded to whole tiles.
 struct TiledScratch {
     Words *queries;    // [row tiles, chunks, 16 pairs of channels, 16 rows]
-    uint16_t *keys;    // [TILED_KEYS, channels]: those that tiles cannot take from the cache
+    uint16_t *keys;    // [TILED_KEYS, channels]: copies of keys that tiles cannot load from the cache
     Words *values;     // [TILED_KEYS / 32, channels / 16, 16 pairs of keys, 16 channels]
     float *scores;     // [TILED_KEYS, PAIR_ROWS]
     uint16_t *weights; // [PAIR_ROWS, TILED_KEYS]
@@ -69,7 +69,7 @@ thread_local TiledScratch tiled_scratch;
 template <class Type>
 class TiledItem {
 public:
-    // `next`: what the thread will probably compute after it; null: nothing.
+    // `next`: the item that the thread will probably compute next, whose data is prefetched; or null.
     TiledItem(const Problem& problem, const Shape<Type>& shape, const Item& item, const Item* next)
         : problem(problem),
           shape(shape),
@@ -105,10 +105,10 @@ private:
     const Item& item;
     TiledScratch& scratch;
     const int group, rows, row_tiles, start, first_key;
-    const bool in_place;           // tiles can take keys from the cache
-    int64_t key_rows[TILED_KEYS];  // where the keys and values of a visit lie, in rows of the cache
+    const bool in_place;           // tiles can load keys from the cache
+    int64_t key_rows[TILED_KEYS];  // rows of the cache that hold the keys and values of an iteration
     const Element* next_query = nullptr;
-    int next_queries = 0;  // that were not asked for yet
+    int next_queries = 0;  // not prefetched yet
 
     // Keys, up to the next multiple of what an instruction covers.
     static int in_steps(int keys) { return (keys + TILE_INPUTS - 1) / TILE_INPUTS * TILE_INPUTS; }
@@ -163,7 +163,7 @@ private:
     }
 
     void visit(int first) {
-        const int count = count_of(first), lead = std::max(0, item.first_key - first);  // keys [lead, count) are ours
+        const int count = count_of(first), lead = std::max(0, item.first_key - first);  // keys [lead, count) belong to the item
         TiledSide keys[TILED_KEYS / TILE_SIDE];
         take_keys(lead, count, keys);
         pack_values(lead, count);
@@ -172,21 +172,21 @@ private:
             const int last_row = first_row + tiles * TILE_SIDE - 1;
             const int seen = std::min(count, scratch.last_seen[last_row] + 1 - first);
             if (seen <= 0 || first + count <= scratch.first_seen[first_row]) continue;
-            ask_for_queries(tiles * TILE_SIDE / group + 1);
+            prefetch_queries(tiles * TILE_SIDE / group + 1);
             score(keys, seen, queries_of(tile), tiles);
             for (int i = 0; i < tiles; ++i) soften(tile + i, i, first, seen);
             add_values(seen, tiles, scratch.sums + int64_t(first_row) * shape.channels);
         }
     }
 
-    // A token's queries are far from those of the token before, so that the processor does not ask by itself.
-    void ask_for_queries(int count) {
+    // The queries of two tokens are far apart, so that the processor does not prefetch them by itself.
+    void prefetch_queries(int count) {
         const int bytes = group * shape.head_dim * int(sizeof(Element));
         for (; count > 0 && next_queries > 0; --count, --next_queries, next_query += problem.query_stride)
             for (int at = 0; at < bytes; at += 64) prefetch(at_bytes(next_query) + at);
     }
 
-    // Where tiles find 16 keys each.
+    // Addresses from which tiles load 16 keys each.
     void take_keys(int lead, int count, TiledSide* sides) {
         const auto* cache = static_cast<const Stored*>(problem.keys);
         const int row_bytes = (in_place ? shape.head_dim : shape.channels) * int(sizeof(Element));
@@ -208,14 +208,14 @@ private:
         }
     }
 
-    // Ask for two rows of keys or values: the processor does not go on by itself from block to block.
-    void ask_for_rows(const Stored* cache, int key, int count) const {
+    // Prefetch two rows of keys or values: the processor does not do so by itself across blocks.
+    void prefetch_rows(const Stored* cache, int key, int count) const {
         for (int i = key; i < std::min(key + 2, count); ++i)
             for (int at = 0; at < shape.head_dim; at += 64 / int(sizeof(Stored)))
                 prefetch(cache + key_rows[i] * shape.head_dim + at);
     }
 
-    // Values of keys that are not ours, up to the next multiple of 32, are 0: a weight of 0 does not do away with NaN.
+    // Values of keys outside the item, up to the next multiple of 32, are set to 0: a weight of 0 times NaN is NaN.
     void pack_values(int lead, int count) {
         const auto* cache = static_cast<const Stored*>(problem.values);
         const int tiles = shape.channels / LANES;
@@ -225,8 +225,8 @@ private:
             const bool has_first = key >= lead && key < count, has_second = key + 1 >= lead && key + 1 < count;
             const Stored* first_row = cache + (has_first ? key_rows[key] * shape.head_dim : 0);
             const Stored* second_row = cache + (has_second ? key_rows[key + 1] * shape.head_dim : 0);
-            ask_for_rows(cache, key + TILE_SIDE, count);
-            if (in_place) ask_for_rows(static_cast<const Stored*>(problem.keys), key, count);
+            prefetch_rows(cache, key + TILE_SIDE, count);
+            if (in_place) prefetch_rows(static_cast<const Stored*>(problem.keys), key, count);
             for (int chunk = 0; chunk < shape.chunks; ++chunk, to += 2 * TILE_SIDE) {
                 const Words first = has_first ? load_chunk<Type>(first_row, chunk, shape.head_dim) : Words{};
                 const Words second = has_second ? load_chunk<Type>(second_row, chunk, shape.head_dim) : Words{};
@@ -251,8 +251,8 @@ private:
         }
     }
 
-    // Scores of a tile of rows, the `place`-th of a pair, to weights; the rows' maximum, total and sums brought up to
-    // date.
+    // Turn the scores of a tile of rows, number `place` of a pair, into weights, and update the rows' maximum, total and
+    // sums.
     void soften(int tile, int place, int first, int count) {
         const int state = tile * TILE_SIDE;
         const int32_t* first_seen = scratch.first_seen + state;
@@ -263,7 +263,7 @@ private:
         const bool plain = !SCALED<Type> && problem.soft_cap <= 0;
         const __m512 before = _mm512_loadu_ps(scratch.most + state), hidden = _mm512_set1_ps(HIDDEN);
         __m512 most = hidden, also = hidden;
-        float unit = problem.scale;  // what a number in `scores` stands for
+        float unit = problem.scale;  // factor from a number in `scores` to the score
         if (plain && all_seen) {
             for (int key = 0; key < whole; key += 2) {
                 most = _mm512_max_ps(most, _mm512_load_ps(scores + key * PAIR_ROWS));
@@ -288,13 +288,13 @@ private:
             if (!plain) unit = 1.0f;
         }
         most = _mm512_max_ps(before, _mm512_mul_ps(_mm512_max_ps(most, also), _mm512_set1_ps(unit)));
-        // Rows that have seen nothing so far: minus infinity less itself is not a number.
+        // A row that has seen no key yet: minus infinity minus minus infinity is NaN.
         const __mmask16 something = _mm512_cmp_ps_mask(most, hidden, _CMP_NEQ_OQ);
         const __m512 base = _mm512_maskz_mov_ps(something, most);
         constexpr float LOG2_E = 1.44269504f;
         const __m512 log2_e = _mm512_set1_ps(LOG2_E);
         __m512 total = _mm512_loadu_ps(scratch.total + state);
-        // Where nothing was seen before, there is nothing to shrink.
+        // If no key was seen before, no sums have to be rescaled.
         const __mmask16 raised =
             _mm512_cmp_ps_mask(most, before, _CMP_GT_OQ) & _mm512_cmp_ps_mask(before, hidden, _CMP_NEQ_OQ);
         if (raised) {
@@ -365,14 +365,14 @@ private:
     }
 };
 
-// Whether there are tiles for what is to be computed.
+// Whether tiles can compute this problem.
 template <class Type>
 bool tiles_serve(const Problem& problem) {
     return Type::PER_UNIT == 2 && problem.scale > 0 && has_tiles();
 }
 
-// Compute an item in tiles and return true, or do nothing where there are none or they do not pay: with few rows, and
-// where a sequence's heads go together, which is how they read memory in order.
+// Compute an item in tiles and return true. Returns false, with nothing done, where the processor has no tiles or vectors
+// are faster: with few rows, and for items of several heads, which read memory in order.
 template <class Type>
 bool attend_in_tiles(const Problem& problem, const Shape<Type>& shape, const Item& item, const Item* next,
                      float* partials) {

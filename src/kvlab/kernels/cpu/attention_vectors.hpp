@@ -15,13 +15,13 @@
 namespace {
 
 constexpr int TILE_KEYS = 64;     // keys packed at once
-constexpr int ROWS_AT_ONCE = 96;  // query rows that share a packed tile, where a group has no more
+constexpr int ROWS_AT_ONCE = 96;  // query rows that share a packed tile, unless one group has more
 constexpr int FEW_ROWS = 4;       // rows up to which packing keys and values costs more than it saves
 
-// (A group of more rows is not cut.)
+// A group with more rows is not divided.
 INLINE int rows_in_vectors(const Problem& problem) { return std::max(ROWS_AT_ONCE, problem.num_heads); }
 
-// A thread's buffers. They are kept from call to call.
+// Buffers of a thread, reused by every call.
 struct Scratch {
     float *queries, *keys, *values, *scores, *weights, *sums, *most, *total;
     std::vector<float> memory;
@@ -44,7 +44,7 @@ struct Scratch {
 
 thread_local Scratch scratch;
 
-// What a unit of one side times a unit of the other adds to `sum`.
+// `sum` plus the product of a unit of either side.
 template <class Type>
 INLINE Floats multiply_add(Floats left, Floats right, Floats sum) {
 #if defined(__AVX512BF16__)
@@ -120,7 +120,7 @@ void pack_query(const typename Type::Element* row, const Shape<Type>& shape, flo
     }
 }
 
-// Where the keys or values of a tile lie. Entries beyond the tile's keys repeat one that may be read.
+// Addresses of the keys or values of a tile. Entries beyond the tile's keys repeat a valid address.
 template <class Type>
 using Rows = const typename Type::Stored* [TILE_KEYS];
 
@@ -129,8 +129,8 @@ struct Scales {
     float keys[TILE_KEYS], values[TILE_KEYS];
 };
 
-// Keys, transposed: out [steps, TILE_KEYS]; scores of keys beyond `count` are not used. Reading a line asks for the
-// same line of `ahead`, so that memory is kept busy evenly.
+// Transpose keys: out [steps, TILE_KEYS]; scores of keys beyond `count` are not used. Each read of a cache line
+// prefetches the same line of `ahead`, which spreads the requests to memory evenly.
 template <class Type>
 void pack_keys(const Rows<Type>& rows, const Rows<Type>& ahead, int count, const Shape<Type>& shape, float* out) {
     for (int key = 0; key < count; key += LANES)
@@ -153,7 +153,7 @@ void pack_keys(const Rows<Type>& rows, const Rows<Type>& ahead, int count, const
         }
 }
 
-// Values: out [keys / PER_UNIT, channels]. The partner of an odd last key counts as zero.
+// Pack values: out [keys / PER_UNIT, channels]. The missing partner of an odd last key counts as zero.
 template <class Type>
 void pack_values(const Rows<Type>& rows, const Rows<Type>& ahead, int count, const Shape<Type>& shape, float* out) {
     for (int key = 0; key < count; key += Type::PER_UNIT, out += shape.channels)
@@ -174,8 +174,8 @@ struct Column {
     Floats row[ROWS];
 };
 
-// Scores of ROWS query rows against KEYS keys, one lane a key. The dot products' lanes are added up in a tree in
-// which each vector that comes out holds twice as many keys.
+// Scores of ROWS query rows against KEYS keys, one lane per key. The lanes of the dot products are added in a tree: each
+// level halves the number of vectors.
 template <class Type, int ROWS, int KEYS>
 INLINE Column<ROWS> dot_keys(const float* queries, const typename Type::Stored* const* rows,
                              const typename Type::Stored* const* ahead, const Shape<Type>& shape) {
@@ -202,7 +202,7 @@ INLINE Column<ROWS> dot_keys(const float* queries, const typename Type::Stored* 
     return sums;
 }
 
-// Products for few rows: each key and value is used straight from the cache, without being packed.
+// Products for few rows read keys and values straight from the cache, without packing them.
 template <class Type, int ROWS>
 void score_few(const float* queries, const Rows<Type>& rows, const Rows<Type>& ahead, int count,
                const Shape<Type>& shape, float* scores) {
@@ -307,8 +307,8 @@ INLINE void store_weights(float* at, int key, Floats weights) {
     store(at + key, weights);
 }
 
-// Scores of one row to weights, the running maximum, total and sums brought up to date. `state` is the row's place
-// among those of all heads. The row sees keys [first, last) of the tile, which may be none.
+// Turn the scores of one row into weights, and update its running maximum, total and sums. `state` is the row's index
+// among the rows of all heads. The row sees keys [first, last) of the tile, which may be none.
 template <class Type>
 void soften(const Problem& problem, const Shape<Type>& shape, const Scales& scales, int row, int state, int first,
             int last, int width) {
@@ -337,7 +337,7 @@ void soften(const Problem& problem, const Shape<Type>& shape, const Scales& scal
         store(scratch.total + state * LANES, load(scratch.total + state * LANES) * shrink);
         scratch.most[state] = now;
         most = all(now);
-    } else if (scratch.most[state] == HIDDEN) {  // nothing seen so far: minus infinity less itself is not a number
+    } else if (scratch.most[state] == HIDDEN) {  // no key seen yet: minus infinity minus minus infinity is NaN
         most = Floats{};
     }
     Floats total = load(scratch.total + state * LANES);
@@ -363,7 +363,7 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
     const int rows = (item.last_query - item.first_query) * group;  // of one KV head
     const int32_t* table = problem.block_tables + int64_t(item.sequence) * problem.table_width;
 
-    // The place of a row's head in `queries` and `out`, both [T, num_heads, head_dim].
+    // Index of a row's head in `queries` and `out`, both [T, num_heads, head_dim].
     const auto token_of = [&](int row) { return int64_t(start + item.first_query + row / group); };
     const auto head_of = [&](int head, int row) { return (item.first_head + head) * group + row % group; };
     const auto* queries = static_cast<const Element*>(problem.queries);
@@ -375,7 +375,7 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
     std::fill_n(scratch.most, heads * rows, HIDDEN);
     std::fill_n(scratch.total, heads * rows * LANES, 0.0f);
 
-    // Tiles of keys in order and, inside a tile, the heads: the order in which memory has them.
+    // Tiles of keys in order and, inside a tile, the heads: the order of memory.
     const int tile_keys = rows <= FEW_ROWS ? std::min(TILE_KEYS, std::max(block_size / LANES, 1) * LANES) : TILE_KEYS;
     const int tiles = (item.last_key - item.first_key + tile_keys - 1) / tile_keys, visits = tiles * heads;
     Rows<Type> key_rows[2], value_rows[2];

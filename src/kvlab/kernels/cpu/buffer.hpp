@@ -1,5 +1,5 @@
-// Memory that is kept from call to call: fresh memory costs more than filling it. In large pages where the system
-// has them: small ones, wherever they lie, crowd each other out of the second cache.
+// Memory that is reused by every call: the first write to a new page costs more than the write itself. Large pages are
+// used where the system has them, since small pages conflict with each other in the L2 cache.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// What stands between the matrix products: norms, rotary angles, the gate. Each pass reads and writes its tensors once;
-// all arithmetic is float32, whatever the tensors hold.
+// The operations between matrix products: norms, rotary angles, the gate. Each pass reads and writes its tensors once.
+// All arithmetic is float32.
 
 #include "int8.hpp"
 #include "interface.hpp"
@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int64_t WORTH_A_THREAD = 1 << 15;  // elements below which waking the other threads costs more
+constexpr int64_t WORTH_A_THREAD = 1 << 15;  // with fewer elements, waking other threads costs more than it saves
 
 template <class Element>
 INLINE void narrow(Element* at, Floats x) {
@@ -71,7 +71,7 @@ void gated(const Element* gate_up, int rows, int size, bool gelu, Element* out, 
     }
 }
 
-// Numbers that every head of a token needs, as float32. What lies beyond the last may be read, and is not used.
+// Numbers that every head of a token needs, as float32. Elements beyond the last may be read, and are not used.
 struct Row {
     alignas(64) float numbers[MAX_HEAD_DIM + LANES];
 
@@ -82,7 +82,7 @@ struct Row {
     inline __attribute__((always_inline)) Floats at(int i) const { return load(numbers + i); }
 };
 
-// One head: normed with `weight` unless that is null, then turned by its token's angles.
+// Norm one head with `weight`, unless that is null, and rotate it by its token's angles.
 template <class Element>
 INLINE void norm_and_rotate(const Element* x, const Row* weight, float eps, const Row& cosine, const Row& sine,
                             int head_dim, Row& head, Element* out) {
@@ -143,7 +143,7 @@ void rotate_and_store(const Heads& heads, int threads) {
             auto* keys = static_cast<Stored*>(heads.keys);
             auto* values = static_cast<Stored*>(heads.values);
             for (int i = 0; i < heads.num_heads; ++i, x += dim, q += dim) {
-                if (slot >= 0 && i < kv_heads) {  // no cache has the rows that will be written
+                if (slot >= 0 && i < kv_heads) {  // prefetch the rows that will be written
                     const int64_t row = (at + i * block_size) * dim;
                     for (int j = 0; j < dim; j += 64 / int(sizeof(Stored))) {
                         __builtin_prefetch(keys + row + j, 1);
@@ -173,7 +173,7 @@ void rotate_and_store(const Heads& heads, int threads) {
 // element_bytes: 4 for float32, 2 for bfloat16; weight_bytes likewise, of norm weights. Tensors are C-contiguous.
 
 // out = x / rms(x) * weight over rows of `size`. With a residual: residual += x first, and the norm is of that.
-// `in_tiles`: how out is to lie, see tiles.hpp; it then has room for whole tiles.
+// `in_tiles`: write out in tiles, see tiles.hpp; it then has room for whole tiles.
 extern "C" void kvlab_rms_norm(const void* x, void* residual, const void* weight, float eps, int rows, int size,
                                void* out, int in_tiles, int element_bytes, int weight_bytes, int threads) {
     const auto run = [&](auto element, auto of_weight) {
@@ -196,9 +196,9 @@ extern "C" void kvlab_gated(const void* gate_up, int rows, int size, int gelu, v
 }
 
 // qkv [tokens, num_heads + 2 * num_kv_heads, head_dim]: queries and keys are normed (weights may be null) and
-// turned by the angles of their positions, cosine and sine [positions, head_dim], the sine signed; queries go to q,
-// keys and values into their blocks [blocks, num_kv_heads, block_size, head_dim]. With scales [blocks, num_kv_heads,
-// block_size], which else are null, the blocks are int8.
+// rotated by the angles of their positions: cosine and signed sine [positions, head_dim]. Queries are written to q, keys
+// and values to their blocks [blocks, num_kv_heads, block_size, head_dim], which are int8 if there are scales [blocks,
+// num_kv_heads, block_size].
 extern "C" void kvlab_rotate_and_store(const void* qkv, const void* q_weight, const void* k_weight, float eps,
                                        const void* cosine, const void* sine, const int64_t* positions,
                                        const int64_t* slot_mapping, int tokens, int num_heads, int num_kv_heads,

@@ -75,8 +75,8 @@ def rotate_and_store(
     `qkv` `[T, heads + 2 * kv_heads, head_dim]`; `keys`, `values` `[blocks, kv_heads, block_size, head_dim]`, of the
     same dtype or, with `key_scales` and `value_scales` `[blocks, kv_heads, block_size]` float32, in int8;
     `cosine` and signed `sine` `[positions, head_dim]`, indexed by `positions` `[T]` int64; `slot_mapping` `[T]`
-    int64, -1 for a token that is stored already. Weights `[head_dim]` of the norms, both or neither. Returns the
-    queries `[T, heads, head_dim]`.
+    int64, -1 for a token whose K and V are stored already. Weights `[head_dim]` of the norms, both or neither.
+    Returns the queries `[T, heads, head_dim]`.
     """
     tokens, all_heads, head_dim = qkv.shape
     kv_heads, block_size = keys.shape[1], keys.shape[2]

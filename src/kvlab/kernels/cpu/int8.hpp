@@ -1,11 +1,11 @@
-// int8 with a scale: how numbers become it, and how they are read. A row of numbers is divided by its scale, its
-// largest magnitude / 127, and rounded; what is computed with it is multiplied by the scale, once per row. bfloat16
-// holds every int8 exactly, so that the arithmetic on bfloat16 serves both.
+// int8 with a scale. A row of numbers is divided by its scale, which is its largest magnitude / 127, and rounded. Results
+// computed from it are multiplied by the scale, once per row. bfloat16 represents every int8 exactly, so that the
+// arithmetic on bfloat16 serves both.
 #pragma once
 
 #include "simd.hpp"
 
-// LANES of them as float32.
+// LANES int8 as float32.
 INLINE Floats floats_of(const int8_t* at) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
@@ -19,7 +19,7 @@ INLINE Floats floats_of(const int8_t* at) {
 #endif
 }
 
-// 2 * LANES of them, two to a word, the first in the lower half; `even_int8` gives that, `odd_int8` the other.
+// 2 * LANES int8, two to a word, the first in the lower half. `even_int8` extracts the first, `odd_int8` the second.
 INLINE Words int8_pairs(const int8_t* at) {
     Halves pairs;
     std::memcpy(&pairs, at, sizeof pairs);
@@ -35,17 +35,17 @@ INLINE Floats odd_int8(Words pairs) {
 }
 
 #if defined(__AVX512BF16__)
-// 2 * LANES of them as bfloat16, two to a word, the first in the lower half.
+// 2 * LANES int8 as bfloat16, two to a word, the first in the lower half.
 INLINE Words bfloat16_of(const int8_t* at) {
     return (Words)_mm512_cvtne2ps_pbh((__m512)floats_of(at + LANES), (__m512)floats_of(at));
 }
 #endif
 
-// `count` numbers to int8; returns their scale, which is not a number where one of them is not finite.
+// Convert `count` numbers to int8 and return their scale, which is NaN if one of them is not finite.
 template <class Element>
 INLINE float quantize(const Element* x, int count, int8_t* out) {
     typedef int8_t Bytes __attribute__((vector_size(LANES)));
-    constexpr float SMALLEST = 1e-30f;  // of a largest magnitude that is still told from 0
+    constexpr float SMALLEST = 1e-30f;  // smaller magnitudes count as 0
     const Floats shifter = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
     Floats most{}, wrong{};
     for_each_vector(count, [&](int i, int lanes) {

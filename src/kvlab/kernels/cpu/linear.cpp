@@ -1,7 +1,7 @@
 // y = x W^T + b for any number of rows; x, y and b in bfloat16, W too or in int8 with a scale for each output.
 //
-// W is packed once. One copy of it serves both ends: with few rows it is read at the speed of memory, with many at
-// that of the arithmetic.
+// W is packed once, and one copy serves any number of rows: with few rows the speed of memory is the limit, with many
+// rows the arithmetic.
 
 #include "interface.hpp"
 #include "linear_in_tiles.hpp"
@@ -20,9 +20,9 @@ bool in_tiles(int inputs) {
 }
 
 #if defined(KVLAB_TILES)
-// The largest output of each row, of whichever thread found it.
+// The largest output of each row, over the results of all threads.
 template <class Weight>
-void largest(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, uint16_t* values, int64_t* places,
+void largest(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, uint16_t* values, int64_t* indices,
              int threads) {
     std::vector<uint64_t> best(size_t(threads) * product.rows);
     linear_in_tiles<Weight>(product, x, x_stride, inputs, threads, best.data());
@@ -31,7 +31,7 @@ void largest(const Product& product, const uint16_t* x, int64_t x_stride, int in
         for (int thread = 0; thread < threads; ++thread)
             most = std::max(most, best[size_t(thread) * product.rows + row]);
         values[row] = to_bfloat16(number_of(most));
-        places[row] = place_of(most);
+        indices[row] = index_of(most);
     }
 }
 #endif
@@ -52,7 +52,7 @@ void multiply(const Product& product, const uint16_t* x, int64_t x_stride, int i
 
 }  // namespace
 
-// Whether products with as many inputs can take x in tiles, see tiles.hpp.
+// Whether products with this number of inputs can read x in tiles, see tiles.hpp.
 extern "C" int kvlab_multiplies_in_tiles(int inputs) { return in_tiles(inputs); }
 
 // out [rows, outputs] = x [rows, inputs] W^T + bias. `x_stride`: elements between rows of x, or IN_TILES. bias may be
@@ -63,9 +63,9 @@ extern "C" void kvlab_linear(const uint16_t* x, int64_t x_stride, int rows, cons
     multiply(product, x, x_stride, inputs, threads);
 }
 
-// The same with the first half of the outputs gates of the second: out [rows, outputs / 2], as if it were kvlab_gated
-// of what kvlab_linear gives, to the last bit. `wide` [rows, outputs] is room for that, where it takes two passes. It
-// takes one where x is in tiles and out is asked for in tiles, whose rows then are of whole ones.
+// kvlab_linear and then kvlab_gated, with the same result to the last bit: the first half of the outputs are gates of the
+// second, and out is [rows, outputs / 2]. With tiles this is one pass; else `wide` [rows, outputs] holds the product in
+// between. x and out may be in tiles if there are tiles for this number of inputs and out has whole tiles.
 extern "C" void kvlab_linear_gated(const uint16_t* x, int64_t x_stride, int rows, const void* packed,
                                    const float* scales, const uint16_t* bias, int outputs, int inputs, int gelu,
                                    uint16_t* wide, uint16_t* out, int out_in_tiles, int threads) {
@@ -79,16 +79,16 @@ extern "C" void kvlab_linear_gated(const uint16_t* x, int64_t x_stride, int rows
     multiply(product, x, x_stride, inputs, threads);
 }
 
-// What kvlab_topk finds in what kvlab_linear gives, which is not written anywhere: values and places [rows]. Returns
-// 0 where that does not go in one pass, and nothing is done.
+// kvlab_linear and then kvlab_topk with count 1, without storing the product: values and indices [rows]. Returns 0, with
+// nothing done, where there are no tiles for this number of inputs.
 extern "C" int kvlab_linear_top1(const uint16_t* x, int64_t x_stride, int rows, const void* packed,
                                     const float* scales, const uint16_t* bias, int outputs, int inputs,
-                                    uint16_t* values, int64_t* places, int threads) {
+                                    uint16_t* values, int64_t* indices, int threads) {
 #if defined(KVLAB_TILES)
     if (in_tiles(inputs)) {
         const Product product{static_cast<const char*>(packed), scales, bias, nullptr, rows, outputs, inputs / 2};
-        scales ? largest<Int8>(product, x, x_stride, inputs, values, places, threads)
-               : largest<BFloat16>(product, x, x_stride, inputs, values, places, threads);
+        scales ? largest<Int8>(product, x, x_stride, inputs, values, indices, threads)
+               : largest<BFloat16>(product, x, x_stride, inputs, values, indices, threads);
         return 1;
     }
 #endif

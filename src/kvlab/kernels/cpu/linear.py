@@ -53,8 +53,8 @@ class PackedWeight:
         return out
 
     def top1(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The largest number of each row of `multiply` and its index, `[rows, 1]`, as `topk` finds them; the
-        others are not kept. None where the product has to be written first.
+        """The largest number of each row of `multiply` and its index, `[rows, 1]`, as `topk` finds them, without
+        storing the others. None where the kernel cannot do that and the product has to be stored first.
         """
         if x.stride(1) != 1:
             x = x.contiguous()
@@ -65,7 +65,7 @@ class PackedWeight:
         return (values, indices) if done else None
 
     def _sides(self, x: torch.Tensor, bias: torch.Tensor | None) -> tuple[int | None, ...]:
-        """What native products begin with."""
+        """The first arguments of native products."""
         at_bias = None if bias is None else bias.data_ptr()
         weight = self._packed.data_ptr(), self._at_scales, at_bias, self.outputs, self.inputs
         return x.data_ptr(), x.stride(0), len(x), *weight

@@ -1,5 +1,5 @@
-// y = x W^T in tiles. The rows of x, packed, stay in the second cache while the weights pass, a few panels (a
-// stripe) at a time; rows that do not fit are taken in a pass of their own, inputs that do not in pieces.
+// y = x W^T in tiles. The packed rows of x stay in the L2 cache while the weights are read once, a stripe (a few panels)
+// at a time. Rows that do not fit the cache are computed in further passes, and inputs in pieces.
 #pragma once
 
 #include "buffer.hpp"
@@ -13,15 +13,16 @@
 #if defined(KVLAB_TILES)
 namespace {
 
-// Of packed x: with two stripes they take half of the second cache, so that they fit although a guest's pages, however
-// large, may lie anywhere in the host's memory and crowd each other out.
+// Of packed x. Together with two stripes this is half of the L2 cache. Of a virtual machine's pages, however large, the
+// host may have some that conflict in the cache, so that more would not fit.
 constexpr int64_t PASS_BYTES = 3 << 18;
 constexpr int MOST_STEPS = 96;   // of a piece of the inputs, for the same reason
-constexpr int LEAST_STEPS = 32;  // that are worth putting sums aside
+constexpr int LEAST_STEPS = 32;  // fewer are not worth storing and loading sums
 
-thread_local Buffer packed_rows, waiting_sums;  // each thread its own
+thread_local Buffer packed_rows, waiting_sums;
 
-// Steps [begin, end) of 16 rows of x from `first`, in tiles: [inputs / 32, 16, 32]; rows beyond the last are zero.
+// Rearrange steps [begin, end) of 16 rows of x, from `first` on, into tiles [inputs / 32, 16, 32]. Rows beyond the last
+// are zero.
 void pack_tiles(const uint16_t* x, int64_t stride, int rows, int first, int begin, int end, char* out) {
     for (int row = 0; row < TILE_SIDE; ++row) {
         char* to = out + row * TILE_BYTES + begin * TILE;
@@ -31,13 +32,13 @@ void pack_tiles(const uint16_t* x, int64_t stride, int rows, int first, int begi
     }
 }
 
-// Passes of rows, and pieces of the inputs in each.
+// The number of passes over the rows, and of pieces of the inputs in each pass.
 struct Cut {
     int passes, pieces;
 };
 
-// The cut that moves the fewest bytes for each output: weights, once in each pass, and sums that are put aside. Up to
-// a block of rows, which uses weights but once, is not cut.
+// The cut that moves the fewest bytes per output: weights, once in each pass, and sums stored between pieces. Rows that
+// fit one block use each weight once, and are not cut.
 Cut cut_for(int tiles, int steps) {
     if (tiles <= MOST_TILES) return {1, 1};
     Cut best{};
@@ -56,7 +57,7 @@ Cut cut_for(int tiles, int steps) {
 }
 
 // `x_stride`: elements between rows of x, or IN_TILES.
-// `best` [threads, rows]: null, or for the keys of each row's largest outputs, one of each thread; 0: it has none.
+// `best` [threads, rows]: null, or receives the key of the largest output of each row that each thread found (0: none).
 template <class Weight>
 void linear_in_tiles(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, int threads,
                      uint64_t* best = nullptr) {
@@ -83,7 +84,7 @@ void linear_in_tiles(const Product& product, const uint16_t* x, int64_t x_stride
     {
         const Tiles in_use;
         const int me = omp_get_thread_num();
-        tiled.ask_for(runs[me].next);
+        tiled.prefetch_stripe(runs[me].next);
         if (packed) {
 #pragma omp for collapse(2) schedule(static)
             for (int tile = 0; tile < tiles; ++tile)
@@ -102,7 +103,7 @@ void linear_in_tiles(const Product& product, const uint16_t* x, int64_t x_stride
             for (int other = 0; other < threads; ++other)
                 tiled.multiply(part, runs[i * threads + (me + other) % threads], pending);
             if (cut.pieces > 1) {
-#pragma omp barrier  // another thread may take up these sums
+#pragma omp barrier  // another thread may continue these sums
             }
         }
         pending.finish();

@@ -1,4 +1,4 @@
-// y = x W^T in vectors. x is packed per call, in blocks of rows, the rows of a pair of inputs side by side. The
+// y = x W^T in vectors. Each call packs x in blocks of rows, the rows of a pair of inputs side by side. The
 // product of a block and a panel keeps its sums in registers from beginning to end: with many rows one vector of
 // outputs each, with one or two rows two, so that there are enough sums to hide the latency of an addition.
 #pragma once

@@ -1,5 +1,5 @@
-// The sums of a block of tiles on their way to the output: row by row, while the next block is summed. Written all
-// at once they would let memory wait, and the tiles with it.
+// Writes the sums of a block of tiles to the output, row by row, while the next block is computed. Writing all of them at
+// once would stall the tiles.
 #pragma once
 
 #include "packed_weight.hpp"
@@ -15,17 +15,17 @@ class PendingOutputs {
 public:
     static constexpr int MOST_SUMS = 3 * TILE_SIDE * 2 * LANES;  // 48 rows by 32 outputs, or 16 by 64
 
-    // `best` [rows]: null, or the key of each row's largest output that this thread found; they are not written then.
+    // `best` [rows]: null, or receives the key of each row's largest output; outputs are then not written.
     explicit PendingOutputs(const Product& product, uint64_t* best)
         : product(product),
           best(best),
           past_caches(int64_t(product.rows) * product.outputs >= MUCH && product.outputs % (2 * LANES) == 0 &&
                       reinterpret_cast<uintptr_t>(product.out) % 64 == 0) {}
 
-    // Where the next block's sums [rows, panels * LANES] belong, once no row is left of the last one's.
+    // Buffer for the next block's sums [rows, panels * LANES]. Write to it when `left()` is 0.
     float* sums() { return numbers; }
 
-    // They are there. The first half of the panels may be gates of the others.
+    // The buffer holds the sums of a block. The first half of the panels may be gates of the others.
     void begin(int first_row, int row_count, int first_panel, int panel_count) {
         top = first_row;
         rows = row_count;
@@ -41,15 +41,15 @@ public:
         for (const int end = std::min(rows, done + count); done < end; ++done) finish_row();
     }
 
-    // The last block is done: whatever was written is there for other threads.
+    // Write all that is left, so that other threads can read it.
     void finish() {
         finish(left());
         _mm_sfence();
     }
 
 private:
-    // Elements of outputs that no cache keeps until they are read. To write them past the caches spares reading
-    // what was there before.
+    // From this many elements on, no cache holds the outputs until they are read. They are written past the caches, which
+    // saves reading the old contents of each line.
     static constexpr int64_t MUCH = 1 << 20;
 
     const Product& product;
@@ -82,7 +82,7 @@ private:
         }
     }
 
-    // Gate and what it gates are rounded first: the same as if they had been written and read.
+    // Both factors are rounded first, as if they had been stored and loaded.
     __attribute__((noinline)) void finish_gated(int row, const float* from) {
         const int gates = panels / 2, half = product.panels() / 2;
         const RowLayout to(row, product.outputs / 2, product.out_in_tiles);
@@ -94,7 +94,7 @@ private:
         }
     }
 
-    // Rounded first: of numbers that differ no more, the first is the largest.
+    // Outputs are rounded first: of those that become equal the first one counts.
     __attribute__((noinline)) void finish_best(int row, const float* from) {
         for (int i = 0; i < panels; ++i, from += LANES) {
             const Floats outputs = rounded<uint16_t>(finished(product, panel + i, load(from)));

@@ -1,6 +1,6 @@
-// Blocks of a matrix product in tiles: up to 48 rows by 32 outputs, or 16 by 64. What limits many rows is the
-// second cache, not the arithmetic: three tiles of rows by two of outputs take five tiles from it for six products,
-// two by two take four for four. To put sums aside costs as much as some twenty products: it is done seldom.
+// Blocks of a matrix product in tiles: up to 48 rows by 32 outputs, or 16 by 64. With many rows the L2
+// cache is the limit, not the arithmetic: three tiles of rows by two of outputs load five tiles for six products, two by
+// two load four for four. Storing and loading sums costs as much as some twenty products, and is done seldom.
 #pragma once
 
 #include "tiles.hpp"
@@ -10,14 +10,13 @@
 constexpr int64_t TILE = TILE_SIDE * TILE_BYTES;
 constexpr int MOST_TILES = 3;  // of rows, of a block
 
-// The left side of a block: up to three rows of tiles, `below` bytes from one to the next; a row's tiles lie one behind
-// the other.
+// The left side of a block: up to three rows of tiles, `below` bytes apart. The tiles of a row are consecutive.
 struct TileRows {
     const char* at;
     int64_t below;
 };
 
-// The right side: up to four panels, whose tiles lie one behind the other, too.
+// The right side: up to four panels, whose tiles are consecutive too.
 struct Panels {
     const char* at;
     int64_t beside, far;  // bytes to the second panel from the first, and to the fourth from the third; to the third

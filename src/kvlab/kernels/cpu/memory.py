@@ -1,4 +1,4 @@
-"""Memory in large pages, for what is read from end to end: reading needs fewer addresses looked up."""
+"""Memory in large pages: fewer address translations for what is read from end to end."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ LARGE_PAGE = 2 * 2**20
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A CPU tensor whose memory is taken when it is first written, in large pages as far as whole ones go.
+    """An uninitialised CPU tensor in large pages, as far as whole ones fit. The system provides a page when it is
+    first written.
 
-    Where the system has none to give, or for a small tensor, the pages are ordinary ones.
+    Where the system has no large pages, and for a small tensor, ordinary pages are used.
     """
     size = math.prod(shape) * dtype.itemsize
     advice = getattr(mmap, "MADV_HUGEPAGE", None)

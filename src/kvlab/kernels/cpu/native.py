@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
-import torch  # first: the library then uses the OpenMP threads that torch has brought
+import torch  # first, so that the library uses the same OpenMP runtime as torch
 
 from kvlab.errors import KernelError
 from kvlab.kernels.cpu.interface import bind
 
-# Each with what it is compiled with besides; those that take longest first.
+# Source files and an extra flag for each; those that take longest to compile come first.
 _UNITS = (
     ("attention.cpp", "-DKVLAB_INT8"),
     ("attention.cpp", ""),
@@ -35,22 +35,23 @@ _UNITS = (
 _HEADERS = tuple(sorted(path.name for path in Path(__file__).parent.glob("*.hpp")))
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
-# What Linux calls an instruction set.
+# The names of instruction sets in /proc/cpuinfo.
 _CPU_FLAGS = {"avx512-bf16": "avx512_bf16", "avx512": "avx512dq", "avx2": "avx2"}
 
-# That decide which library it is.
+# The environment variables that decide which library is loaded.
 _SETTINGS = ("CXX", "KVLAB_CPU_ARCH", "KVLAB_CXXFLAGS", "KVLAB_CACHE", "XDG_CACHE_HOME")
 
 _log = logging.getLogger(__name__)
 
 
 def load() -> ctypes.CDLL:
-    """The library, compiled if the cache does not have it: `KVLAB_CACHE`, else `kvlab` in the user's cache folder.
+    """The library, compiled if it is not in the cache folder: `KVLAB_CACHE`, else `kvlab` in the user's cache
+    folder.
 
-    `CXX` names the compiler, `KVLAB_CPU_ARCH` the instruction set where it is not to be this machine's own
-    (`-march`: `x86-64-v3` for AVX2, `x86-64` for neither). `KVLAB_CXXFLAGS` are more flags for the compiler, behind
-    all others: `-O1 -g -fsanitize=address,undefined`, say. Raises KernelError, with the reason, where it cannot be
-    built; the log says so the first time.
+    `CXX` names the compiler, `KVLAB_CPU_ARCH` the instruction set if it should not be this machine's own
+    (`-march`: `x86-64-v3` for AVX2, `x86-64` for neither). `KVLAB_CXXFLAGS` are further flags for the compiler,
+    for example `-O1 -g -fsanitize=address,undefined`. Raises KernelError, with the reason, where the library cannot
+    be built or loaded; the first time the reason is logged, too.
     """
     environ = os.environ
     outcome = _attempt(*[environ.get(name) for name in _SETTINGS])
@@ -60,7 +61,7 @@ def load() -> ctypes.CDLL:
 
 
 def instruction_set() -> str:
-    """What the library computes with: `avx512-bf16` (`avx512-bf16, amx` where it may use matrix tiles), `avx512`,
+    """The instructions that the library uses: `avx512-bf16` (`avx512-bf16, amx` with matrix tiles), `avx512`,
     `avx2` or `portable`. Raises KernelError as `load` does.
     """
     return _instruction_set(load())
@@ -75,7 +76,7 @@ def _instruction_set(library: ctypes.CDLL) -> str:
 def _attempt(
     compiler: str | None, architecture: str | None, flags: str | None, *_cache: str | None
 ) -> ctypes.CDLL | KernelError:
-    """The library or the reason why there is none, remembered either way: every call of a kernel asks."""
+    """The library, or the reason why there is none. Cached either way, since every call of a kernel needs it."""
     try:
         library = _find_or_build(compiler, architecture or "native", flags or "", cache_folder())
         _check_processor(_instruction_set(library), architecture)
@@ -105,7 +106,7 @@ def _find_or_build(compiler: str | None, architecture: str, flags: str, cache: P
     if path.exists():
         try:
             return _open(path)
-        except OSError:  # cut off, or made by a system that is not this one any more
+        except OSError:  # truncated, or built on another system
             _log.warning("%s cannot be loaded; building it again", path)
     _build(command, path)
     try:
@@ -115,7 +116,7 @@ def _find_or_build(compiler: str | None, architecture: str, flags: str, cache: P
 
 
 def _check_processor(instruction_set: str, architecture: str | None) -> None:
-    """Raise KernelError where this processor has not what the library was built for, and would end the process."""
+    """Raise KernelError if this processor lacks instructions of the library, which would end the process."""
     flag = _CPU_FLAGS.get(instruction_set.split(",")[0])
     known = _cpu().split()
     if flag is not None and "sse2" in known and flag not in known:
@@ -135,8 +136,8 @@ def _find_compiler(wanted: str | None) -> str:
 
 
 def _build(command: list[str], path: Path) -> None:
-    """Compile every source, side by side, and link them into `path`. It appears there whole or not at all, whoever
-    else builds it at the same time.
+    """Compile all sources in parallel and link them into `path`. The file appears there complete or not at all,
+    also if several processes build it at the same time.
     """
     _log.info("compiling native kernels, once for this machine")
     start = time.perf_counter()
@@ -165,20 +166,20 @@ def _run(command: list[str]) -> None:
 
 
 def cache_folder() -> Path:
-    """Where what was made for this machine is kept."""
+    """The folder for files that are made for this machine."""
     if folder := os.environ.get("KVLAB_CACHE"):
         return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvlab"
 
 
 def _compiler_stamp(compiler: str) -> str:
-    """Differs after an update of the compiler; asking it for its version would take longer than loading."""
+    """Changes with an update of the compiler. Asking it for its version takes longer than loading the library."""
     state = os.stat(compiler)
     return f"{state.st_size} {state.st_mtime_ns}"
 
 
 def _cpu() -> str:
-    """The machine's instruction set, as far as the system tells."""
+    """The machine's instruction set, as far as the system reports it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("flags", "Features")):

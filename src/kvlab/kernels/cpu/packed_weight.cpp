@@ -57,7 +57,7 @@ extern "C" void kvlab_pack_linear_int8(const uint16_t* weight, int outputs, int 
     }
 }
 
-// out [count, inputs]: the rows `ids` of the weight that `packed` was made of.
+// out [count, inputs]: the rows `ids` of a packed weight.
 extern "C" void kvlab_packed_rows(const void* packed, const float* scales, int inputs, const int64_t* ids,
                                   int count, uint16_t* out, int threads) {
     const int64_t pairs = (inputs + 1) / 2;

@@ -10,7 +10,7 @@
 
 namespace {
 
-// What a panel holds for a pair of inputs: a vector of pairs, each an output's, as they are multiplied.
+// A panel's weights for a pair of inputs: a vector with a pair for each output.
 #if defined(__AVX512BF16__)
 struct Pairs {
     Words both;
@@ -48,24 +48,24 @@ struct Int8 {
     }
 };
 
-// What becomes of the outputs: the first half may be gates of the second, and `out` then has half as many.
+// Whether the first half of the outputs are gates of the second; `out` then has half as many.
 enum class Gate { NONE, SILU, GELU };
 
 struct Product {
     const char* weights;  // packed
     const float* scales;  // of each output of int8 weights, else null
     const uint16_t* bias;
-    uint16_t* out;  // null: only the largest output of each row is asked for
+    uint16_t* out;  // null: only the largest output of each row is wanted
     int rows, outputs, pairs;
     Gate gate = Gate::NONE;
-    bool out_in_tiles = false;  // of what is gated: see tiles.hpp
+    bool out_in_tiles = false;  // of gated outputs: see tiles.hpp
 
     int panels() const { return (outputs + LANES - 1) / LANES; }
 };
 
 INLINE uint16_t to_bfloat16(float x) { return uint16_t(rounded_to_bfloat16(all(x))[0] >> 16); }
 
-// Sums of a row by a panel as outputs, in float32.
+// The outputs of a row and a panel, in float32.
 INLINE Floats finished(const Product& product, int panel, Floats sums) {
     const int first = panel * LANES, lanes = std::min(LANES, product.outputs - first);
     if (product.scales) sums *= widen_some(product.scales + first, lanes);
@@ -73,7 +73,7 @@ INLINE Floats finished(const Product& product, int panel, Floats sums) {
     return sums;
 }
 
-// Sums of a row by a panel to the output.
+// Write the outputs of a row and a panel.
 inline void store_outputs(const Product& product, int row, int panel, Floats sums) {
     const int first = panel * LANES, lanes = std::min(LANES, product.outputs - first);
     const Halves narrow = narrowed(finished(product, panel, sums));

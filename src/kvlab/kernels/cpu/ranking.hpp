@@ -1,23 +1,23 @@
-// The order of numbers with their places, in which the choice of a token looks for the largest: NaN is larger than any
-// number, as it is for PyTorch, so that it shows. Of equals (0 and -0, and NaNs, are) the first comes first.
+// A number and its index as one integer key, whose order is that of top-k: the larger number first, and of equal ones (0
+// and -0, and all NaN, are equal) the lower index. NaN is larger than any number, as for PyTorch, so that it is noticed.
 #pragma once
 
 #include "simd.hpp"
 
 namespace {
 
-// Larger for what comes earlier: the number, in an order that integers have too, above the place.
-INLINE uint64_t key_of(float x, int64_t place) {
+// The key: the number, mapped to an integer of the same order, above the complement of the index.
+INLINE uint64_t key_of(float x, int64_t index) {
     uint32_t bits = 0xffffffffu;
     if (x == x) {
         x += 0.0f;  // -0 becomes 0
         std::memcpy(&bits, &x, sizeof bits);
         bits = bits >> 31 ? ~bits : bits | 0x80000000u;
     }
-    return uint64_t(bits) << 32 | (0xffffffffu - uint32_t(place));
+    return uint64_t(bits) << 32 | (0xffffffffu - uint32_t(index));
 }
 
-INLINE int64_t place_of(uint64_t key) { return 0xffffffffu - uint32_t(key); }
+INLINE int64_t index_of(uint64_t key) { return 0xffffffffu - uint32_t(key); }
 
 // The number of a key: NaN, or one that is not -0.
 INLINE float number_of(uint64_t key) {

@@ -1,8 +1,8 @@
-// Vectors of the machine the library is built for, and the one product that attention is made of.
+// Vectors of the processor that the library is compiled for, and functions of them.
 //
-// The compiler is told the machine's instruction set, so LANES is 16 with AVX-512, 8 with AVX2 and 4 elsewhere; the
-// same source serves all three. bfloat16 is multiplied in pairs where the processor has the instruction
-// (AVX512-BF16) and as float32 elsewhere; either way a `Unit` is 4 bytes, so tiles have the same shape.
+// The compiler's flags name the instruction set: LANES is 16 with AVX-512, 8 with AVX2 and 4 elsewhere. bfloat16 is
+// multiplied in pairs where the processor has the instruction (AVX512-BF16) and as float32 elsewhere. A unit is 4 bytes
+// either way, so that tiles have the same shape.
 #pragma once
 
 #include <cmath>
@@ -24,7 +24,7 @@ typedef float Floats __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
-// The same, wherever they lie in memory and whatever is stored there.
+// The same without alignment, and for memory of any type.
 typedef Floats FloatsAt __attribute__((aligned(4), may_alias));
 typedef Words WordsAt __attribute__((aligned(2), may_alias));
 
@@ -209,7 +209,7 @@ INLINE void for_each_vector(int count, Body body) {
     if (i < count) body(i, count - i);
 }
 
-// Turn LANES vectors into their transpose, halving the distance of exchanged lanes from step to step.
+// Transpose LANES vectors of LANES words, in log2(LANES) steps of exchanged lanes.
 INLINE void transpose(Words (&rows)[LANES]) {
 #if defined(__clang__) || !defined(__GNUC__)
     Words columns[LANES];

@@ -1,8 +1,8 @@
 // A product in tiles, a part at a time: some rows of x, packed, by a stripe, which is two panels of the weights or,
 // for few rows, four, over a piece of the inputs.
 //
-// Memory is never to be idle: weights are asked for before they are needed, a part with every step, and the outputs
-// of a block are written while the next one is summed.
+// Memory should never be idle: every step prefetches some of the weights that are needed next, and the outputs of a block
+// are written while the next one is computed.
 #pragma once
 
 #include "buffer.hpp"
@@ -16,31 +16,30 @@
 #if defined(KVLAB_TILES)
 namespace {
 
-thread_local Buffer wide_weights;  // each thread its own
+thread_local Buffer wide_weights;
 
-// Ask for a line of weights, into the second cache. Every fourth time one far behind it is asked for, too: the
-// processor then begins to read there by itself. It can do so much more at once than what was asked for line by
-// line.
+// Prefetch a cache line of weights into the L2 cache, and with every fourth one a line FAR lines ahead. This starts the
+// processor's own prefetcher there, which has more requests in flight than prefetch instructions can have.
 template <int FAR>
-INLINE void ask_for_line(const char* at, int line) {
+INLINE void prefetch_line(const char* at, int line) {
     __builtin_prefetch(at, 0, 2);
     if (line % 4 == 0) __builtin_prefetch(at + FAR * 64, 0, 2);
 }
 
-// Weights that will be needed, asked for in equal shares.
+// The weights that are needed next, prefetched in equal shares.
 struct Ahead {
     Panels weights;
     int panels, lines;  // lines of each panel, of a share
 
-    __attribute__((always_inline)) void ask() {
+    __attribute__((always_inline)) void prefetch() {
         for (int panel = 0; panel < panels; ++panel)
-            for (int line = 0; line < lines; ++line) ask_for_line<64>(weights[panel] + line * 64, line);
+            for (int line = 0; line < lines; ++line) prefetch_line<64>(weights[panel] + line * 64, line);
         weights.at += lines * 64;
     }
 };
 
-// Rows [first_row, last_row) and inputs, in steps of 32, [begin, end). The sums over more than one piece of the inputs
-// wait between them, where `sums` points to: [stripes, tiles of rows, 16, outputs of a stripe].
+// Rows [first_row, last_row) and inputs [begin, end), in steps of 32. Between two pieces of the inputs, sums are stored
+// in `sums` [stripes, tiles of rows, 16, outputs of a stripe].
 struct Part {
     int first_row, last_row, begin, end;
     float* sums;
@@ -50,7 +49,7 @@ struct Part {
     int tiles() const { return (last_row - first_row + TILE_SIDE - 1) / TILE_SIDE; }
 };
 
-// Stripes one behind the other, for one thread; who has done its own helps with the others'.
+// Consecutive stripes for one thread. A thread that has finished its own takes stripes of the others.
 struct alignas(64) Run {
     std::atomic<int> next;
     int end;
@@ -69,11 +68,11 @@ public:
         return ((gates() ? gates() : panels) + wide - 1) / wide;
     }
 
-    // Floats of the sums of 16 rows that wait, of a stripe.
+    // Number of floats that 16 rows of sums take, of a stripe.
     int waiting_sums() const { return TILE_SIDE * width * LANES; }
 
-    // Ask for the beginning of a stripe.
-    void ask_for(int index) const {
+    // Prefetch the beginning of a stripe.
+    void prefetch_stripe(int index) const {
         if (index >= stripes()) return;
         const Stripe stripe = stripe_of(index);
         for (int panel = 0; panel < std::min(2, stripe.panels); ++panel)
@@ -81,7 +80,7 @@ public:
                 __builtin_prefetch(stripe.weights[panel] + at, 0, 2);
     }
 
-    // A part by the stripes that are left of a run.
+    // Multiply a part by the stripes that are left of a run.
     void multiply(const Part& part, Run& run, PendingOutputs& pending) const {
         for (int stripe; (stripe = run.next.fetch_add(1, std::memory_order_relaxed)) < run.end;)
             multiply(part, stripe, std::min(stripe + 1, run.end - 1), pending);
@@ -114,8 +113,8 @@ private:
         return {first, 2 * count, {from(first), count == 1 ? half : panel, half}};
     }
 
-    // In blocks of up to three tiles of rows. One alone would make little of the weights: where one would be left
-    // over, two blocks have two.
+    // In blocks of up to three tiles of rows. A block of one tile would use each weight once only: instead of 3 + 1 tiles
+    // there are blocks of 2 + 2.
     void multiply(const Part& part, int index, int next, PendingOutputs& pending) const {
         const int tiles = part.tiles(), blocks = (tiles + MOST_TILES - 1) / MOST_TILES;
         const int shares = blocks * part.steps(), lines = part.steps() * STEP_BYTES / 64;
@@ -149,9 +148,9 @@ private:
             panels == 1 ? multiply_block<1, 1, ONCE>(arguments...) : multiply_block<1, 2, ONCE>(arguments...);
     }
 
-    // Weights that are read ONCE, by this block, are asked for one step before they are used, which reads fastest;
-    // others, which more blocks read from the second cache, with the blocks of the stripe before. Sums that wait are
-    // asked for by the block before.
+    // Weights that only this block reads (ONCE) are prefetched one step before they are used, which is fastest. Weights
+    // that several blocks read from the L2 cache are prefetched during the blocks of the previous stripe. Stored sums
+    // are prefetched by the previous block.
     template <int ROWS, int COLUMNS, bool ONCE>
     __attribute__((noinline)) void multiply_block(const Part& part, const TileRows& left, const Panels& right,
                                                   float* sums, Ahead& ahead, PendingOutputs& pending) const {
@@ -161,7 +160,7 @@ private:
         const char* next_sums = part.first ? nullptr : reinterpret_cast<const char*>(sums + SUMS * LANES);
         Panels near = right;
         near.at += TILE;
-        // GCC does not know that loading a tile reads memory: what was written stays before it.
+        // GCC does not know that loading a tile reads memory: keep earlier writes before it.
         asm volatile("" ::: "memory");
         if (part.first)
             zero_sums();
@@ -174,10 +173,10 @@ private:
                 for (int column = 0; column < COLUMNS; ++column)
 #pragma GCC unroll 16
                     for (int line = 0; line < TILE_SIDE; ++line)
-                        ask_for_line<16>(near[column] + line * 64, line);
+                        prefetch_line<16>(near[column] + line * 64, line);
                 near.at += TILE;
             } else {
-                ahead.ask();
+                ahead.prefetch();
             }
             pending.finish(share);
             for (int line = 0; line < sums_share; ++line, next_sums += 64) __builtin_prefetch(next_sums, 1, 2);
@@ -186,7 +185,7 @@ private:
         store_sums<ROWS, COLUMNS>(part.last ? pending.sums() : sums);
     }
 
-    // A stripe's weights of a part as they are multiplied; int8 are widened, into the thread's buffer.
+    // The weights of a stripe for a part. int8 is widened into the thread's buffer.
     Panels widened(const Stripe& stripe, const Part& part) const {
         Panels from = stripe.weights;
         from.at += int64_t(part.begin) * STEP_BYTES;

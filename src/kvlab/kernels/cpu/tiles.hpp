@@ -8,8 +8,8 @@ namespace {
 
 constexpr int64_t IN_TILES = -1;  // in place of the number of elements between two rows
 
-// Where the elements of a row are: one behind the other, or in tiles of 16 rows by 32 elements, tile behind tile. Products
-// in tiles read their rows in the second layout. A kernel that writes it spares the product a pass that rearranges rows.
+// Where the elements of a row are: consecutive, or in consecutive tiles of 16 rows by 32 elements. Products in tiles read
+// their rows in the second layout. A kernel that writes it saves the product a pass that rearranges rows.
 struct RowLayout {
     static constexpr int ROWS = TILE_SIDE, ELEMENTS = 32;  // of a tile
 
@@ -41,7 +41,7 @@ struct RowLayout {
 constexpr int TILE_BYTES = 64;   // of a row of a tile
 constexpr int TILE_INPUTS = 32;  // inputs that one instruction covers
 
-// Whether the process may use tiles: Linux keeps room for their state only once it was asked to.
+// Whether the process may use tiles. Linux reserves memory for their state only on request.
 inline bool has_tiles() {
     static const bool allowed = [] {
         constexpr long request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
@@ -50,7 +50,7 @@ inline bool has_tiles() {
     return allowed;
 }
 
-// While it lives, its thread's tiles are set up. (Tiles in use make switching threads dearer: they are given back.)
+// Configures the tiles of its thread and, at the end of its life, releases them: context switches are slower with tiles.
 class Tiles {
 public:
     Tiles() {
@@ -69,8 +69,8 @@ public:
     Tiles(const Tiles&) = delete;
 };
 
-// Either side of a product. Left: `row_bytes` between rows, the next 16 rows `next` bytes behind, the next 32 inputs `step`
-// bytes behind. Right: `row_bytes` between pairs of inputs, the next 16 outputs `next` behind, the next 32 inputs `step`.
+// Either side of a product. `row_bytes` is the distance of rows (left) or of pairs of inputs (right); `next` of the next
+// 16 rows (left) or outputs (right); `step` of the next 32 inputs.
 struct TiledSide {
     const char* at;
     int64_t row_bytes, next, step;
@@ -79,7 +79,7 @@ struct TiledSide {
 // sums [16 ROWS, 16 COLUMNS] (+)= left * right over `steps` times 32 inputs. `stride`: floats between rows of sums.
 template <int ROWS, int COLUMNS>
 void multiply_tiles(const TiledSide& left, const TiledSide& right, int steps, float* sums, int64_t stride, bool add) {
-    asm volatile("" ::: "memory");  // GCC does not know that loading a tile reads memory: what was written stays before it
+    asm volatile("" ::: "memory");  // GCC does not know that loading a tile reads memory: keep earlier writes before it
     const int64_t sum_bytes = stride * sizeof(float);
     float *low = sums, *below = sums + TILE_SIDE * stride;
     if (add) {

@@ -1,4 +1,4 @@
-// The largest numbers of each row, with their places: what the choice of a token begins with.
+// Top-k of each row: the largest numbers and their indices, with which sampling begins.
 
 #include "interface.hpp"
 #include "ranking.hpp"
@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int64_t WORTH_A_THREAD = 1 << 15;  // elements below which waking the other threads costs more
+constexpr int64_t WORTH_A_THREAD = 1 << 15;  // with fewer elements, waking other threads costs more than it saves
 
 template <class Element>
 INLINE float number(const Element* at) {
@@ -20,9 +20,9 @@ INLINE float number(const Element* at) {
     return result;
 }
 
-// The place of the first of the largest of `size` numbers.
+// Index of the largest of `size` numbers; of equal ones the first.
 template <class Element>
-int64_t place_of_largest(const Element* x, int64_t size) {
+int64_t index_of_largest(const Element* x, int64_t size) {
     Floats most = all(-INFINITY);
     Ints where{}, at{}, strange{};
     for (int lane = 0; lane < LANES; ++lane) at[lane] = lane;
@@ -34,25 +34,24 @@ int64_t place_of_largest(const Element* x, int64_t size) {
         strange |= part != part;
     }
     float best = -INFINITY;
-    int64_t place = 0;
+    int64_t index = 0;
     for (int lane = 0; lane < LANES && i > 0; ++lane)
-        if (most[lane] > best || (most[lane] == best && where[lane] < place)) best = most[lane], place = where[lane];
+        if (most[lane] > best || (most[lane] == best && where[lane] < index)) best = most[lane], index = where[lane];
     bool has_nan = any(strange);
     for (; i < size; ++i) {
         const float last = number(x + i);
-        if (last > best) best = last, place = i;
+        if (last > best) best = last, index = i;
         has_nan |= last != last;
     }
     if (has_nan)
-        for (place = 0; number(x + place) == number(x + place);) ++place;
-    return place;
+        for (index = 0; number(x + index) == number(x + index);) ++index;
+    return index;
 }
 
-// Keys of the best of a row seen so far, in `keys` with room for `capacity`, at least `count` + 4 * LANES: the first
-// `count` and those that came since. Few numbers of a row get this far: what is not above the last of the first is
-// passed over, a few vectors at a time.
+// `keys` has room for `capacity` keys, at least `count` + 4 * LANES: the `count` best so far and candidates found since.
+// Few numbers become candidates: those not above the worst of the best are skipped, four vectors at a time.
 template <class Element>
-void places_of_largest(const Element* x, int64_t size, int count, uint64_t* keys, int capacity, int64_t* places) {
+void indices_of_largest(const Element* x, int64_t size, int count, uint64_t* keys, int capacity, int64_t* indices) {
     constexpr int STRIDE = 4 * LANES;
     int held = 0;
     float least = 0;
@@ -62,7 +61,7 @@ void places_of_largest(const Element* x, int64_t size, int count, uint64_t* keys
         std::nth_element(keys, keys + count - 1, keys + held, std::greater<uint64_t>());
         held = count;
         full = true;
-        least = number(x + place_of(keys[count - 1]));
+        least = number(x + index_of(keys[count - 1]));
     };
     const auto consider = [&](int64_t from, int64_t to) {
         for (; from < to; ++from) {
@@ -84,11 +83,11 @@ void places_of_largest(const Element* x, int64_t size, int count, uint64_t* keys
     consider(i, size);
     settle();
     std::sort(keys, keys + count, std::greater<uint64_t>());
-    for (int k = 0; k < count; ++k) places[k] = place_of(keys[k]);
+    for (int k = 0; k < count; ++k) indices[k] = index_of(keys[k]);
 }
 
 template <class Element>
-void largest(const Element* x, int64_t stride, int rows, int64_t size, int count, Element* values, int64_t* places,
+void largest(const Element* x, int64_t stride, int rows, int64_t size, int count, Element* values, int64_t* indices,
              int threads) {
     const int capacity = count + std::max(count, 512);
 #pragma omp parallel num_threads(threads) if (rows * size > WORTH_A_THREAD)
@@ -97,11 +96,11 @@ void largest(const Element* x, int64_t stride, int rows, int64_t size, int count
 #pragma omp for schedule(static)
         for (int row = 0; row < rows; ++row) {
             const Element* from = x + row * stride;
-            int64_t* where = places + int64_t(row) * count;
+            int64_t* where = indices + int64_t(row) * count;
             if (count > 1)
-                places_of_largest(from, size, count, keys.get(), capacity, where);
+                indices_of_largest(from, size, count, keys.get(), capacity, where);
             else
-                *where = place_of_largest(from, size);
+                *where = index_of_largest(from, size);
             for (int k = 0; k < count; ++k) values[int64_t(row) * count + k] = from[where[k]];
         }
     }
@@ -109,14 +108,14 @@ void largest(const Element* x, int64_t stride, int rows, int64_t size, int count
 
 }  // namespace
 
-// values, places [rows, count]: the `count` largest numbers of each row [size] of x, largest first; 1 <= count <=
+// values, indices [rows, count]: the `count` largest numbers of each row [size] of x, largest first; 1 <= count <=
 // size < 2^31. `stride`: elements between rows of x.
 extern "C" void kvlab_topk(const void* x, int64_t stride, int rows, int64_t size, int count, void* values,
-                              int64_t* places, int element_bytes, int threads) {
+                              int64_t* indices, int element_bytes, int threads) {
     if (element_bytes == 4)
-        largest(static_cast<const float*>(x), stride, rows, size, count, static_cast<float*>(values), places,
+        largest(static_cast<const float*>(x), stride, rows, size, count, static_cast<float*>(values), indices,
                 threads);
     else
-        largest(static_cast<const uint16_t*>(x), stride, rows, size, count, static_cast<uint16_t*>(values), places,
+        largest(static_cast<const uint16_t*>(x), stride, rows, size, count, static_cast<uint16_t*>(values), indices,
                 threads);
 }

@@ -13,7 +13,7 @@ from kvlab.kernels.triton.softmax import accumulate, normalised, score_factors, 
 
 #: The second pass holds a head's result from every split at once.
 _MOST_SPLITS = 64
-#: Less is not worth a program and its part of the second pass.
+#: With fewer, a program and its part of the second pass cost more than they save.
 _LEAST_TOKENS_PER_SPLIT = 256
 
 
@@ -153,8 +153,8 @@ def _combine(
 def plan_split(tokens: int, longest: int, kv_heads: int, device: torch.device) -> int | None:
     """How many tokens each program of `paged_decode` should take, or None for a whole sequence.
 
-    The `tokens` of all sequences together are shared out over two programs for each of the GPU's processors, which
-    also keeps one long sequence among short ones from holding everybody up.
+    The `tokens` of all sequences together are shared out over two programs for each of the GPU's processors, so
+    that one long sequence among short ones does not delay the others.
     """
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
     share = max(_LEAST_TOKENS_PER_SPLIT, tokens * kv_heads // (2 * processors))
@@ -195,8 +195,8 @@ def paged_decode(
         return out
     kv_heads, block_size = keys.shape[1:3]
     group, cols = heads // kv_heads, padded_dim(head_dim)
-    # Tensor cores have nothing else to do while 16-bit K and V stream in, so rows may be padded to what they need.
-    # In float32 padding costs time, and a row or two are better multiplied and summed.
+    # Tensor cores are idle while 16-bit K and V stream in, so that padding rows to their shape costs nothing. In
+    # float32 padding costs time, and one or two rows are faster multiplied and summed.
     dot = q.element_size() == 2 or group > 2
     longest = min(longest or block_tables.shape[1] * block_size, window or (1 << 30))
     split_tokens = max(split_tokens or longest, -(-longest // _MOST_SPLITS), 1)
@@ -236,7 +236,7 @@ def paged_decode(
         SPLIT=splits > 1,
         DOT=dot,
         num_warps=4 if q.element_size() == 2 else 8,
-        num_stages=5,  # of which the look-up in the table takes some, and two tiles of K and V are left
+        num_stages=5,  # some for the look-up in the block table, which leaves two tiles of K and V
     )
     if splits > 1:
         _combine[(batch, heads)](

@@ -34,10 +34,10 @@ def _scatter(
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     head = tl.program_id(1).to(tl.int64)
     dims = tl.arange(0, COLS)
-    places = tl.load(slot_mapping + tokens, mask=tokens < count, other=-1)
-    mask = (places >= 0)[:, None] & (dims < HEAD_DIM)[None, :]
+    slots = tl.load(slot_mapping + tokens, mask=tokens < count, other=-1)
+    mask = (slots >= 0)[:, None] & (dims < HEAD_DIM)[None, :]
     source = tokens.to(tl.int64)[:, None]
-    rows = (places // BLOCK_SIZE) * block_stride + (places % BLOCK_SIZE) * slot_stride + head * head_stride
+    rows = (slots // BLOCK_SIZE) * block_stride + (slots % BLOCK_SIZE) * slot_stride + head * head_stride
     target = rows[:, None] + dims[None, :]
     new_k = tl.load(k + source * k_stride + head * k_head_stride + dims[None, :], mask=mask, other=0.0)
     new_v = tl.load(v + source * v_stride + head * v_head_stride + dims[None, :], mask=mask, other=0.0)
@@ -56,7 +56,7 @@ def scatter_kv(
     count, kv_heads, head_dim = k.shape
     if v.shape != k.shape or (keys.shape[1], keys.shape[3]) != (kv_heads, head_dim) or len(slot_mapping) != count:
         raise ValueError(
-            f"K {list(k.shape)}, V {list(v.shape)} and {len(slot_mapping)} places for a cache of {list(keys.shape)}"
+            f"K {list(k.shape)}, V {list(v.shape)} and {len(slot_mapping)} slots for a cache of {list(keys.shape)}"
         )
     if keys.shape != values.shape or keys.stride() != values.stride():
         raise ValueError(f"K and V must have one layout: strides {keys.stride()} and {values.stride()}")

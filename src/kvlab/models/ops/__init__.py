@@ -1,4 +1,4 @@
-"""What a decoder computes apart from attention: a contract, one file per way, and the choice among them."""
+"""Ops: what a decoder computes apart from attention. A contract, one file per implementation, and the selection."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kvlab.models.ops.torch_ops import TorchOps
 def select_ops(
     dtype: torch.dtype, device: torch.device | str, *, kernels: bool = True, int8_weights: bool = False
 ) -> Ops:
-    """kvlab's own kernels where there are some for the device and the dtype and they are wanted, else PyTorch's.
+    """kvlab's kernels where `kernels` allows them and they support device and dtype, else PyTorch.
 
-    Raises ConfigError for `int8_weights` where there are none that compute with them.
+    Raises ConfigError for `int8_weights` where no kernel supports them.
     """
     kind = torch.device(device).type
     if int8_weights:
@@ -26,7 +26,7 @@ def select_ops(
 
         try:
             return CpuOps()
-        except KernelError:  # it has been logged
+        except KernelError:  # `load` has logged it
             return TorchOps()
     if kernels and kind == "cuda" and find_spec("triton") is not None:
         from kvlab.models.ops.triton_ops import TritonOps

@@ -1,4 +1,4 @@
-"""What a decoder asks for apart from attention."""
+"""Ops: the contract for everything that a decoder computes apart from attention."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from kvlab.models.rope import RotaryEmbedding
 class Norm:
     """An RMSNorm, x / rms(x) * weight over the last dimension, computed in float32 (Zhang and Sennrich, 2019).
 
-    A weight in float32 beside tensors of a narrower type stays so: next to the 1 of a `1 + w`, half precision would
-    lose most of the digits of a small w.
+    A weight may be float32 although the model is in half precision: the sum of a `1 + w` would lose most digits of
+    a small w.
     """
 
     weight: torch.Tensor
@@ -42,14 +42,14 @@ class Linear(Protocol):
         ...
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows `ids` `[n]` of the weight, `[n, in_features]`, for an embedding that shares it. Only of one that was
-        made with `lookup`.
+        """Rows `ids` `[n]` of the weight, `[n, in_features]`: the look-up of a tied embedding. Only for a weight
+        that was made with `lookup`.
         """
         ...
 
 
 class StepContext(NamedTuple):
-    """What the parts of a layer need of the step that runs."""
+    """The step that runs, as the parts of a layer need it."""
 
     view: CacheView
     attention: AttentionBackend
@@ -81,8 +81,8 @@ class Stack(Protocol):
 
 
 class TopK(NamedTuple):
-    """The largest numbers of each row and their indices, both `[rows, count]`: the largest first, and of equals the
-    first first. NaN counts as the largest.
+    """The largest numbers of each row and their indices, both `[rows, count]`: the largest first, and of equal
+    ones the lowest index first. NaN counts as the largest.
     """
 
     values: torch.Tensor  # of the dtype of what they were taken from
@@ -90,7 +90,7 @@ class TopK(NamedTuple):
 
 
 class LogitsOps(Protocol):
-    """What the choice of a token asks for."""
+    """The operations that sampling needs."""
 
     def topk(self, x: torch.Tensor, count: int = 1) -> TopK:
         """The `count` largest numbers of each row of `x` `[rows, size]`, 1 <= count <= size."""
@@ -104,15 +104,15 @@ class Ops(LogitsOps, Protocol):
     tied_copies: int  # how often a weight that is embedding and output layer at once is held in memory
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False) -> Linear:
-        """A product with `weight`, which may be kept in another form; `lookup`: its rows are asked for, too."""
+        """A product with `weight`, which may be stored in another form; with `lookup` its rows can be read, too."""
         ...
 
     def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        """`x` `[..., size]`, normed."""
+        """RMSNorm of `x` `[..., size]`."""
         ...
 
     def add_norm(self, x: torch.Tensor, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
-        """`residual` + `x`, and that normed, both `[T, hidden]`; the sum may overwrite `residual`."""
+        """`residual` + `x` and the norm of the sum, both `[T, hidden]`; the sum may overwrite `residual`."""
         ...
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
@@ -120,19 +120,19 @@ class Ops(LogitsOps, Protocol):
         ...
 
     def angles(self, rotary: RotaryEmbedding, positions: torch.Tensor) -> Angles:
-        """What `rotate_and_store` needs of a rotary table, once a step."""
+        """The angles that `rotate_and_store` takes. Called once per rotary table and step."""
         ...
 
     def rotate_and_store(
         self, qkv: torch.Tensor, norms: tuple[Norm, Norm] | None, angles: Angles, view: CacheView, layer: int
     ) -> torch.Tensor:
-        """`qkv` `[T, heads + 2 * kv_heads, head_dim]`: queries and keys normed by `norms` and rotated, keys and
-        values stored in the view. Returns the queries `[T, heads, head_dim]`.
+        """Norm the queries and keys of `qkv` `[T, heads + 2 * kv_heads, head_dim]` by `norms`, rotate them, and
+        store keys and values in the view. Returns the queries `[T, heads, head_dim]`.
         """
         ...
 
     def linear_top1(self, linear: Linear, x: torch.Tensor) -> TopK:
-        """The largest number of each row of `linear(x)`, as `largest` finds it; the others need not be kept."""
+        """The largest number of each row of `linear(x)`, as `topk` finds it; the others need not be stored."""
         ...
 
     def stack(self, layers: Sequence[Sequence[LayerPart]], attention: AttentionBackend) -> Stack | None:

@@ -18,7 +18,7 @@ from kvlab.models.ops.base import LayerPart, Norm, TopK
 
 
 class NativeLinear:
-    """One packed copy of the weight serves any number of rows, and lookups."""
+    """A product with a packed weight. One copy serves any number of rows, and look-ups."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, int8: bool) -> None:
         self._weight = PackedWeight(weight, int8=int8)
@@ -33,7 +33,7 @@ class NativeLinear:
         return self._weight.rows(ids)
 
     def top1(self, x: torch.Tensor) -> TopK | None:
-        """See Ops.linear_top1; None where the product has to be written first."""
+        """See Ops.linear_top1; None where the product has to be stored first."""
         found = self._weight.top1(x, self._bias)
         return None if found is None else TopK(*found)
 
@@ -59,8 +59,9 @@ class NativeStack:
 
     @classmethod
     def build(cls, layers: Sequence[Sequence[LayerPart]]) -> NativeStack | None:
-        """A stack of these layers. None where a part is not known here, is not in bfloat16 with packed weights, has
-        heads that no kernel takes, or comes in another order than the native layers have (see layers.cpp).
+        """A stack of these layers. None where a part is of an unknown type, has weights that are not packed
+        bfloat16 or heads that no kernel supports, or where the parts come in an order that layers.cpp does not
+        support.
         """
         native = [_native(part) for part in chain.from_iterable(layers)]
         known = [part for part in native if part is not None]
@@ -120,7 +121,7 @@ class NativeStack:
 
 
 def _in_order(kinds: Sequence[PartKind]) -> bool:
-    """Whether a norm writes what attention and MLP read, and nothing else; the first one comes first."""
+    """Whether the parts come in the order that layers.cpp states."""
     norms, computing = (PartKind.INPUT_NORM, PartKind.RESIDUAL_NORM), (PartKind.ATTENTION, PartKind.MLP)
     pairs_fit = all(
         (one in norms) == (other in computing) and (other is not PartKind.OUTPUT_NORM or one in computing)
@@ -130,7 +131,7 @@ def _in_order(kinds: Sequence[PartKind]) -> bool:
 
 
 def _native(part: LayerPart) -> NativePart | None:
-    """A part as the native layers take it, or None where they cannot compute it."""
+    """The native form of a part, or None where the native layers cannot compute it."""
     match part:
         case InputNorm(norm=norm):
             return NativePart(PartKind.INPUT_NORM, _norm(norm))

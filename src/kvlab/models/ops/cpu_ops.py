@@ -20,8 +20,8 @@ from kvlab.models.rope import RotaryEmbedding
 
 
 class CpuOps:
-    """See Ops. Float32 and bfloat16; products in float32 are PyTorch's. With `int8_weights` the matrices of a model
-    in bfloat16 are kept in int8.
+    """See Ops. For float32 and bfloat16; PyTorch computes the products in float32. With `int8_weights` the matrices
+    of a bfloat16 model are stored in int8.
 
     Raises KernelError where the kernels cannot be compiled.
     """
@@ -59,7 +59,7 @@ class CpuOps:
         self, qkv: torch.Tensor, norms: tuple[Norm, Norm] | None, angles: Angles, view: CacheView, layer: int
     ) -> torch.Tensor:
         """See Ops."""
-        if view.storage.layout is not PageLayout.HND:  # the kernel knows no other
+        if view.storage.layout is not PageLayout.HND:  # the kernel supports HND alone
             cosine, sine = (table[view.positions].unsqueeze(1) for table in angles)
             return self._torch.rotate_and_store(qkv, norms, Angles(cosine, sine), view, layer)
         q_norm, k_norm = norms or (None, None)

@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def _can_pack(weight: torch.Tensor) -> bool:
-    """Whether oneDNN packs this weight: bfloat16 on a CPU that computes in it."""
+    """Whether oneDNN can pack this weight: bfloat16, on a CPU with instructions for it."""
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.bfloat16
@@ -31,8 +31,8 @@ def _can_pack(weight: torch.Tensor) -> bool:
 
 
 class TorchLinear:
-    """In bfloat16 on a CPU the weight is packed once by oneDNN; with few rows it is then read twice as fast.
-    Elsewhere it is an ordinary `torch.nn.functional.linear`.
+    """In bfloat16 on a CPU, oneDNN packs the weight once, which makes products of few rows twice as fast. Elsewhere
+    this is an ordinary `torch.nn.functional.linear`.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, lookup: bool) -> None:
@@ -47,14 +47,14 @@ class TorchLinear:
         if self._packed and len(x):
             y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
             return y
-        if not len(x):  # oneDNN does not take a batch of no rows
+        if not len(x):  # oneDNN refuses a batch of no rows
             return x.new_empty(0, self._out_features)
         return functional.linear(x, self._weight, self._bias)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """See Linear."""
         if self._table is None:
-            raise RuntimeError("this weight is not kept for lookups")
+            raise RuntimeError("this weight was made without `lookup`")
         return functional.embedding(ids, self._table)
 
 
@@ -115,7 +115,7 @@ class TorchOps:
             return TopK(*x.max(dim=-1, keepdim=True))
         if count == x.shape[1]:
             return TopK(*x.sort(dim=-1, descending=True, stable=True))
-        # topk leaves open which of equals it takes, and in what order.
+        # torch.topk does not define which of equal numbers it takes, nor their order.
         last = x.topk(count).values[:, -1:]
         rows, indices = (~(x < last)).nonzero(as_tuple=True)  # NaN is not less
         values = x[rows, indices]
