@@ -10,6 +10,7 @@ import optuna
 from kvlab.config import RunConfig
 from kvlab.engine.build import resolve_device
 from kvlab.errors import CapacityError, ConfigError
+from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import size_pool
 from kvlab.lab.build import plan_run
 from kvlab.lab.capacity import CapacityPlan, plan_capacity
@@ -65,7 +66,7 @@ def build_space(config: RunConfig, memory: int, fixed: frozenset[str]) -> Space:
     sequences = sum(request.sampling.n for request in requests)
     stored = sum(lengths[request.request_id] * request.sampling.n for request in requests)
     prompts = sum(len(request.prompt_token_ids) for request in requests)
-    paged = config.kv.backend == "paged"
+    paged = POOLS.get(config.kv.backend).is_paged()
     sizes = tuple(size for size in _BLOCK_SIZES if size <= config.model.max_seq_len)
     if BLOCK in fixed or not paged:
         sizes = ()
