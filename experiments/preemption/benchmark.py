@@ -15,7 +15,7 @@ import time
 
 from experiments.runs import configure, measure, scheduled
 from kvlab.config import PreemptionConfig, RunConfig
-from kvlab.config.scheduler import VICTIMS
+from kvlab.engine.scheduler.victims import VICTIMS
 from kvlab.lab.machine import describe
 
 _FIGURES = (
@@ -53,7 +53,8 @@ def main() -> None:
     arguments = parser.parse_args()
     config = configure(arguments.overrides)
     needed = blocks_needed(config)
-    points = [(1.0, "last_admitted"), *((share, victim) for share in arguments.shares for victim in VICTIMS)]
+    victims = VICTIMS.names()
+    points = [(1.0, "last_admitted"), *((share, victim) for share in arguments.shares for victim in victims)]
     measured: dict[tuple[float, str], list[dict[str, float]]] = {point: [] for point in points}
     for _ in range(arguments.rounds):  # in turn, so that a drift of the machine strikes all alike
         for share, victim in points:
