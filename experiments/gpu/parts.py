@@ -24,7 +24,7 @@ from kvlab.config import KVConfig, ModelConfig, SchedulerConfig, WorkloadConfig
 from kvlab.core import Request
 from kvlab.engine.clock import WallClock
 from kvlab.engine.engine import Engine
-from kvlab.engine.executor import SamplerProtocol, TorchExecutor
+from kvlab.engine.executors.torch import SamplerProtocol, TorchExecutor
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.step import SamplingBatch, StepResult

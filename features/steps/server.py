@@ -11,7 +11,7 @@ from kvlab.config import SchedulerConfig
 from kvlab.core import Request, SamplingParams, Sequence, StepOutput, StepRecord
 from kvlab.engine.clock import WallClock
 from kvlab.engine.engine import Engine
-from kvlab.engine.executor import TorchExecutor
+from kvlab.engine.executors.torch import TorchExecutor
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.step import Executor, StepInput, StepResult

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.core import FinishReason, RequestRecord
+from kvlab.registry import KEYS, registry
 from tests.lab.small_runs import run_small
 
 RECIPES = Path(__file__).parents[2] / "docs/extending"
@@ -22,6 +23,8 @@ def plugin(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     text = (RECIPES / f"{request.param}.md").read_text(encoding="utf-8")
     for name, code in re.findall(r"```python title=\"(\w+\.py)\"\n(.*?)```", text, re.DOTALL):
         (tmp_path / name).write_text(code, encoding="utf-8")
+    for known in map(registry, KEYS):  # what a recipe registers is gone after its test
+        monkeypatch.setattr(known, "_entries", {name: known.get(name) for name in known.names()})
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     (commands,) = re.findall(r"```console\n(.*?)```", text, re.DOTALL) or [""]

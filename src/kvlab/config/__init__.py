@@ -13,8 +13,8 @@ from kvlab.config.kv import KVConfig
 from kvlab.config.model import ModelConfig
 from kvlab.config.run import RunConfig
 from kvlab.config.scheduler import PreemptionConfig, SchedulerConfig
-from kvlab.config.sizes import format_bytes, parse_bytes
 from kvlab.config.tracking import TrackingConfig
+from kvlab.config.values import format_bytes, parse_bytes
 from kvlab.config.workload import LengthConfig, WorkloadConfig
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvlab.config.checks import one_of
+from kvlab.config.values import one_of
 from kvlab.errors import ConfigError
 
 FAULTS = ("forward", "sampler", "sequence", "any")
@@ -17,9 +17,9 @@ class FaultsConfig:
     it has produced some tokens. `any`: all three. The same seed gives the same faults.
     """
 
-    kind: str = "any"
-    rate: float = 0.0
-    seed: int = 0
+    kind: str = "any"  # what fails: forward (before a pass), sampler (behind it), sequence (poisoned requests), any
+    rate: float = 0.0  # probability that a pass fails, or share of poisoned requests; 0 to 1
+    seed: int = 0  # the same seed gives the same faults
 
     def __post_init__(self) -> None:
         one_of("debug.faults.kind", self.kind, FAULTS)
@@ -33,6 +33,6 @@ class DebugConfig:
     a step's time goes; `faults` are put in to see what becomes of them.
     """
 
-    audit: bool = False
-    profile: bool = False
-    faults: FaultsConfig = field(default_factory=FaultsConfig)
+    audit: bool = False  # check every invariant of the pool after each step
+    profile: bool = False  # time the parts of each step; a run takes longer
+    faults: FaultsConfig = field(default_factory=FaultsConfig)  # faults to inject

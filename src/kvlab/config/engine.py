@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvlab.config.checks import at_least
 from kvlab.config.executor import AttentionConfig, ExecutorConfig
 from kvlab.config.kv import KVConfig
 from kvlab.config.model import ModelConfig
 from kvlab.config.scheduler import SchedulerConfig
+from kvlab.config.values import at_least
 from kvlab.errors import ConfigError
 from kvlab.registry import registry
 
@@ -17,12 +17,12 @@ from kvlab.registry import registry
 class EngineConfig:
     """What an engine is built from. `seed` is that of random weights."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
-    kv: KVConfig = field(default_factory=KVConfig)
-    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    attention: AttentionConfig = field(default_factory=AttentionConfig)
-    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
-    seed: int = 0
+    model: ModelConfig = field(default_factory=ModelConfig)  # the model
+    kv: KVConfig = field(default_factory=KVConfig)  # the KV cache
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)  # the scheduler
+    attention: AttentionConfig = field(default_factory=AttentionConfig)  # the attention backend
+    executor: ExecutorConfig = field(default_factory=ExecutorConfig)  # what runs the model
+    seed: int = 0  # of random weights; a run also draws its workload with it
 
     def __post_init__(self) -> None:
         at_least("seed", self.seed, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvlab.config.checks import at_least, one_of, registered
+from kvlab.config.values import at_least, one_of, registered
 
 DTYPES = ("float32", "bfloat16", "float16")
 WEIGHTS = ("auto", "int8")
@@ -15,7 +15,7 @@ DEVICES = ("auto", "cpu", "cuda")
 class AttentionConfig:
     """How attention over the cache is computed: a backend's name, or `auto`."""
 
-    backend: str = "auto"  # auto: the first that can compute the model here, by preference
+    backend: str = "auto"  # auto: of those that can compute the model here, the one of the highest preference
     prefer: list[str] = field(default_factory=list)  # backends that auto tries first, in this order
 
     def __post_init__(self) -> None:
@@ -30,11 +30,11 @@ class ExecutorConfig:
     """What runs the model, and where."""
 
     kind: str = "torch"  # torch: PyTorch and kvlab's kernels on this machine
-    device: str = "auto"  # auto: cuda where there is one, else cpu
-    dtype: str = "bfloat16"
-    weights: str = "auto"  # auto: dtype; int8: matrices, with a scale per output (CPU, bfloat16)
-    threads: int | None = None  # CPU threads; None: one for each core that the process may use
-    kernels: bool = True  # false: PyTorch computes everything, and attention=auto takes no kernel either
+    device: str = "auto"  # cpu, cuda, or auto: cuda where there is one
+    dtype: str = "bfloat16"  # of weights and activations: float32, bfloat16 or float16
+    weights: str = "auto"  # auto: executor.dtype; int8: matrices in int8 with a scale per output (CPU, bfloat16)
+    threads: int | None = None  # CPU threads; null: one for each core that the process may use
+    kernels: bool = True  # false: PyTorch computes everything, and attention.backend=auto takes no kernel
 
     def __post_init__(self) -> None:
         registered("executor.kind", self.kind)

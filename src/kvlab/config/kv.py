@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlab.config.checks import at_least, one_of, registered
-from kvlab.config.sizes import parse_bytes
+from kvlab.config.values import at_least, one_of, parse_bytes, registered
 from kvlab.errors import ConfigError
 
 KV_DTYPES = ("auto", "int8")
@@ -19,13 +18,13 @@ class KVConfig:
     of `model.max_seq_len` tokens. The same setting gives either backend the same bytes.
     """
 
-    backend: str = "paged"
+    backend: str = "paged"  # paged: blocks of block_size tokens; contiguous: a slot of max_seq_len tokens each
     dtype: str = "auto"  # auto: executor.dtype; int8: with a scale per token and head
-    block_size: int = 16  # token slots of a page; for contiguous only the unit of num_blocks
-    num_blocks: int | None = None
-    memory: str | None = None  # 512MiB, 4GiB, ...
-    prefix_sharing: bool = True  # paged: store equal prefixes once and keep them after their sequences
-    eviction: str = "lru"  # which cached block is given up first
+    block_size: int = 16  # token slots of a block; for contiguous only the unit of num_blocks
+    num_blocks: int | None = None  # blocks of block_size tokens; null: by memory, or by scheduler.max_batch_size
+    memory: str | None = None  # bytes of K and V, as 512MiB or 4GiB, instead of num_blocks
+    prefix_sharing: bool = True  # paged: store equal prefixes once, and keep them cached after their sequences
+    eviction: str = "lru"  # which cached block is evicted first
 
     def __post_init__(self) -> None:
         registered("kv.backend", self.backend)

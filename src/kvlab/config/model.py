@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvlab.config.checks import at_least
+from kvlab.config.values import at_least
 from kvlab.errors import ConfigError
 
 
@@ -13,12 +13,12 @@ from kvlab.errors import ConfigError
 class ModelConfig:
     """A decoder: its architecture and where its weights come from."""
 
-    name: str = "???"
-    family: str | None = "qwen3"  # transformers' model_type; None: read from `path`
-    architecture: dict[str, Any] = field(default_factory=dict)  # values of transformers' configuration class
+    name: str = "???"  # what the model is called in tables and runs
+    family: str | None = "qwen3"  # transformers' model_type; null: read from path
+    architecture: dict[str, Any] = field(default_factory=dict)  # values of config.json, as num_hidden_layers: 8
     path: str | None = None  # a directory or hub id that holds config.json (and weights)
-    weights: str | None = "dummy"  # "dummy", a directory, a hub id; None: those of `path`
-    max_seq_len: int = 1024  # longest sequence served, prompt and output together, in tokens
+    weights: str | None = "dummy"  # dummy: random; or a directory or hub id; null: those of path
+    max_seq_len: int = 1024  # longest sequence that is served, in tokens, prompt and output together
 
     def __post_init__(self) -> None:
         at_least("model.max_seq_len", self.max_seq_len, 1)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvlab.config.checks import at_least
 from kvlab.config.debug import DebugConfig
 from kvlab.config.engine import EngineConfig
 from kvlab.config.tracking import TrackingConfig
+from kvlab.config.values import at_least
 from kvlab.config.workload import WorkloadConfig
 
 
@@ -17,17 +17,17 @@ class RunConfig(EngineConfig):
     `optimize` names the metric that a sweep optimizes.
     """
 
-    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
-    tracking: TrackingConfig = field(default_factory=TrackingConfig)
-    debug: DebugConfig = field(default_factory=DebugConfig)
-    plugins: list[str] = field(default_factory=list)  # modules that register implementations
-    run_name: str | None = None
-    tags: dict[str, str] = field(default_factory=dict)
-    optimize: str | None = None
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)  # the requests
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)  # where the run is recorded
+    debug: DebugConfig = field(default_factory=DebugConfig)  # checks and injected faults
+    plugins: list[str] = field(default_factory=list)  # modules to import first, which register implementations
+    run_name: str | None = None  # name of the run; null: made of model, backend and workload
+    tags: dict[str, str] = field(default_factory=dict)  # copied to the tracking store
+    optimize: str | None = None  # the metric that a sweep or search optimizes, as throughput/output_tokens_per_s
     repeats: int = 1  # runs of each configuration, to see how much its figures vary
-    repeat: int = 0  # which of them this is; a sweep sets it
-    resume: bool = False  # leave out what the tracking store has finished already
-    figures: bool = True  # keep what happens to each block, and draw the run's figures when it is over
+    repeat: int = 0  # which of the repeats this is, from 0; a sweep sets it
+    resume: bool = False  # leave out runs that the tracking store has as finished
+    figures: bool = True  # keep the events of each block, and draw the figures of the run
 
     def __post_init__(self) -> None:
         super().__post_init__()

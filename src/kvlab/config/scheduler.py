@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvlab.config.checks import at_least, one_of, registered
+from kvlab.config.values import at_least, one_of, registered
 from kvlab.errors import ConfigError
 
 EXHAUSTION = ("preempt", "fail")
@@ -14,7 +14,7 @@ EXHAUSTION = ("preempt", "fail")
 class PreemptionConfig:
     """Who gives up its memory when it runs out. None: the last admitted, where anyone has to."""
 
-    victim: str | None = None
+    victim: str | None = None  # which running sequence is preempted; null: last_admitted
 
     def __post_init__(self) -> None:
         if self.victim is not None:
@@ -27,22 +27,22 @@ class SchedulerConfig:
     preempts when memory runs out; `static` gives each its whole memory at once, so that it never does.
     """
 
-    policy: str = "continuous"
-    order: str = "fcfs"
-    max_batch_size: int = 48  # sequences running at once
-    max_batched_tokens: int = 512  # tokens of one step, prefill and decode together
-    long_prefill_threshold: int | None = None  # most tokens of one prompt in a step; None: all that are left
-    mixed: bool = True  # False: prefill and decode of a step as two forward passes
+    policy: str = "continuous"  # continuous: sequences enter in any step; static: whole batches, one after another
+    order: str = "fcfs"  # which sequences are served first
+    max_batch_size: int = 48  # sequences that run at once
+    max_batched_tokens: int = 512  # token budget of a step, prefill and decode together
+    long_prefill_threshold: int | None = None  # most tokens of one prompt in a step; null: all that are left
+    mixed: bool = True  # false: prefill and decode of a step as two forward passes
     max_decode_seqs: int = 16  # order=decode_round_robin: sequences that decode in one step
-    aging_s: float | None = 60.0  # waiting that makes up for a priority level or 1,000 tokens; None: nobody ages
-    default_deadline_s: float = 60.0  # order=deadline: of requests without a deadline_s
-    max_wait_ms: float = 100.0  # static: how long a batch that is not full waits for more requests
-    admission_reserve: float = 0.2  # share of free tokens that admission leaves alone
-    watermark: float = 0.0  # share of the whole pool that admission leaves alone, where that is more
-    reserve_output: bool | None = None  # admit only where prompt and max_tokens fit, beside those of all that run
-    max_waiting_requests: int | None = None  # a full queue refuses further requests
-    on_exhaustion: str | None = None  # preempt, or fail the sequences that do not fit
-    preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
+    aging_s: float | None = 60.0  # seconds of waiting worth one priority level or 1,000 tokens; null: no aging
+    default_deadline_s: float = 60.0  # order=deadline: seconds that a request without a deadline has
+    max_wait_ms: float = 100.0  # policy=static: milliseconds that a batch that is not full waits for more requests
+    admission_reserve: float = 0.2  # share of the free tokens that admission leaves free, 0 to 1
+    watermark: float = 0.0  # share of the whole pool that admission leaves free, where that is more, 0 to 1
+    reserve_output: bool | None = None  # admit only where all that run fit with their max_tokens; null: by policy
+    max_waiting_requests: int | None = None  # requests that may wait; a full queue refuses more; null: no limit
+    on_exhaustion: str | None = None  # out of blocks: preempt, or fail what does not fit; null: by policy
+    preemption: PreemptionConfig = field(default_factory=PreemptionConfig)  # which sequence is preempted
 
     def __post_init__(self) -> None:
         registered("scheduler.policy", self.policy)

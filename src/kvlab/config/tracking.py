@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlab.config.checks import one_of
+from kvlab.config.values import one_of
 from kvlab.errors import ConfigError
 
 TRACKING_BACKENDS = ("mlflow", "off")
@@ -14,12 +14,12 @@ TRACKING_BACKENDS = ("mlflow", "off")
 class TrackingConfig:
     """Where runs are recorded."""
 
-    backend: str = "mlflow"
-    uri: str | None = None  # None: MLFLOW_TRACKING_URI, else mlflow.db in the working directory
-    experiment: str = "kvlab"
-    artifacts: str | None = None  # where a new experiment keeps files; None: by the store, or as its server says
-    timeout_s: float = 10.0  # how long a server may take to answer
-    system_metrics: bool = False  # sample the machine's load each second: the one thing tracked while requests run
+    backend: str = "mlflow"  # mlflow, or off
+    uri: str | None = None  # of the store; null: MLFLOW_TRACKING_URI, else mlflow.db in the working directory
+    experiment: str = "kvlab"  # name of the MLflow experiment
+    artifacts: str | None = None  # where a new experiment keeps files; null: beside the store, or by its server
+    timeout_s: float = 10.0  # seconds that a server may take to answer
+    system_metrics: bool = False  # sample the machine's load each second, also while requests run
 
     def __post_init__(self) -> None:
         one_of("tracking.backend", self.backend, TRACKING_BACKENDS)

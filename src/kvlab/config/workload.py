@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvlab.config.checks import at_least, one_of, registered
+from kvlab.config.values import at_least, one_of, registered
 from kvlab.errors import ConfigError
 
 ARRIVALS = ("burst", "uniform", "poisson")
@@ -17,35 +17,35 @@ class LengthConfig:
     `sigma` of its logarithm, cut off at the bounds.
     """
 
-    min: int = 1
-    max: int = 1
-    distribution: str = "uniform"
-    median: float | None = None
-    sigma: float = 1.0
+    min: int = 1  # shortest, in tokens
+    max: int = 1  # longest, in tokens
+    distribution: str = "uniform"  # uniform, or lognormal cut off at min and max
+    median: float | None = None  # lognormal: median in tokens
+    sigma: float = 1.0  # lognormal: deviation of the logarithm
 
 
 @dataclass
 class WorkloadConfig:
     """The requests: how many, when, how long; or a file of them."""
 
-    name: str = "???"
-    source: str = "synthetic"
-    num_requests: int = 16
-    arrival: str = "burst"  # burst: all at once; uniform: evenly, `rate` per second; poisson: so on average
-    rate: float | None = None
-    prompt_len: LengthConfig = field(default_factory=LengthConfig)  # each request's own tokens
-    output_len: LengthConfig = field(default_factory=LengthConfig)
+    name: str = "???"  # what the workload is called in tables and runs
+    source: str = "synthetic"  # synthetic: drawn from the settings below; jsonl: the file at path
+    num_requests: int = 16  # requests, or conversations where turns > 1
+    arrival: str = "burst"  # burst: all at once; uniform: one every 1 / rate seconds; poisson: as many on average
+    rate: float | None = None  # requests per second; for uniform and poisson arrivals
+    prompt_len: LengthConfig = field(default_factory=LengthConfig)  # tokens of each request's own
+    output_len: LengthConfig = field(default_factory=LengthConfig)  # tokens of each output
     system_len: int = 0  # tokens that begin every prompt
-    num_groups: int = 1  # groups of requests that share `group_len` more tokens; popularity is Zipf's
-    group_len: int = 0
-    zipf: float = 1.0  # group k of num_groups is drawn in proportion to 1 / k ** zipf
-    turns: int = 1  # requests of a conversation, each behind what was said before; num_requests conversations
-    think_s: float = 0.0  # between an answer and the conversation's next turn
+    num_groups: int = 1  # groups of requests that share group_len more tokens
+    group_len: int = 0  # tokens that a group shares, behind the system prompt
+    zipf: float = 1.0  # group k is drawn in proportion to 1 / k ** zipf
+    turns: int = 1  # requests of a conversation, each behind the tokens of those before
+    think_s: float = 0.0  # seconds between an answer and the conversation's next request
     samples: int = 1  # outputs of each prompt
-    priorities: int = 1  # each request's or conversation's priority is one of 0 to priorities - 1
-    path: str | None = None  # source=jsonl
-    ignore_eos: bool = True
-    temperature: float = 0.0
+    priorities: int = 1  # priority levels; each request or conversation gets one of 0 to priorities - 1
+    path: str | None = None  # source=jsonl: the file
+    ignore_eos: bool = True  # go on to output_len tokens past an end-of-sequence token
+    temperature: float = 0.0  # of sampling; 0: greedy
 
     def __post_init__(self) -> None:
         registered("workload.source", self.source)

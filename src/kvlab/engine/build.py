@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,7 +12,6 @@ from kvlab.attention.base import AttentionBackend, AttentionSpec
 from kvlab.attention.registry import default_registry
 from kvlab.config import EngineConfig
 from kvlab.engine.engine import Engine
-from kvlab.engine.executor import SamplerProtocol
 from kvlab.engine.executors import EXECUTORS
 from kvlab.engine.memory import EngineSettings, WeightBytes, WorkingMemory, weight_bytes, working_memory
 from kvlab.engine.scheduler import build_scheduler
@@ -29,6 +29,9 @@ from kvlab.models.families import decoder_config
 from kvlab.models.ops import select_ops
 from kvlab.models.ops.base import Ops
 from kvlab.models.ops.cpu_ops import CpuOps
+
+if TYPE_CHECKING:
+    from kvlab.engine.executors.torch import SamplerProtocol
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from kvlab.core import StepRecord
 from kvlab.engine.build import EnginePlan, build_engine
 from kvlab.engine.clock import Clock
 from kvlab.engine.engine import Engine
-from kvlab.engine.executor import GreedySampler
+from kvlab.engine.executors.torch import GreedySampler
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.step import Executor
 from kvlab.kv.journal import BlockJournal

@@ -11,20 +11,22 @@ _NOT_MEASURED = frozenset({"tracking", "tags", "run_name", "optimize", "repeats"
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    """Nested settings as dotted keys; an empty mapping or list has none."""
+    """Nested settings as dotted keys; an empty mapping has none."""
     flat: dict[str, object] = {}
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
             flat |= flatten(value, f"{prefix}{key}.")
-        elif value not in ({}, []):
+        elif value != {}:
             flat[f"{prefix}{key}"] = value
     return flat
 
 
 def measured(settings: Mapping[str, object], *, any_repeat: bool) -> dict[str, object]:
-    """Of flat settings those that a measurement depends on; with `any_repeat` not which of the repeats it is."""
+    """Of flat settings those that a measurement depends on; with `any_repeat` not which of the repeats it is. An
+    empty list is no setting.
+    """
     left_out = _NOT_MEASURED | {"repeat"} if any_repeat else _NOT_MEASURED
-    return {key: value for key, value in settings.items() if key.partition(".")[0] not in left_out}
+    return {key: value for key, value in settings.items() if key.partition(".")[0] not in left_out and value != []}
 
 
 def without_password(text: str) -> str:

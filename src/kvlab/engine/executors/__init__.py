@@ -9,7 +9,7 @@ from kvlab.registry import Registry
 if TYPE_CHECKING:
     from kvlab.engine.build import EnginePlan
     from kvlab.engine.clock import Clock
-    from kvlab.engine.executor import SamplerProtocol
+    from kvlab.engine.executors.torch import SamplerProtocol
     from kvlab.engine.step import Executor
     from kvlab.kv.storage import KVStorage
 

@@ -1,14 +1,35 @@
-"""Sizes in bytes, read and written for people."""
+"""Values that several groups of settings have: checks, and sizes in bytes."""
 
 from __future__ import annotations
 
+import math
 import re
 
 from kvlab.errors import ConfigError
+from kvlab.registry import registry
 
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)}
 _UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)}
+
+
+def one_of(key: str, value: str, known: tuple[str, ...]) -> None:
+    """Raise ConfigError, with the known values, unless `value` is one of them."""
+    if value not in known:
+        raise ConfigError(key, value, f"unknown; known: {', '.join(known)}")
+
+
+def registered(axis: str, name: str, *, key: str | None = None) -> None:
+    """Raise ConfigError, with the known names, unless the registry of this axis knows the name. `key`: the setting
+    that holds the name, where it is not called as the axis is.
+    """
+    registry(axis).check(name, key=key)
+
+
+def at_least(key: str, value: float | None, least: float) -> None:
+    """Raise ConfigError unless `value` is None or a finite number of at least `least`."""
+    if value is not None and not (value >= least and math.isfinite(value)):
+        raise ConfigError(key, value, f"must be a number, at least {least}")
 
 
 def parse_bytes(text: str, *, key: str) -> int:
