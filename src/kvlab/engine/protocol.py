@@ -19,7 +19,7 @@ FinishCallback = Callable[[RequestRecord], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """An engine at one moment. Counts are since its start; None: the engine cannot tell."""
+    """An engine at one moment. Counts are since its start; None: the engine does not report it."""
 
     running: int  # sequences that hold memory
     waiting: int  # sequences in the queue
@@ -33,7 +33,7 @@ class EngineStats:
 
 
 class ServingEngine(Protocol):
-    """Serves requests. Single-threaded: whoever holds it calls `step` until `has_work` is false."""
+    """Serves requests. Single-threaded: its caller calls `step` until `has_work` is false."""
 
     @property
     def clock(self) -> Clock:

@@ -1,4 +1,4 @@
-"""Runs read back from what they left on disk: the common input of reports and pictures."""
+"""Runs read back from what they left on disk: the common input of reports and figures."""
 
 from __future__ import annotations
 

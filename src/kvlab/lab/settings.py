@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# What names a run, says where it is recorded or how it is shown, and changes nothing of what it measures.
+# Settings that name a run, or decide where it is recorded and how it is shown; no measurement depends on them.
 _NOT_MEASURED = frozenset({"tracking", "tags", "run_name", "optimize", "repeats", "resume", "figures"})
 
 
