@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvlab.cli.requirements import (
+from features.requirements import (
     PAGE,
     Recorder,
     Requirement,

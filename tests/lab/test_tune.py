@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_left_out_with_its_reason_and_does_not_count(
 def test_a_small_space_ends_the_search_when_it_is_used_up(
     study: Callable[..., optuna.Study], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvlab.lab.tune.study._ASKED_FOR_NOTHING", 8)
+    monkeypatch.setattr("kvlab.lab.tune.study._MAX_IDLE", 8)
     opened, two = study(), Space({BATCH: Range(1, 2)}, (), {BATCH: 1})
     list(search(opened, two, 10, check=fits, measure=lambda _, v: Measured(float(v[BATCH]))))
     assert len(counted(opened)) == 2

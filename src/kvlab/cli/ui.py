@@ -11,8 +11,6 @@ from typing import NoReturn
 
 from kvlab.config import TrackingConfig
 from kvlab.errors import KvlabError
-from kvlab.lab.settings import without_password
-from kvlab.lab.tracking.uri import is_server, is_sqlite, resolve_uri, sqlite_path
 
 
 def main() -> None:
@@ -21,6 +19,10 @@ def main() -> None:
     parser.add_argument("uri", nargs="?", help="the store; else MLFLOW_TRACKING_URI, else mlflow.db in this folder")
     parser.add_argument("--port", type=int, default=5000)
     options = parser.parse_args()
+    # Imported this late so that --help answers at once.
+    from kvlab.lab.settings import without_password
+    from kvlab.lab.tracking.uri import is_server, is_sqlite, resolve_uri, sqlite_path
+
     given = options.uri.removeprefix("tracking.uri=") if options.uri else None
     uri = resolve_uri(TrackingConfig(uri=given), Path())
     if is_server(uri):

@@ -1,1 +1,1 @@
-"""Many runs as one experiment: what is planned, what was done before, how far it is, what came of it."""
+"""Many runs as one experiment: its plan, its history in the tracking store, its progress, its results."""

@@ -117,17 +117,8 @@ class History:
         fetch_files(self.store, run.run_id, directory)
         if not (directory / "summary.json").exists():
             choices = {k.removeprefix("choice."): v for k, v in run.tags.items() if k.startswith("choice.")}
-            write_summary(
-                directory,
-                {
-                    "name": name,
-                    "run_id": run.run_id,
-                    "status": "finished",
-                    "error": None,
-                    "metrics": dict(run.metrics),
-                    "choices": choices,
-                },
-            )
+            summary = {"name": name, "run_id": run.run_id, "status": "finished", "error": None}
+            write_summary(directory, summary | {"metrics": dict(run.metrics), "choices": choices})
 
     def _find(self, query: str, limit: int | None = None) -> list[TrackedRun]:
         return find_runs(self.store, self.tracking.experiment, query, limit=limit)

@@ -7,7 +7,7 @@ import platform
 
 import psutil
 
-_SLACK_S = 2.0  # a process's start is told to the second, and some systems round it
+_SLACK_S = 2.0  # a process's start has a resolution of a second, and some systems round it
 
 
 def this_process() -> str:

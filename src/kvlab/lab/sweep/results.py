@@ -49,20 +49,9 @@ def with_missing(results: list[dict[str, Any]], plan: SweepPlan | None, status: 
     """The results, and for each planned point without one that it did not get that far."""
     known = {result["name"] for result in results}
     reason = "not run" if status is RunStatus.INTERRUPTED else "its process ended without a result"
-    missing = [
-        {
-            "name": point.name,
-            "group": point.group,
-            "settings": point.settings,
-            "status": status.value,
-            "error": reason,
-            "metrics": {},
-            "choices": {},
-        }
-        for point in (plan.points if plan else [])
-        if point.name not in known
-    ]
-    return [*results, *missing]
+    ended: dict[str, Any] = {"status": status.value, "error": reason, "metrics": {}, "choices": {}}
+    missing = [point for point in (plan.points if plan else []) if point.name not in known]
+    return [*results, *({"name": p.name, "group": p.group, "settings": p.settings, **ended} for p in missing)]
 
 
 def medians(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

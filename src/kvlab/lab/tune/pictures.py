@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
-import html
 from pathlib import Path
 from typing import Any
 
 import optuna
+from jinja2 import Template
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
@@ -101,33 +101,22 @@ def write_page(study: optuna.Study, metric: str, command: str, path: Path) -> No
 def _page(study: optuna.Study, metric: str, command: str, parts: list[tuple[str, Any]]) -> str:
     best = study.best_trial if _done(study) else None
     states = [trial.state for trial in study.trials]
-    body = []
+    figures = []
     for number, (heading, figure) in enumerate(parts):
         figure.update_layout(title=None, template="plotly_white", font={"size": 13}, margin={"t": 30, "r": 30})
         figure.for_each_xaxis(_short_title)
         figure.for_each_yaxis(_short_title)
         if heading == "Two settings at a time":
             figure.update_layout(height=900)
-        shown = figure.to_html(full_html=False, include_plotlyjs="inline" if number == 0 else False)
-        body.append(f"<h2>{heading}</h2>\n{shown}")
+        figures.append((heading, figure.to_html(full_html=False, include_plotlyjs=number == 0)))
     value = f"{metric} = {best.value:,.4g} (trial {best.number})" if best else "no trial has a value yet"
     text = (
         f"{states.count(TrialState.COMPLETE)} trials measured, {states.count(TrialState.PRUNED)} left out because "
         f"they do not fit, {states.count(TrialState.FAIL)} failed or interrupted."
     )
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>kvlab: {html.escape(metric)}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 1200px; margin: 2rem auto; padding: 0 1rem; color: #222 }}
-code {{ display: block; background: #f3f3f3; padding: .8rem; overflow-x: auto }}
-h2 {{ font-size: 1.1rem; margin-top: 2rem }}
-</style></head><body>
-<h1>The best {html.escape(metric)}</h1>
-<p><strong>{html.escape(value)}</strong></p><code>{html.escape(command)}</code><p>{text}</p>
-{chr(10).join(body)}
-</body></html>
-"""
+    template = Template((Path(__file__).parent / "page.html.j2").read_text(encoding="utf-8"), autoescape=True)
+    page: str = template.render(metric=metric, value=value, command=command, text=text, figures=figures)
+    return page
 
 
 def _done(study: optuna.Study) -> list[FrozenTrial]:

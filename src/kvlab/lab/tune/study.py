@@ -1,4 +1,4 @@
-"""A search: trials that are asked for, checked, run and told, kept in a database from which it goes on."""
+"""A search: trials that Optuna suggests, kept in a database from which the search goes on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvlab.lab.sweep.process import is_alive, this_process
 from kvlab.lab.tune.space import Space
 
 _STARTUP = 8  # trials at random before the sampler learns from them
-_ASKED_FOR_NOTHING = 30  # times each trial that may be asked for without one that is new and fits
+_MAX_IDLE = 30  # suggestions in a row of which none is new and fits, before the search ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def search(
     check: Callable[[dict[str, int]], None],
     measure: Callable[[int, dict[str, int]], Measured],
 ) -> Iterator[FrozenTrial]:
-    """Try until `trials` have run in all, those of earlier searches included; each is given as it ends.
+    """Try until `trials` have run in all, those of earlier searches included; yields each as it ends.
 
     `check` raises a KvlabError for a point that does not fit: it is pruned with the reason, and does not count.
     Ends early where the space has nothing new, or a trial was interrupted.
@@ -75,7 +75,7 @@ def search(
     if not study.get_trials(deepcopy=False):
         study.enqueue_trial(dict(space.start))
     idle = 0
-    while len(counted(study)) < trials and idle < _ASKED_FOR_NOTHING:
+    while len(counted(study)) < trials and idle < _MAX_IDLE:
         trial = study.ask()
         trial.set_user_attr("process", this_process())
         values = space.ask(trial)
