@@ -162,9 +162,33 @@ Feature: Cached blocks are evicted when memory is needed
         | lru    | 30     | 2       | 3    |
         | lru    | 64     | 4       | 1    |
         | lru    | 80     | 5       | 0    |
+        | fifo   | 1      | 1       | 4    |
+        | fifo   | 30     | 2       | 3    |
+        | fifo   | 64     | 4       | 1    |
+        | fifo   | 80     | 5       | 0    |
         | lfu    | 1      | 1       | 4    |
         | lfu    | 30     | 2       | 3    |
         | lfu    | 64     | 4       | 1    |
+        | lfu    | 80     | 5       | 0    |
+
+    @R7.4
+    Scenario Outline: What two texts begin with goes after both of their ends, evicting by <policy>
+      Given a pool of 5 blocks of 16 tokens that shares prefixes and evicts by <policy>
+      And a text "head" of 16 tokens came and went
+      And a text "alice" of 48 tokens came and went whose first 16 are those of "head"
+      And a text "bob" of 48 tokens came and went whose first 16 are those of "head"
+      When a text "new" of <tokens> tokens arrives
+      Then <evicted> blocks were evicted
+      And the first <left> blocks of "head" are cached, and no more
+
+      Examples:
+        | policy | tokens | evicted | left |
+        | lru    | 64     | 4       | 1    |
+        | lru    | 80     | 5       | 0    |
+        | fifo   | 64     | 4       | 1    |
+        | fifo   | 80     | 5       | 0    |
+        | lfu    | 64     | 4       | 1    |
+        | lfu    | 80     | 5       | 0    |
 
     @R7.4
     Scenario: An aborted request leaves the beginning of its prompt to the next

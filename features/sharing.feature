@@ -274,6 +274,9 @@ Feature: Sequences share the memory of what they have in common
         | llama       | 33   | 64   | 64 blocks of 16 tokens | 288   |
         | llama3 rope | 40   | 256  | 256 blocks of 4 tokens | 360   |
         | qwen3       | 7    | 64   | 800 blocks of 1 token  | 169   |
+        | qwen2       | 40   | 64   | 64 blocks of 16 tokens | 336   |
+        | gemma3      | 40   | 64   | 64 blocks of 16 tokens | 336   |
+        | gemma3      | 48   | 9    | 64 blocks of 16 tokens | 384   |
 
     @R4.5
     Scenario: Preempted sequences find their own blocks again, and answer the same

@@ -79,6 +79,14 @@ def a_text_like(memory: Texts, name: str, tokens: int, same: int, other: str) ->
     memory.arrive(name, _like(memory, other, same, tokens))
 
 
+@given(
+    parsers.parse('a text "{name}" of {tokens:d} tokens came and went whose first {same:d} are those of "{other}"')
+)
+def a_text_like_came_and_went(memory: Texts, name: str, tokens: int, same: int, other: str) -> None:
+    memory.arrive(name, _like(memory, other, same, tokens))
+    memory.end(name)
+
+
 @when(parsers.re(r'a text "(?P<name>\w+)" of (?P<tokens>\d+) tokens? tries to enter'), target_fixture="refusal")
 def a_new_text_tries(memory: Texts, name: str, tokens: str) -> OutOfBlocksError:
     return _refused(memory, name, memory.new_tokens_of(int(tokens)))

@@ -19,7 +19,7 @@ from kvlab.kv.eviction import EvictionPolicy
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.ledger import BlockLedger
 from kvlab.kv.prefix import PrefixIndex
-from kvlab.kv.protocol import Salt
+from kvlab.kv.protocol import KVCachePool, Salt
 from kvlab.kv.sharing import PrefixSharing
 from kvlab.kv.step import StepPreparation
 from kvlab.kv.storage import KVStorage
@@ -27,7 +27,7 @@ from kvlab.kv.table import BlockTables
 from kvlab.kv.view import CacheView
 
 
-class BlockPool(ABC):
+class BlockPool(KVCachePool, ABC):
     """What all pools are. A contiguous slot is a block of `max_seq_len` tokens, so that pools differ in the size of
     a block, in what admission may count on, and in what a fork shares.
     """
