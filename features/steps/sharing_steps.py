@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from pytest_bdd import given, parsers, then, when
@@ -11,7 +9,7 @@ from pytest_bdd import given, parsers, then, when
 from features.steps.support import NAMES, SPEC, MemorySize, memory_size, names_in
 from features.steps.texts import Texts, books
 from kvlab.errors import OutOfBlocksError
-from kvlab.kv.prefix import PrefixIndex
+from tests.unit.pools import collide
 
 _SIZE = {"Size": memory_size}
 _HASHES = {
@@ -38,9 +36,11 @@ def a_sharing_pool_with(size: MemorySize, policy: str) -> Texts:
     parsers.parse("a pool of {size:Size} that shares prefixes, where {collision}", extra_types=_SIZE),
     target_fixture="memory",
 )
-def a_colliding_pool(monkeypatch: pytest.MonkeyPatch, size: MemorySize, collision: str) -> Texts:
-    monkeypatch.setattr("kvlab.kv.pool.PrefixIndex", partial(PrefixIndex, hash_function=_HASHES[collision]))
-    return Texts(size.build(SPEC, sharing=True))
+def a_colliding_pool(size: MemorySize, collision: str) -> Texts:
+    pool = size.build(SPEC, sharing=True)
+    assert pool.index is not None
+    collide(pool.index, _HASHES[collision])
+    return Texts(pool)
 
 
 @given(parsers.parse("a pool of {size:Size} holding texts", extra_types=_SIZE), target_fixture="memory")

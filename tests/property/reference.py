@@ -100,7 +100,7 @@ def _tokens(node: Prefix) -> tuple[int, ...]:
     if node.parent is None:
         return ()
     own = array("q")
-    own.frombytes(node.tokens)
+    own.frombytes(node.key[1])
     return (*_tokens(node.parent), *own)
 
 

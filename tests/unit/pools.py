@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools.paged import PagedKVCachePool
-from kvlab.kv.prefix import Prefix
+from kvlab.kv.prefix import Prefix, PrefixIndex
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 
@@ -29,9 +32,35 @@ def sharing(
     )
 
 
+class _Key(tuple[int, bytes]):
+    """A key with a hash of the test's choice; equal as tuples are."""
+
+    hash_function: Callable[[int, bytes], int]
+
+    def __hash__(self) -> int:
+        return type(self).hash_function(*self)
+
+
+def collide(index: PrefixIndex, hash_function: Callable[[int, bytes], int]) -> None:
+    """Let an empty index find its nodes by this hash function."""
+    key = type("Key", (_Key,), {"hash_function": staticmethod(hash_function)})
+
+    class Nodes(dict[tuple[int, bytes], Prefix]):
+        def get(self, wanted: Any, default: Any = None) -> Any:
+            return super().get(key(wanted), default)
+
+        def setdefault(self, wanted: Any, node: Any = None) -> Any:
+            return super().setdefault(key(wanted), node)
+
+        def pop(self, wanted: Any, default: Any = None) -> Any:
+            return super().pop(key(wanted), default)
+
+    index._nodes = Nodes()
+
+
 def content(number: int) -> Prefix:
     """A content that no other number has."""
-    return Prefix(None, number.to_bytes(8, "little"), number)
+    return Prefix(None, (number, b""))
 
 
 def store(pool: BlockPool, slots: list[int], new: list[int]) -> None:

@@ -12,7 +12,9 @@ from tests.unit.pools import content, sharing, store
 def full(policy: str, count: int = 4) -> tuple[BlockAllocator, list[int], list[int]]:
     """An allocator of `count` blocks, all in use, filled in order; and a list of those that lost their content."""
     dropped: list[int] = []
-    allocator = BlockAllocator(count, EVICTION_POLICIES.get(policy)(), lambda node: dropped.append(node.key))
+    allocator = BlockAllocator(
+        count, EVICTION_POLICIES.get(policy)(), lambda nodes: dropped.extend(node.key[0] for node in nodes)
+    )
     blocks = allocator.allocate(count)
     for block in blocks:
         allocator.set_content(block, content(block))

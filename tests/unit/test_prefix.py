@@ -6,20 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvlab.kv.prefix import Prefix, PrefixIndex, chained_hash
+from kvlab.kv.prefix import Prefix, PrefixIndex
+from tests.unit.pools import collide
 
 
 def publish(index: PrefixIndex, tokens: Sequence[int], blocks: Sequence[int], salt: object = None) -> list[Prefix]:
-    """Index these blocks as those of a sequence, from its start; stops where the index takes no more."""
-    size, nodes = index.block_size, []
-    node: Prefix | None = index.root(salt)
-    for entry, block in enumerate(blocks):
-        assert node is not None
-        node = index.extend(node, *index.split(tokens[entry * size : (entry + 1) * size]))
-        if node is None:
-            break
+    """Index these blocks as those of a sequence, from its start."""
+    nodes = index.extend(index.root(salt), tokens[: len(blocks) * index.block_size])
+    for node, block in zip(nodes, blocks, strict=True):
         node.block = block
-        nodes.append(node)
     return nodes
 
 
@@ -27,7 +22,7 @@ def drop(index: PrefixIndex, block: int) -> None:
     """A block has lost its content."""
     node = next(node for node in index.nodes() if node.block == block)
     node.block = None
-    index.prune(node)
+    index.prune([node])
 
 
 class TestMatch:
@@ -77,34 +72,34 @@ class TestSalt:
 
 
 class TestCollidingHashes:
-    """A hash function that always says the same: at most fewer hits, never those of another prompt."""
+    """A hash function that always gives the same number mixes no prompts up."""
 
     def test_nothing_is_mixed(self) -> None:
-        index = PrefixIndex(2, lambda parent, tokens: 0)
+        index = PrefixIndex(2)
+        collide(index, lambda number, tokens: 0)
         publish(index, [1, 2, 3, 4], [5, 6])
         publish(index, [8, 9], [7])
         publish(index, [1, 2], [4], "salt")
-        assert index.match([1, 2, 3, 4]) == [5]
-        for tokens, salt in (([8, 9], None), ([3, 4], None), ([1, 2], "salt"), ([1, 2, 1, 2], "salt")):
-            assert index.match(tokens, salt) == []
+        assert [index.match(tokens) for tokens in ([1, 2, 3, 4], [8, 9], [3, 4])] == [[5, 6], [7], []]
+        assert [index.match(tokens, "salt") for tokens in ([1, 2], [8, 9], [1, 2, 1, 2])] == [[4], [], [4]]
         assert index.match([1, 2, 1, 2]) == [5]
-        assert len(index._roots) == 1  # no root for a salt whose content was not indexed
 
-    def test_the_place_is_free_again_once_its_content_is_gone(self) -> None:
-        index = PrefixIndex(2, lambda parent, tokens: 0)
-        publish(index, [1, 2], [5])
-        assert index.extend(index.root(), *index.split([8, 9])) is None
-        drop(index, 5)
-        publish(index, [8, 9], [5])
-        assert (index.match([8, 9]), index.match([1, 2])) == ([5], [])
-
-    def test_equal_tokens_behind_parents_whose_keys_collide(self) -> None:
-        index = PrefixIndex(1, lambda parent, tokens: chained_hash(0, tokens))  # blind to the prefix
+    def test_equal_tokens_behind_prefixes_that_the_hash_does_not_tell_apart(self) -> None:
+        index = PrefixIndex(1)
+        collide(index, lambda number, tokens: hash(tokens))
         publish(index, [1, 9], [0, 1])
         publish(index, [2, 9], [2, 3])
-        assert index.match([1, 9]) == [0, 1]
-        assert index.match([2, 9]) == [2]
-        assert index.match([9]) == []
+        assert [index.match(tokens) for tokens in ([1, 9], [2, 9], [9])] == [[0, 1], [2, 3], []]
+
+
+class TestRoots:
+    def test_a_root_goes_with_its_last_node(self) -> None:
+        index = PrefixIndex(1)
+        publish(index, [1], [0], "a")
+        drop(index, 0)
+        assert index._roots == {}
+        publish(index, [1], [1], "b")
+        assert (index.match([1], "a"), index.match([1], "b")) == ([], [1])
 
 
 class TestEvictedParents:
@@ -128,9 +123,3 @@ class TestEvictedParents:
             drop(index, block)
             assert sum(node.block is not None for node in index.nodes()) == 4 - left
         assert (index._nodes, index._roots) == ({}, {})
-
-    def test_a_long_prompt_is_found_whole(self) -> None:
-        """Tokens are packed some blocks at a time."""
-        index, tokens = PrefixIndex(2), list(range(301))
-        publish(index, tokens, range(150))
-        assert index.match(tokens) == list(range(150))

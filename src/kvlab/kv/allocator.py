@@ -24,16 +24,16 @@ class BlockAllocator:
     with content.
 
     Which block has which content is stored here and nowhere else (`set_content`, `content`); the content's node
-    names its block. Taking a block with content from the queue is its eviction. `on_drop` is given a content that
-    has lost its block. References may have owners, so that those of an owner that is gone can be found. With a
-    `journal`, what happens to each block is written there.
+    names its block. Taking a block with content from the queue is its eviction. `on_drop` is given contents
+    that have lost their block. References may have owners, so that those of an owner that is gone can be found.
+    With a `journal`, what happens to each block is written there.
     """
 
     def __init__(
         self,
         num_blocks: int,
         eviction: EvictionPolicy | None = None,
-        on_drop: Callable[[Prefix], None] | None = None,
+        on_drop: Callable[[list[Prefix]], None] | None = None,
         journal: BlockJournal | None = None,
     ) -> None:
         if isinstance(num_blocks, bool) or not isinstance(num_blocks, int) or num_blocks < 0:
@@ -45,7 +45,7 @@ class BlockAllocator:
         self._cached = LruEviction() if eviction is None else eviction  # unreferenced, with content
         self._contents: dict[int, Prefix] = {}
         self._owned: dict[Hashable, Counter[int]] = {}
-        self._on_drop = on_drop or (lambda node: None)
+        self._on_drop = on_drop
         self._journal = journal
         self.num_references = 0
         self.total_allocated = 0  # blocks handed out since the start
@@ -141,8 +141,7 @@ class BlockAllocator:
 
     def touch(self, blocks: Sequence[int]) -> None:
         """Record for the eviction policy that the content of these blocks was hit."""
-        for block in blocks:
-            self._cached.used(block)
+        self._cached.used(blocks)
 
     def free(self, blocks: Sequence[int], owner: Hashable = None) -> list[int]:
         """Drop one reference of each block; returns the blocks that nobody references any more.
@@ -198,7 +197,7 @@ class BlockAllocator:
             self._scratch.append(block)
             if self._journal is not None:
                 self._journal.add(BlockEvent.DROPPED, (block,))
-        self._drop(block)
+        self._drop([block])
 
     def owned_blocks(self, owner: Hashable) -> Counter[int]:
         """An owner's references by block."""
@@ -272,8 +271,7 @@ class BlockAllocator:
         del scratch[len(scratch) - len(blocks) :]
         if evict:
             evicted = [self._cached.victim() for _ in range(evict)]
-            for block in evicted:
-                self._drop(block)
+            self._drop(evicted)
             if self._journal is not None:
                 self._journal.add(BlockEvent.DROPPED, evicted)
             self.evicted_blocks += evict
@@ -285,12 +283,14 @@ class BlockAllocator:
         self.total_allocated += count
         return blocks, evict
 
-    def _drop(self, block: int) -> None:
-        """A block's content is gone."""
-        node = self._contents.pop(block)
-        node.block = None
-        self._cached.forget(block)
-        self._on_drop(node)
+    def _drop(self, blocks: list[int]) -> None:
+        """The content of these blocks is gone."""
+        nodes = [self._contents.pop(block) for block in blocks]
+        for node in nodes:
+            node.block = None
+        self._cached.forget(blocks)
+        if self._on_drop is not None:
+            self._on_drop(nodes)
 
     def _enqueue(self, released: Sequence[int]) -> None:
         """Blocks without a reference go to the queue: those with content as children of their parents' blocks."""

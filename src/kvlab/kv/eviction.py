@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvlab.registry import Registry
 
@@ -40,11 +40,11 @@ class EvictionPolicy(ABC):
     def filled(self, block: int) -> None:
         """A referenced block has content from now on."""
 
-    def used(self, block: int) -> None:
-        """A block's content was hit."""
+    def used(self, blocks: Sequence[int]) -> None:
+        """The content of these blocks was hit; they are referenced, so that they are not in the queue now."""
 
-    def forget(self, block: int) -> None:
-        """A block's content is gone."""
+    def forget(self, blocks: Sequence[int]) -> None:
+        """The content of these blocks is gone."""
 
 
 EVICTION_POLICIES: Registry[type[EvictionPolicy]] = Registry("kv.eviction")
@@ -144,9 +144,10 @@ class RankedEviction(EvictionPolicy):
         """See EvictionPolicy."""
         return self._evictable
 
-    def forget(self, block: int) -> None:
+    def forget(self, blocks: Sequence[int]) -> None:
         """See EvictionPolicy."""
-        self._births.pop(block, None)
+        for block in blocks:
+            self._births.pop(block, None)
 
 
 @EVICTION_POLICIES.register("fifo")
@@ -166,10 +167,11 @@ class FifoEviction(RankedEviction):
         self._clock += 1
         self._filled[block] = self._clock
 
-    def forget(self, block: int) -> None:
+    def forget(self, blocks: Sequence[int]) -> None:
         """See EvictionPolicy."""
-        super().forget(block)
-        self._filled.pop(block, None)
+        super().forget(blocks)
+        for block in blocks:
+            self._filled.pop(block, None)
 
 
 @EVICTION_POLICIES.register("lfu")
@@ -184,11 +186,13 @@ class LfuEviction(RankedEviction):
         """Hits so far."""
         return self._hits.get(block, 0)
 
-    def used(self, block: int) -> None:
-        """See EvictionPolicy. Hits come with a reference, so the block is not in the heap now."""
-        self._hits[block] = self._hits.get(block, 0) + 1
-
-    def forget(self, block: int) -> None:
+    def used(self, blocks: Sequence[int]) -> None:
         """See EvictionPolicy."""
-        super().forget(block)
-        self._hits.pop(block, None)
+        for block in blocks:
+            self._hits[block] = self._hits.get(block, 0) + 1
+
+    def forget(self, blocks: Sequence[int]) -> None:
+        """See EvictionPolicy."""
+        super().forget(blocks)
+        for block in blocks:
+            self._hits.pop(block, None)

@@ -55,9 +55,8 @@ class BlockPool(KVCachePool, ABC):
         self.storage = storage
         self.tables = BlockTables(-(-max_seq_len // block_size), block_size)
         self.index = PrefixIndex(block_size) if prefix_sharing else None
-        self.allocator = BlockAllocator(
-            num_blocks, eviction, self.index.prune if self.index is not None else None, journal
-        )
+        on_drop = None if self.index is None else self.index.prune
+        self.allocator = BlockAllocator(num_blocks, eviction, on_drop, journal)
         self._ledger = BlockLedger(self.allocator, self.tables, storage)
         self._copies = CopyOnWrite(self._ledger)
         self._sharing = PrefixSharing(self.index, self._ledger) if self.index is not None else None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvlab.kv.ledger import BlockLedger
 from kvlab.kv.prefix import Prefix, PrefixIndex
@@ -20,10 +23,11 @@ class _Slot:
 
     tokens: Sequence[int]
     salt: Salt
-    known: bool  # False: its tokens are not known, or its next block has no place in the tree
+    known: bool  # False: a step computed tokens that the list did not have, so that nothing more is published
     computed: int
     node: Prefix | None  # of the last computed block
-    pending: list[Prefix] = field(default_factory=list)
+    pending: Sequence[Prefix] = ()
+    elsewhere: bool = False  # some pending content is, or was, in another block
 
 
 class PrefixSharing:
@@ -68,55 +72,60 @@ class PrefixSharing:
         """Whether a block is published but not computed."""
         return block in self._pending
 
-    def publish(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
-        """A step is reserved that brings each slot to its length: publish the blocks it fills."""
-        size, extend = self._tables.block_size, self.index.extend
-        for slot, length in zip(slots, lengths, strict=True):
+    def publish(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        """A step is reserved that fills blocks of these slots, bringing each to its length: publish them."""
+        ends = lengths // self._tables.block_size
+        lasts = self._tables.entries[rows, ends - 1]
+        for slot, length, end, last in zip(
+            rows.tolist(), lengths.tolist(), ends.tolist(), lasts.tolist(), strict=True
+        ):
             state = self._slots[slot]
-            if length > len(state.tokens):
+            tokens, start = state.tokens, state.computed
+            if length > len(tokens):
                 state.known = False
-            first, end = state.computed, length // size
-            if not state.known or first >= end:
+            if not state.known or start >= end:
                 continue
-            blocks = self._tables.entries[slot, first:end].tolist()
-            node = state.node or self.index.root(state.salt)
-            for block, tokens in zip(
-                blocks, self.index.split(state.tokens[first * size : end * size]), strict=True
-            ):
-                child = extend(node, tokens)
-                if child is None:
-                    state.known = False
-                    break
-                if child.block is None:
-                    self._allocator.set_content(block, child)
+            size = self._tables.block_size
+            nodes = self.index.extend(state.node or self.index.root(state.salt), tokens[start * size : end * size])
+            blocks = [last] if start + 1 == end else self._tables.entries[slot, start:end].tolist()
+            state.pending = nodes
+            for block, node in zip(blocks, nodes, strict=True):
+                if node.block is None:
+                    self._allocator.set_content(block, node)
                     self._pending.add(block)
                 else:
-                    child.uses += 1
-                state.pending.append(child)
-                node = child
+                    node.uses += 1
+                    state.elsewhere = True
 
     def settle(self, slots: Sequence[int]) -> None:
         """The step that filled these slots' pending blocks is done: give up those that another block equals."""
         for slot in slots:
             state = self._slots[slot]
-            if not state.pending:
+            nodes = state.pending
+            if not nodes:
                 continue
-            entry = state.computed
-            state.node = state.pending[-1]
-            nodes, state.pending = state.pending, []
+            start = state.computed
             state.computed += len(nodes)
-            blocks = self._tables.entries[slot, entry : state.computed].tolist()
-            for node, block in zip(nodes, blocks, strict=True):
-                if node.block == block:
-                    self._pending.discard(block)
-                else:
-                    node.uses -= 1
-                    if node.block is None:  # the other was evicted meanwhile, or its step failed
-                        self._allocator.set_content(block, node)
-                    else:
-                        self._ledger.remap(slot, entry, node.block)
-                        self.merged_blocks += 1
-                entry += 1
+            state.node, state.pending = nodes[-1], ()
+            if state.elsewhere:
+                self._merge(slot, start, nodes)
+                state.elsewhere = False
+            else:
+                self._pending.difference_update([node.block for node in nodes])
+
+    def _merge(self, slot: int, start: int, nodes: Sequence[Prefix]) -> None:
+        """Map the entries from `start` on to the blocks that have their contents, where the slot's own do not."""
+        blocks = self._tables.entries[slot, start : start + len(nodes)].tolist()
+        for entry, (node, block) in enumerate(zip(nodes, blocks, strict=True), start=start):
+            if node.block == block:
+                self._pending.discard(block)
+                continue
+            node.uses -= 1
+            if node.block is None:  # the other was evicted meanwhile, or its step failed
+                self._allocator.set_content(block, node)
+            else:
+                self._ledger.remap(slot, entry, node.block)
+                self.merged_blocks += 1
 
     def retract(self, slots: Sequence[int]) -> bool:
         """The step of these slots failed or never ran: what it would have filled has no content.
@@ -152,8 +161,8 @@ class PrefixSharing:
                 taken_back.append(block)
             else:
                 node.uses -= 1
-                self.index.prune(node)
-        state.pending = []
+                self.index.prune([node])
+        state.pending, state.elsewhere = (), False
         return taken_back
 
     def _rewind(self, slot: int, lost: set[int]) -> None:

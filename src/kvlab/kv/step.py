@@ -103,7 +103,7 @@ class StepPreparation:
         tables.reserved[rows] = new
         if self._sharing is not None:
             fills = after // size > before // size
-            self._sharing.publish(rows[fills].tolist(), after[fills].tolist())
+            self._sharing.publish(rows[fills], after[fills])
 
     def _check(self, slots: Sequence[int], new_tokens: Sequence[int]) -> tuple[Rows, Rows]:
         """Slots and numbers of tokens as arrays. Raises SlotError for what no step takes."""
