@@ -21,8 +21,8 @@ GROUPS = {
 HEAD = """# Configuration reference
 
 Every setting of `kvlab run`, written as `key=value`. `group=choice` takes the values of a file of `conf/`; a
-dotted key changes one value of it. `null` is no value. `python docs/_site/configuration.py` writes this page from the schema
-(`src/kvlab/config/`), and a test checks that it is up to date.
+dotted key changes one value of it. `null` is no value. `python docs/_site/configuration.py` writes this page from
+the schema (`src/kvlab/config/`), and a test checks that it is up to date.
 """
 
 

@@ -131,6 +131,9 @@ WRONG: list[Case] = [
         "scheduler.max_batch_size=9",
     ),
     (ExecutorConfig, {"device": "tpu"}, "executor.device", "tpu", "known: auto, cpu, cuda"),
+    (ExecutorConfig, {"kind": "tpu"}, "executor.kind", "tpu", "torch"),
+    (AttentionConfig, {"backend": "flash"}, "attention.backend", "flash", "known: concat, cpu"),
+    (AttentionConfig, {"prefer": ["sdpa", "flash"]}, "attention.prefer", "flash", "known: concat, cpu"),
     (ExecutorConfig, {"dtype": "int8"}, "executor.dtype", "int8", "known: float32, bfloat16, float16"),
     (ExecutorConfig, {"threads": 0}, "executor.threads", "0", "at least 1"),
     (WorkloadConfig, {"source": "csv"}, "workload.source", "csv", "known: jsonl, synthetic"),
@@ -221,7 +224,7 @@ class TestScheduler:
             (
                 "preemption.victim",
                 {"on_exhaustion": "fail", "preemption": PreemptionConfig("priority")},
-                "preempts nobody; leave it null, or set on_exhaustion=preempt",
+                "never preempts; leave it null, or set on_exhaustion=preempt",
             ),
             (
                 "order",
@@ -233,7 +236,7 @@ class TestScheduler:
             (
                 "preemption.victim",
                 {"policy": "static", "preemption": PreemptionConfig("last_admitted")},
-                "nobody is preempted; leave it null",
+                "none is preempted; leave it null",
             ),
         ],
         ids=str,

@@ -134,3 +134,14 @@ def test_a_reservation_is_better_than_nothing() -> None:
     registry = AttentionRegistry()
     registry.register("reluctant", lambda: Reluctant("reluctant"))
     assert registry.select(SPEC).name == "reluctant"
+
+
+def test_preferred_backends_come_first_and_kernels_can_be_left_out() -> None:
+    assert default_registry(prefer=["concat"]).select(SPEC).name == "concat"
+    names = default_registry(kernels=False, prefer=["cpu"]).names()
+    assert names[0] == "sdpa"
+    assert not {"cpu", "triton"} & set(names)
+
+
+def test_by_default_kernels_are_tried_first() -> None:
+    assert default_registry().names()[:3] == ["cpu", "triton", "sdpa"]

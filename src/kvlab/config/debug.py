@@ -12,8 +12,8 @@ FAULTS = ("forward", "sampler", "sequence", "any")
 
 @dataclass
 class FaultsConfig:
-    """Faults put into the executor. `forward` and `sampler` strike a pass with probability `rate`, before its
-    tokens are computed or after; `sequence` poisons that share of the requests: each fails every pass it is in once
+    """Faults injected into the executor. `forward` and `sampler` fail a pass with probability `rate`, before or
+    after its tokens are computed; `sequence` poisons that share of the requests: each fails every pass it is in once
     it has produced some tokens. `any`: all three. The same seed gives the same faults.
     """
 
@@ -29,8 +29,8 @@ class FaultsConfig:
 
 @dataclass
 class DebugConfig:
-    """What costs time: `audit` looks for a broken invariant of the pool after every step, `profile` finds out where
-    a step's time goes; `faults` are put in to see what becomes of them.
+    """Checks that cost time, and faults: `audit` checks the pool's invariants after every step, `profile` measures
+    where a step's time goes, `faults` are injected to see how the engine handles them.
     """
 
     audit: bool = False  # check every invariant of the pool after each step

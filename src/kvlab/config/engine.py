@@ -15,7 +15,7 @@ from kvlab.registry import registry
 
 @dataclass
 class EngineConfig:
-    """What an engine is built from. `seed` is that of random weights."""
+    """What an engine is built from: model, memory, scheduler, attention and executor."""
 
     model: ModelConfig = field(default_factory=ModelConfig)  # the model
     kv: KVConfig = field(default_factory=KVConfig)  # the KV cache

@@ -13,9 +13,7 @@ from kvlab.config.workload import WorkloadConfig
 
 @dataclass
 class RunConfig(EngineConfig):
-    """One run: an engine, the requests it serves, and where results go. `tags` are copied to the tracking store;
-    `optimize` names the metric that a sweep optimizes.
-    """
+    """One run: an engine, the requests that it serves, and where its results go."""
 
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)  # the requests
     tracking: TrackingConfig = field(default_factory=TrackingConfig)  # where the run is recorded

@@ -1,4 +1,4 @@
-"""The scheduler: who runs in a step, and who gives up memory."""
+"""The scheduler: which sequences run in a step, and which are preempted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXHAUSTION = ("preempt", "fail")
 
 @dataclass
 class PreemptionConfig:
-    """Who gives up its memory when it runs out. None: the last admitted, where anyone has to."""
+    """Which sequence is preempted when blocks run out."""
 
     victim: str | None = None  # which running sequence is preempted; null: last_admitted
 
@@ -23,8 +23,9 @@ class PreemptionConfig:
 
 @dataclass
 class SchedulerConfig:
-    """Who runs in a step. None stands for what the policy does of itself: `continuous` admits as sequences come and
-    preempts when memory runs out; `static` gives each its whole memory at once, so that it never does.
+    """Which sequences run in a step. None stands for what the policy does by default: `continuous` admits sequences
+    as they come and preempts when blocks run out; `static` reserves all the memory that a sequence may need, so that
+    they never do.
     """
 
     policy: str = "continuous"  # continuous: sequences enter in any step; static: whole batches, one after another
@@ -84,16 +85,16 @@ class SchedulerConfig:
             raise ConfigError(
                 "scheduler.preemption.victim",
                 victim,
-                "scheduler.on_exhaustion=fail preempts nobody; leave it null, or set on_exhaustion=preempt",
+                "scheduler.on_exhaustion=fail never preempts; leave it null, or set on_exhaustion=preempt",
             )
         if self.policy != "static":
             return
-        whole = "a static batch is given its whole memory at once"
+        whole = "each sequence of a static batch gets all its memory at once"
         for key, value, allowed, reason in (
             ("order", self.order, "fcfs", "a static batch is formed first come, first served"),
             ("reserve_output", self.reserve_output, True, whole),
-            ("on_exhaustion", self.on_exhaustion, None, f"{whole}, so that it does not run out"),
-            ("preemption.victim", victim, None, f"{whole}, so that nobody is preempted"),
+            ("on_exhaustion", self.on_exhaustion, None, f"{whole}, so that it does not run out of blocks"),
+            ("preemption.victim", victim, None, f"{whole}, so that none is preempted"),
         ):
             if value not in (None, allowed):
                 instead = "null" if allowed is None else allowed
@@ -103,5 +104,5 @@ class SchedulerConfig:
 
     @property
     def reserves_output(self) -> bool:
-        """Whether a sequence enters only where all it may produce has room."""
+        """Whether a sequence is admitted only where all the tokens it may produce have room."""
         return self.policy == "static" if self.reserve_output is None else self.reserve_output

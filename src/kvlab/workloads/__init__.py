@@ -20,5 +20,7 @@ def build_requests(config: WorkloadConfig, *, vocab_size: int, seed: int) -> lis
 
 
 def may_sample(config: WorkloadConfig) -> bool:
-    """Whether any of the workload's requests may sample its tokens; the rows of a file can say so themselves."""
-    return config.temperature > 0 or config.path is not None
+    """Whether any of the workload's requests may sample its tokens. Drawn requests all have `workload.temperature`;
+    those of another source may have a temperature of their own.
+    """
+    return config.temperature > 0 or WORKLOAD_SOURCES.get(config.source) is not WORKLOAD_SOURCES.get("synthetic")
