@@ -13,8 +13,8 @@ FAULTS = ("forward", "sampler", "sequence", "any")
 @dataclass
 class FaultsConfig:
     """Faults injected into the executor. `forward` and `sampler` fail a pass with probability `rate`, before or
-    after its tokens are computed; `sequence` poisons that share of the requests: each fails every pass it is in once
-    it has produced some tokens. `any`: all three. The same seed gives the same faults.
+    after its tokens are computed; `sequence` poisons that share of the requests: each fails every pass it is in
+    once it has produced some tokens. `any`: all three. The same seed gives the same faults.
     """
 
     kind: str = "any"  # what fails: forward (before a pass), sampler (behind it), sequence (poisoned requests), any

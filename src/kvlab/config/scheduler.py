@@ -24,8 +24,8 @@ class PreemptionConfig:
 @dataclass
 class SchedulerConfig:
     """Which sequences run in a step. None stands for what the policy does by default: `continuous` admits sequences
-    as they come and preempts when blocks run out; `static` reserves all the memory that a sequence may need, so that
-    they never do.
+    as they come and preempts when blocks run out; `static` reserves all the memory that a sequence may need, so
+    that they never do.
     """
 
     policy: str = "continuous"  # continuous: sequences enter in any step; static: whole batches, one after another
