@@ -55,7 +55,7 @@ docs-serve: $(READY) ## Show the documentation at http://127.0.0.1:8000, rebuilt
 ui: $(READY) ## Open the tracked runs at http://127.0.0.1:5000 (of MLFLOW_TRACKING_URI, if set)
 	@$(BIN)/kvlab ui
 
-gpu: ## Try kernels, attention, parity and serving on a GPU, in nine minutes; needs no setup
+gpu: ## Try kernels, attention, parity and serving on a GPU, in at most nine minutes; needs no setup
 	PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m experiments.gpu.run
 
 clean: ## Remove the environment and caches; results and tracked runs stay
