@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
-
-T = TypeVar("T")
+from typing import NamedTuple
 
 
 class FinishReason(StrEnum):
@@ -121,7 +119,7 @@ class Sequence:
     index: int = 0
     siblings: list[Sequence] = field(default_factory=list)
     stop_token_ids: frozenset[int] = frozenset()  # those of the request, and the model's unless it ignores them
-    num_computed: int = 0
+    num_prefilled: int = 0  # tokens whose K and V are in the cache, while it does not decode
     slot: int | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
@@ -166,6 +164,11 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_computed(self) -> int:
+        """Tokens whose K and V are in the cache; of a sequence that decodes all but the newest."""
+        return len(self.token_ids) - 1 if self.is_decoding else self.num_prefilled
+
+    @property
     def num_uncomputed(self) -> int:
         """Known tokens whose K and V are not in the cache yet."""
         return len(self.token_ids) - self.num_computed
@@ -175,7 +178,7 @@ class Sequence:
         if self.is_decoding:
             self.high_water = max(self.high_water, self.num_computed)
             self.is_decoding = False
-        self.num_computed = num_computed
+        self.num_prefilled = num_computed
 
     def record(self) -> RequestRecord:
         """What happened to it. Only of a sequence that has ended."""
@@ -199,48 +202,6 @@ class Sequence:
             resumed_s=tuple(self.resumed_s),
             recomputed_tokens=self.recomputed_tokens,
         )
-
-
-class ScheduledSequence(NamedTuple):
-    """A sequence and how many of its tokens a step computes."""
-
-    sequence: Sequence
-    num_tokens: int
-
-    @property
-    def samples(self) -> bool:
-        """Whether the step computes its last known token, so that a new one is sampled."""
-        return self.num_tokens == self.sequence.num_uncomputed
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """A forward pass: sequences that decode, a token each, and chunks of those in prefill. In the flat batch those
-    that decode come first, or last.
-    """
-
-    decoding: list[Sequence]
-    chunks: list[ScheduledSequence]
-    decode_last: bool = False
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        """Who takes part, in the order of the flat batch."""
-        return self.join(self.decoding, [sequence for sequence, _ in self.chunks])
-
-    @property
-    def num_tokens(self) -> list[int]:
-        """Tokens of each sequence, in the order of the flat batch."""
-        return self.join([1] * len(self.decoding), [count for _, count in self.chunks])
-
-    @property
-    def sampled(self) -> list[Sequence]:
-        """The sequences that get a new token, in the order of the flat batch."""
-        return self.join(self.decoding, [chunk.sequence for chunk in self.chunks if chunk.samples])
-
-    def join(self, decoding: list[T], chunks: list[T]) -> list[T]:
-        """Values of the sequences that decode and of the chunks, in the order of the flat batch."""
-        return chunks + decoding if self.decode_last else decoding + chunks
 
 
 @dataclass(frozen=True, slots=True)

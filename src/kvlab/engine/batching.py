@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
 
-from kvlab.core import ScheduledSequence, Sequence, StepPlan
+from kvlab.core import Sequence
 from kvlab.engine.admission import Admission
+from kvlab.engine.plan import Chunk, DecodeBatch, StepPlan, slots_of
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.scheduler.orders import Stage
 from kvlab.errors import OutOfBlocksError
@@ -23,9 +23,9 @@ class StepBatch:
     first chunks of those just admitted.
     """
 
-    decoding: list[Sequence] = field(default_factory=list)
-    prefill: list[ScheduledSequence] = field(default_factory=list)
-    admitted: list[ScheduledSequence] = field(default_factory=list)
+    decoding: DecodeBatch = field(default_factory=DecodeBatch)
+    prefill: list[Chunk] = field(default_factory=list)
+    admitted: list[Chunk] = field(default_factory=list)
     preempted: int = 0
     decode_last: bool = False
 
@@ -34,17 +34,17 @@ class StepBatch:
         chunks = self.prefill + self.admitted
         if mixed or not (self.decoding and chunks):
             return [StepPlan(self.decoding, chunks, self.decode_last)] if self.decoding or chunks else []
-        passes = [StepPlan(self.decoding, []), StepPlan([], chunks)]
+        passes = [StepPlan(self.decoding), StepPlan(DecodeBatch(), chunks)]
         return passes[::-1] if self.decode_last else passes
 
     def part(self, stage: Stage) -> StepPlan:
         """What takes part in a stage of running sequences."""
-        return StepPlan(self.decoding, []) if stage is Stage.DECODE else StepPlan([], self.prefill)
+        return StepPlan(self.decoding) if stage is Stage.DECODE else StepPlan(DecodeBatch(), self.prefill)
 
     def remove(self, sequences: list[Sequence]) -> None:
-        """Take sequences out of the batch."""
+        """Take sequences out of the batch, which have their slots still."""
         gone = set(sequences)
-        self.decoding = [sequence for sequence in self.decoding if sequence not in gone]
+        self.decoding.remove(slots_of(sequences))
         self.prefill = [chunk for chunk in self.prefill if chunk.sequence not in gone]
         self.admitted = [chunk for chunk in self.admitted if chunk.sequence not in gone]
 
@@ -100,14 +100,14 @@ class BatchBuilder:
         for sequence in first.siblings:
             try:
                 if self._scheduler.has_room():
-                    sequence.slot = self._pool.fork_slot(slot_of(first), sequence.token_ids, rerun_last=True)
+                    sequence.slot = self._pool.fork_slot(slots_of([first])[0], sequence.token_ids, rerun_last=True)
             except OutOfBlocksError:
                 pass
             if sequence.slot is None:
                 waiting.append(sequence)
                 continue
-            sequence.num_computed = self._pool.get_seq_len(sequence.slot)
-            sequence.high_water = sequence.num_computed
+            sequence.num_prefilled = self._pool.get_seq_len(sequence.slot)
+            sequence.high_water = sequence.num_prefilled
             sequence.scheduled_s = first.scheduled_s
             if self._journal is not None:
                 self._journal.assign(sequence.slot, sequence.key)
@@ -119,9 +119,9 @@ class BatchBuilder:
 
     def _reserve(self, batch: StepBatch, stage: Stage, now: float) -> None:
         """Make room for a part of the batch: preempt until it fits, or fail the sequences that do not."""
-        while (part := batch.part(stage)).sequences:
+        while len(part := batch.part(stage)):
             try:
-                self._pool.reserve(slots_of(part.sequences), part.num_tokens)
+                self._pool.reserve(part.slots, part.num_tokens)
             except OutOfBlocksError as error:
                 if self._scheduler.config.on_exhaustion == "fail" or len(self._scheduler.running) == 1:
                     self._fail_refused(batch, part.sequences, error)
@@ -141,18 +141,18 @@ class BatchBuilder:
         victim = self._scheduler.victim()
         batch.remove([victim])
         batch.preempted += 1
-        self._pool.free_slot(slot_of(victim))
+        self._scheduler.preempt(victim)
+        self._pool.free_slot(*slots_of([victim]))
         victim.slot = None
         victim.preemptions += 1
         victim.preempted_s.append(now)
-        self._scheduler.preempt(victim)
 
-    def _admit(self, budget: int, reserved_later: int, now: float) -> list[ScheduledSequence]:
+    def _admit(self, budget: int, reserved_later: int, now: float) -> list[Chunk]:
         """Admit sequences while there are tokens in the step's budget and memory for all they have to compute.
 
         Each is reserved at once, so that the next may share the blocks that it fills in this very step.
         """
-        admitted: list[ScheduledSequence] = []
+        admitted: list[Chunk] = []
         admission: Admission | None = None
         while budget > 0 and (sequence := self._scheduler.candidate()) is not None:
             admission = admission or Admission(self._pool, self._scheduler, reserved_later=reserved_later)
@@ -167,10 +167,10 @@ class BatchBuilder:
                 break
             self._scheduler.admit(sequence)
             admission.admitted(sequence)
-            sequence.num_computed = self._pool.get_seq_len(sequence.slot)
+            sequence.num_prefilled = self._pool.get_seq_len(sequence.slot)
             if sequence.scheduled_s is None:
                 sequence.scheduled_s = now
-                sequence.cached_tokens = sequence.num_computed
+                sequence.cached_tokens = sequence.num_prefilled
             else:
                 sequence.resumed_s.append(now)
             if self._journal is not None:
@@ -180,16 +180,3 @@ class BatchBuilder:
             budget -= chunk.num_tokens
             admitted.append(chunk)
         return admitted
-
-
-def slot_of(sequence: Sequence) -> int:
-    """The pool's slot of a sequence that runs."""
-    return slots_of([sequence])[0]
-
-
-def slots_of(sequences: Iterable[Sequence]) -> list[int]:
-    """The pool's slots of sequences that run."""
-    slots = [sequence.slot for sequence in sequences]
-    if None in slots:
-        raise RuntimeError("a sequence runs without a slot")
-    return cast("list[int]", slots)

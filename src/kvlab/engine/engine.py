@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import random
 from dataclasses import dataclass, replace
-from itertools import repeat
 
-from kvlab.core import FinishReason, Request, Sequence, StepPlan, StepRecord
-from kvlab.engine.batching import BatchBuilder, slot_of, slots_of
+from kvlab.core import FinishReason, Request, Sequence, StepRecord, TokenLogprobs
+from kvlab.engine.batching import BatchBuilder
 from kvlab.engine.clock import Clock, LogicalClock
 from kvlab.engine.isolation import PassRunner
 from kvlab.engine.outputs import OutputProcessor
+from kvlab.engine.plan import Chunk, DecodeBatch, StepPlan, slots_of
 from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.step import Executor, StepResult
@@ -21,8 +21,8 @@ from kvlab.errors import RequestRefusedError
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.protocol import KVCachePool
-from kvlab.kv.view import CacheView
 
+_NO_STOPS: frozenset[int] = frozenset()
 _log = logging.getLogger(__name__)
 
 
@@ -104,9 +104,9 @@ class Engine:
         check_queue(request, self.scheduler.waiting, self.scheduler.config.max_waiting_requests)
         if asked.seed is None:
             request = replace(request, sampling=replace(asked, seed=self._seeds.getrandbits(40)))
-        stops = frozenset(asked.stop_token_ids)
-        if not asked.ignore_eos:
-            stops |= self._eos
+        stops = _NO_STOPS if asked.ignore_eos else self._eos
+        if asked.stop_token_ids:
+            stops = stops.union(asked.stop_token_ids)
         first, *others = (Sequence(request, index=index, stop_token_ids=stops) for index in range(asked.n))
         first.siblings = others
         self._outputs.add([first, *others], on_output, on_finish)
@@ -157,14 +157,14 @@ class Engine:
         before = self.pool.counters()
         retired = self.scheduler.retire()
         for sequence in retired:
-            self.pool.free_slot(slot_of(sequence))
+            self.pool.free_slot(*slots_of([sequence]))
             sequence.slot = None
         batch = self._batches.build(start)
         plans = batch.plans(mixed=self.scheduler.config.mixed)
         if not plans and not retired and not batch.preempted:
             return None
         running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
-        views = [self._view(plan) for plan in plans]
+        views = [self.pool.view(plan.slots, plan.num_tokens) for plan in plans]
         launched = self.clock.now()
         counts = self._counts = _StepCounts()
         failed_passes = self._runner.run(plans, views)
@@ -196,63 +196,75 @@ class Engine:
             counters=self.pool.counters() - before,
         )
 
-    def _view(self, plan: StepPlan) -> CacheView:
-        return self.pool.view(slots_of(plan.sequences), plan.num_tokens)
-
     def _fail(self, sequence: Sequence, error: Exception | str) -> None:
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         self._outputs.finish(sequence, FinishReason.FAILED, self.clock.now(), text)
 
     def _recover(self) -> None:
-        """Audit the pool after a failed pass: log what is wrong, and free leaked blocks."""
+        """After a failed pass: audit the pool, log what is wrong, free leaked blocks, sort the sequences anew."""
         findings = self.pool.audit()
         for finding in findings:
             _log.error("audit after a failed pass: %s", finding)
         if findings:
             self.pool.reclaim_leaked_blocks()
+        self.scheduler.resync()
 
     def _process_result(self, plan: StepPlan, result: StepResult) -> None:
         """Update the sequences of a pass: what is computed, and the tokens they got."""
         if result.elapsed_s is not None and isinstance(self.clock, LogicalClock):
             self.clock.advance(result.elapsed_s)
-        sampled = plan.sampled
-        self._count_computed(plan)
-        self._counts.sampled += len(sampled)
-        self._output_tokens += len(sampled)
-        now, needs_every_token = self.clock.now(), self._outputs.needs_every_token
-        results = zip(sampled, result.token_ids, result.logprobs or repeat(None), strict=False)
-        for sequence, token, logprobs in results:
-            if sequence.finish_reason is not None:  # the callback of another sequence aborted it
-                self._output_tokens -= 1
-                continue
-            if not sequence.is_decoding:
-                sequence.is_decoding = True
-                if sequence.siblings and not sequence.num_output_tokens:
-                    self._batches.fork(sequence)
-            token_ids = sequence.token_ids
-            token_ids.append(token)
-            sequence.token_times_s.append(now)
-            if logprobs is not None:
-                sequence.logprobs.append(logprobs)
-            is_last = len(token_ids) >= sequence.max_total_tokens or token in sequence.stop_token_ids
-            if is_last or needs_every_token:
-                self._outputs.process(sequence, token)
+        now, tokens = self.clock.now(), result.token_ids
+        logprobs = result.logprobs or [None] * len(tokens)
+        self._counts.sampled += len(tokens)
+        first = len(tokens) - len(plan.decoding) if plan.decode_last else len(plan.decoding)
+        parts = [(tokens[:first], logprobs[:first]), (tokens[first:], logprobs[first:])]
+        decoded, sampled = reversed(parts) if plan.decode_last else parts
+        self._process_decoding(plan.decoding, *decoded, now)
+        self._process_chunks(plan.chunks, *sampled, now)
 
-    def _count_computed(self, plan: StepPlan) -> None:
-        """The tokens of a pass are computed."""
-        counts = self._counts
-        context = 0
-        for sequence in plan.decoding:
-            sequence.num_computed += 1
-            context += sequence.num_computed
-        counts.context += context
-        counts.attended += context
-        for sequence, count in plan.chunks:
+    def _process_decoding(
+        self, batch: DecodeBatch, tokens: list[int], logprobs: list[TokenLogprobs | None], now: float
+    ) -> None:
+        known = batch.num_known
+        self._counts.context += known
+        self._counts.attended += known
+        if not (self._outputs.needs_every_token or self.scheduler.has_ended or any(logprobs)):
+            self._output_tokens += len(tokens)
+            for row in batch.append(tokens, now):
+                self._outputs.process(batch.sequences[row], tokens[row])
+            return
+        for sequence, token, entry in zip(batch.sequences, tokens, logprobs, strict=True):
+            self._append(sequence, token, entry, now)
+        batch.advance(tokens)
+
+    def _process_chunks(
+        self, chunks: list[Chunk], tokens: list[int], logprobs: list[TokenLogprobs | None], now: float
+    ) -> None:
+        counts, sampled = self._counts, iter(zip(tokens, logprobs, strict=True))
+        for sequence, count in chunks:
             before, after = sequence.num_computed, sequence.num_computed + count
             again = min(max(sequence.high_water - before, 0), count)
-            sequence.num_computed = after
+            sequence.num_prefilled = after
             sequence.high_water = max(sequence.high_water, after)
             sequence.recomputed_tokens += again
             counts.recomputed += again
             counts.context += after
             counts.attended += count * (before + after + 1) // 2  # before + 1, before + 2, ..., after
+            if after < len(sequence.token_ids):
+                continue
+            token, entry = next(sampled)
+            if sequence.siblings and not sequence.num_output_tokens and sequence.finish_reason is None:
+                self._batches.fork(sequence)
+            if not sequence.is_decoding and sequence.finish_reason is None:
+                self.scheduler.start_decoding(sequence)
+            self._append(sequence, token, entry, now)
+
+    def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> None:
+        if sequence.finish_reason is not None:  # the callback of another sequence aborted it
+            return
+        self._output_tokens += 1
+        sequence.token_ids.append(token)
+        sequence.token_times_s.append(now)
+        if logprobs is not None:
+            sequence.logprobs.append(logprobs)
+        self._outputs.process(sequence, token)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvlab import core
-from kvlab.core import ScheduledSequence, StepPlan
-from kvlab.engine.batching import slots_of
+from kvlab.engine.plan import Chunk, DecodeBatch, StepPlan
 from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import OutOfBlocksError
 from kvlab.kv.protocol import KVCachePool
@@ -100,12 +99,12 @@ class PassRunner:
                 computed = self._pool.get_seq_len(sequence.slot)
                 if computed != sequence.num_computed:  # it shared blocks that the failed pass would have filled
                     sequence.rewind(computed)
-                again.append(ScheduledSequence(sequence, min(count, sequence.num_uncomputed)))
+                again.append(Chunk(sequence, min(count, sequence.num_uncomputed)))
         if not again:
             return
-        plan = StepPlan([], again)
+        plan = StepPlan(DecodeBatch(), again)
         try:
-            view = self._pool.view(slots_of(plan.sequences), plan.num_tokens)
+            view = self._pool.view(plan.slots, plan.num_tokens)
         except OutOfBlocksError:
             return
         self._attempt(plan, view)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.core import SequenceSpec, StepPlan, TokenLogprobs
+from kvlab.core import SequenceSpec, TokenLogprobs
+from kvlab.engine.plan import StepPlan
 
 if TYPE_CHECKING:
     from kvlab.kv.view import CacheView
@@ -69,26 +70,34 @@ class StepInput:
     @classmethod
     def of(cls, plan: StepPlan) -> StepInput:
         """The input of a pass over these sequences."""
-        sequences, first_chunk = plan.sequences, 0 if plan.decode_last else len(plan.decoding)
-        chunks: list[int] = []
-        for sequence, count in plan.chunks:
-            chunks += sequence.token_ids[sequence.num_computed : sequence.num_computed + count]
-        token_ids = plan.join([sequence.token_ids[-1] for sequence in plan.decoding], chunks)
-        first = len(plan.chunks) if plan.decode_last else 0
-        sampled = plan.join(
-            list(range(first, first + len(plan.decoding))),
-            [row for row, chunk in enumerate(plan.chunks, first_chunk) if chunk.samples],
-        )
-        specs = tuple([sequence.spec for sequence in sequences])
-        num_outputs = [len(sequence.token_ids) - sequence.num_prompt_tokens for sequence in sequences]
-        histories = {row: tuple(sequences[row].token_ids) for row in sampled if specs[row].is_penalized}
+        decoding, chunks = plan.decoding, plan.chunks
+        size = len(decoding)
+        if not chunks:
+            rows, ones = np.arange(size), np.ones(size, dtype=np.int64)
+            tokens = decoding.last_tokens.copy()
+            return cls(tokens, ones, decoding.specs, decoding.num_outputs, rows, decoding.histories())
+        first_decode, first_chunk = (len(chunks), 0) if plan.decode_last else (0, size)
+        token_ids: list[int] = []
+        for sequence, count in chunks:
+            token_ids += sequence.token_ids[sequence.num_computed : sequence.num_computed + count]
+        sampled = [row for row, chunk in enumerate(chunks, first_chunk) if chunk.samples]
+        histories = {first_decode + row: tokens for row, tokens in decoding.histories().items()}
+        for row in sampled:
+            sequence = chunks[row - first_chunk].sequence
+            if sequence.spec.is_penalized:
+                histories[row] = tuple(sequence.token_ids)
+        specs = [sequence.spec for sequence, _ in chunks]
+
+        def column(decode: NDArray[np.int64], chunk: list[int]) -> NDArray[np.int64]:
+            return np.concatenate(plan.join([decode], [np.asarray(chunk, dtype=np.int64)]))
+
         return cls(
-            np.asarray(token_ids, dtype=np.int64),
-            np.asarray(plan.num_tokens, dtype=np.int64),
-            specs,
-            np.asarray(num_outputs, dtype=np.int64),
-            np.asarray(sampled, dtype=np.int64),
-            histories,
+            token_ids=column(decoding.last_tokens, token_ids),
+            num_tokens=column(np.ones(size, dtype=np.int64), [count for _, count in chunks]),
+            sequences=tuple(specs) + decoding.specs if plan.decode_last else decoding.specs + tuple(specs),
+            num_outputs=column(decoding.num_outputs, [sequence.num_output_tokens for sequence, _ in chunks]),
+            sampled=column(np.arange(first_decode, first_decode + size), sampled),
+            histories=histories,
         )
 
     def sampling(self) -> SamplingBatch:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from functools import cache
 
 from kvlab.config import SchedulerConfig
-from kvlab.core import ScheduledSequence, Sequence, SequenceStatus
+from kvlab.core import Sequence, SequenceStatus
+from kvlab.engine.plan import Chunk, DecodeBatch
 from kvlab.engine.scheduler.orders import ORDERS, Stage, StepState
 from kvlab.engine.scheduler.victims import VICTIMS
 from kvlab.engine.scheduler.waiting_queue import WaitingQueue
@@ -35,9 +36,13 @@ class Scheduler(ABC):
         self._longest_chunk = config.long_prefill_threshold or config.max_batched_tokens
         self._open = False
         self._state = StepState(0.0, lambda sequence: 0)
-        self._decoding: list[Sequence] = []  # of this step
+        self.has_ended = False  # whether a sequence has ended since the last retirement
         self._prefilling: list[Sequence] = []
-        self._changed = False  # whether a running sequence was preempted or ended since the step began
+        self._continuing: list[Sequence] = []  # those in prefill when the step began
+        self._decoding = DecodeBatch()
+        self._is_stale = False  # whether tokens were appended that `_decoding` has not seen
+        self._joined: list[Sequence] = []  # decode from the next step on
+        self._left: list[int] = []  # slots of those that do not decode any more
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -54,12 +59,13 @@ class Scheduler(ABC):
 
     def retire(self) -> list[Sequence]:
         """Take the sequences that ended out of the running ones, and return them."""
-        if not self._changed:
+        if not self.has_ended:
             return []
-        finished = SequenceStatus.FINISHED
+        self.has_ended, finished = False, SequenceStatus.FINISHED
         ended = [sequence for sequence in self.running if sequence.status is finished]
         if ended:
             self.running = [sequence for sequence in self.running if sequence.status is not finished]
+            self._prefilling = [sequence for sequence in self._prefilling if sequence.status is not finished]
         return ended
 
     def begin_step(self, now: float, cached_tokens: Callable[[Sequence], int] = lambda sequence: 0) -> None:
@@ -68,34 +74,35 @@ class Scheduler(ABC):
         `cached_tokens`: how many tokens of a sequence are in the prefix cache; called at most once for each.
         """
         self._state = StepState(now, cache(cached_tokens))
-        self._changed = False
-        self._decoding = [sequence for sequence in self.running if sequence.is_decoding]
-        self._prefilling = (
-            [sequence for sequence in self.running if not sequence.is_decoding]
-            if len(self._decoding) < len(self.running)
-            else []
-        )
         self._open = len(self.waiting) > 0 and self.may_admit(now)
+        self._remove_left()
+        self._decoding.add([sequence for sequence in self._joined if sequence.status is SequenceStatus.RUNNING])
+        self._joined = []
+        self._continuing = list(self._prefilling)
 
-    def plan_decode(self, budget: int) -> list[Sequence]:
+    def plan_decode(self, budget: int) -> DecodeBatch:
         """The running sequences that decode in the step: at most `budget`."""
-        decoding = self._decoding
-        if self._changed:
-            decoding = [sequence for sequence in decoding if sequence.status is SequenceStatus.RUNNING]
-        return self.order.decoding(decoding, budget)
+        self._remove_left()
+        decoding = self.order.decoding(self._decoding.sequences, budget)
+        if len(decoding) < len(self._decoding):
+            self._is_stale = True
+            return DecodeBatch(decoding)
+        if self._is_stale:
+            self._decoding, self._is_stale = DecodeBatch(decoding), False
+        return self._decoding
 
-    def plan_prefill(self, budget: int) -> list[ScheduledSequence]:
+    def plan_prefill(self, budget: int) -> list[Chunk]:
         """The running sequences that are in prefill, and a chunk for each, with at most `budget` tokens in all."""
         chunks = []
-        for sequence in sorted(self._prefilling, key=self.order.rank):
+        for sequence in sorted(self._continuing, key=self.order.rank):
             if budget > 0 and sequence.status is SequenceStatus.RUNNING:
                 chunks.append(self.chunk(sequence, budget))
                 budget -= chunks[-1].num_tokens
         return chunks
 
-    def chunk(self, sequence: Sequence, budget: int) -> ScheduledSequence:
+    def chunk(self, sequence: Sequence, budget: int) -> Chunk:
         """How many of a prefilling sequence's tokens a step with this budget left takes."""
-        return ScheduledSequence(sequence, min(sequence.num_uncomputed, budget, self._longest_chunk))
+        return Chunk(sequence, min(sequence.num_uncomputed, budget, self._longest_chunk))
 
     def num_decoding(self) -> int:
         """How many running sequences could decode in this step."""
@@ -131,6 +138,13 @@ class Scheduler(ABC):
         """Add a sequence that has memory to the running ones."""
         sequence.status = SequenceStatus.RUNNING
         self.running.append(sequence)
+        self._prefilling.append(sequence)
+
+    def start_decoding(self, sequence: Sequence) -> None:
+        """A running sequence has computed its prompt, and got a token."""
+        sequence.is_decoding = True
+        self._prefilling.remove(sequence)
+        self._joined.append(sequence)
 
     def put_first(self, sequences: list[Sequence]) -> None:
         """Queue sequences before the others of their rank, in this order."""
@@ -141,18 +155,39 @@ class Scheduler(ABC):
         return self._victim(self.running)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Move a running sequence to the front of the queue; all its tokens will be computed again."""
+        """Move a running sequence, which still has its slot, to the front of the queue; all its tokens will be
+        computed again.
+        """
         self.running.remove(sequence)
+        if sequence.is_decoding:
+            self._leave(sequence)
+        else:
+            self._prefilling.remove(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.rewind(0)
-        self._changed = True
         self.waiting.put_first([sequence])
 
     def finish(self, sequence: Sequence) -> None:
         """A sequence has ended: a running one stays until it is retired, a waiting one leaves the queue."""
         sequence.status = SequenceStatus.FINISHED
-        self._changed = True
+        self.has_ended = True
+        self._leave(sequence)
         self.waiting.remove(sequence)
+
+    def resync(self) -> None:
+        """After a failed pass, which may have taken sequences back to prefill: look at each running one again."""
+        running = [sequence for sequence in self.running if sequence.status is SequenceStatus.RUNNING]
+        self._prefilling = [sequence for sequence in running if not sequence.is_decoding]
+        self._decoding = DecodeBatch(sequence for sequence in running if sequence.is_decoding)
+        self._is_stale, self._joined, self._left = False, [], []
+
+    def _leave(self, sequence: Sequence) -> None:
+        if sequence.is_decoding and sequence.slot is not None:
+            self._left.append(sequence.slot)
+
+    def _remove_left(self) -> None:
+        self._decoding.remove(self._left)
+        self._left = []
 
     @abstractmethod
     def may_admit(self, now: float) -> bool:

@@ -1,0 +1,171 @@
+"""What takes part in a forward pass: sequences that decode, and chunks of those in prefill."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlab.core import Sequence, SequenceSpec
+
+T = TypeVar("T")
+_LAST, _LENGTH, _PROMPT, _LIMIT, _SLOT = range(5)  # columns
+
+
+class Chunk(NamedTuple):
+    """A sequence and how many of its tokens a pass computes."""
+
+    sequence: Sequence
+    num_tokens: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether the pass computes its last known token, so that a new one is sampled."""
+        return self.num_tokens == self.sequence.num_uncomputed
+
+
+class DecodeBatch:
+    """Sequences that decode, as columns that are kept from step to step, in the order in which they began to.
+
+    With thousands of sequences most of a step's time is spent on waiting for their objects' memory. A step that
+    decodes therefore appends to each sequence's lists, and touches nothing else of a sequence.
+    """
+
+    def __init__(self, sequences: Iterable[Sequence] = ()) -> None:
+        self.sequences: list[Sequence] = []
+        self._columns: NDArray[np.int64] = np.empty((5, 0), dtype=np.int64)
+        self._token_ids: list[list[int]] = []
+        self._times: list[list[float]] = []
+        self._stops: list[frozenset[int]] = []
+        self._specs: tuple[SequenceSpec, ...] = ()
+        self._penalized: list[int] = []
+        self._any_stop: frozenset[int] = frozenset()
+        self.add(list(sequences))
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def slots(self) -> list[int]:
+        """The pool's slots of the sequences."""
+        slots: list[int] = self._columns[_SLOT].tolist()
+        return slots
+
+    @property
+    def specs(self) -> tuple[SequenceSpec, ...]:
+        """What an executor needs to know of the sequences."""
+        return self._specs
+
+    @property
+    def last_tokens(self) -> NDArray[np.int64]:
+        """The newest token of each sequence."""
+        last: NDArray[np.int64] = self._columns[_LAST]
+        return last
+
+    @property
+    def num_outputs(self) -> NDArray[np.int64]:
+        """Output tokens of each sequence so far."""
+        outputs: NDArray[np.int64] = self._columns[_LENGTH] - self._columns[_PROMPT]
+        return outputs
+
+    @property
+    def num_known(self) -> int:
+        """Tokens of all sequences together, the newest included."""
+        return int(self._columns[_LENGTH].sum())
+
+    def histories(self) -> dict[int, tuple[int, ...]]:
+        """The tokens so far of the rows with a repetition penalty."""
+        return {row: tuple(self._token_ids[row]) for row in self._penalized}
+
+    def add(self, sequences: list[Sequence]) -> None:
+        """Sequences decode from the next step on."""
+        if not sequences:
+            return
+        rows = [
+            (s.token_ids[-1], len(s.token_ids), s.num_prompt_tokens, s.max_total_tokens, slots_of([s])[0])
+            for s in sequences
+        ]
+        self._columns = np.concatenate([self._columns, np.asarray(rows, dtype=np.int64).T], axis=1)
+        self.sequences += sequences
+        self._token_ids += [sequence.token_ids for sequence in sequences]
+        self._times += [sequence.token_times_s for sequence in sequences]
+        self._stops += [sequence.stop_token_ids for sequence in sequences]
+        self._set_specs((*self._specs, *(sequence.spec for sequence in sequences)))
+
+    def remove(self, slots: Collection[int]) -> None:
+        """The sequences in these slots do not decode any more; of slots of others nothing changes."""
+        rows = np.flatnonzero(np.isin(self._columns[_SLOT], list(slots))) if slots else np.empty(0, dtype=np.int64)
+        if not len(rows):
+            return
+        self._columns = np.delete(self._columns, rows, axis=1)
+        specs = list(self._specs)
+        for row in reversed(rows.tolist()):
+            for column in (self.sequences, self._token_ids, self._times, self._stops, specs):
+                del column[row]
+        self._set_specs(tuple(specs))
+
+    def append(self, token_ids: list[int], now: float) -> list[int]:
+        """Give each sequence its next token, at `now`. Returns the rows of those that have got their last."""
+        for tokens, times, token in zip(self._token_ids, self._times, token_ids, strict=True):
+            tokens.append(token)
+            times.append(now)
+        return self.advance(token_ids)
+
+    def advance(self, token_ids: list[int]) -> list[int]:
+        """As `append`, for tokens that the sequences have already."""
+        self._columns[_LAST] = token_ids
+        self._columns[_LENGTH] += 1
+        ended = set(np.flatnonzero(self._columns[_LENGTH] >= self._columns[_LIMIT]).tolist())
+        if not self._any_stop.isdisjoint(token_ids):
+            stops = enumerate(zip(token_ids, self._stops, strict=True))
+            ended.update(row for row, (token, stopping) in stops if token in stopping)
+        return sorted(ended)
+
+    def _set_specs(self, specs: tuple[SequenceSpec, ...]) -> None:
+        self._specs = specs
+        self._penalized = [row for row, spec in enumerate(specs) if spec.is_penalized]
+        self._any_stop = frozenset().union(*set(self._stops))
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A forward pass. In the flat batch the sequences that decode come before the chunks, or behind them."""
+
+    decoding: DecodeBatch
+    chunks: list[Chunk] = field(default_factory=list)
+    decode_last: bool = False
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Who takes part, in the order of the flat batch."""
+        return self.join(self.decoding.sequences, [sequence for sequence, _ in self.chunks])
+
+    @property
+    def slots(self) -> list[int]:
+        """The pool's slots of the sequences."""
+        return self.join(self.decoding.slots, slots_of(sequence for sequence, _ in self.chunks))
+
+    @property
+    def num_tokens(self) -> list[int]:
+        """Tokens of each sequence."""
+        return self.join([1] * len(self.decoding), [count for _, count in self.chunks])
+
+    def join(self, decoding: list[T], chunks: list[T]) -> list[T]:
+        """Values of the sequences that decode and of the chunks, in the order of the flat batch."""
+        return chunks + decoding if self.decode_last else decoding + chunks
+
+    def __len__(self) -> int:
+        return len(self.decoding) + len(self.chunks)
+
+
+def slots_of(sequences: Iterable[Sequence]) -> list[int]:
+    """The pool's slots of sequences that run."""
+    slots = []
+    for sequence in sequences:
+        if sequence.slot is None:
+            raise RuntimeError(f"request {sequence.request.request_id!r} runs without a slot")
+        slots.append(sequence.slot)
+    return slots
