@@ -8,7 +8,7 @@ import torch
 
 from kvlab.attention.base import AttentionSpec
 from kvlab.models.config import DecoderConfig
-from kvlab.models.ops.base import LayerPart, Linear, Norm, Ops, StepContext
+from kvlab.models.ops.base import LayerPart, Linear, Norm, Ops, ResidualAndX, StepContext
 from kvlab.models.rope import RotaryEmbedding
 from kvlab.models.weights import WeightSource
 
@@ -20,9 +20,7 @@ class InputNorm:
     ops: Ops
     norm: Norm
 
-    def __call__(
-        self, residual: torch.Tensor, x: torch.Tensor, step: StepContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, residual: torch.Tensor, x: torch.Tensor, step: StepContext) -> ResidualAndX:
         """See LayerPart."""
         return residual, self.ops.norm(residual, self.norm)
 
@@ -34,9 +32,7 @@ class ResidualNorm:
     ops: Ops
     norm: Norm
 
-    def __call__(
-        self, residual: torch.Tensor, x: torch.Tensor, step: StepContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, residual: torch.Tensor, x: torch.Tensor, step: StepContext) -> ResidualAndX:
         """See LayerPart."""
         return self.ops.add_norm(x, residual, self.norm)
 
@@ -48,9 +44,7 @@ class OutputNorm:
     ops: Ops
     norm: Norm
 
-    def __call__(
-        self, residual: torch.Tensor, x: torch.Tensor, step: StepContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, residual: torch.Tensor, x: torch.Tensor, step: StepContext) -> ResidualAndX:
         """See LayerPart."""
         return residual, self.ops.norm(x, self.norm)
 
@@ -67,9 +61,7 @@ class AttentionPart:
     spec: AttentionSpec
     out: Linear
 
-    def __call__(
-        self, residual: torch.Tensor, x: torch.Tensor, step: StepContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, residual: torch.Tensor, x: torch.Tensor, step: StepContext) -> ResidualAndX:
         """See LayerPart."""
         heads = self.qkv(x).view(len(x), -1, self.spec.head_dim)
         q = self.ops.rotate_and_store(heads, self.norms, step.angles[self.rotary], step.view, self.layer)
@@ -86,9 +78,7 @@ class MlpPart:
     activation: str
     down: Linear
 
-    def __call__(
-        self, residual: torch.Tensor, x: torch.Tensor, step: StepContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, residual: torch.Tensor, x: torch.Tensor, step: StepContext) -> ResidualAndX:
         """See LayerPart."""
         return residual, self.down(self.ops.gated(self.gate_up(x), self.activation))
 

@@ -56,16 +56,15 @@ class StepContext(NamedTuple):
     angles: Mapping[RotaryEmbedding, Angles]  # of every rotary table of the model
 
 
+#: What the parts of a layer pass on, both `[T, hidden]`: the residual stream, and x, the latest result, which
+#: is yet to be added to the stream. So an addition and the norm behind it can be one pass.
+ResidualAndX = tuple[torch.Tensor, torch.Tensor]
+
+
 class LayerPart(Protocol):
-    """One operation of a decoder layer; a layer is a sequence of them (kvlab.models.layers).
+    """One operation of a decoder layer; a layer is a sequence of them (kvlab.models.layers)."""
 
-    Parts pass on two tensors `[T, hidden]`: the residual stream, and x, the latest result, which is yet to be added
-    to the stream. So an addition and the norm behind it can be one pass.
-    """
-
-    def __call__(
-        self, residual: torch.Tensor, x: torch.Tensor, step: StepContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, residual: torch.Tensor, x: torch.Tensor, step: StepContext) -> ResidualAndX:
         """The residual stream and x behind this part, which may overwrite the tensors it is given."""
         ...
 
@@ -73,9 +72,9 @@ class LayerPart(Protocol):
 class Stack(Protocol):
     """All layers of a decoder at once."""
 
-    def __call__(self, residual: torch.Tensor, view: CacheView) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual stream `[T, hidden]` and x behind the last part. The stack may overwrite `residual`, and its
-        next call overwrites both results.
+    def __call__(self, residual: torch.Tensor, view: CacheView) -> ResidualAndX:
+        """The residual stream and x behind the last part. The stack may overwrite `residual`, and its next call
+        overwrites both results.
         """
         ...
 
