@@ -19,7 +19,7 @@ from filelock import FileLock
 from kvlab.config import TrackingConfig
 from kvlab.errors import TrackingError
 from kvlab.lab.provenance import provenance
-from kvlab.lab.tracking import SERIES_POINTS, MlflowTracker, NullTracker, RunStatus, locks, resolve_uri, start_run
+from kvlab.lab.tracking import SERIES_POINTS, MlflowTracker, NullTracker, RunStatus, access, resolve_uri, start_run
 
 SLACK_S = 6.0  # a busy machine's share of a deadline
 
@@ -306,13 +306,13 @@ def test_a_store_without_permission(tmp_path):
 
 
 def test_a_lock_that_is_never_released(root, client, monkeypatch):
-    monkeypatch.setattr(locks, "LOCK_S", 0.1)
+    monkeypatch.setattr(access, "LOCK_S", 0.1)
     with FileLock(root / "mlflow.db.lock"), pytest.raises(TrackingError, match=r"has held .*mlflow\.db\.lock"):
         start(root)
 
 
 def test_a_store_that_another_program_has_locked(root, client, monkeypatch):
-    monkeypatch.setattr(locks, "SQLITE_BUSY_S", 0.1)
+    monkeypatch.setattr(access, "SQLITE_BUSY_S", 0.1)
     began = time.monotonic()
     with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as other:
         other.execute("BEGIN IMMEDIATE")

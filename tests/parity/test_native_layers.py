@@ -14,7 +14,7 @@ import torch
 from kvlab.attention.base import AttentionBackend
 from kvlab.attention.registry import default_registry
 from kvlab.errors import KernelError
-from kvlab.lab.profile import Part, Profiler, TimedOps, timed_attention
+from kvlab.lab.profile import Part, Profiler, timed, timed_ops
 from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.layers import ResidualNorm
 from kvlab.models.ops.base import LayerPart, StepContext
@@ -146,9 +146,9 @@ def test_layers_of_one_kind_of_part_each_are_stacked(models: Callable[[str], Tin
 def test_its_parts_are_timed(models: Callable[[str], TinyModel]) -> None:
     config, profiler = models("gemma3").config, Profiler()
     specs = attention_specs(config, "bfloat16", "cpu")
-    attention = timed_attention(default_registry().select(specs), profiler)
+    attention = timed(default_registry().select(specs), profiler, forward=Part.ATTENTION)
     weights = DummyWeights(torch.bfloat16, "cpu", norm_weight=config.initial_norm_weight)
-    decoder = Decoder(config, weights, attention, specs, 64, TimedOps(CpuOps(), profiler))
+    decoder = Decoder(config, weights, attention, specs, 64, timed_ops(CpuOps(), profiler))
     start = profiler.now()
     logits_in_steps(decoder, [[1, 2, 3]], [[3]], "bfloat16")
     spans = profiler._spans

@@ -1,14 +1,12 @@
-"""Where a step's time goes: wrappers around operations, attention and sampler time each call.
-
-A run without `debug=profile` has no wrapper.
-"""
+"""Where a step's time goes: with `debug=profile` each call of operations, attention and sampler is timed."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
@@ -20,11 +18,10 @@ from kvlab.core import StepRecord
 from kvlab.engine.build import EnginePlan, build_engine
 from kvlab.engine.clock import Clock
 from kvlab.engine.engine import Engine
-from kvlab.engine.executors.torch import GreedySampler
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.step import Executor
 from kvlab.kv.journal import BlockJournal
-from kvlab.models.ops.base import LayerPart, Linear, Ops, Stack, TopK
+from kvlab.models.ops.base import LayerPart, Ops, Stack
 from kvlab.models.ops.cpu_layers import NativeStack
 
 P = ParamSpec("P")
@@ -80,6 +77,7 @@ class Profiler:
         self.now: Callable[[], float] = time.perf_counter
         self.steps: list[ProfiledStep] = []
         self._spans: list[tuple[Part, float, float]] = []  # of the current step, made into Spans at its end
+        self._measuring = False
 
     def build(
         self,
@@ -89,17 +87,22 @@ class Profiler:
         wrap: Callable[[Executor], Executor] | None = None,
     ) -> Engine:
         """The plan's engine, its parts timed."""
-        ops, attention = cast(Ops, TimedOps(plan.ops, self)), timed_attention(plan.attention, self)
-        sampler = cast(GreedySampler, _TimedCall(Sampler(plan.ops), self, Part.SAMPLING, take_top1=Part.SAMPLING))
-        timed = replace(plan, ops=ops, attention=attention)
-        engine = build_engine(timed, journal=journal, sampler=sampler, wrap=wrap)
+        attention = timed(plan.attention, self, forward=Part.ATTENTION)
+        sampler = timed(Sampler(plan.ops), self, __call__=Part.SAMPLING, take_top1=Part.SAMPLING)
+        timed_plan = replace(plan, ops=timed_ops(plan.ops, self), attention=attention)
+        engine = build_engine(timed_plan, journal=journal, sampler=sampler, wrap=wrap)
         self.now = partial(_now_on_gpu, engine.clock) if plan.device == "cuda" else engine.clock.now
         return engine
 
     def measure(self, part: Part, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function, as a span of `part`."""
-        start = self.now()
-        result = function(*args, **kwargs)
+        """Call a function, as a span of `part`. A call within another belongs to the outer one's part."""
+        if self._measuring:
+            return function(*args, **kwargs)
+        self._measuring, start = True, self.now()
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            self._measuring = False
         self._spans.append((part, start, self.now()))
         return result
 
@@ -128,66 +131,34 @@ class Profiler:
         return means | {f"profile/{part}_share": 100 * total / whole for part, total in totals.items()}
 
 
-class Timed:
-    """Another object with its public attributes as they are, but for methods that are timed or its own."""
+def timed(inner: T, profiler: Profiler, **parts: Part) -> T:
+    """A copy of an object, of a subclass of its class, whose named methods are timed as parts."""
+    kind: type = type(inner)
 
-    def __init__(self, inner: Any, profiler: Profiler, **parts: Part) -> None:
-        self.inner, self.profiler = inner, profiler
-        for name in dir(inner):
-            if not name.startswith("_") and not hasattr(type(self), name):
-                value = getattr(inner, name)
-                setattr(self, name, partial(profiler.measure, parts[name], value) if name in parts else value)
+    def method(name: str, part: Part) -> Callable[..., Any]:
+        function = getattr(kind, name)
+        return lambda *args, **kwargs: profiler.measure(part, function, *args, **kwargs)
 
-
-class _TimedCall(Timed):
-    """An object that is called, and timed."""
-
-    def __init__(self, inner: Any, profiler: Profiler, part: Part, **parts: Part) -> None:
-        super().__init__(inner, profiler, **parts)
-        self._part = part
-
-    def __call__(self, *args: Any) -> Any:
-        return self.profiler.measure(self._part, self.inner, *args)
+    clone: Any = copy.copy(inner)
+    clone.__class__ = type(kind.__name__, (kind,), {name: method(name, part) for name, part in parts.items()})
+    return cast(T, clone)
 
 
-class TimedOps(Timed):
-    """Other ops, timed. See Ops. `topk` is not: the sampler is timed as a whole."""
+def timed_ops(ops: Ops, profiler: Profiler) -> Ops:
+    """Ops, timed. Those of the sampler are not: it is timed as a whole."""
+    elementwise = dict.fromkeys(("norm", "add_norm", "gated", "angles", "rotate_and_store"), Part.ELEMENTWISE)
+    clone: Any = timed(ops, profiler, linear_top1=Part.LINEAR, **elementwise)
 
-    def __init__(self, ops: Ops, profiler: Profiler) -> None:
-        elementwise = ("norm", "add_norm", "gated", "angles", "rotate_and_store")
-        super().__init__(ops, profiler, **dict.fromkeys(elementwise, Part.ELEMENTWISE))
-
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False) -> Linear:
-        """See Ops."""
-        return cast(Linear, _TimedCall(self.inner.linear(weight, bias, lookup=lookup), self.profiler, Part.LINEAR))
-
-    def stack(self, layers: Sequence[Sequence[LayerPart]], attention: AttentionBackend) -> Stack | None:
-        """See Ops. A native stack reports the times of its operations itself."""
-        stack = self.inner.stack([[_untimed(part) for part in layer] for layer in layers], _inner(attention))
+    def stack(layers: Sequence[Sequence[LayerPart]], attention: AttentionBackend) -> Stack | None:
+        stack = ops.stack(layers, attention)
         if not isinstance(stack, NativeStack):
             return None
-        stack.on_times = self.profiler.add_layers
+        stack.on_times = profiler.add_layers  # it reports the times of its operations itself
         return stack
 
-    def linear_top1(self, linear: Linear, x: torch.Tensor) -> TopK:
-        """See Ops. Whether the product is written or not, it counts as one."""
-        return cast(TopK, self.profiler.measure(Part.LINEAR, self.inner.linear_top1, _inner(linear), x))
-
-
-def timed_attention(backend: AttentionBackend, profiler: Profiler) -> AttentionBackend:
-    """An attention backend, timed."""
-    return cast(AttentionBackend, Timed(backend, profiler, forward=Part.ATTENTION))
-
-
-def _inner(value: Any) -> Any:
-    return value.inner if isinstance(value, Timed) else value
-
-
-def _untimed(part: Any) -> Any:
-    """A part of a layer with the products that its own are wrapped around."""
-    values = {field.name: getattr(part, field.name) for field in fields(part)} if is_dataclass(part) else {}
-    own = {name: value.inner for name, value in values.items() if isinstance(value, Timed)}
-    return replace(part, **own) if own else part
+    clone.linear = lambda *args, **kwargs: timed(ops.linear(*args, **kwargs), profiler, __call__=Part.LINEAR)
+    clone.stack = stack
+    return cast(Ops, clone)
 
 
 def _now_on_gpu(clock: Clock) -> float:

@@ -6,9 +6,7 @@ process. Whatever goes wrong with a store is a `TrackingError` that names it.
 """
 
 from kvlab.lab.tracking.base import NullTracker, Point, RunStatus, Tracker
-from kvlab.lab.tracking.mlflow_tracker import MlflowTracker
-from kvlab.lab.tracking.sampling import SERIES_POINTS
-from kvlab.lab.tracking.start import start_run
+from kvlab.lab.tracking.mlflow_tracker import SERIES_POINTS, MlflowTracker, start_run
 from kvlab.lab.tracking.store import Store, open_store
 from kvlab.lab.tracking.uri import resolve_uri
 

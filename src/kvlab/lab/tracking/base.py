@@ -1,4 +1,4 @@
-"""What a run's record is, whoever keeps it: the contract, and the tracker that keeps nothing."""
+"""What can be recorded of a run: the contract, and the tracker that records nothing."""
 
 from __future__ import annotations
 
@@ -45,9 +45,8 @@ class Tracker:
         """Close the run: MLflow's own status, ours as tag `kvlab.status`, `error` as tag `kvlab.error`."""
 
     def where(self) -> str:
-        """Tell how to look at the run: the command that opens the store and a URL, on two lines.
-
-        For a tracking server the URL alone.
+        """How to look at the run: the command that opens the store and a URL, on two lines; the URL alone for a
+        tracking server.
         """
         return "not tracked (tracking=off)"
 

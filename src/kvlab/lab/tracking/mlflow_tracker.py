@@ -1,37 +1,79 @@
-"""A run in an MLflow store."""
+"""A run in an MLflow store: opening it, and what is recorded in it."""
 
 from __future__ import annotations
 
 import json
 import math
 import shlex
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kvlab.config import TrackingConfig
 from kvlab.errors import TrackingError
-from kvlab.lab.tracking.base import Point, RunStatus, Tracker
-from kvlab.lab.tracking.sampling import sample
+from kvlab.lab.provenance import provenance
+from kvlab.lab.tracking.base import NullTracker, Point, RunStatus, Tracker
 from kvlab.lab.tracking.store import Store
 from kvlab.lab.tracking.system import SystemMetrics
+from kvlab.lab.tracking.uri import resolve_artifacts, resolve_uri
 from kvlab.workloads.describe import WorkloadFacts
 
-PARAM_CHARS, TAG_CHARS = 6000, 8000  # what MLflow takes
-
-_MLFLOW_STATUS = {
-    RunStatus.FINISHED: "FINISHED",
-    RunStatus.FAILED: "FAILED",
-    RunStatus.INTERRUPTED: "KILLED",
-    RunStatus.OUT_OF_MEMORY: "FAILED",
+PARAM_CHARS, TAG_CHARS, _DATASET_NAME_CHARS = 6000, 8000, 500  # what MLflow takes
+SERIES_POINTS = 320  # what MLflow's page shows of a metric with steps
+_NOTE_CHARS = 72
+_MLFLOW_STATUS = {RunStatus.FINISHED: "FINISHED", RunStatus.INTERRUPTED: "KILLED"}  # any other: FAILED
+_MLFLOW_NAMES = {
+    "user": "mlflow.user",
+    "program": "mlflow.source.name",
+    "git.commit": "mlflow.source.git.commit",
 }
-
-
-_DATASET_NAME_CHARS = 500
 _COLUMNS = [
     {"type": kind, "name": name, "required": True}
     for name, kind in (("arrival_s", "double"), ("prompt_token_ids", "array"), ("max_tokens", "long"))
 ]
+
+
+def start_run(
+    config: TrackingConfig,
+    *,
+    root: Path,
+    run_name: str,
+    params: Mapping[str, object],
+    tags: Mapping[str, str],
+    parent_run_id: str | None = None,
+    workload: WorkloadFacts | None = None,
+    facts: Mapping[str, str] | None = None,
+) -> Tracker:
+    """Open a run in the configured store; a local store and the experiment are created on demand.
+
+    `params` is the whole configuration under flat dotted keys. `tags` are added to `facts`, which say who and
+    what made the run, from which commit; without, they are found out. `workload` becomes the run's
+    input. Raises TrackingError for a store that cannot be used, or that has not done all this within
+    `tracking.timeout_s`.
+    """
+    if config.backend == "off":
+        return NullTracker()
+    all_tags = _all_tags(tags, provenance() if facts is None else facts)
+    if parent_run_id is not None:
+        all_tags["mlflow.parentRunId"] = parent_run_id
+    store = Store(resolve_uri(config, root), config.timeout_s)
+    store.connect()
+    experiment_id = store.experiment_id(config.experiment, resolve_artifacts(config, root, store.uri))
+    run = store.call("create_run", experiment_id, tags=all_tags, run_name=run_name)
+    tracker = MlflowTracker(store, experiment_id, run.info.run_id, run.info.start_time, config.system_metrics)
+    try:
+        tracker.log_params(params)
+        if workload is not None:
+            tracker.log_input(workload)
+    except TrackingError as error:
+        with suppress(TrackingError):
+            tracker.finish(RunStatus.FAILED, str(error))
+        raise
+    store.deadline = None
+    return tracker
 
 
 class MlflowTracker(Tracker):
@@ -43,7 +85,8 @@ class MlflowTracker(Tracker):
         self.run_id = run_id
         self._store = store
         self._started_ms = started_ms
-        self._system = SystemMetrics() if system_metrics else None
+        self._watches_system = system_metrics
+        self._system: SystemMetrics | None = None
         # Without the last part the page shows what is for chats.
         self._fragment = f"/#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
 
@@ -80,13 +123,13 @@ class MlflowTracker(Tracker):
         self._log_points(
             (f"series/{name}", value, self._started_ms + round(seconds * 1000), step)
             for name, points in series.items()
-            for step, seconds, value in sample([point for point in points if math.isfinite(point[2])])
+            for step, seconds, value in _sample([point for point in points if math.isfinite(point[2])])
         )
 
     def watch_system(self) -> None:
         """Start sampling."""
-        if self._system is not None:
-            self._system.start()
+        if self._watches_system:
+            self._system = SystemMetrics()
 
     def log_artifacts(self, directory: Path) -> None:
         """Store a directory's files."""
@@ -104,7 +147,7 @@ class MlflowTracker(Tracker):
             self._log_points(iter(self._system.stop()))
         tags = {"kvlab.status": status.value} | ({} if error is None else {"kvlab.error": error})
         self._log_batch(tags=[RunTag(key, value[:TAG_CHARS]) for key, value in tags.items()])
-        self._store.call("set_terminated", self.run_id, _MLFLOW_STATUS[status])
+        self._store.call("set_terminated", self.run_id, _MLFLOW_STATUS.get(status, "FAILED"))
 
     def where(self) -> str:
         """Tell how to look at the run."""
@@ -123,3 +166,24 @@ class MlflowTracker(Tracker):
     def _log_batch(self, **entities: Any) -> None:
         # The client splits it into what one request may hold.
         self._store.call("log_batch", self.run_id, synchronous=True, **entities)
+
+
+def _sample(points: Sequence[Point]) -> Sequence[Point]:
+    """At most SERIES_POINTS of the points, evenly spread, the first and the last among them."""
+    if len(points) <= SERIES_POINTS:
+        return points
+    last = len(points) - 1
+    return [points[round(index * last / (SERIES_POINTS - 1))] for index in range(SERIES_POINTS)]
+
+
+def _all_tags(tags: Mapping[str, str], facts: Mapping[str, str]) -> dict[str, str]:
+    """All tags of a run, its own first: MLflow's page keeps the order."""
+    known = {_MLFLOW_NAMES.get(key, key): value for key, value in facts.items()}
+    known["mlflow.source.type"] = "LOCAL"  # or the page shows no source
+    if "command" in facts:
+        # The page's description, which makes the page as wide as its longest line.
+        wrapper = textwrap.TextWrapper(
+            _NOTE_CHARS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+        known["mlflow.note.content"] = "```\n" + " \\\n".join(wrapper.wrap(facts["command"])) + "\n```"
+    return {key: str(value)[:TAG_CHARS] for key, value in {**tags, **known, **tags}.items()}

@@ -1,4 +1,4 @@
-"""Finding runs that a store has, and taking one up again."""
+"""Finding runs that a store has, and continuing one."""
 
 from __future__ import annotations
 
@@ -17,16 +17,14 @@ _NOT_FIGURES = ("series/", "system/")
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """A run as the store has it. `metrics` are final figures alone; `state` is MLflow's: RUNNING, FINISHED, FAILED
-    or KILLED; `seconds` it took, None while it runs.
-    """
+    """A run as the store has it."""
 
     run_id: str
     name: str
-    state: str
-    seconds: float | None
+    state: str  # MLflow's: RUNNING, FINISHED, FAILED or KILLED
+    seconds: float | None  # None while it runs
     params: Mapping[str, str]
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float]  # final figures alone
     tags: Mapping[str, str]
 
     @property
@@ -38,46 +36,39 @@ class TrackedRun:
 def find_runs(store: Store, experiment: str, query: str, *, limit: int | None = None) -> list[TrackedRun]:
     """Runs of an experiment that match an MLflow filter, the latest first; none where there is no experiment.
 
-    Raises TrackingError for a store that fails or a filter it does not understand.
+    `limit`, at most 1000, keeps the latest. Raises TrackingError for a store that fails or a filter it does not
+    understand.
     """
     found = store.call("get_experiment_by_name", experiment)
-    if found is None:
-        return []
     runs: list[TrackedRun] = []
     token = None
-    while limit is None or len(runs) < limit:
+    while found is not None:
         page = store.call(
             "search_runs",
             [found.experiment_id],
             filter_string=query,
-            max_results=_PAGE if limit is None else min(_PAGE, limit - len(runs)),
+            max_results=limit or _PAGE,
             order_by=["attributes.start_time DESC"],
             page_token=token,
         )
-        runs += [_run(run) for run in page]
+        runs += map(_run, page)
         token = page.token
-        if not token:
+        if limit or not token:
             break
     return runs
 
 
-def set_tags(store: Store, run_id: str, tags: Mapping[str, str]) -> None:
-    """Give a run further tags."""
-    for key, value in tags.items():
-        store.call("set_tag", run_id, key, value[:TAG_CHARS])
-
-
 def mark_interrupted(store: Store, run_id: str, reason: str) -> None:
-    """Close a run that whoever made it left open."""
-    set_tags(store, run_id, {"kvlab.status": RunStatus.INTERRUPTED.value, "kvlab.error": reason})
+    """Close a run that its process left open."""
+    _set_tags(store, run_id, {"kvlab.status": RunStatus.INTERRUPTED.value, "kvlab.error": reason})
     store.call("set_terminated", run_id, "KILLED")
 
 
 def continue_run(store: Store, run_id: str, tags: Mapping[str, str]) -> MlflowTracker:
-    """Take a run up again that ended, or was left open."""
+    """Continue a run that ended, or was left open."""
     run = store.call("get_run", run_id)
     store.call("update_run", run_id, status="RUNNING")
-    set_tags(store, run_id, tags)
+    _set_tags(store, run_id, tags)
     return MlflowTracker(store, run.info.experiment_id, run_id, run.info.start_time)
 
 
@@ -86,6 +77,11 @@ def fetch_files(store: Store, run_id: str, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for file in store.call("list_artifacts", run_id):
         store.call("download_artifacts", run_id, file.path, str(directory), bulk=True)
+
+
+def _set_tags(store: Store, run_id: str, tags: Mapping[str, str]) -> None:
+    for key, value in tags.items():
+        store.call("set_tag", run_id, key, value[:TAG_CHARS])
 
 
 def _run(run: Any) -> TrackedRun:

@@ -1,10 +1,11 @@
-"""The one way to MLflow: it opens a store, calls it, and words what goes wrong."""
+"""The one way to MLflow: opens a store, calls it, and says in a sentence what went wrong and what would help."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,26 @@ from typing import Any
 from kvlab.config import TrackingConfig
 from kvlab.errors import TrackingError
 from kvlab.lab.settings import without_password
-from kvlab.lab.tracking.client import import_client
-from kvlab.lab.tracking.locks import LOCK_S, database_lock, file_lock
-from kvlab.lab.tracking.reasons import reason, remedy
-from kvlab.lab.tracking.timeouts import probe, within
+from kvlab.lab.tracking.access import (
+    LOCK_S,
+    database_lock,
+    file_lock,
+    import_client,
+    in_background,
+    probe,
+)
 from kvlab.lab.tracking.uri import is_database, is_server, is_sqlite, resolve_uri, sqlite_path
 
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # or the page shows what is for chats
+_REASON_CHARS = 400
+_OTHER_STORES = "tracking.uri=sqlite:///<file>, tracking.uri=http://<host>:<port> or tracking=off"
+_SCHEMA = re.compile(r"out-of-date database schema \(found version (\w+), but expected (\w+)\)")
 
 
 def open_store(config: TrackingConfig, root: Path, *, create: bool = False) -> Store:
     """Open the configured store, to read it or to write; `create` makes a file that is not there.
 
-    Raises TrackingError for a store that cannot be used; one that does not answer is given up after
-    `tracking.timeout_s`.
+    Raises TrackingError for a store that cannot be used, or does not answer within `tracking.timeout_s`.
     """
     store = Store(resolve_uri(config, root), config.timeout_s)
     store.connect(create=create)
@@ -50,84 +57,98 @@ class Store:
 
     def connect(self, *, create: bool = True) -> None:
         """Reach the store; without `create`, one that is a local file has to be there."""
-        started = time.monotonic()
         with self._errors(opening=True):
             if is_sqlite(self.uri):
                 self.path = sqlite_path(self.uri)
                 if not create and not self.path.exists():
                     raise FileNotFoundError("nothing has been tracked there yet: there is no such file")
-            if self.is_server:
-                within(self.timeout_s, lambda: probe(self.uri, self.timeout_s))
-            spent = time.monotonic() - started
-            make_client = import_client(self.timeout_s)
-            # An import is not the store's delay.
-            self.deadline = time.monotonic() + self.timeout_s - spent
-            if is_database(self.uri):
-                within(self.timeout_s + LOCK_S, lambda: self._open_database(make_client))
+            make_client = partial(import_client(self.timeout_s), tracking_uri=self.uri)
+            self.deadline = time.monotonic() + self.timeout_s  # an import is not the store's delay
+            if is_database(self.uri):  # a fresh one takes seconds to fill, and others may come first
+                self._client = in_background(partial(self._open_database, make_client)).result(
+                    self.timeout_s + LOCK_S
+                )
                 self.deadline = time.monotonic() + self.timeout_s
                 return
-            with self._door():
-                self._client = self._bounded(lambda: make_client(tracking_uri=self.uri))
+            if self.is_server:
+                self._bounded(partial(probe, self.uri, self.timeout_s))
+            with nullcontext() if self.path is None else file_lock(self.path):
+                self._client = self._bounded(make_client)
 
     def experiment_id(self, name: str, artifacts: str | None = None) -> str:
         """The id of the experiment of that name. Where there is none, it is created and keeps files at the URI
         `artifacts`; None: where the server says.
         """
-        with self._errors(opening=True), self._door():
-            return self._experiment_id(name, artifacts)
+        find = partial(self._client.get_experiment_by_name, name)
+        create = partial(self._client.create_experiment, name, artifact_location=artifacts, tags=_KIND)
+        with self._errors(opening=True), nullcontext() if self.path is None else file_lock(self.path):
+            found = self._bounded(find)
+            if found is None:
+                try:
+                    return str(self._bounded(create))
+                except Exception:  # on a server another client may have been faster
+                    found = self._bounded(find)
+                    if found is None:
+                        raise
+            if found.lifecycle_stage == "deleted":
+                raise TrackingError(
+                    f"tracking.experiment={name}: was deleted in {self.shown}; choose another name, or bring it "
+                    f"back: MLFLOW_TRACKING_URI={self.shown} mlflow experiments restore -x {found.experiment_id}"
+                )
+            return str(found.experiment_id)
 
     def call(self, method: str, *args: Any, bulk: bool = False, **kwargs: Any) -> Any:
         """Call a method of MlflowClient; `bulk` transfers are bounded request by request, not as a whole."""
         with self._errors():
-            function = getattr(self._client, method)
-            return function(*args, **kwargs) if bulk else self._bounded(lambda: function(*args, **kwargs))
+            function = partial(getattr(self._client, method), *args, **kwargs)
+            return function() if bulk else self._bounded(function)
 
     def _bounded(self, function: Callable[[], Any]) -> Any:
+        """What a function returns; TimeoutError at the deadline, wherever it hangs (resolving a name too)."""
         if self.path is not None:
             return function()
         left = self.timeout_s if self.deadline is None else self.deadline - time.monotonic()
-        return within(max(left, 0.0), function)
+        return in_background(function).result(max(left, 0.0))
 
-    def _door(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.path is None else file_lock(self.path)
-
-    def _open_database(self, make_client: Callable[..., Any]) -> None:
-        """A fresh database takes seconds to fill, and others may be before us."""
+    def _open_database(self, make_client: Callable[[], Any]) -> Any:
         with database_lock(self.uri, self.timeout_s):
-            self._client = make_client(tracking_uri=self.uri)
-
-    def _experiment_id(self, name: str, artifacts: str | None) -> str:
-        client = self._client
-        found = self._bounded(lambda: client.get_experiment_by_name(name))
-        if found is None:
-            try:
-                make = partial(client.create_experiment, name, artifact_location=artifacts, tags=_KIND)
-                return str(self._bounded(make))
-            except Exception:  # on a server another client may have been faster
-                found = self._bounded(lambda: client.get_experiment_by_name(name))
-                if found is None:
-                    raise
-        if found.lifecycle_stage == "deleted":
-            raise TrackingError(
-                f"tracking.experiment={name}: was deleted in {self.shown}; choose another name, or bring it "
-                f"back: MLFLOW_TRACKING_URI={self.shown} mlflow experiments restore -x {found.experiment_id}"
-            )
-        return str(found.experiment_id)
+            return make_client()
 
     @contextmanager
     def _errors(self, *, opening: bool = False) -> Iterator[None]:
         try:
             yield
-        except TrackingError as error:
-            if str(error).startswith("tracking."):
-                raise
-            raise self._error(error, opening=opening) from error
-        except TimeoutError as error:
-            late = f"no answer within {self.timeout_s:g} s (tracking.timeout_s)"
-            raise self._error(late, opening=opening) from error
         except Exception as error:  # MLflow's, SQLAlchemy's, requests', sqlite3's, the operating system's
-            raise self._error(error, opening=opening) from error
+            if isinstance(error, TrackingError) and str(error).startswith("tracking."):
+                raise
+            reason = _reason(error)
+            if isinstance(error, TimeoutError):
+                reason = f"no answer within {self.timeout_s:g} s (tracking.timeout_s)"
+            advice = f"; {_advice(str(error), self.shown)}" if opening else ""
+            raise TrackingError(f"tracking.uri={self.shown}: {reason}{advice}") from error
 
-    def _error(self, problem: object, *, opening: bool) -> TrackingError:
-        help_ = remedy(problem, self.shown) if opening else ""
-        return TrackingError(f"tracking.uri={self.shown}: {reason(problem)}{help_}")
+
+def _reason(error: Exception) -> str:
+    """One line of what went wrong, without passwords, library names and stack traces."""
+    text = " ".join(str(error).split())
+    text = re.sub(r"\(Background on this error at: \S+\)", "", text)
+    text = re.sub(r"^\((?:psycopg2|sqlite3|pymysql)\.\w+\) ", "", text)
+    return without_password(text).strip()[:_REASON_CHARS]
+
+
+def _advice(problem: str, shown: str) -> str:
+    if versions := _SCHEMA.search(problem):
+        import mlflow.store.db_migrations
+
+        (package,) = mlflow.store.db_migrations.__path__
+        if any(Path(package, "versions").glob(f"{versions[1]}_*.py")):
+            return f"after a backup, mlflow db upgrade {shown} brings it up to date"
+        return f"a newer MLflow made it: install that one, or take another store: {_OTHER_STORES}"
+    if re.search(r"error code 40[13]\b", problem):
+        return (
+            "the server wants to know who asks: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+            "MLFLOW_TRACKING_TOKEN, to an account that may write there, or use tracking=off"
+        )
+    if "password authentication failed" in problem or "no password supplied" in problem:
+        return "put the right user and password into tracking.uri=postgresql://<user>:<password>@<host>/<database>"
+    return f"use {_OTHER_STORES}"

@@ -11,34 +11,37 @@ _EVERY_S = 1.0  # MLflow's own ten seconds leave short runs without any
 
 
 class SystemMetrics:
-    """Samples processor, memory, disk, network and GPU once a second, through MLflow's monitors.
+    """Samples processor, memory, disk, network and GPU once a second until `stop`, through MLflow's monitors.
 
-    MLflow's own thread writes to the store at each sample; this one keeps them until `stop`.
+    MLflow's own thread writes to the store at each sample; this one keeps them.
     """
 
     def __init__(self) -> None:
+        from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+        from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+        from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
+
+        self._monitors: list[Any] = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
+        with suppress(Exception):  # no such GPU, or no library to ask it
+            from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
+
+            self._monitors.append(GPUMonitor())
         self._points: list[tuple[str, float, int, int]] = []
         self._over = Event()
-        self._thread: Thread | None = None
-
-    def start(self) -> None:
-        """Begin; once begun does nothing."""
-        if self._thread is None:
-            self._thread = Thread(target=self._watch, args=(_monitors(),), name="system metrics", daemon=True)
-            self._thread.start()
+        self._thread = Thread(target=self._watch, name="system metrics", daemon=True)
+        self._thread.start()
 
     def stop(self) -> list[tuple[str, float, int, int]]:
-        """End; return name, value, Unix time in milliseconds and step of each sample."""
-        if self._thread is not None:
-            self._over.set()
-            self._thread.join()
+        """Name, value, Unix time in milliseconds and step of each sample."""
+        self._over.set()
+        self._thread.join()
         return self._points
 
-    def _watch(self, monitors: list[Any]) -> None:
+    def _watch(self) -> None:
         step = 0
         while True:
             now = time.time_ns() // 1_000_000
-            for monitor in monitors:
+            for monitor in self._monitors:
                 with suppress(Exception):  # a counter that this machine does not have
                     monitor.collect_metrics()
                     sample = monitor.aggregate_metrics()
@@ -47,16 +50,3 @@ class SystemMetrics:
             step += 1
             if self._over.wait(_EVERY_S):
                 return
-
-
-def _monitors() -> list[Any]:
-    from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
-    from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
-    from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
-
-    monitors: list[Any] = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
-    with suppress(Exception):  # no such GPU, or no library to ask it
-        from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
-
-        monitors.append(GPUMonitor())
-    return monitors

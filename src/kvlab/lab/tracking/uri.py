@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from kvlab.config import TrackingConfig
 
-_DATABASES = ("postgresql", "mysql", "mssql")
-
 
 def resolve_uri(config: TrackingConfig, root: Path) -> str:
-    """Return the store's URI: `tracking.uri`, else MLFLOW_TRACKING_URI, else an SQLite file in `root`."""
-    default = f"sqlite:///{root.resolve() / 'mlflow.db'}"
-    return _with_driver(config.uri or os.environ.get("MLFLOW_TRACKING_URI") or default)
+    """Return the store's URI: `tracking.uri`, else MLFLOW_TRACKING_URI, else an SQLite file in `root`.
+
+    PostgreSQL's has the driver that kvlab's extra installs: SQLAlchemy's own choice differs by version.
+    """
+    uri = config.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root.resolve() / 'mlflow.db'}"
+    return re.sub("^postgres(ql)?://", "postgresql+psycopg2://", uri)
 
 
 def resolve_artifacts(config: TrackingConfig, root: Path, uri: str) -> str | None:
@@ -22,8 +24,8 @@ def resolve_artifacts(config: TrackingConfig, root: Path, uri: str) -> str | Non
     MLflow's own default is a folder in the working directory, wherever that is.
     """
     if config.artifacts:
-        place = config.artifacts
-        return place if "://" in place else Path(place).expanduser().absolute().as_uri()
+        is_uri = "://" in config.artifacts
+        return config.artifacts if is_uri else Path(config.artifacts).expanduser().absolute().as_uri()
     if is_server(uri):
         return None
     folder = sqlite_path(uri).parent if is_sqlite(uri) else root.resolve()
@@ -42,13 +44,7 @@ def is_sqlite(uri: str) -> bool:
 
 def is_database(uri: str) -> bool:
     """Whether a database server is meant, without an MLflow server before it."""
-    return uri.split(":", 1)[0].split("+", 1)[0] in _DATABASES
-
-
-def _with_driver(uri: str) -> str:
-    """PostgreSQL's URI with the driver that kvlab's extra installs: SQLAlchemy's own choice differs by version."""
-    scheme, separator, rest = uri.partition("://")
-    return f"postgresql+psycopg2://{rest}" if separator and scheme in ("postgresql", "postgres") else uri
+    return uri.startswith(("postgresql", "mysql", "mssql"))
 
 
 def sqlite_path(uri: str) -> Path:
