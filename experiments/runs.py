@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from typing import Any
 
 from kvlab.cli.compose import compose_run
 from kvlab.config import RunConfig
@@ -35,6 +36,6 @@ def measure(config: RunConfig) -> tuple[RunPlan, RunLog, dict[str, float]]:
     return plan, log, metrics
 
 
-def scheduled(config: RunConfig, **settings: object) -> RunConfig:
+def scheduled(config: RunConfig, **settings: Any) -> RunConfig:
     """The same run with other fields of its scheduler."""
     return dataclasses.replace(config, scheduler=dataclasses.replace(config.scheduler, **settings))

@@ -165,7 +165,8 @@ def measure(
         except BackendError as error:
             print(error)
     expected = registry.select(spec, ORACLE).forward(q, view, 0, spec).float()
-    errors, times = {}, {name: [] for name in backends}
+    errors: dict[str, float] = {}
+    times: dict[str, list[float]] = {name: [] for name in backends}
     for name, backend in backends.items():  # and warm up, which may compile a kernel
         found = backend.forward(q, view, 0, spec).float()
         errors[name] = float((found - expected).abs().max() / expected.abs().max())

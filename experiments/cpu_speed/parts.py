@@ -52,8 +52,8 @@ def draw(found: dict[str, dict[str, float]], title: str, path: Path) -> None:
         axes.barh(list(found), widths, left=list(left.values()), label=str(part), color=colour)
         for way, width in zip(found, widths, strict=True):
             left[way] += width
-    for way, end in left.items():
-        axes.text(end, way, f" {end:.0f} ms", va="center")
+    for row, end in enumerate(left.values()):
+        axes.text(end, row, f" {end:.0f} ms", va="center")
     axes.set_xlim(0, max(left.values()) * 1.1)
     axes.invert_yaxis()
     axes.set_xlabel("mean time of a step, ms")

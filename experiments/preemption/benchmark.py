@@ -34,7 +34,7 @@ def sized(config: RunConfig, num_blocks: int) -> RunConfig:
 def blocks_needed(config: RunConfig) -> int:
     """The most blocks in use at once where there are enough for every request."""
     plan, log, _ = measure(sized(config, _enough(config)))
-    needed = max(step.pool.blocks_in_use for step in log.steps)
+    needed = max(step.pool.blocks_in_use for step in log.steps if step.pool is not None)
     longest = max(request.max_total_tokens for request in plan.requests)
     return max(needed, -(-longest // config.kv.block_size))
 

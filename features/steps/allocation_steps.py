@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from features.steps.support import NAMES, SPEC, Memory, MemorySize, chunks, memo
 from kvlab.errors import OutOfBlocksError
 from kvlab.kv.view import CacheView
 
-_TYPES = {"names": names_in, "tokens": int}
+_TYPES: dict[str, Callable[[str], object]] = {"names": names_in, "tokens": int}
 
 
 @given(parsers.parse("a pool of {size:Size}", extra_types={"Size": memory_size}), target_fixture="memory")
@@ -99,7 +100,7 @@ def end(memory: Memory, name: str) -> None:
 
 
 @then(parsers.re(r"it is refused: (?P<wanted>\d+) blocks? wanted, (?P<free>\d+) free, (?P<total>\d+) in the pool"))
-def refused(refusal: OutOfBlocksError, wanted: str, free: str, total: str) -> None:
+def growth_refused(refusal: OutOfBlocksError, wanted: str, free: str, total: str) -> None:
     assert [refusal.wanted, refusal.free, refusal.total] == [int(wanted), int(free), int(total)]
     for figure in (wanted, free, total):
         assert figure in re.findall(r"\d+", str(refusal))

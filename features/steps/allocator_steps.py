@@ -68,7 +68,7 @@ def owned(desk: Desk, first: str, count: int, second: str, other: int) -> None:
 
 
 @given(parsers.parse("all but {free:d} blocks are handed out"))
-def all_but(desk: Desk, free: int) -> None:
+def all_blocks_but(desk: Desk, free: int) -> None:
     desk.allocator.allocate(desk.allocator.num_blocks - free)
 
 
@@ -116,13 +116,13 @@ def none_got(got: list[int]) -> None:
 
 
 @then(parsers.re(r"it is refused, naming block (?P<block>-?\d+)"))
-def refused_naming(desk: Desk, block: str) -> None:
+def refused_naming_a_block(desk: Desk, block: str) -> None:
     assert re.search(rf"block {block}\b", desk.mistake)
 
 
 @then("it is refused, naming that block")
 def refused_naming_that(desk: Desk) -> None:
-    refused_naming(desk, str(desk.named))
+    refused_naming_a_block(desk, str(desk.named))
 
 
 @then("the allocator is as it was")

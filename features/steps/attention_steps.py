@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,8 @@ from kvlab.errors import BackendError
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.view import CacheView
 
-_TYPES = {"names": names_in, "tokens": int, "times": int}
-_CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+_TYPES: dict[str, Callable[[str], object]] = {"names": names_in, "tokens": int, "times": int}
+_CLOSE: Any = {"atol": 1e-5, "rtol": 1e-5}
 _TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}
 
 

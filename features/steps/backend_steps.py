@@ -24,7 +24,7 @@ def ask(name: str, cap: int) -> str | BackendError:
 
 
 @then(parsers.parse('I am refused with "{name}" and "{reason}"'))
-def refused(answer: str | BackendError, name: str, reason: str) -> None:
+def backend_refused(answer: str | BackendError, name: str, reason: str) -> None:
     assert isinstance(answer, BackendError)
     assert name in str(answer)
     assert reason in str(answer)

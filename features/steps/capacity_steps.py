@@ -116,7 +116,7 @@ def nothing_left(started: tuple[str, dict[str, Any], Engine], size: int) -> None
 
 
 @then(parsers.parse('the planner says "{text}"'))
-def says(commands: list[Command], text: str) -> None:
+def planner_says(commands: list[Command], text: str) -> None:
     assert text in commands[-1].output, commands[-1].output
 
 

@@ -12,6 +12,7 @@ from features.steps.server import Server
 from features.steps.support import Memory, MemorySize, memory_size
 from kvlab.config import SchedulerConfig
 from kvlab.core import FinishReason, SequenceStatus, StepOutput
+from tests.support.records import counted
 
 _SIZE = {"Size": memory_size}
 
@@ -163,7 +164,7 @@ def runs_in_blocks_of(server: Server, name: str, other: str) -> None:
 
 @then(parsers.parse("that step freed {freed:d} blocks and allocated {allocated:d}"))
 def step_blocks(server: Server, freed: int, allocated: int) -> None:
-    counters = server.records[-1].counters
+    counters = counted(server.records[-1])
     assert (counters.blocks_freed, counters.blocks_allocated) == (freed, allocated)
 
 

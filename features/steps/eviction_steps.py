@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import torch
 from pytest_bdd import given, parsers, then, when
@@ -11,8 +12,10 @@ from features.steps.server import Server
 from features.steps.sizing_steps import Attempt
 from features.steps.support import NAMES, Memory, names_in
 from features.steps.texts import Texts
+from kvlab.kv.pool import BlockPool
+from tests.support.records import counted
 
-_COUNT = {"count": int, "times": int}
+_COUNT: dict[str, Callable[[str], object]] = {"count": int, "times": int}
 
 
 @given(parsers.parse('a text "{name}" of {tokens:d} tokens came and went that are the first of "{other}"'))
@@ -39,6 +42,7 @@ def many_come_and_go(memory: Texts, count: int, most: int) -> None:
 @when("its pool serves texts", target_fixture="memory")
 def serves_texts(attempt: Attempt) -> Texts:
     assert attempt.engine is not None
+    assert isinstance(attempt.engine.pool, BlockPool)
     return Texts(attempt.engine.pool)
 
 
@@ -81,14 +85,14 @@ def evicted_times(memory: Memory, times: int, count: int) -> None:
 @then("no step reclaimed a block")
 def none_reclaimed(server: Server) -> None:
     assert server.records
-    assert {(record.counters.evictions, record.counters.evicted_blocks) for record in server.records} == {(0, 0)}
+    assert {(counted(record).evictions, counted(record).evicted_blocks) for record in server.records} == {(0, 0)}
 
 
 @then(
     parsers.re(r"that step evicted (?P<times>\d+) times? and reclaimed (?P<count>\d+) blocks?"), converters=_COUNT
 )
 def step_evicted(server: Server, times: int, count: int) -> None:
-    assert (server.records[-1].counters.evictions, server.records[-1].counters.evicted_blocks) == (times, count)
+    assert (counted(server.records[-1]).evictions, counted(server.records[-1]).evicted_blocks) == (times, count)
 
 
 @then(
@@ -99,5 +103,5 @@ def step_evicted(server: Server, times: int, count: int) -> None:
 )
 def log_evicted(server: Server, times: int, count: int) -> None:
     done = server.memory.pool.counters()
-    assert sum(record.counters.evictions for record in server.records) == done.evictions == times
-    assert sum(record.counters.evicted_blocks for record in server.records) == done.evicted_blocks == count
+    assert sum(counted(record).evictions for record in server.records) == done.evictions == times
+    assert sum(counted(record).evicted_blocks for record in server.records) == done.evicted_blocks == count

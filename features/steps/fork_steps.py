@@ -36,7 +36,7 @@ def tries_to_write(memory: Texts, name: str, tokens: int) -> OutOfBlocksError:
 
 
 @when(parsers.re(r"all but (?P<left>\d+) of " + NAMES + " end"), converters={"left": int, "names": names_in})
-def all_but(memory: Texts, left: int, names: list[str]) -> None:
+def free_but(memory: Texts, left: int, names: list[str]) -> None:
     for name in names[: len(names) - left]:
         memory.end(name)
 
@@ -54,7 +54,7 @@ def reads_kept(memory: Texts) -> None:
 
 
 @then("no block that was in use has changed a bit but where a sequence wrote what is its own")
-def others_unchanged(memory: Texts, canary: Canary) -> None:
+def blocks_of_others_unchanged(memory: Texts, canary: Canary) -> None:
     own = memory.places(memory.new_tokens)
     taken = sorted(memory.free_before & memory.pool.allocator.allocated_block_ids())
     own[taken] = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from kvlab.models.rope import RotaryEmbedding, rotate
 
 _SCALE = 0.2
 _LAYER = 1
-_CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+_CLOSE: Any = {"atol": 1e-5, "rtol": 1e-5}
 _DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -112,7 +113,7 @@ def as_plain_attention_over_gathered(memory: Memory, decoded: Decoded) -> None:
 
 
 @then("the kernel has not changed a bit of K and V")
-def nothing_changed(decoded: Decoded) -> None:
+def query_unchanged(decoded: Decoded) -> None:
     for before, after in zip(decoded.before, decoded.after, strict=True):
         assert torch.equal(before.view(torch.int32), after.view(torch.int32))
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
 from pytest_bdd import given, parsers, then, when
 
 from features.steps.checkpoints import Checkpoint, random_tokens, read_decoder
-from features.steps.support import MemorySize, Pool, memory_size
+from features.steps.support import MemorySize, memory_size
 from kvlab.errors import BackendError
+from kvlab.kv.pool import BlockPool
 from kvlab.models.config import RopeConfig
 from kvlab.models.decoder import Decoder
 
-_CLOSE = {"atol": 5e-5, "rtol": 0.0}
+_CLOSE: Any = {"atol": 5e-5, "rtol": 0.0}
 
 
 @dataclass
@@ -31,7 +33,7 @@ class Reading:
     """A model that reads texts: what it said for their tokens, and what it stored."""
 
     model: Checkpoint
-    pool: Pool
+    pool: BlockPool
     decoder: Decoder | None = None  # in place of the model's own
     texts: list[Text] = field(default_factory=list)
     rows: int = 0  # rows of logits of the latest step

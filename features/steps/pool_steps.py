@@ -14,8 +14,9 @@ from pytest_bdd import parsers, then, when
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from features.steps.sizing_steps import Attempt
-from features.steps.support import SPEC, Memory, MemorySize, Pool
+from features.steps.support import SPEC, Memory, MemorySize
 from kvlab.errors import CapacityError
+from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.storage import KVStorage
 
@@ -39,7 +40,8 @@ class AllocationWatch(TorchDispatchMode):
 @when(parsers.parse("{count:d} sequences come, grow and go"), target_fixture="watch")
 def come_grow_go(memory: Memory, count: int) -> AllocationWatch:
     """Work of the pool alone, so that any floating-point tensor that appears is one for K and V."""
-    chance, pool, live = random.Random(0), memory.pool, []
+    chance, pool = random.Random(0), memory.pool
+    live: list[int] = []
     content = torch.randn(32, SPEC.num_kv_heads, SPEC.head_dim)
     watch = AllocationWatch()
     for _ in range(count):
@@ -57,7 +59,7 @@ def come_grow_go(memory: Memory, count: int) -> AllocationWatch:
     return watch
 
 
-def _step(pool: Pool, slots: list[int], new: list[int], content: torch.Tensor) -> None:
+def _step(pool: BlockPool, slots: list[int], new: list[int], content: torch.Tensor) -> None:
     pool.reserve(slots, new)
     view = pool.view(slots, new)
     for layer in range(SPEC.num_layers):

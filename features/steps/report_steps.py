@@ -50,7 +50,7 @@ def reporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         "the tokens"
     )
 )
-def repeats(reporter: Reporter, factor: float) -> None:
+def timed_repeats(reporter: Reporter, factor: float) -> None:
     points = {
         name: {"kv__block_size": size, "tags": {"side": name}} for name, size in (("first", 16), ("second", 32))
     }
@@ -100,7 +100,7 @@ def report_by_id(reporter: Reporter, commands: list[Command], lab: Lab) -> None:
 
 
 @then(parsers.parse('the report says "{text}"'))
-def says(commands: list[Command], text: str) -> None:
+def report_says(commands: list[Command], text: str) -> None:
     assert text in commands[-1].output, commands[-1].output
 
 

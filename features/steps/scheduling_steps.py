@@ -35,8 +35,9 @@ def scheduling_with(settings: str) -> SchedulerConfig:
     for setting in settings.split(", "):
         key, value = setting.split("=")
         if key == "preemption.victim":
-            key, value = "preemption", PreemptionConfig(value)
-        values[key] = yaml.safe_load(value) if isinstance(value, str) else value
+            values["preemption"] = PreemptionConfig(value)
+        else:
+            values[key] = yaml.safe_load(value)
     return SchedulerConfig(**values)
 
 

@@ -18,6 +18,7 @@ from kvlab.config import SchedulerConfig
 from kvlab.core import FinishReason
 from kvlab.engine.step import StepInput
 from kvlab.kv.view import CacheView
+from tests.support.records import counted
 
 _SIZE = {"Size": memory_size}
 
@@ -120,26 +121,26 @@ def has_failed(server: Server, name: str) -> None:
 )
 def found_in_step(server: Server, computed: int, found: int) -> None:
     record = server.records[-1]
-    done = record.counters
+    done = counted(record)
     assert (record.prefill_tokens, done.hit_tokens, done.same_step_hit_tokens) == (computed, found, found)
 
 
 @then(parsers.re(r"that step computed (?P<computed>\d+) prompt tokens?, and found (?P<found>\d+) in the cache"))
 def found_before_step(server: Server, computed: str, found: str) -> None:
     record = server.records[-1]
-    figures = (record.prefill_tokens, record.counters.hit_tokens, record.counters.same_step_hit_tokens)
+    figures = (record.prefill_tokens, counted(record).hit_tokens, counted(record).same_step_hit_tokens)
     assert figures == (int(computed), int(found), 0)
 
 
 @then(parsers.parse("the server computed {computed:d} prompt tokens, and found {found:d} in the cache"))
 def found_in_all(server: Server, computed: int, found: int) -> None:
     assert sum(record.prefill_tokens for record in server.records) == computed
-    assert sum(record.counters.hit_tokens for record in server.records) == found
+    assert sum(counted(record).hit_tokens for record in server.records) == found
 
 
 @then(parsers.parse("{found:d} of their tokens were found in the cache"))
 def found_again(server: Server, found: int) -> None:
-    assert sum(record.counters.hit_tokens for record in server.records) == found
+    assert sum(counted(record).hit_tokens for record in server.records) == found
 
 
 @then(parsers.parse('"{name}" found {found:d} of its prompt tokens in the cache'))
@@ -155,7 +156,7 @@ def same_without_sharing(server: Server, model: Checkpoint, scheduling: Schedule
     for name, sequence in server.sequences.items():
         other.submit(name, sequence.request.prompt_token_ids, sequence.request.sampling.max_tokens)
     other.run()
-    assert sum(record.counters.hit_tokens for record in other.records) == 0
+    assert sum(counted(record).hit_tokens for record in other.records) == 0
     for name, sequence in server.sequences.items():
         assert other.sequences[name].output_token_ids == sequence.output_token_ids
 
@@ -163,12 +164,12 @@ def same_without_sharing(server: Server, model: Checkpoint, scheduling: Schedule
 @then("some were preempted, and found tokens again on their return")
 def found_on_return(server: Server) -> None:
     assert sum(record.preempted for record in server.records) > 0
-    assert sum(record.counters.recompute_hit_tokens for record in server.records) > 0
+    assert sum(counted(record).recompute_hit_tokens for record in server.records) > 0
 
 
 @then(parsers.re(r"that step allocated the (?P<count>\d+) blocks of the prompt and no other"))
 def allocated_prompt(server: Server, count: str) -> None:
-    assert server.records[-1].counters.blocks_allocated == int(count)
+    assert counted(server.records[-1]).blocks_allocated == int(count)
 
 
 @then(parsers.parse('"{first}" and "{second}" have the same first token'))

@@ -24,6 +24,7 @@ from kvlab.core import FinishReason, Request
 from kvlab.engine.build import build_engine
 from kvlab.engine.engine import Engine
 from kvlab.errors import KvlabError
+from kvlab.kv.pool import BlockPool
 from kvlab.lab.build import plan_run
 
 
@@ -99,6 +100,7 @@ def _configuration(setup: Setup, scheduling: SchedulerConfig) -> RunConfig:
 def pool_has(attempt: Attempt, count: int, tokens: int) -> Memory:
     assert attempt.refusal == ""
     assert attempt.engine is not None
+    assert isinstance(attempt.engine.pool, BlockPool)
     memory = Memory(attempt.engine.pool)
     stats = memory.pool.stats()
     assert (stats.blocks_total, stats.block_size) == (count, tokens)

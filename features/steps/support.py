@@ -11,13 +11,12 @@ import torch
 from parse import with_pattern
 
 from kvlab.kv.eviction import EVICTION_POLICIES
+from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
-
-Pool = PagedKVCachePool | ContiguousKVCachePool
 
 #: 512 bytes a token, so that a block of 16 tokens takes 8 KiB.
 SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=16, dtype="float32")
@@ -31,7 +30,9 @@ class MemorySize:
     tokens: int
     paged: bool
 
-    def build(self, spec: KVSpec, max_seq_len: int = 4096, *, sharing: bool = False, eviction: str = "lru") -> Pool:
+    def build(
+        self, spec: KVSpec, max_seq_len: int = 4096, *, sharing: bool = False, eviction: str = "lru"
+    ) -> BlockPool:
         """The pool of this size, its tensors reserved."""
         storage = KVStorage(spec, self.count, self.tokens)
         if self.paged:
@@ -65,7 +66,7 @@ class Memory:
     The books are audited after each change. `before` is the state ahead of the latest change.
     """
 
-    pool: Pool
+    pool: BlockPool
     query_heads: int = 4
     numbered_heads: bool = False  # V of KV head j is the number j, instead of random
     slots: dict[str, int] = field(default_factory=dict)

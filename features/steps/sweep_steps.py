@@ -53,9 +53,10 @@ def laboratory(tmp_path: Path, capfd: pytest.CaptureFixture[str], empty_store: b
 
 @given(parsers.parse('a sweep over "{text}" that was interrupted behind its first point'))
 def interrupted(laboratory: Commands, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import kvlab.lab.execute as lab
+    from kvlab.lab import execute
+    from kvlab.lab.drive import drive as original
 
-    original, runs = lab.drive, iter(range(10))
+    runs = iter(range(10))
 
     def drive(*args: Any, **kwargs: Any) -> Any:
         if next(runs) == 1:
@@ -63,7 +64,7 @@ def interrupted(laboratory: Commands, text: str, monkeypatch: pytest.MonkeyPatch
         return original(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(lab, "drive", drive)
+        patch.setattr(execute, "drive", drive)
         laboratory.sweep(text)
     assert laboratory.last.code == 130, laboratory.last.output
     assert "3 runs: 1 finished, 2 interrupted or not run" in laboratory.last.output
@@ -96,7 +97,7 @@ def status(laboratory: Commands, code: int) -> None:
 
 
 @then(parsers.parse('it says "{text}"'))
-def says(laboratory: Commands, text: str) -> None:
+def sweep_says(laboratory: Commands, text: str) -> None:
     assert text in laboratory.last.output, laboratory.last.output
 
 

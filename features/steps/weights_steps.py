@@ -117,7 +117,7 @@ def reads_right(files: Files) -> None:
 
 
 @then(parsers.parse('it is refused, naming "{name}" as {what}'))
-def refused_naming(problem: str, name: str, what: str) -> None:
+def refused_naming_a_tensor(problem: str, name: str, what: str) -> None:
     said = {"missing": "is missing", "having no place": "no place", "not there": "not there", "neither": "neither"}
     assert name in problem
     assert said[what] in problem

@@ -143,6 +143,16 @@ class Stream:
         return [output.finish_reason for output in self.outputs if output.finish_reason is not None]
 
 
+class Aborting:
+    """An output callback that aborts a request."""
+
+    def __init__(self, engine: Engine, request_id: str) -> None:
+        self.engine, self.request_id = engine, request_id
+
+    def __call__(self, output: StepOutput) -> None:
+        self.engine.abort(self.request_id)
+
+
 def sampling_batch(*sequences: Sequence) -> SamplingBatch:
     """What the sampler is given for these sequences."""
     return SamplingBatch(

@@ -17,6 +17,7 @@ from tests.engine.support import (
     request,
     slotted_pool,
 )
+from tests.support.records import counted
 
 
 class TestFirstComeFirstServed:
@@ -143,9 +144,9 @@ class TestCandidates:
             scheduler.add(sequence)
         assert scheduler.candidate() is None  # admission is not open yet
         scheduler.begin_step(0.0)
-        while (sequence := scheduler.candidate()) is not None:
-            assert scheduler.candidate() is sequence  # asking changes nothing
-            scheduler.admit(sequence)
+        while (candidate := scheduler.candidate()) is not None:
+            assert scheduler.candidate() is candidate  # asking changes nothing
+            scheduler.admit(candidate)
         assert scheduler.running == waiting[:entered]
         assert list(scheduler.waiting) == waiting[entered:]
         assert [s.status for s in waiting] == [SequenceStatus.RUNNING] * entered + [SequenceStatus.WAITING] * (
@@ -215,8 +216,8 @@ class TestBlocksFreedInAStep:
         records = drain(engine)
         entered = executor.first_step_of("second")
         assert entered == executor.first_step_of("first") + 3
-        assert records[entered].counters.blocks_freed == 16
-        assert records[entered].counters.blocks_allocated == 16
+        assert counted(records[entered]).blocks_freed == 16
+        assert counted(records[entered]).blocks_allocated == 16
         assert records[entered].prefill_tokens == 62
 
     def test_of_an_aborted_sequence_too(self) -> None:
@@ -229,7 +230,7 @@ class TestBlocksFreedInAStep:
         engine.abort("first")
         record = engine.step()
         assert record is not None
-        assert (record.running, record.counters.blocks_freed, record.prefill_tokens) == (1, 16, 60)
+        assert (record.running, counted(record).blocks_freed, record.prefill_tokens) == (1, 16, 60)
         drain(engine)
 
 

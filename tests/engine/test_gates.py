@@ -8,6 +8,7 @@ from kvlab.core import Request, SamplingParams, SequenceStatus
 from kvlab.errors import RequestRefusedError
 from tests.engine.support import drain
 from tests.engine.table import VOCAB, table_engine, table_pool, table_slots, undisturbed
+from tests.support.records import memory
 
 
 def asked(number: int, prompt_len: int, max_tokens: int, n: int = 1) -> Request:
@@ -48,7 +49,7 @@ class TestWholeOutputs:
         sequences = [engine.add_request(asked(number, 8, 24)) for number in range(5)]  # 2 blocks now, 8 in the end
         record = engine.step()
         assert record is not None
-        assert (record.running, record.waiting, record.pool.blocks_in_use) == (3, 2, 6)
+        assert (record.running, record.waiting, memory(record).blocks_in_use) == (3, 2, 6)
         drain(engine)
         assert not any(sequence.preemptions for sequence in sequences)
 

@@ -14,7 +14,7 @@ from kvlab.engine.faults import FaultyExecutor, InjectedFault
 from kvlab.engine.step import StepInput, StepResult
 from kvlab.errors import SamplingError
 from kvlab.kv.view import CacheView
-from tests.engine.support import Stream, drain, steps
+from tests.engine.support import Aborting, Stream, drain, steps
 from tests.engine.table import TableExecutor, table_engine, table_pool, undisturbed
 
 Rule = Callable[[list[str], int], None]
@@ -153,7 +153,7 @@ def test_who_is_aborted_by_a_reader_meanwhile_is_not_tried_again() -> None:
     executor = Trap(poisoned("r0"))
     engine = table_engine(table_pool(60), executor)
     streams = [Stream() for _ in range(4)]
-    engine.add_request(asked(0), lambda output: engine.abort("r3") and None)
+    engine.add_request(asked(0), Aborting(engine, "r3"))
     for number in (1, 2, 3):
         engine.add_request(asked(number), streams[number])
     drain(engine)

@@ -7,7 +7,8 @@ from itertools import zip_longest
 import pytest
 
 from kvlab.core import FinishReason, Request, SamplingParams, SequenceStatus, StepOutput
-from kvlab.engine.engine import Engine, OutputCallback
+from kvlab.engine.engine import Engine
+from kvlab.engine.protocol import OutputCallback
 from kvlab.errors import RequestRefusedError
 from tests.engine.support import (
     FailingExecutor,
@@ -23,6 +24,7 @@ from tests.engine.support import (
     step_until,
     steps,
 )
+from tests.support.records import counted, memory
 
 LENGTH, STOP, ABORTED, FAILED = FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORTED, FinishReason.FAILED
 
@@ -115,7 +117,7 @@ class TestAbort:
         assert engine.abort("x")
         record = engine.step()
         assert record is not None
-        assert (record.batch_seqs, record.counters.blocks_freed, record.pool.blocks_in_use) == (0, held, 0)
+        assert (record.batch_seqs, counted(record).blocks_freed, memory(record).blocks_in_use) == (0, held, 0)
         assert engine.step() is None
         assert_empty(engine)
         assert not engine.has_work()
@@ -183,7 +185,7 @@ class TestFailedStep:
         engine.add_request(request("bad", 10, 4))
         record = engine.step()
         assert record is not None
-        assert (record.prefill_tokens, record.pool.tokens_stored, record.recomputed_tokens) == (8, 0, 0)
+        assert (record.prefill_tokens, memory(record).tokens_stored, record.recomputed_tokens) == (8, 0, 0)
         assert executor.view is not None
         with pytest.raises(RuntimeError, match="already advanced or rolled back"):
             executor.view.advance()

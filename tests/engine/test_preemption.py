@@ -9,6 +9,7 @@ from kvlab.core import FinishReason, Request, SamplingParams, Sequence
 from kvlab.engine.scheduler.victims import VICTIMS
 from tests.engine.support import Stream, drain, step_until
 from tests.engine.table import TableExecutor, table_engine, table_pool, undisturbed
+from tests.support.records import counted
 
 
 def asked(number: int, prompt_len: int = 20, max_tokens: int = 30, priority: int = 0) -> Request:
@@ -112,9 +113,9 @@ class TestReturn:
         sequences = [engine.add_request(asked(number)) for number in range(3)]
         records = drain(engine)
         assert_served(*sequences)
-        assert sum(record.counters.recompute_hit_tokens for record in records) > 0
-        assert sum(record.counters.hit_tokens for record in records) == 0
-        assert sum(record.counters.prompt_tokens for record in records) == 60
+        assert sum(counted(record).recompute_hit_tokens for record in records) > 0
+        assert sum(counted(record).hit_tokens for record in records) == 0
+        assert sum(counted(record).prompt_tokens for record in records) == 60
         assert [sequence.cached_tokens for sequence in sequences] == [0, 0, 0]
 
     def test_with_its_own_blocks_there_is_less_to_compute_again(self) -> None:

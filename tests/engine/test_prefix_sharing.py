@@ -22,6 +22,7 @@ from tests.engine.support import (
     run,
     sharing_pool,
 )
+from tests.support.records import counted, memory
 
 
 def family(size: int, *, common: int = 17, own: int = 5, max_tokens: int = 10) -> list[Request]:
@@ -73,9 +74,9 @@ def test_the_next_in_the_same_step_shares_what_the_first_computes() -> None:
     sequences = [engine.add_request(each) for each in family(3, common=16, own=3)]
     records = drain(engine)
     assert executor.steps[0] == {"r0": 19, "r1": 3, "r2": 3}
-    done = records[0].counters
+    done = counted(records[0])
     assert (done.prompt_tokens, done.hit_tokens, done.same_step_hit_tokens) == (57, 32, 32)
-    assert records[0].pool.shared_blocks == 8
+    assert memory(records[0]).shared_blocks == 8
     assert [s.output_token_ids for s in sequences] == [expected_tokens(s.request) for s in sequences]
 
 
@@ -95,9 +96,9 @@ def test_a_preempted_sequence_finds_its_own_blocks_and_that_is_no_hit() -> None:
     sequences = [engine.add_request(request(name, 20, 30)) for name in "abc"]
     records = drain(engine)
     assert sum(s.preemptions for s in sequences)
-    assert sum(record.counters.hit_tokens for record in records) == 0
-    assert sum(record.counters.recompute_hit_tokens for record in records) > 0
-    assert sum(record.counters.prompt_tokens for record in records) == 60
+    assert sum(counted(record).hit_tokens for record in records) == 0
+    assert sum(counted(record).recompute_hit_tokens for record in records) > 0
+    assert sum(counted(record).prompt_tokens for record in records) == 60
     assert [s.output_token_ids for s in sequences] == [expected_tokens(s.request) for s in sequences]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvlab.core import FinishReason, Sequence, StepOutput
@@ -9,6 +11,7 @@ from kvlab.engine.engine import Engine
 from kvlab.errors import RequestRefusedError
 from kvlab.kv.pool import BlockPool
 from tests.engine.support import (
+    Aborting,
     FailingExecutor,
     assert_empty,
     drain,
@@ -19,6 +22,7 @@ from tests.engine.support import (
     sharing_pool,
     slotted_pool,
 )
+from tests.support.records import counted, memory
 
 POOLS = {"paged": paged_pool, "sharing": sharing_pool, "contiguous": slotted_pool}
 every_pool = pytest.mark.parametrize("kind", POOLS)
@@ -32,7 +36,7 @@ def family(sequence: Sequence) -> list[Sequence]:
     return [sequence, *sequence.siblings]
 
 
-def alone(index: int, **sampling: object) -> list[int]:
+def alone(index: int, **sampling: Any) -> list[int]:
     """The tokens of one sample, in an engine in which no other of its request runs."""
     engine = make_engine(paged_pool(64), max_batch_size=1)
     first = engine.add_request(request("x", 14, 8, n=index + 1, **sampling))
@@ -46,7 +50,7 @@ def test_the_prompt_is_computed_once(kind: str) -> None:
     first = engine.add_request(request("x", 14, 8, n=4))
     records = drain(engine)
     assert sum(record.prefill_tokens for record in records) == 14 + 3  # three run its last token again
-    assert sum(record.counters.prompt_tokens for record in records) == 14
+    assert sum(counted(record).prompt_tokens for record in records) == 14
     assert sum(record.recomputed_tokens for record in records) == 0
     assert [len(s.output_token_ids) for s in family(first)] == [8] * 4
 
@@ -54,7 +58,7 @@ def test_the_prompt_is_computed_once(kind: str) -> None:
 @every_pool
 def test_each_is_what_it_would_be_alone(kind: str) -> None:
     engine = make_engine(pool_of(kind))
-    sampling = {"seed": 5, "temperature": 4.0}
+    sampling: dict[str, Any] = {"seed": 5, "temperature": 4.0}
     first = engine.add_request(request("x", 14, 8, n=4, **sampling))
     drain(engine)
     outputs = [s.output_token_ids for s in family(first)]
@@ -76,8 +80,8 @@ def test_pages_of_the_prompt_are_shared_and_the_last_is_copied() -> None:
     engine.step()
     assert (engine.pool.stats().blocks_in_use, engine.pool.stats().shared_blocks) == (4, 12)
     records = drain(engine)
-    assert sum(record.counters.cow_copies for record in records) == 3
-    assert max(record.pool.blocks_in_use for record in records) < 4 * 6
+    assert sum(counted(record).cow_copies for record in records) == 3
+    assert max(memory(record).blocks_in_use for record in records) < 4 * 6
 
 
 @pytest.mark.parametrize("steps_before", [0, 1, 2, 3, 6])
@@ -148,7 +152,7 @@ def test_streams_tell_the_samples_apart() -> None:
 
 def test_a_reader_that_aborts_at_the_first_token_ends_all_of_them() -> None:
     engine: Engine = make_engine()
-    first = engine.add_request(request("x", 14, 8, n=3), lambda output: engine.abort("x") and None)
+    first = engine.add_request(request("x", 14, 8, n=3), Aborting(engine, "x"))
     drain(engine)
     assert [s.finish_reason for s in family(first)] == [FinishReason.ABORTED] * 3
 

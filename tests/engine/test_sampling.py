@@ -83,7 +83,7 @@ def test_greedy_and_sampled_requests_share_a_batch() -> None:
     ],
 )
 def test_logits_are_kept_only_where_more_than_the_largest_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, more: dict[str, float], needs_logits: bool
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], needs_logits: bool
 ) -> None:
     passes = Counter[str]()
 

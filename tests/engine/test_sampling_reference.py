@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.core import Request, SamplingParams, Sequence, TokenLogprobs
+from kvlab.core import Request, SamplingParams, Sequence, StepOutput, TokenLogprobs
 from kvlab.engine import logits as ops
 from kvlab.engine.randomness import uniforms
 from kvlab.engine.sampler import Sampler
@@ -325,7 +325,8 @@ class TestLogprobs:
         assert nothing is None
 
     def test_come_with_their_tokens(self) -> None:
-        engine, outputs = make_engine(admission_reserve=0), []
+        engine = make_engine(admission_reserve=0)
+        outputs: list[StepOutput] = []
         firsts = [engine.add_request(request(name, 20, 30, logprobs=1), outputs.append) for name in "abc"]
         drain(engine)
         assert any(first.preemptions for first in firsts)

@@ -99,7 +99,8 @@ class TestLoop:
 
     def test_a_refused_request_takes_only_its_own_call_back(self) -> None:
         engine = library()
-        other, ended = request("other", 4, 5), []
+        other = request("other", 4, 5)
+        ended: list[RequestRecord] = []
         engine.submit(other, on_finish=ended.append)
         with pytest.raises(RequestRefusedError, match="request 'wrong': temperature=-1"):
             list(engine.generate([ASKED[0], request("wrong", 3, 3, temperature=-1)]))

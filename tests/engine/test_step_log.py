@@ -7,6 +7,7 @@ import pytest
 from kvlab.core import StepRecord
 from kvlab.engine.clock import LogicalClock, WallClock
 from tests.engine.support import SteadyExecutor, drain, make_engine, request, slotted_pool, steps
+from tests.support.records import counted, memory
 
 
 def test_times_are_those_of_the_engines_clock() -> None:
@@ -64,14 +65,17 @@ def test_counts_add_up(contiguous: bool) -> None:
             continue
         records.append(record)
         stats = engine.pool.stats()
-        assert (record.pool.blocks_in_use, record.pool.tokens_stored) == (stats.blocks_in_use, stats.tokens_stored)
-        assert (record.pool.blocks_total, record.pool.block_size) == (stats.blocks_total, stats.block_size)
+        assert (memory(record).blocks_in_use, memory(record).tokens_stored) == (
+            stats.blocks_in_use,
+            stats.tokens_stored,
+        )
+        assert (memory(record).blocks_total, memory(record).block_size) == (stats.blocks_total, stats.block_size)
         assert record.batch_seqs <= record.running
-        assert record.batch_seqs or record.counters.blocks_freed
+        assert record.batch_seqs or counted(record).blocks_freed
     assert [record.index for record in records] == list(range(len(records)))
     total = engine.pool.counters()
-    assert sum(record.counters.blocks_allocated for record in records) == total.blocks_allocated
-    assert sum(record.counters.blocks_freed for record in records) == total.blocks_freed == total.blocks_allocated
+    assert sum(counted(record).blocks_allocated for record in records) == total.blocks_allocated
+    assert sum(counted(record).blocks_freed for record in records) == total.blocks_freed == total.blocks_allocated
     assert [record.index for record in records if not record.batch_seqs] == [len(records) - 1]  # only gave back
     decode = sum(record.decode_tokens for record in records)
     prefill = sum(record.prefill_tokens for record in records)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -127,7 +128,7 @@ class TestCharacters:
 class TestThroughTheEngine:
     ASKED = request("a", 21, 9)
 
-    def asked(self, **sampling: object) -> Request:
+    def asked(self, **sampling: Any) -> Request:
         return request("a", 21, 9, **sampling)
 
     def test_a_stop_string_ends_a_request_and_its_tokens_stay(self) -> None:

@@ -52,7 +52,7 @@ def spilled_bytes(cubin: bytes) -> int:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [tool, "--dump-resource-usage", file.name]
+        command: list[Any] = [tool, "--dump-resource-usage", file.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     stack = re.search(r"STACK:(\d+)", usage)
     if stack is None:
@@ -69,7 +69,10 @@ def compile_instead(self: JITFunction, *args: Any, grid: tuple[int, ...], warmup
         raise SystemExit(f"{self.__name__} needs {kernel.metadata.shared} bytes of shared memory")
 
 
-def cache(dtype: torch.dtype, kv_heads: int, head_dim: int, block_size: int) -> tuple[torch.Tensor, ...]:
+Cache = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def cache(dtype: torch.dtype, kv_heads: int, head_dim: int, block_size: int) -> Cache:
     """K, V, block tables and lengths of three sequences."""
     keys = torch.zeros(4, kv_heads, block_size, head_dim, dtype=dtype)
     tables, lengths = torch.zeros(3, 40, dtype=torch.int32), torch.full((3,), 9, dtype=torch.int32)
@@ -104,14 +107,18 @@ def calls() -> Iterator[tuple[str, Any]]:
             f"split decode {where}",
             lambda q=q, pool=pool, o=options: paged_decode(q, *pool, split_tokens=16, query_start=starts, **o),
         )
-        yield f"prefill {where}", lambda q=q, pool=pool, o=options: paged_prefill(q, *pool, starts, least=2, **o)
-        yield f"short prefill {where}", lambda q=q, pool=pool, o=options: paged_prefill(q[:9], *pool, starts, **o)
+        inputs, short = (q, *pool, starts), (q[:9], *pool, starts)
+        yield f"prefill {where}", lambda x=inputs, o=options: paged_prefill(*x, least=2, **o)
+        yield f"short prefill {where}", lambda x=short, o=options: paged_prefill(*x, **o)
     for dtype in (torch.bfloat16, torch.float32):
         keys, values, *_ = cache(dtype, 8, 128, 16)
         qkv = torch.zeros(33, 48, 128, dtype=dtype)
         q, k, v = qkv.split([32, 8, 8], dim=1)
         angles, places = torch.zeros(64, 128, dtype=dtype), torch.zeros(33, dtype=torch.int64)
-        yield f"scatter {dtype}", lambda k=k, v=v, kv=(keys, values), s=places: scatter_kv(k, v, *kv, s)
+        yield (
+            f"scatter {dtype}",
+            lambda k=k, v=v, keys=keys, values=values, s=places: scatter_kv(k, v, keys, values, s),
+        )
         yield f"rotary {dtype}", lambda q=q, k=k, a=angles, s=places: rotate_in_place(q, k, a, a, s)
         yield f"rotary per token {dtype}", lambda q=q, k=k, a=angles[:33]: rotate_in_place(q, k, a, a)
         yield f"head norm {dtype}", lambda q=q: rms_norm(q, q[0, 0], 1e-6)

@@ -113,10 +113,10 @@ def test_keys_and_values_in_int8(heads: str, head_dim: int, dtype: torch.dtype) 
     paged = make_paged(
         [length for length, _ in sequences], kv_heads, head_dim, 16, torch.float32, torch.device("cpu")
     )
-    numbers, scales = zip(*map(quantize, (paged.keys, paged.values)), strict=True)
+    (keys, key_scales), (values, value_scales) = map(quantize, (paged.keys, paged.values))
     q, starts = torch.randn(sum(new), q_heads, head_dim).to(dtype), torch.tensor([0, *new]).cumsum(0).int()
     found = paged_attention(
-        q, *numbers, *paged.cache[2:], starts, scale=SCALE, key_scales=scales[0], value_scales=scales[1]
+        q, keys, values, *paged.cache[2:], starts, scale=SCALE, key_scales=key_scales, value_scales=value_scales
     )
     rows = []
     for i, kv in enumerate(zip(paged.k, paged.v, strict=True)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional
@@ -126,7 +128,7 @@ def test_threads_share_tokens_and_change_nothing(dtype: torch.dtype) -> None:
             torch.set_num_threads(threads)
             keys, values = torch.zeros(2, 13, kv_heads, 16, head_dim, dtype=dtype)
             positions = torch.arange(tokens)
-            norms = {"q_weight": weight, "k_weight": weight, "eps": 1e-6}
+            norms: dict[str, Any] = {"q_weight": weight, "k_weight": weight, "eps": 1e-6}
             q = rotate_and_store(qkv, keys, values, rotary.cos, rotary.sin, positions, slots, **norms)
             gate = gated(qkv.view(tokens, -1), gelu=False)
             found.append((q, keys, values, gate, rms_norm(qkv.view(tokens, -1), weight.repeat(8), 1e-6)))

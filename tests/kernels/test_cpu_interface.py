@@ -74,7 +74,7 @@ def test_every_field_of_every_structure_is_compared(library: ctypes.CDLL, monkey
 
 
 def test_another_size_is_named(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interface.ctypes, "sizeof", lambda structure: 1)
+    monkeypatch.setattr(ctypes, "sizeof", lambda structure: 1)
     with pytest.raises(KernelError, match="structure Norm, bytes in all: 16 in the native library, 1 in Python"):
         interface.bind(library)
 

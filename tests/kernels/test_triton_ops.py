@@ -14,10 +14,11 @@ from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
+from kvlab.models.config import RopeConfig
 from kvlab.models.ops.base import Norm
 from kvlab.models.ops.torch_ops import TorchOps
 from kvlab.models.ops.triton_ops import TritonOps
-from kvlab.models.rope import RopeConfig, RotaryEmbedding
+from kvlab.models.rope import RotaryEmbedding
 from tests.kernels.paged import assert_close, bits, unchanged
 
 
@@ -38,12 +39,12 @@ def test_a_step_is_normed_rotated_and_stored(dtype: torch.dtype, device: torch.d
     """Triton's ops do what PyTorch's do, and leave alone what is stored already."""
     spec = KVSpec(2, 2, 64, str(dtype).removeprefix("torch."))
     rotary = RotaryEmbedding(RopeConfig(10_000.0), 64, 40, dtype, device)
-    norms = tuple(Norm(torch.randn(64, device=device).to(dtype), 1e-6) for _ in range(2))
+    q_norm, k_norm = (Norm(torch.randn(64, device=device).to(dtype), 1e-6) for _ in range(2))
     storages = [KVStorage(spec, 12, 8, device) for _ in range(2)]
     for by_triton, by_torch in zip(*map(steps, storages), strict=True):
         qkv = torch.randn(by_triton.num_tokens, 8, 64, device=device).to(dtype)
         found, expected = (
-            ops.rotate_and_store(qkv.clone(), norms, ops.angles(rotary, view.positions), view, 1)
+            ops.rotate_and_store(qkv.clone(), (q_norm, k_norm), ops.angles(rotary, view.positions), view, 1)
             for ops, view in ((TritonOps(), by_triton), (TorchOps(), by_torch))
         )
         assert_close(found, expected)
@@ -64,7 +65,7 @@ def test_a_sum_is_normed(dtype: torch.dtype, device: torch.device) -> None:
 
 def test_sdpa_takes_results_as_a_gpu_lays_them_out(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Query after query, each with all its heads."""
-    attend = sdpa.scaled_dot_product_attention
+    attend = torch.nn.functional.scaled_dot_product_attention
 
     def attend_as_a_gpu(*args: Any, **options: Any) -> torch.Tensor:
         return attend(*args, **options).transpose(1, 2).contiguous().transpose(1, 2)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PASSWORD = "made-for-a-test"
 
@@ -28,7 +29,16 @@ class Postgres:
 
     def create(self, database: str) -> str:
         """Make an empty database; return its URI."""
-        command = [self.bin / "createdb", "-h", self.sockets, "-p", str(self.port), "-U", "kvlab", database]
+        command: list[Any] = [
+            self.bin / "createdb",
+            "-h",
+            self.sockets,
+            "-p",
+            str(self.port),
+            "-U",
+            "kvlab",
+            database,
+        ]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         return f"postgresql://kvlab:{PASSWORD}@127.0.0.1:{self.port}/{database}"
 
@@ -55,7 +65,7 @@ def free_port() -> int:
 def postgres(bin_: Path) -> Iterator[Postgres]:
     """Start a server that forgets everything. It refuses to be root, so where the tests are, it is someone else."""
     base = Path(tempfile.mkdtemp(prefix="kvlab-pg-"))  # pytest's own folders are closed to other users
-    who: dict[str, object] = {}
+    who: dict[str, Any] = {}
     if os.geteuid() == 0:
         user = _unprivileged()
         os.chown(base, user.pw_uid, user.pw_gid)
@@ -65,9 +75,19 @@ def postgres(bin_: Path) -> Iterator[Postgres]:
     password.write_text(PASSWORD)
     password.chmod(0o644)
     environment = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "HOME": str(base)}
-    init = [bin_ / "initdb", "-D", data, "-U", "kvlab", "--pwfile", password, "--no-sync", "-E", "UTF8"]
+    init: list[Any] = [bin_ / "initdb", "-D", data, "-U", "kvlab", "--pwfile", password, "--no-sync", "-E", "UTF8"]
     init += ["--auth-local=trust", "--auth-host=scram-sha-256"]
-    serve = [bin_ / "postgres", "-D", data, "-p", str(port), "-k", base, "-c", "listen_addresses=127.0.0.1"]
+    serve: list[Any] = [
+        bin_ / "postgres",
+        "-D",
+        data,
+        "-p",
+        str(port),
+        "-k",
+        base,
+        "-c",
+        "listen_addresses=127.0.0.1",
+    ]
     serve += ["-c", "fsync=off", "-c", "full_page_writes=off", "-c", "shared_buffers=16MB"]
     try:
         subprocess.run(init, check=True, capture_output=True, timeout=300, cwd=base, env=environment, **who)

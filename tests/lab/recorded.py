@@ -89,7 +89,7 @@ def record_sweep(
     directory: Path, points: dict[str, dict[str, Any]], rates: dict[str, list[float]]
 ) -> list[RunRecord]:
     """A sweep with repeats in turns: points by name with what `record_run` takes, and each repeat's rate."""
-    runs = []
+    runs: list[RunRecord] = []
     for repeat in range(max(map(len, rates.values()))):
         for name, settings in points.items():
             number = len(runs)

@@ -180,9 +180,9 @@ class TestAnEngineWithoutBlocks:
         report = build_report([RunSet(run.name, (run,)) for run in runs], options)
         line = next(row for row in report.rows if row.metric == "duration_s")
         assert [cell.value for cell in line.cells] == ["8.00 s", "7.00 s"]
-        console = Console(file=io.StringIO(), width=200)
+        console = Console(file=(shown := io.StringIO()), width=200)
         print_report(report, console)
-        assert "whole request, p50" in console.file.getvalue()
+        assert "whole request, p50" in shown.getvalue()
         add_figures(report)
         assert {image.name for image in report.images} >= {"timeline", "latency"}
         assert any("no memory: its steps have no blocks" in text for text in report.left_out)
@@ -208,13 +208,13 @@ class TestAnEngineWithoutBlocks:
 
     def test_shows_its_progress(self, keeps_steps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(progress, "_PLAIN_EVERY_S", 0.0)
-        console = Console(file=io.StringIO(), width=200)
+        console = Console(file=(shown := io.StringIO()), width=200)
         engine = SlotEngine(2, keeps_steps=keeps_steps)
         with progress.show_progress(engine, REQUESTS, console) as show:
             drive(engine, REQUESTS, on_step=show)
-        lines = console.file.getvalue().splitlines()
+        lines = shown.getvalue().splitlines()
         assert " ".join(lines[-1].split()).startswith("0:07 4/4 requests 1.1 tok/s 0 running 0 waiting")
-        assert "KV" not in console.file.getvalue()
+        assert "KV" not in shown.getvalue()
 
 
 def test_a_whole_run_needs_no_more_of_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ class TestWeights:
     def test_equal_the_tensors_of_a_loaded_model(self, name: str, dtype: str, weights: str, kernels: str) -> None:
         if weights == "int8" and kernels == "false":
             pytest.skip("int8 is computed by kernels")
-        overrides = (f"model={name}", f"executor.dtype={dtype}", f"executor.weights={weights}")
+        overrides: tuple[str, ...] = (f"model={name}", f"executor.dtype={dtype}", f"executor.weights={weights}")
         overrides += (f"executor.kernels={kernels}", "executor=cpu")
         plan = planned(*overrides)
         parameters, rotary = loaded_bytes(build_decoder(plan_engine(composed(*overrides))))
@@ -414,7 +414,7 @@ def largest_step(plan: EnginePlan, temperature: float) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
         result = sampler(model.forward(token_ids, view, rows), sampling_batch(*sequences))
     assert len(result.token_ids) == batch
-    events = [event for event in traced.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
+    events = [event for event in traced.profiler.kineto_results.events() if event.name() == "[memory]"]
     return max(itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda e: e.start_ns())))
 
 

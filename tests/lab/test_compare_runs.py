@@ -54,7 +54,7 @@ def test_sweeps_of_the_same_points_are_compared_with_each_other(tmp_path):
     groups = group_runs(several)
     assert [group.name for group in groups] == ["c", "d"]
     assert len(pairs_of(*groups)) == 6  # point by point
-    assert obstacle(*groups) is None
+    assert obstacle(groups[0], groups[1]) is None
 
 
 def test_by_compares_what_it_names_within_all_else(tmp_path):
@@ -108,11 +108,11 @@ def test_a_key_that_no_run_has_is_told_with_those_near_it(sweep):
 def test_other_work_is_an_obstacle_that_names_its_keys(tmp_path, settings, facts, reason):
     runs = [record_run(tmp_path / "a"), record_run(tmp_path / "b", facts=facts, **settings)]
     groups = group_runs([RunSet(run.name, (run,)) for run in runs])
-    found = obstacle(*groups)
-    assert found is None if reason is None else reason in found
+    found = obstacle(groups[0], groups[1])
+    assert found == reason if reason is None else reason in (found or "")
     if "workload__num_requests" in settings:
-        assert obstacle(*groups, by=("workload.num_requests",)) is None
-        assert obstacle(*groups, by=("workload",)) is None
+        assert obstacle(groups[0], groups[1], by=("workload.num_requests",)) is None
+        assert obstacle(groups[0], groups[1], by=("workload",)) is None
 
 
 def test_groups_of_unlike_runs_are_refused_unless_they_pair(tmp_path):
@@ -123,7 +123,7 @@ def test_groups_of_unlike_runs_are_refused_unless_they_pair(tmp_path):
         for size in both
     ]
     groups = group_runs([RunSet("s", tuple(runs))], ("kv.backend",))
-    assert "kv.block_size" in (obstacle(*groups, by=("kv.backend",)) or "")
+    assert "kv.block_size" in (obstacle(groups[0], groups[1], by=("kv.backend",)) or "")
 
 
 def test_outputs_are_equal_or_the_first_difference_is_told(tmp_path):

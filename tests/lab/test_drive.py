@@ -16,6 +16,7 @@ from tests.engine.support import (
     prompt_for,
     sharing_pool,
 )
+from tests.support.records import counted
 
 
 def turn(name: str, length: int, max_tokens: int, arrival_s: float = 0.0, follows: str | None = None) -> Request:
@@ -79,7 +80,7 @@ class TestConversations:
         for request in requests:
             whole = replace(request, prompt_token_ids=prompts[request.request_id])
             assert list(found[request.request_id].output_token_ids) == expected_tokens(whole)
-        assert sum(step.counters.blocks_freed for step in log.steps) == engine.pool.counters().blocks_freed
+        assert sum(counted(step).blocks_freed for step in log.steps) == engine.pool.counters().blocks_freed
         assert_empty(engine)
 
     def test_a_turn_waits_among_those_still_to_arrive(self) -> None:

@@ -36,6 +36,7 @@ from kvlab.lab.requests import latencies_ms, request_phases
 from kvlab.lab.rows import read_request, read_step, step_row
 from kvlab.lab.trace import trace_events
 from tests.lab.test_profile import run
+from tests.support.records import memory
 
 A, S, F, C, D = (BlockEvent(number) for number in range(5))
 
@@ -335,7 +336,7 @@ class TestARun:
             if each.batch_seqs:
                 alive = (found.start <= each.index) & (found.end > each.index)
                 held = alive & (found.holder != blocks.CACHED)
-                assert held.sum() == each.pool.blocks_in_use, each.index
+                assert held.sum() == memory(each).blocks_in_use, each.index
         assert set(told.sequence.tolist()) <= set(range(-1, len(record.requests())))
         assert (found.holder == blocks.SHARED).any()
         assert (found.holder == blocks.CACHED).any()

@@ -13,7 +13,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 from rich.console import Console
 
-from kvlab.errors import ConfigError
+from kvlab.errors import ConfigError, KernelError
 from kvlab.kernels.cpu import native
 from kvlab.kernels.cpu.native import instruction_set
 from kvlab.lab.execute import RunContext, execute
@@ -97,7 +97,7 @@ def test_instructions_that_the_processor_has_not_are_refused(
     monkeypatch.setattr(native, "_find_or_build", lambda *_: None)
     monkeypatch.setattr(native, "_instruction_set", lambda _: built_for)
     monkeypatch.setattr(native, "_cpu", lambda: f"x86_64flags : {flags}")
-    with caplog.at_level(logging.WARNING), pytest.raises(native.KernelError) as refusal:
+    with caplog.at_level(logging.WARNING), pytest.raises(KernelError) as refusal:
         native.load()
     native._attempt.cache_clear()
     assert str(refusal.value) == (

@@ -133,10 +133,15 @@ def test_rates_measured_beside_others_are_not_kept(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], crowded: str | None, kept: bool
 ) -> None:
     measured: list[bool] = []
+
+    def measuring(keep: bool) -> MachineRates:
+        measured.append(keep)
+        return RATES
+
     monkeypatch.setattr(kvlab.cli.roofline, "oversubscription", lambda threads, busy: crowded)
     monkeypatch.setattr(kvlab.cli.roofline, "known_rates", lambda dtype: None)
-    monkeypatch.setattr(kvlab.cli.roofline, "measure", lambda dtype: measured.append(False) or RATES)
-    monkeypatch.setattr(kvlab.cli.roofline, "measure_and_keep", lambda dtype: measured.append(True) or RATES)
+    monkeypatch.setattr(kvlab.cli.roofline, "measure", lambda dtype: measuring(False))
+    monkeypatch.setattr(kvlab.cli.roofline, "measure_and_keep", lambda dtype: measuring(True))
     monkeypatch.setattr(sys, "argv", ["roofline"])
     kvlab.cli.roofline.main()
     assert measured == [kept, kept]  # float32, bfloat16

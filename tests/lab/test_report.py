@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -40,9 +41,9 @@ def make(tmp_path):
 
 
 def printed(report) -> str:
-    console = Console(file=io.StringIO(), width=200)
-    print_report(report, console)
-    return console.file.getvalue()
+    shown = io.StringIO()
+    print_report(report, Console(file=shown, width=200))
+    return shown.getvalue()
 
 
 def test_a_sweep_with_repeats_gets_verdicts(sweep):
@@ -83,7 +84,11 @@ def test_runs_of_other_work_are_refused_with_the_keys(make):
 
 
 def test_other_work_beside_comparable_runs_gets_no_word(tmp_path):
-    points = {"a": {}, "b": {"kv__backend": "contiguous"}, "c": {"model__architecture__hidden_size": 128}}
+    points: dict[str, dict[str, Any]] = {
+        "a": {},
+        "b": {"kv__backend": "contiguous"},
+        "c": {"model__architecture__hidden_size": 128},
+    }
     runs = record_sweep(tmp_path, points, {"a": [100.0, 101.0], "b": [50.0, 50.5], "c": [10.0, 10.1]})
     report = build_report([RunSet("sweep", tuple(runs))], ReportOptions())
     words = next(line for line in report.rows if line.metric == THROUGHPUT).cells

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def run_report(tmp_path, monkeypatch, capsys):
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["report", *map(str, arguments), "figures=false"])
-        code = 0
+        code: Any = 0
         try:
             command.main()
         except SystemExit as error:
@@ -118,6 +119,7 @@ def test_runs_of_the_tracking_store(run_report, tmp_path):
             run.finish(RunStatus.FINISHED)
             ids.append(run.run_id)
     sweep.finish(RunStatus.FINISHED)
+    assert sweep.run_id is not None
     for argument in (sweep.run_id[:12], sweep.run_id, "filter=tags.x = 'y'"):
         code, out, errors = run_report(argument, uri)
         assert (code, errors) == (0, "")

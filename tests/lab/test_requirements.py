@@ -71,8 +71,8 @@ def scenarios(tmp_path: Path) -> list[Scenario]:
 
 def test_tags_of_feature_and_scenario_count(scenarios: list[Scenario]) -> None:
     first, second = scenarios
-    assert (first.name, first.place, first.tags) == ("Open", ("doors.feature", 5), {"R2.1", "R1.1"})
-    assert (second.name, second.tags) == ("Close <door>", {"R2.1", "R1.2", "slow"})
+    assert (first.name, first.place, first.tags) == ("Open", ("doors.feature", 5), frozenset({"R2.1", "R1.1"}))
+    assert (second.name, second.tags) == ("Close <door>", frozenset({"R2.1", "R1.2", "slow"}))
 
 
 def test_an_id_without_a_scenario_is_told(scenarios: list[Scenario]) -> None:

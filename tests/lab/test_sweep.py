@@ -103,8 +103,8 @@ def test_the_best_is_the_least_latency_and_the_most_throughput_by_the_median_of_
     assert found is not None
     assert (found.name, found.value) == ("a", 2.0)
     rows = [
-        result("a1", **{"throughput/output_tokens_per_s": 1.0}),
-        result("b1", **{"throughput/output_tokens_per_s": 2.0}),
+        result("a1", "finished", **{"throughput/output_tokens_per_s": 1.0}),
+        result("b1", "finished", **{"throughput/output_tokens_per_s": 2.0}),
     ]
     assert str(best(rows, None)) == "throughput/output_tokens_per_s = 2 (b)"
     assert best(rows, "latency/ttft_ms_p50") is None

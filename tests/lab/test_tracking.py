@@ -12,6 +12,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -234,8 +235,10 @@ print(tracker.run_id)
         for _ in range(2)
     ]
     for process in started:
+        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
     for process in started:
+        assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
     said = [process.communicate(timeout=400) for process in started]
@@ -403,12 +406,13 @@ class StandInHandler(BaseHTTPRequestHandler):
     def do_POST(self):
         self.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
-    def answer(self, body=None):
+    def answer(self, body: Any = None) -> None:
         path = self.path.partition("?")[0]
-        server = self.server
+        server: Any = self.server
         if "hang" in server.faults and path != "/health":
             server.over.wait(30)
-        status, reply = 200, {}
+        status = 200
+        reply: Any = {}
         if "not mlflow" in server.faults or (path == "/health" and "no health" in server.faults):
             status, reply = 404, "no such page"
         elif path.endswith("experiments/get-by-name"):

@@ -29,6 +29,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def database():
     pytest.importorskip("psycopg2", reason="pip install 'kvlab[postgres]'")
+    assert BIN is not None
     with postgres(BIN) as server:
         yield server
 

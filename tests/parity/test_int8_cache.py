@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ def test_both_ways_of_storing_store_the_same(head_dim: int, dtype: torch.dtype) 
     """Up to one step where a rounding before it differs; what is not written keeps its bits."""
     spec, tokens = replace(SPEC, head_dim=head_dim), 11
     qkv = torch.randn(tokens, 8, head_dim).to(dtype)
-    norms = tuple(Norm(torch.rand(head_dim).to(dtype), 1e-6) for _ in range(2))
+    q_norm, k_norm = (Norm(torch.rand(head_dim).to(dtype), 1e-6) for _ in range(2))
     rotary = RotaryEmbedding(RopeConfig(10_000.0), head_dim, 64, dtype)
 
     def store(ops: Ops) -> KVStorage:
@@ -115,7 +116,7 @@ def test_both_ways_of_storing_store_the_same(head_dim: int, dtype: torch.dtype) 
             scales.fill_(99)
         pool = PagedKVCachePool(4, 4, 16, storage)
         view = pool.view([pool.allocate_slot(tokens)], [tokens])
-        ops.rotate_and_store(qkv, norms, ops.angles(rotary, view.positions), view, 1)
+        ops.rotate_and_store(qkv, (q_norm, k_norm), ops.angles(rotary, view.positions), view, 1)
         return storage
 
     native, readable = store(CpuOps()), store(TorchOps())
@@ -143,7 +144,7 @@ class TestBytes:
 
 
 class TestScalesGoWithTheirBlocks:
-    def pool(self, **options: bool) -> PagedKVCachePool:
+    def pool(self, **options: Any) -> PagedKVCachePool:
         return PagedKVCachePool(12, 4, 40, KVStorage(SPEC, 12, 4), **options)
 
     def write(self, pool: BlockPool, slot: int, tokens: int) -> torch.Tensor:

@@ -13,8 +13,10 @@ from kvlab.attention.registry import AttentionRegistry, default_registry
 from kvlab.config import AttentionConfig, EngineConfig, ExecutorConfig, KVConfig, ModelConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
+from kvlab.engine.engine import Engine as StepEngine
 from kvlab.engine.service import Engine
 from kvlab.errors import BackendError
+from kvlab.kv.pool import BlockPool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage, PageLayout
 from kvlab.kv.view import CacheView
@@ -77,8 +79,7 @@ def test_an_engine_gives_a_backend_its_layout(kernels: bool, kv_dtype: str) -> N
     plan, tokens = plan_engine(config), []
     for backend in (plan.attention, NhdAttention()):
         core = build_engine(replace(plan, attention=backend))
-        assert core.pool.storage is not None
-        assert core.pool.storage.layout is layout_of(backend)
+        assert storage_of(core).layout is layout_of(backend)
         outputs = list(Engine(core).generate(requests))
         tokens.append([[o.token_id for o in outputs if o.request_id == str(i)] for i in range(len(prompts))])
     assert tokens[0] == tokens[1]
@@ -102,6 +103,12 @@ def test_a_layout_that_no_cache_has_is_refused_by_name() -> None:
     assert registry.select(spec).name == "nhd"
 
 
+def storage_of(core: StepEngine) -> KVStorage:
+    assert isinstance(core.pool, BlockPool)
+    assert core.pool.storage is not None
+    return core.pool.storage
+
+
 @pytest.mark.parametrize("layout", PageLayout)
 def test_both_take_the_same_bytes_in_the_stated_order(layout: PageLayout) -> None:
     for spec in (KVSpec(2, 3, 8, "float32"), KVSpec(2, 3, 8, "int8")):
@@ -116,6 +123,6 @@ def test_a_decoder_refuses_a_cache_in_another_layout() -> None:
     plan = plan_engine(EngineConfig(MODEL, KVConfig(num_blocks=8)))
     backend: AttentionBackend = NhdAttention()
     core = build_engine(replace(plan, attention=backend))
-    core.pool.storage.layout = PageLayout.HND  # type: ignore[union-attr]
+    storage_of(core).layout = PageLayout.HND
     (output,) = Engine(core).generate(Request("a", (1, 2), SamplingParams(max_tokens=1)))
     assert "attention=nhd reads K and V laid out as NHD" in str(output)

@@ -9,8 +9,9 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from kvlab.kv.pool import BlockPool, Salt
+from kvlab.kv.pool import BlockPool
 from kvlab.kv.prefix import Prefix
+from kvlab.kv.protocol import Salt
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.view import CacheView
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvlab.errors import OutOfBlocksError, SlotError
-from kvlab.kv.pool import BlockPool, Salt
+from kvlab.kv.pool import BlockPool
+from kvlab.kv.protocol import Salt
 from tests.property.pool_invariants import PoolInvariants
 from tests.property.reference import Content, Step, indexed, state
 
@@ -105,7 +106,7 @@ class SequenceRules(PoolInvariants):
     def allocate_slot_of_unknown_tokens(self, length: int) -> None:
         self.open([next(self.unknown) for _ in range(length)], None, told=False)
 
-    @precondition(lambda self: self.sharing and indexed(self.pool))
+    @precondition(lambda self: self.sharing and bool(indexed(self.pool)))
     @rule(pick=st.integers(0, 100), tail=st.lists(alphabet, max_size=3), resumed=st.booleans())
     def allocate_slot_of_known_prefix(self, pick: int, tail: list[int], resumed: bool) -> None:
         known = sorted(indexed(self.pool), key=repr)

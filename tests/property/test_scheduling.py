@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,7 +62,7 @@ def schedulers(draw: st.DrawFn) -> SchedulerConfig:
     size = draw(st.integers(1, 6))
     budget = size + draw(st.integers(0, 40))
     reserve, watermark = draw(st.sampled_from([0.0, 0.2, 0.9])), draw(st.sampled_from([0.0, 0.0, 0.1, 0.6]))
-    common = {
+    common: dict[str, Any] = {
         "max_batch_size": size,
         "max_batched_tokens": budget,
         "max_wait_ms": 0.0,

@@ -31,7 +31,7 @@ def dummy_decoder(
 ) -> Decoder:
     """A model of conf/model with dummy weights."""
     file: Any = OmegaConf.load(CONF / "model" / f"{name}.yaml")
-    config = decoder_config(ModelConfig(**OmegaConf.to_container(file)))
+    config = decoder_config(ModelConfig(**dict(file)))
     config = replace(config, logit_soft_cap=logit_soft_cap)
     weights = DummyWeights(getattr(torch, dtype), "cpu", norm_weight=config.initial_norm_weight)
     specs = attention_specs(config, dtype, "cpu")
