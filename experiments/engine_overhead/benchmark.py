@@ -29,7 +29,7 @@ from kvlab.kv.view import CacheView
 from kvlab.lab.machine import describe
 
 PROMPT, OUTPUT, BLOCK = 1_744, 512, 16
-LIMITS_MS = {64: 1.0, 256: 3.0, 2_048: 15.0}
+LIMITS_MS = {64: 1.0, 256: 3.0, 2_048: 10.0}
 VOCAB = 150_000
 
 

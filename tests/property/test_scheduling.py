@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kvlab.config import FaultsConfig, PreemptionConfig, SchedulerConfig
 from kvlab.core import FinishReason, Request, SamplingParams, Sequence, StepOutput
 from kvlab.engine.engine import Engine
+from kvlab.engine.plan import DecodeBatch
 from kvlab.engine.scheduler.orders import ORDERS
 from kvlab.engine.scheduler.victims import VICTIMS
 from kvlab.errors import RequestRefusedError
@@ -96,9 +97,15 @@ def pools(draw: st.DrawFn) -> BlockPool:
     )
 
 
+def columns(batch: DecodeBatch) -> list[object]:
+    return [batch.slots, batch.last_tokens.tolist(), batch.num_outputs.tolist(), batch.num_known, batch.specs]
+
+
 @dataclass
 class Watched:
-    """An engine whose admissions are looked at: who enters is the one that its order puts first."""
+    """An engine whose admissions and columns are checked: the sequence admitted is the one that its order puts
+    first, and the columns of those that decode are up to date.
+    """
 
     engine: Engine
     outputs: list[StepOutput] = field(default_factory=list)
@@ -128,7 +135,16 @@ class Watched:
             assert rank(sequence) == min(map(rank, scheduler.waiting))
             admit(sequence)
 
+        plan_decode = scheduler.plan_decode
+
+        def checked(budget: int) -> DecodeBatch:
+            batch = plan_decode(budget)
+            assert columns(batch) == columns(DecodeBatch(batch.sequences))
+            assert all(sequence.is_decoding for sequence in batch.sequences)
+            return batch
+
         scheduler.admit = watched  # type: ignore[method-assign]
+        scheduler.plan_decode = checked  # type: ignore[method-assign]
 
     def submit(self, request: Request) -> None:
         try:

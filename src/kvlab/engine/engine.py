@@ -90,7 +90,7 @@ class Engine:
         on_finish: FinishCallback | None = None,
     ) -> Sequence:
         """Queue a request and return its sequence, which changes as the engine steps; those of further samples are
-        the sequence's `siblings`. For tests and for who looks into the engine; others use `submit`.
+        the sequence's `siblings`. For tests and for code that inspects the engine; others use `submit`.
 
         Raises RequestRefusedError, changing nothing, for one that can never be served or whose id is in use.
         """
@@ -228,7 +228,7 @@ class Engine:
         known = batch.num_known
         self._counts.context += known
         self._counts.attended += known
-        if not (self._outputs.needs_every_token or self.scheduler.has_ended or any(logprobs)):
+        if not (self._outputs.needs_every_token or self.scheduler.ended or any(logprobs)):
             self._output_tokens += len(tokens)
             for row in batch.append(tokens, now):
                 self._outputs.process(batch.sequences[row], tokens[row])

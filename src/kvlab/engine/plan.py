@@ -40,9 +40,9 @@ class DecodeBatch:
         self._token_ids: list[list[int]] = []
         self._times: list[list[float]] = []
         self._stops: list[frozenset[int]] = []
-        self._specs: tuple[SequenceSpec, ...] = ()
-        self._penalized: list[int] = []
-        self._any_stop: frozenset[int] = frozenset()
+        self._specs: list[SequenceSpec] = []
+        self._any_stop: set[int] = set()  # at least those of all sequences
+        self._any_penalty = False
         self.add(list(sequences))
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class DecodeBatch:
     @property
     def specs(self) -> tuple[SequenceSpec, ...]:
         """What an executor needs to know of the sequences."""
-        return self._specs
+        return tuple(self._specs)
 
     @property
     def last_tokens(self) -> NDArray[np.int64]:
@@ -78,7 +78,9 @@ class DecodeBatch:
 
     def histories(self) -> dict[int, tuple[int, ...]]:
         """The tokens so far of the rows with a repetition penalty."""
-        return {row: tuple(self._token_ids[row]) for row in self._penalized}
+        if not self._any_penalty:
+            return {}
+        return {row: tuple(self._token_ids[row]) for row, spec in enumerate(self._specs) if spec.is_penalized}
 
     def add(self, sequences: list[Sequence]) -> None:
         """Sequences decode from the next step on."""
@@ -93,19 +95,19 @@ class DecodeBatch:
         self._token_ids += [sequence.token_ids for sequence in sequences]
         self._times += [sequence.token_times_s for sequence in sequences]
         self._stops += [sequence.stop_token_ids for sequence in sequences]
-        self._set_specs((*self._specs, *(sequence.spec for sequence in sequences)))
+        self._specs += [sequence.spec for sequence in sequences]
+        self._any_stop.update(*(sequence.stop_token_ids for sequence in sequences))
+        self._any_penalty = self._any_penalty or any(sequence.spec.is_penalized for sequence in sequences)
 
     def remove(self, slots: Collection[int]) -> None:
         """The sequences in these slots do not decode any more; of slots of others nothing changes."""
-        rows = np.flatnonzero(np.isin(self._columns[_SLOT], list(slots))) if slots else np.empty(0, dtype=np.int64)
-        if not len(rows):
+        if not slots:
             return
-        self._columns = np.delete(self._columns, rows, axis=1)
-        specs = list(self._specs)
-        for row in reversed(rows.tolist()):
-            for column in (self.sequences, self._token_ids, self._times, self._stops, specs):
+        leave = np.isin(self._columns[_SLOT], list(slots))
+        self._columns = self._columns[:, ~leave]
+        for row in np.flatnonzero(leave)[::-1].tolist():
+            for column in (self.sequences, self._token_ids, self._times, self._stops, self._specs):
                 del column[row]
-        self._set_specs(tuple(specs))
 
     def append(self, token_ids: list[int], now: float) -> list[int]:
         """Give each sequence its next token, at `now`. Returns the rows of those that have got their last."""
@@ -124,11 +126,6 @@ class DecodeBatch:
             ended.update(row for row, (token, stopping) in stops if token in stopping)
         return sorted(ended)
 
-    def _set_specs(self, specs: tuple[SequenceSpec, ...]) -> None:
-        self._specs = specs
-        self._penalized = [row for row, spec in enumerate(specs) if spec.is_penalized]
-        self._any_stop = frozenset().union(*set(self._stops))
-
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -140,7 +137,7 @@ class StepPlan:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """Who takes part, in the order of the flat batch."""
+        """The sequences that take part, in the order of the flat batch."""
         return self.join(self.decoding.sequences, [sequence for sequence, _ in self.chunks])
 
     @property

@@ -91,7 +91,7 @@ class Engine:
         """Serve one request, and give each token and each end as it comes. Closing the iterator, or cancelling the
         task that waits for it, aborts the request.
 
-        A slow caller delays nobody: its outputs wait for it. Raises RequestRefusedError at the first output;
+        A slow caller delays no other: its outputs are queued. Raises RequestRefusedError at the first output;
         EngineStoppedError.
         """
         loop = asyncio.get_running_loop()

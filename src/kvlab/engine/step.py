@@ -27,7 +27,7 @@ Histories = Mapping[int, tuple[int, ...]]
 class SamplingBatch:
     """The sequences that get a token, as columns; S in all, in the order of the rows of logits.
 
-    sequences    [S]        who they are and how their tokens are picked
+    sequences    [S]        their names, and how their tokens are picked
     num_outputs  [S] int64  output tokens of each so far: the position of the one to be sampled
     histories    row ->     prompt and output so far, of the rows with a repetition penalty
     """
@@ -54,7 +54,7 @@ class StepInput:
 
     token_ids    [T] int64  the flat batch, sequence after sequence
     num_tokens   [B] int64  how many of them are each sequence's
-    sequences    [B]        who they are and how their tokens are picked
+    sequences    [B]        their names, and how their tokens are picked
     num_outputs  [B] int64  output tokens of each so far
     sampled      [S] int64  which of the B sequences get a new token, ascending
     histories    row of B -> prompt and output so far, of the sampled sequences with a repetition penalty
@@ -115,9 +115,9 @@ class StepInput:
 class StepResult:
     """What a pass produced: a token for each sampled sequence, in order.
 
-    `logprobs` has an entry for each token, None where the request asked for none; None if nobody asked. `elapsed_s`
-    is the time that the pass took on a modelled device: an engine whose clock is a LogicalClock advances it by that
-    much. None: the clock itself knows.
+    `logprobs` has an entry for each token, None where the request asked for none; None: no request asked.
+    `elapsed_s` is the time that the pass took on a modelled device: an engine with a LogicalClock advances it by
+    that much. None: the clock itself knows.
     """
 
     token_ids: list[int]

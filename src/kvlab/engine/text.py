@@ -13,13 +13,13 @@ _INCOMPLETE = "\ufffd"
 
 
 class TextStream:
-    """One sequence's output as text, told as soon as it is certain.
+    """One sequence's output as text, emitted as soon as it is certain.
 
         tokens:  ... forgotten | context | not read yet        what they add to the context's text is new
-        text:    ... told      | held: may become a stop string | incomplete character
+        text:    ... emitted   | held: may become a stop string | incomplete character
 
-    A stop string counts if it ends in the text of token number `min_tokens` or later. It is not told, nor what
-    follows it.
+    A stop string counts if it ends in the text of token number `min_tokens` or later. It is not emitted, nor
+    what follows it.
     """
 
     def __init__(
@@ -36,19 +36,19 @@ class TextStream:
         """The text that the next token makes certain, and whether a stop string ended it."""
         self._ids.append(token)
         self._left -= 1
-        return self._tell(self._decode())
+        return self._emit(self._decode())
 
     def close(self) -> str:
         """What was held back: nothing comes any more that could make it a stop string."""
         text, self._held = self._held + self._decode(whole=False), ""
         return text
 
-    def _tell(self, new: str) -> tuple[str, bool]:
+    def _emit(self, new: str) -> tuple[str, bool]:
         before, self._held = len(self._held), self._held + new
         if self._left <= 0:
             # Only what ends in the new text counts: a stop string held before was found before, or came too early.
-            places = [self._held.find(each, max(0, before - len(each) + 1)) for each in self._stop]
-            found = [place for place in places if place >= 0]
+            starts = [self._held.find(each, max(0, before - len(each) + 1)) for each in self._stop]
+            found = [start for start in starts if start >= 0]
             if found:
                 text, self._held = self._held[: min(found)], ""
                 return text, True

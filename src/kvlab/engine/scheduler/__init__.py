@@ -1,4 +1,4 @@
-"""Who runs in a step: one file per policy."""
+"""Which sequences run in a step: one file per policy."""
 
 from __future__ import annotations
 

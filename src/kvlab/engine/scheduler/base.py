@@ -36,7 +36,7 @@ class Scheduler(ABC):
         self._longest_chunk = config.long_prefill_threshold or config.max_batched_tokens
         self._open = False
         self._state = StepState(0.0, lambda sequence: 0)
-        self.has_ended = False  # whether a sequence has ended since the last retirement
+        self.ended: list[Sequence] = []  # since the last retirement
         self._prefilling: list[Sequence] = []
         self._continuing: list[Sequence] = []  # those in prefill when the step began
         self._decoding = DecodeBatch()
@@ -59,17 +59,15 @@ class Scheduler(ABC):
 
     def retire(self) -> list[Sequence]:
         """Take the sequences that ended out of the running ones, and return them."""
-        if not self.has_ended:
-            return []
-        self.has_ended, finished = False, SequenceStatus.FINISHED
-        ended = [sequence for sequence in self.running if sequence.status is finished]
+        ended, self.ended = [sequence for sequence in self.ended if sequence.slot is not None], []
         if ended:
+            finished = SequenceStatus.FINISHED
             self.running = [sequence for sequence in self.running if sequence.status is not finished]
             self._prefilling = [sequence for sequence in self._prefilling if sequence.status is not finished]
         return ended
 
     def begin_step(self, now: float, cached_tokens: Callable[[Sequence], int] = lambda sequence: 0) -> None:
-        """Decide who could decode, who is in prefill, and whether waiting sequences may be admitted.
+        """Decide which sequences could decode, which are in prefill, and whether waiting ones may be admitted.
 
         `cached_tokens`: how many tokens of a sequence are in the prefix cache; called at most once for each.
         """
@@ -170,7 +168,7 @@ class Scheduler(ABC):
     def finish(self, sequence: Sequence) -> None:
         """A sequence has ended: a running one stays until it is retired, a waiting one leaves the queue."""
         sequence.status = SequenceStatus.FINISHED
-        self.has_ended = True
+        self.ended.append(sequence)
         self._leave(sequence)
         self.waiting.remove(sequence)
 

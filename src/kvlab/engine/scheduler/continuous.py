@@ -1,4 +1,4 @@
-"""Continuous batching: sequences leave and enter in every step (Orca, OSDI 2022)."""
+"""Continuous batching: sequences are admitted and leave in every step (Orca, OSDI 2022)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from kvlab.engine.scheduler.base import POLICIES, Scheduler
 
 @POLICIES.register("continuous")
 class ContinuousScheduler(Scheduler):
-    """Whoever the order puts first enters as soon as there is room."""
+    """The sequence that the order puts first is admitted as soon as there is room."""
 
     def may_admit(self, now: float) -> bool:
         """Always."""
         return True
 
     def next_wakeup(self) -> float | None:
-        """Never: a waiting sequence that may enter has entered."""
+        """Never: a waiting sequence that may be admitted has been."""
         return None

@@ -7,8 +7,8 @@ from kvlab.engine.scheduler.base import POLICIES, Scheduler
 
 @POLICIES.register("static")
 class StaticScheduler(Scheduler):
-    """Nobody enters while a batch runs; the next is formed when it is full or its oldest member has waited
-    `max_wait_ms`. Each member is given the memory for its longest possible output at once.
+    """No sequence is admitted while a batch runs; the next is formed when it is full or its oldest member has
+    waited `max_wait_ms`. Each member is given the memory for its longest possible output at once.
     """
 
     def may_admit(self, now: float) -> bool:

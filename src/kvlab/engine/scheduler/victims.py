@@ -1,4 +1,4 @@
-"""Who gives up its memory when it runs out (recomputation as in vLLM, SOSP 2023, section 4.5)."""
+"""Which sequence gives up its memory when memory runs out (recomputation as in vLLM, SOSP 2023, section 4.5)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ VICTIMS: Registry[Victim] = Registry("scheduler.preemption.victim")
 
 @VICTIMS.register("last_admitted")
 def last_admitted(running: list[Sequence]) -> Sequence:
-    """Who came last: the least is lost that others waited for."""
+    """The one admitted last, which others have waited for least."""
     return running[-1]
 
 
 @VICTIMS.register("fewest_generated")
 def fewest_generated(running: list[Sequence]) -> Sequence:
-    """Who has produced the fewest tokens, of equals the last admitted."""
+    """The one with the fewest output tokens, of equals the last admitted."""
     return min(reversed(running), key=lambda sequence: sequence.num_output_tokens)
 
 
 @VICTIMS.register("priority")
 def lowest_priority(running: list[Sequence]) -> Sequence:
-    """Who has the largest priority number, of equals the last admitted."""
+    """The one with the largest priority number, of equals the last admitted."""
     return max(reversed(running), key=lambda sequence: sequence.request.priority)

@@ -31,7 +31,7 @@ class WaitingQueue:
 
     @property
     def head(self) -> Sequence | None:
-        """The first in the queue; None: nobody waits."""
+        """The first in the queue; None: none waits."""
         return self._entries[0][2] if self._entries else None
 
     def add(self, sequence: Sequence) -> None:

@@ -1,4 +1,4 @@
-"""Who goes first: the contract of an order of continuous batching."""
+"""The contract of an order of continuous batching: which sequences go first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvlab.engine.scheduler.waiting_queue import WaitingQueue
 
 
 class Stage(Enum):
-    """What a step's tokens and memory are given to, one after the other."""
+    """What gets a step's tokens and memory, one after the other."""
 
     DECODE = auto()  # running sequences with one token left to compute
     PREFILL = auto()  # running sequences with more
@@ -30,7 +30,7 @@ class Order:
     """First come, first served, and decode before prefill, unless a subclass says otherwise.
 
     `rank` sorts the waiting queue, once for each sequence; an order that depends on what changes while sequences
-    wait (time, the prefix cache, who was served) overrides `choose`.
+    wait (time, the prefix cache, what was served) overrides `choose`.
     """
 
     stages: tuple[Stage, ...] = (Stage.DECODE, Stage.PREFILL, Stage.ADMIT)
@@ -45,11 +45,11 @@ class Order:
         return 0
 
     def choose(self, waiting: WaitingQueue, state: StepState) -> Sequence | None:
-        """The waiting sequence to admit next; None: nobody waits. Asked again after each admission."""
+        """The waiting sequence to admit next; None: none waits. Called again after each admission."""
         return waiting.head
 
     def decoding(self, sequences: list[Sequence], budget: int) -> list[Sequence]:
-        """Of those that could decode, in the order of their admission, the ones that do: at most `budget`."""
+        """Of those that could decode, in the order in which they began to, the ones that do: at most `budget`."""
         return sequences if len(sequences) <= budget else sequences[:budget]
 
     def aged(self, rank: float, sequence: Sequence) -> float:

@@ -9,16 +9,16 @@ from kvlab.engine.scheduler.orders import ORDERS, Order
 
 @ORDERS.register("decode_round_robin")
 class DecodeRoundRobin(Order):
-    """First come, first served; at most `max_decode_seqs` decode in a step, those that waited longest for it."""
+    """First come, first served; at most `max_decode_seqs` decode in a step, those that have waited longest."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
-        self._line: list[Sequence] = []  # who decoded longest ago comes first
+        self._queue: list[Sequence] = []  # those that decoded longest ago come first
 
     def decoding(self, sequences: list[Sequence], budget: int) -> list[Sequence]:
         """See Order."""
-        still, known = set(sequences), set(self._line)
-        line = [s for s in self._line if s in still] + [s for s in sequences if s not in known]
+        still, known = set(sequences), set(self._queue)
+        queue = [s for s in self._queue if s in still] + [s for s in sequences if s not in known]
         count = min(self.config.max_decode_seqs, budget)
-        self._line = line[count:] + line[:count]
-        return line[:count]
+        self._queue = queue[count:] + queue[:count]
+        return queue[:count]

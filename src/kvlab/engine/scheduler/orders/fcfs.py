@@ -1,4 +1,4 @@
-"""First come, first served; decode before prefill, so that nobody's next token waits for a prompt (Sarathi-Serve,
+"""First come, first served; decode before prefill, so that no next token waits for a prompt (Sarathi-Serve,
 OSDI 2024).
 """
 

@@ -9,6 +9,8 @@ from kvlab.engine.scheduler.orders import ORDERS, Order, Stage
 
 @ORDERS.register("prefill_first")
 class PrefillFirst(Order):
-    """First come, first served; those in prefill and those that enter take the step's tokens before who decodes."""
+    """First come, first served; sequences in prefill, and those admitted, get a step's tokens before those that
+    decode.
+    """
 
     stages = (Stage.PREFILL, Stage.ADMIT, Stage.DECODE)

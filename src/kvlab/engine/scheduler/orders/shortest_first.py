@@ -10,7 +10,7 @@ _TOKENS = 1000  # that `scheduler.aging_s` seconds of waiting make up for
 
 @ORDERS.register("shortest_first")
 class ShortestFirst(Order):
-    """By prompt and `max_tokens` together, since nobody knows what a request will really produce.
+    """By prompt and `max_tokens` together; what a request will really produce is not known.
     `scheduler.aging_s` seconds of waiting make up for 1,000 tokens.
     """
 
