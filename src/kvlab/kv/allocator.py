@@ -221,7 +221,7 @@ class BlockAllocator:
         return sorted(self.allocated_block_ids() - known)
 
     def force_free(self, blocks: Iterable[int]) -> int:
-        """Drop every reference of these blocks, whoever holds them; returns how many came back to the queue.
+        """Drop every reference of these blocks, whoever its owner is; returns how many came back to the queue.
 
         For recovery alone: a table that still names such a block is broken by it. Raises BlockError for an id
         outside the pool; a free block is left as it is.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-_SMALLEST = 1e-30  # of a largest magnitude that is still told from 0
+_SMALLEST = 1e-30  # a largest magnitude below this counts as 0
 
 
 def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
