@@ -59,6 +59,13 @@ def test_files_it_names_exist(page: Path) -> None:
             assert any((root / path).exists() for root in roots), f"{name(page)}: {path}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_make_targets_it_names_exist(page: Path) -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    named = re.findall(r"(?:`|^    )make ([\w-]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(named) <= set(targets)
+
+
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
