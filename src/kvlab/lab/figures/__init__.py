@@ -1,7 +1,6 @@
-"""Figures of runs and sweeps, drawn from records: Matplotlib's, and interactive ones of Plotly.
+"""Figures of runs and sweeps, drawn from records with Matplotlib, and interactive ones with Plotly.
 
-What a figure shows is computed by functions of its own module, apart from the drawing. Matplotlib and Plotly are
-imported with this package, so import it late.
+Both libraries are imported with this package, so import it late.
 """
 
 from __future__ import annotations
@@ -14,14 +13,7 @@ from matplotlib.figure import Figure
 
 from kvlab.kv.pools import unit_of
 from kvlab.lab.figures.capacity_curve import capacity_figure
-from kvlab.lab.figures.interactive import (
-    embedded,
-    heat_map_hover,
-    page,
-    pareto_hover,
-    pool_map_hover,
-    timeline_hover,
-)
+from kvlab.lab.figures.interactive import heat_map_hover, page, pareto_hover, pool_map_hover, timeline_hover
 from kvlab.lab.figures.latency import latency_figure
 from kvlab.lab.figures.memory import memory_figure
 from kvlab.lab.figures.metric_charts import metric_figure
@@ -30,17 +22,6 @@ from kvlab.lab.figures.points import THROUGHPUT, metric_grid, sweep_points, vari
 from kvlab.lab.figures.pool_map import pool_map_figure
 from kvlab.lab.figures.timeline import timeline_figure
 from kvlab.lab.records import RunRecord
-
-__all__ = [
-    "embedded",
-    "interactive_run",
-    "interactive_sweep",
-    "left_out",
-    "run_figures",
-    "save_run_figures",
-    "sweep_figures",
-    "title_of",
-]
 
 FOLDER, PAGE = "figures", "hover.html"
 
@@ -61,10 +42,9 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
 
 def left_out(record: RunRecord) -> dict[str, str]:
     """The figures that cannot be drawn from what a run recorded, by name, and why."""
-    reasons = {}
-    if not any(step.pool for step in record.steps()):
-        reasons["memory"] = "its steps have no blocks"
-    if record.blocks() is None or "memory" in reasons:
+    has_blocks = any(step.pool for step in record.steps())
+    reasons = {} if has_blocks else {"memory": "its steps have no blocks"}
+    if record.blocks() is None or not has_blocks:
         reasons["pool_map"] = "it kept no record of single blocks"
     if not record.requests():
         reasons |= dict.fromkeys(("timeline", "latency"), "no request was recorded")
@@ -102,9 +82,8 @@ def interactive_run(record: RunRecord) -> dict[str, Any]:
     figures = {"timeline": timeline_hover(requests)} if requests else {}
     events = record.blocks()
     if events is not None and len(events.block) and "pool_map" not in left_out(record):
-        figures["pool_map"] = pool_map_hover(
-            events, steps, requests, unit=unit_of(str(record.config.get("kv.backend")))
-        )
+        unit = unit_of(str(record.config.get("kv.backend")))
+        figures["pool_map"] = pool_map_hover(events, steps, requests, unit=unit)
     return figures
 
 
@@ -114,9 +93,8 @@ def interactive_sweep(records: Sequence[RunRecord]) -> dict[str, Any]:
     amounts = varied_amounts(points)
     figures: dict[str, Any] = {}
     if len(amounts) == 2:
-        row_key, column_key = amounts
-        grid = metric_grid(points, row_key, column_key, THROUGHPUT)
-        figures["throughput"] = heat_map_hover(grid, row_key, column_key)
+        rows, columns = amounts
+        figures["throughput"] = heat_map_hover(metric_grid(points, rows, columns, THROUGHPUT), rows, columns)
     if measured_points(points):
         figures["pareto"] = pareto_hover(points)
     return figures

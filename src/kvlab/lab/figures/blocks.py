@@ -1,22 +1,22 @@
-"""Who held which block when: a run's block events as stretches of time, and as a grid of cells."""
+"""Which sequence held which block when: a run's block events as intervals of steps, and as a grid of cells."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.kv.journal import BlockEvent, BlockEvents
 
-FREE, CACHED, UNKNOWN, SHARED = -1, -2, -3, -4  # besides these, what holds a block is a sequence's number
+FREE, CACHED, UNKNOWN, SHARED = -1, -2, -3, -4  # any other holder of a block is a sequence's number
 
 
-@dataclass(frozen=True, slots=True)
-class Stretches:
+class Stretches(NamedTuple):
     """From step `start` to the beginning of step `end`, `block` was held by `holder`: a sequence's number, or
-    CACHED, SHARED (by several) or UNKNOWN (by nobody that the journal names). What is in none is free.
+    CACHED, SHARED (by several) or UNKNOWN (by none that the journal names). At other times a block is free.
     """
 
     block: NDArray[np.int64]
@@ -27,48 +27,39 @@ class Stretches:
 
 def stretches(events: BlockEvents, num_steps: int) -> Stretches:
     """Follow each block through its events. A block's last stretch ends with the last step."""
-    references: dict[int, list[int]] = {}
+    references: defaultdict[int, list[int]] = defaultdict(list)
     cached: set[int] = set()
-    open_: dict[int, tuple[int, int]] = {}  # block: holder, since which step
+    current: dict[int, tuple[int, int]] = {}  # block: holder, since which step
     found: list[tuple[int, int, int, int]] = []
     columns = (events.step.tolist(), events.event.tolist(), events.block.tolist(), events.sequence.tolist())
     for step, event, block, sequence in zip(*columns, strict=True):
-        held = references.setdefault(block, [])
-        if event == BlockEvent.ALLOCATED:
-            references[block] = held = [sequence]
-            cached.discard(block)
-        elif event == BlockEvent.SHARED:
-            held.append(sequence)
-            cached.discard(block)
-        elif event == BlockEvent.FREED:
-            if sequence in held:
-                held.remove(sequence)
-            elif held:
-                held.pop()
+        held = references[block]
+        if event == BlockEvent.FREED:
+            if held:
+                held.remove(sequence if sequence in held else held[-1])
         elif event == BlockEvent.CACHED:
             cached.add(block)
         else:
             cached.discard(block)
+            if event == BlockEvent.ALLOCATED:
+                held[:] = [sequence]
+            elif event == BlockEvent.SHARED:
+                held.append(sequence)
+        holder = CACHED if block in cached else FREE
         if held:
             holder = SHARED if len(held) > 1 else held[0] if held[0] >= 0 else UNKNOWN
-        else:
-            holder = CACHED if block in cached else FREE
-        was, since = open_.get(block, (FREE, step))
-        if holder == was:
-            continue
-        if was != FREE:
-            found.append((block, was, since, step))
-        open_[block] = (holder, step)
-    found += [(block, holder, since, num_steps) for block, (holder, since) in open_.items() if holder != FREE]
-    # Held for no time at all, by way to the next holder in the same step: of no use to a picture, except for a
-    # sequence that came and went within a step.
-    found = [each for each in found if each[3] > each[2] or each[1] >= 0]
-    table = np.array(found, dtype=np.int64).reshape(-1, 4)
-    return Stretches(table[:, 0], table[:, 1], table[:, 2], table[:, 3])
+        before, since = current.get(block, (FREE, step))
+        if holder != before:
+            found.append((block, before, since, step))
+            current[block] = (holder, step)
+    found += [(block, holder, since, num_steps) for block, (holder, since) in current.items()]
+    # A stretch of no length leads to the next holder within a step. It is kept for a sequence alone, which may have
+    # come and gone within that step.
+    found = [each for each in found if each[1] != FREE and (each[3] > each[2] or each[1] >= 0)]
+    return Stretches(*np.array(found, dtype=np.int64).reshape(-1, 4).T)
 
 
-@dataclass(frozen=True, slots=True)
-class PoolGrid:
+class PoolGrid(NamedTuple):
     """The pool as cells `[rows, columns]`: FREE, CACHED, SHARED, UNKNOWN or a sequence's number.
 
     A row is `blocks_per_row` blocks, a column `end_s / columns` seconds. A cell is in use if one of its blocks is
@@ -98,17 +89,17 @@ def pool_grid(
     rows = -(-num_blocks // per_row)
     columns = most_columns if end_s > 0 else 1
     cells = np.full((rows, columns), FREE, dtype=np.int64)
-    borders = np.append(np.asarray(step_starts, dtype=float), end_s) * (columns / end_s if end_s > 0 else 0.0)
+    borders = np.append(step_starts, end_s) * (columns / end_s if end_s > 0 else 0.0)
     last = len(borders) - 1
     first = np.clip(np.floor(borders[np.minimum(found.start, last)]).astype(np.int64), 0, columns - 1)
     until = np.clip(np.ceil(borders[np.minimum(found.end, last)]).astype(np.int64), first + 1, columns)
-    # What is painted last stays: cached below held, shared on top, else who came later.
+    # What is painted last stays: held above cached, shared on top, else the later sequence.
     counts = np.zeros((2, rows * columns))  # in use, cached
     rank = np.select([found.holder == CACHED, found.holder == SHARED], [0, 2], 1)
     for level in range(3):
         chosen = np.flatnonzero(rank == level)
         chosen = chosen[np.argsort(found.start[chosen], kind="stable")]
-        for part in np.array_split(chosen, max(len(chosen) // 100_000, 1)):  # so that memory stays small
+        for part in np.array_split(chosen, max(len(chosen) // 100_000, 1)):  # to limit the memory that it takes
             lengths = until[part] - first[part]
             column = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths - first[part], lengths)
             row = np.repeat(found.block[part] // per_row, lengths)
@@ -123,18 +114,17 @@ def colour_numbers(cells: NDArray[np.int64], colours: int) -> dict[int, int]:
 
     Greedy, in the order of the sequences: the colour that touches its own least, and of those the next in turn.
     """
-    touching: dict[int, dict[int, int]] = {}
+    touching: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for one, other in ((cells[1:], cells[:-1]), (cells[:, 1:], cells[:, :-1])):
         both = (one >= 0) & (other >= 0) & (one != other)
         pairs, counts = np.unique(np.stack([one[both], other[both]]), axis=1, return_counts=True)
         for first, second, count in zip(*pairs.tolist(), counts.tolist(), strict=True):
-            for a, b in ((first, second), (second, first)):
-                neighbours = touching.setdefault(a, {})
-                neighbours[b] = neighbours.get(b, 0) + count
+            touching[first][second] += count
+            touching[second][first] += count
     chosen: dict[int, int] = {}
-    for turn, sequence in enumerate(int(value) for value in np.unique(cells) if value >= 0):
+    for turn, sequence in enumerate(np.unique(cells[cells >= 0]).tolist()):
         cost = [0] * colours
-        for neighbour, count in touching.get(sequence, {}).items():
+        for neighbour, count in touching[sequence].items():
             if neighbour in chosen:
                 cost[chosen[neighbour]] += count
         chosen[sequence] = min(range(colours), key=lambda c: (cost[c], (c - turn) % colours))

@@ -31,20 +31,19 @@ def capacity_figure(records: Sequence[RunRecord]) -> Figure | None:
     """The planner's curves for the cache that most of the runs had, with those runs' measurements on them; None
     where no run recorded how large its cache was.
     """
-    sizes = [_cache_of(record) for record in records]
-    known = Counter(size for size in sizes if size is not None)
-    if not known:
+    sized = [(size, record) for record in records if (size := _cache_size(record)) is not None]
+    if not sized:
         return None
-    ((kv_bytes, per_token, longest), _), *_ = known.most_common(1)
-    chosen = [record for record, size in zip(records, sizes, strict=True) if size == (kv_bytes, per_token, longest)]
+    [(common, _)] = Counter(size for size, _ in sized).most_common(1)
+    chosen = [record for size, record in sized if size == common]
+    kv_bytes, per_token, longest = common
     setting = chosen[0].config.get("kv.block_size")
     block = setting if isinstance(setting, int) else 16
     # Whole blocks, from a thirty-second of the longest: between them the curve has steps that a line would cut.
     lengths = sorted({max(1, round(longest * 2 ** (-step / 4) / block)) * block for step in range(4 * 5 + 1)})
     curves = capacity_curve(kv_bytes, per_token, max_seq_len=longest, block_size=block, lengths=lengths)
-    measured = [point for record in chosen if (point := measured_capacity(record)) is not None]
     heading = f"Sequences that fit in {kv_bytes // per_token:,} token slots, by their mean length"
-    return draw_capacity(curves, measured, heading)
+    return draw_capacity(curves, [found for record in chosen if (found := measured_capacity(record))], heading)
 
 
 def measured_capacity(record: RunRecord) -> MeasuredCapacity | None:
@@ -57,12 +56,8 @@ def measured_capacity(record: RunRecord) -> MeasuredCapacity | None:
 
 
 def draw_capacity(curves: Sequence[CapacityCurve], measured: Sequence[MeasuredCapacity], heading: str) -> Figure:
-    """A curve for each backend and points in its colour, on logarithmic axes. Colours and marks go by order."""
-    figure = style.new_figure(4.6)
-    axes = figure.add_subplot()
-    style.tidy(axes, grid="both")
-    axes.set_xlabel("mean length of a sequence, tokens")
-    axes.set_ylabel("sequences at once")
+    """A curve for each backend and points in its colour, on logarithmic axes."""
+    figure, axes = style.new_axes(4.6, "mean length of a sequence, tokens", "sequences at once")
     backends = dict.fromkeys([*(curve.backend for curve in curves), *(point.backend for point in measured)])
     colours = dict(zip(backends, cycle(style.LINES), strict=False))
     for curve, dashes in zip(curves, cycle(_DASHES), strict=False):
@@ -77,13 +72,13 @@ def draw_capacity(curves: Sequence[CapacityCurve], measured: Sequence[MeasuredCa
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.minorticks_off()
-    for axis in (axes.xaxis, axes.yaxis):
-        style.plain(axis)
-    style.legend(axes, columns=4, bbox_to_anchor=(0, -0.14))
+    style.plain(axes.xaxis)
+    style.plain(axes.yaxis)
+    style.legend(axes, columns=4, below=-0.14)
     return figure
 
 
-def _cache_of(record: RunRecord) -> tuple[int, int, int] | None:
+def _cache_size(record: RunRecord) -> tuple[int, int, int] | None:
     """Bytes of the cache, bytes of a token, and the longest sequence, where the run recorded them."""
     found = (
         record.metrics.get("capacity/kv_bytes"),

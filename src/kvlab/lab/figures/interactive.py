@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
@@ -14,40 +13,31 @@ from kvlab.core import RequestRecord, StepRecord
 from kvlab.kv.journal import BlockEvents
 from kvlab.lab import catalogue
 from kvlab.lab.figures import style
-from kvlab.lab.figures.blocks import colour_numbers
+from kvlab.lab.figures.metric_charts import cell_texts
 from kvlab.lab.figures.pareto import X_LABEL, Y_LABEL, measured_points, pareto_front
 from kvlab.lab.figures.points import THROUGHPUT, Grid, Point
-from kvlab.lab.figures.pool_map import HOLDERS, run_grid
-from kvlab.lab.figures.timeline import shown_requests
-from kvlab.lab.requests import request_phases
+from kvlab.lab.figures.pool_map import HOLDERS, holder_colours, run_grid
+from kvlab.lab.figures.timeline import phase_spans, shown_requests
 
 
 def timeline_hover(records: Sequence[RequestRecord]) -> Any:
     """A bar for each phase of each request."""
     shown, every = shown_requests(records)
     figure = go.Figure()
-    for phase, colour in style.PHASES.items():
-        spans = [
-            (1 + n * every, start, end, record.name)
-            for n, record in enumerate(shown)
-            for p, start, end in request_phases(record)
-            if p == phase
-        ]
-        if not spans:
-            continue
+    for phase, spans in phase_spans(shown, every).items():
         figure.add_bar(
             name=phase,
             orientation="h",
-            y=[y for y, *_ in spans],
-            base=[start for _, start, _, _ in spans],
-            x=[end - start for _, start, end, _ in spans],
+            y=[span.row for span in spans],
+            base=[span.start_s for span in spans],
+            x=[span.end_s - span.start_s for span in spans],
             width=every * 0.85,
-            marker={"color": colour, "line_width": 0},
-            customdata=[(name, start, end) for _, start, end, name in spans],
+            marker={"color": style.PHASES[phase], "line_width": 0},
+            customdata=[(span.name, span.start_s, span.end_s) for span in spans],
             hovertemplate=f"<b>%{{customdata[0]}}</b><br>{phase} from %{{customdata[1]:.3f}} s "
             "to %{customdata[2]:.3f} s, %{x:.3f} s<extra></extra>",
         )
-    first = [(1 + n * every, record) for n, record in enumerate(shown) if record.token_times_s]
+    first = [(1 + index * every, record) for index, record in enumerate(shown) if record.token_times_s]
     figure.add_scatter(
         name="first token",
         mode="markers",
@@ -70,27 +60,26 @@ def pool_map_hover(
 ) -> Any:
     """Block by time; the request that holds a block is named at the pointer. `unit` is what a block is called."""
     grid = run_grid(events, steps, most_rows=200, most_columns=320)
+    names = {holder: name for holder, (name, _) in HOLDERS.items()}
+    names |= {index: record.name for index, record in enumerate(records)}
+    colours = holder_colours(grid)
+    palette = list(dict.fromkeys(colours.values()))
     values, where = np.unique(grid.cells, return_inverse=True)
-    numbers = colour_numbers(grid.cells, len(style.SEQUENCES))
-    palette = [*(colour for _, colour in HOLDERS.values()), *style.SEQUENCES]
-    index = {holder: number for number, holder in enumerate(HOLDERS)}
-    index |= {sequence: len(HOLDERS) + number for sequence, number in numbers.items()}
-    colours = np.array([index[value] for value in values.tolist()], dtype=np.uint8)
-    names = [HOLDERS[value][0] if value < 0 else _name(records, value) for value in values.tolist()]
-    count = len(palette)
-    num_rows, num_columns = grid.cells.shape
-    cells = where.reshape(num_rows, num_columns)
+    where = where.reshape(grid.cells.shape)
+    colour = np.array([palette.index(colours[value]) for value in values.tolist()], dtype=np.uint8)
+    text = np.array([names.get(value, f"sequence {value}") for value in values.tolist()], dtype=object)
+    count, width = len(palette), grid.end_s / grid.cells.shape[1]
     figure = go.Figure(
         go.Heatmap(
-            z=colours[cells],
-            x0=grid.end_s / num_columns / 2,
-            dx=grid.end_s / num_columns,
+            z=colour[where],
+            x0=width / 2,
+            dx=width,
             y0=(grid.blocks_per_row - 1) / 2,
             dy=grid.blocks_per_row,
-            text=np.array(names, dtype=object)[cells],
+            text=text[where],
             zmin=-0.5,
             zmax=count - 0.5,
-            colorscale=[(edge / count, colour) for n, colour in enumerate(palette) for edge in (n, n + 1)],
+            colorscale=[(edge / count, shade) for n, shade in enumerate(palette) for edge in (n, n + 1)],
             showscale=False,
             hovertemplate=f"{unit} %{{y:.0f}} at %{{x:.3f}} s<br><b>%{{text}}</b><extra></extra>",
         )
@@ -104,26 +93,19 @@ def pool_map_hover(
 
 def heat_map_hover(grid: Grid, row_key: str, column_key: str, metric: str = THROUGHPUT) -> Any:
     """A cell for each pair of values; those that failed are named."""
-    texts = [
-        [
-            "" if math.isnan(share) else "failed" if math.isnan(value) else style.number(value)
-            for value, share in zip(*row, strict=True)
-        ]
-        for row in zip(grid.values.tolist(), grid.failed.tolist(), strict=True)
-    ]
     figure = go.Figure(
         go.Heatmap(
-            z=[[None if math.isnan(value) else value for value in row] for row in grid.values.tolist()],
+            z=grid.values,
             x=[str(value) for value in grid.columns],
             y=[str(value) for value in grid.rows],
-            text=texts,
+            text=cell_texts(grid),
             texttemplate="%{text}",
             colorscale="Viridis",
             hoverongaps=True,
             hovertemplate=f"{row_key}=%{{y}}<br>{column_key}=%{{x}}<br><b>%{{text}}</b><extra></extra>",
         )
     )
-    _lay_out(figure, style.capital(catalogue.metric(metric).axis), column_key, row_key)
+    _lay_out(figure, f"{catalogue.metric(metric).axis} {grid.footnote}".rstrip(), column_key, row_key)
     figure.update_xaxes(type="category")
     figure.update_yaxes(type="category", autorange="reversed")
     return figure
@@ -173,7 +155,7 @@ def page(heading: str, figures: Iterable[Any], notes: Iterable[str] = ()) -> str
 
 def _lay_out(figure: Any, heading: str, x: str, y: str) -> None:
     figure.update_layout(
-        title={"text": escape(heading), "font": {"size": 15}, "x": 0, "xref": "paper"},
+        title={"text": escape(heading[:1].upper() + heading[1:]), "font": {"size": 15}, "x": 0, "xref": "paper"},
         template="plotly_white",
         height=520,
         margin={"l": 70, "r": 20, "t": 70, "b": 60},
@@ -181,7 +163,3 @@ def _lay_out(figure: Any, heading: str, x: str, y: str) -> None:
         xaxis_title=x,
         yaxis_title=y,
     )
-
-
-def _name(records: Sequence[RequestRecord], number: int) -> str:
-    return records[number].name if number < len(records) else f"sequence {number}"

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from kvlab.core import RequestRecord
 from kvlab.lab.figures import style
 from kvlab.lab.requests import latencies_ms
 
-WORDS = {
+_LATENCIES = {
     "ttft": ("First token", "request"),
     "tpot": ("Per output token", "request"),
     "itl": ("Between two tokens", "gap"),
@@ -27,30 +28,27 @@ def latency_figure(records: Sequence[RequestRecord]) -> Figure:
     """Four distributions: which share of requests, or of gaps, took at most so long."""
     latencies = latencies_ms(records)
     figure = style.new_figure(5.4)
-    for place, (name, (words, unit)) in enumerate(WORDS.items(), start=1):
-        axes = figure.add_subplot(2, 2, place)
+    for index, (name, (words, unit)) in enumerate(_LATENCIES.items()):
+        label = "" if index % 2 else "share at most so long, %"
+        axes = figure.add_subplot(2, 2, index + 1, xlabel="ms", ylabel=label, ylim=(0, 102))
         style.tidy(axes, grid="both")
-        _distribution(axes, f"{words} ({name})", unit, sorted(latencies[name]))
-        axes.set_xlabel("ms")
-        axes.set_ylabel("share at most so long, %" if place in (1, 3) else "")
+        _distribution(axes, f"{words} ({name})", unit, np.sort(latencies[name]))
     return figure
 
 
-def _distribution(axes: Any, name: str, unit: str, values: Sequence[float]) -> None:
-    axes.set_ylim(0, 102)
-    if not values:
+def _distribution(axes: Any, name: str, unit: str, x: NDArray[np.float64]) -> None:
+    if not len(x):
         style.title(axes, name)
         style.nothing(axes, f"no completed {unit}" if unit != "gap" else "no gap between tokens")
         return
-    x = np.asarray(values)
     shares = 100 * np.arange(1, len(x) + 1) / len(x)
     chosen = np.unique(np.linspace(0, len(x) - 1, min(len(x), 2000)).round().astype(int))
     steps = np.append(x[0], x[chosen]), np.append(0, shares[chosen])
     axes.step(*steps, where="post", color=style.BLUE, linewidth=1.6)
     marks = np.percentile(x, _MARKS)
     axes.plot(marks, _MARKS, linestyle="none", marker="o", markersize=6, color=style.VERMILION, clip_on=False)
-    told = ",  ".join(f"p{percent} {style.number(at)}" for percent, at in zip(_MARKS, marks.tolist(), strict=True))
-    style.title(axes, name, f"{told}  ({style.count(len(x), unit)})")
+    words = [f"p{share} {style.number(mark)}" for share, mark in zip(_MARKS, marks.tolist(), strict=True)]
+    style.title(axes, name, f"{',  '.join(words)}  ({style.count(len(x), unit)})")
     low, high = float(x[0]), float(x[-1])
     if low > 0 and high / low > _WIDE:
         axes.set_xscale("log")

@@ -32,64 +32,63 @@ def metric_figure(points: Sequence[Point], metric: str = THROUGHPUT) -> Figure:
     """A metric over what was varied."""
     amounts = varied_amounts(points)
     if len(amounts) == 2:
-        row_key, column_key = amounts
-        return heat_map(metric_grid(points, row_key, column_key, metric), row_key, column_key, metric)
+        rows, columns = amounts
+        return heat_map(metric_grid(points, rows, columns, metric), rows, columns, metric)
     return line_chart(points, amounts[0], metric) if amounts else bars(points, varied_keys(points), metric)
+
+
+def cell_texts(grid: Grid) -> list[list[str]]:
+    """What stands in each cell: the value, with a star where some repeats failed, or `failed`, or nothing."""
+    return [
+        [
+            style.number(value) + "*" * bool(share) if not math.isnan(value) else FAILED if share == 1 else ""
+            for value, share in zip(values, shares, strict=True)
+        ]
+        for values, shares in zip(grid.values.tolist(), grid.failed.tolist(), strict=True)
+    ]
 
 
 def heat_map(grid: Grid, row_key: str, column_key: str, metric: str) -> Figure:
     """A cell for each pair of values, darker for less; `failed` where every point did."""
-    label, less_is_better = entry_of(metric).axis, entry_of(metric).direction.more_is_better is False
+    less_is_better = entry_of(metric).direction.more_is_better is False
     height = min(max(1.9 + 0.52 * len(grid.rows), 3.0), 8.0)
-    figure = style.new_figure(height)
-    axes = figure.add_subplot()
-    style.tidy(axes, grid="")
+    figure, axes = style.new_axes(height, column_key, row_key, grid="")
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.tick_params(length=0)
+    axes.set_facecolor("#F0F0F0")  # of cells without a value
     image: Any = axes.imshow(grid.values, cmap=style.AMOUNTS, aspect="auto")
     finite = grid.values[np.isfinite(grid.values)]
-    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
-    if low == high:
-        image.set_clim(low - 1, high + 1)
-    small = max(len(grid.rows), len(grid.columns)) > 10
+    if len(finite) and finite.min() == finite.max():
+        image.set_clim(finite[0] - 1, finite[0] + 1)
+    size = 7 if max(grid.values.shape) > 10 else 9.5
+    texts = cell_texts(grid)
     for (row, column), value in np.ndenumerate(grid.values):
-        share = grid.failed[row, column]
-        if math.isnan(value):
-            text, colour = ("", style.FAINT) if math.isnan(share) else (FAILED, style.VERMILION)
-        else:
+        colour = style.VERMILION
+        if not math.isnan(value):
             red, green, blue, _ = image.cmap(image.norm(value))
             colour = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
-            text = style.number(value) + ("*" if share else "")
-        axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=7 if small else 9.5)
+        axes.text(column, row, texts[row][column], ha="center", va="center", color=colour, fontsize=size)
     axes.set_xticks(range(len(grid.columns)), [style.shorten(str(value), 18) for value in grid.columns])
     axes.set_yticks(range(len(grid.rows)), [style.shorten(str(value), 18) for value in grid.rows])
-    axes.set_xlabel(column_key)
-    axes.set_ylabel(row_key)
-    axes.set_facecolor("#F0F0F0")  # of cells without a value
-    note = "* some of its repeats failed" if ((grid.failed > 0) & (grid.failed < 1)).any() else ""
+    notes = [grid.footnote] if grid.footnote else []
     if len(finite):
         bar = figure.colorbar(image, ax=axes, pad=0.015, aspect=max(height * 4, 12))
         bar.outline.set_visible(False)
         bar.ax.tick_params(labelsize=9)
         style.plain(bar.ax.yaxis)
-        index = int(np.nanargmin(grid.values) if less_is_better else np.nanargmax(grid.values))
-        row, column = np.unravel_index(index, grid.values.shape)
-        extreme = f"least: {style.number(low)}" if less_is_better else f"most: {style.number(high)}"
-        best = f"{extreme} at {row_key}={grid.rows[row]}, {column_key}={grid.columns[column]}"
-        note = f"{best}; {note}" if note else best
-    style.title(axes, style.capital(label), note)
+        index = np.nanargmin(grid.values) if less_is_better else np.nanargmax(grid.values)
+        row, column = np.unravel_index(int(index), grid.values.shape)
+        extreme = f"{'least' if less_is_better else 'most'}: {style.number(grid.values[row, column])}"
+        notes.insert(0, f"{extreme} at {row_key}={grid.rows[row]}, {column_key}={grid.columns[column]}")
+    style.title(axes, entry_of(metric).axis, "; ".join(notes))
     return figure
 
 
 def line_chart(points: Sequence[Point], key: str, metric: str) -> Figure:
     """A metric over one number: the median of each value, and each repeat."""
-    figure = style.new_figure(4.2)
-    axes = figure.add_subplot()
-    style.tidy(axes, grid="both")
     label = entry_of(metric).axis
-    style.title(axes, f"{style.capital(label)} over {key}")
-    axes.set_xlabel(key)
-    axes.set_ylabel(label)
+    figure, axes = style.new_axes(4.2, key, label)
+    style.title(axes, f"{label} over {key}")
     values = {x: known_values([p for p in points if p.config.get(key) == x], metric) for x in ordered(points, key)}
     known = {x: found for x, found in values.items() if found}
     axes.plot(list(known), [median(found) for found in known.values()], color=style.BLUE, linewidth=1.6, marker="o")
@@ -101,12 +100,10 @@ def line_chart(points: Sequence[Point], key: str, metric: str) -> Figure:
         axes.minorticks_off()
     axes.set_ylim(0, 1.1 * max((max(found) for found in known.values()), default=1.0))
     style.plain(axes.yaxis)
+    bottom, red = axes.get_xaxis_transform(), style.VERMILION
     for x in values.keys() - known.keys():
-        below = axes.get_xaxis_transform()
-        axes.plot([x], [0], transform=below, marker="x", color=style.VERMILION, clip_on=False)
-        axes.annotate(
-            FAILED, (x, 0), (0, 4), below, "offset points", ha="center", color=style.VERMILION, fontsize=9
-        )
+        axes.plot([x], [0], transform=bottom, marker="x", color=red, clip_on=False)
+        axes.annotate(FAILED, (x, 0), (0, 4), bottom, "offset points", ha="center", color=red, fontsize=9)
     return figure
 
 
@@ -114,12 +111,9 @@ def bars(points: Sequence[Point], keys: Sequence[str], metric: str) -> Figure:
     """A bar for each point, or each set of repeats, by the settings in which they differ."""
     values = {label: known_values(members, metric) for label, members in by_settings(points, keys).items()}
     medians = [median(found) if found else math.nan for found in values.values()]
-    figure = style.new_figure(min(1.5 + 0.42 * len(values), 12.0))
-    axes = figure.add_subplot()
-    style.tidy(axes, grid="x")
     label = entry_of(metric).axis
-    axes.set_xlabel(label)
-    style.title(axes, style.capital(label))
+    figure, axes = style.new_axes(min(1.5 + 0.42 * len(values), 12.0), label, grid="x")
+    style.title(axes, label)
     axes.barh(range(len(values)), medians, color=style.BLUE, height=0.62)
     longest = max((value for value in medians if not math.isnan(value)), default=0.0) or 1.0
     edge = max([longest, *(y for found in values.values() for y in found if y <= _FAR * longest)])
@@ -128,12 +122,12 @@ def bars(points: Sequence[Point], keys: Sequence[str], metric: str) -> Figure:
         if not found:
             axes.text(edge * 0.01, row, FAILED, va="center", color=style.VERMILION, fontsize=9.5)
             continue
-        near, far = [y for y in found if y <= edge], [y for y in found if y > edge]
         text, end = f"  {style.number(middle)}", max(found)
         if len(found) > 1:
+            near = [y for y in found if y <= edge]
             axes.plot(near, [row] * len(near), "|", color=style.BLACK, markersize=8)
-        if far:
-            any_far, text, end = True, f"{text} (a repeat: {style.number(max(far))})", edge
+        if end > edge:
+            any_far, text, end = True, f"{text} (a repeat: {style.number(end)})", edge
             axes.plot([edge], [row], ">", color=style.BLACK, markersize=5)
         axes.text(end, row, text, va="center", fontsize=9.5, color=style.INK).set_in_layout(False)
     axes.set_yticks(range(len(values)), [style.shorten(name, 56) for name in values])

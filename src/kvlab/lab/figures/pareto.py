@@ -50,11 +50,7 @@ def pareto_figure(points: Sequence[Point]) -> Figure:
     """All points, the front as a line, and the names of those on it."""
     known = measured_points(points)
     front = pareto_front(known)
-    figure = style.new_figure(4.8)
-    axes = figure.add_subplot()
-    style.tidy(axes, grid="both")
-    axes.set_xlabel(f"{X_LABEL}  (less is better)")
-    axes.set_ylabel(f"{Y_LABEL}  (more is better)")
+    figure, axes = style.new_axes(4.8, f"{X_LABEL}  (less is better)", f"{Y_LABEL}  (more is better)")
     heading = f"{len(front)} of {len(known)} points are beaten by no other in both"
     style.title(axes, heading, "to have more of one, a point on the line gives up some of the other")
     if not known:
@@ -71,7 +67,7 @@ def pareto_figure(points: Sequence[Point]) -> Figure:
     _name_points(axes, front)
     style.plain(axes.xaxis)
     style.plain(axes.yaxis)
-    style.legend(axes, columns=2, bbox_to_anchor=(0, -0.13))
+    style.legend(axes, columns=2, below=-0.13)
     return figure
 
 
@@ -80,20 +76,11 @@ def _name_points(axes: Any, front: Sequence[Measured]) -> None:
     every = -(-len(front) // _MOST_LABELS)
     (low, high), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     last = Measured("", -math.inf, -math.inf)
-    for number, point in enumerate(front):
-        if number % every and number != len(front) - 1:
-            continue
+    for point in [*front[:-1:every], front[-1]]:
         right, above = point.latency - last.latency, point.throughput - last.throughput
         if right < 0.08 * (high - low) and above < 0.03 * (top - bottom):
             continue
-        last, on_left = point, point.latency < (low + high) / 2
-        axes.annotate(
-            style.shorten(point.name, 48),
-            (point.latency, point.throughput),
-            xytext=(7, -9) if on_left else (-7, 7),
-            textcoords="offset points",
-            ha="left" if on_left else "right",
-            va="center",
-            fontsize=8,
-            color=style.INK,
-        )
+        last = point
+        offset, side = ((7, -9), "left") if point.latency < (low + high) / 2 else ((-7, 7), "right")
+        name, at = style.shorten(point.name, 48), (point.latency, point.throughput)
+        axes.annotate(name, at, offset, "data", "offset points", ha=side, va="center", fontsize=8, color=style.INK)

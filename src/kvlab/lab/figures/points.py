@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ THROUGHPUT = "throughput/output_tokens_per_s"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A run among others: the settings that tell it from them, what it measured, how it ended."""
+    """A run among others: the settings in which they differ, what it measured, how it ended."""
 
     config: Mapping[str, object]
     metrics: Mapping[str, float]
@@ -53,8 +53,8 @@ def varied_keys(points: Sequence[Point]) -> list[str]:
 def varied_amounts(points: Sequence[Point]) -> list[str]:
     """The one or two settings in which points differ, where they are numbers; else none."""
     keys = varied_keys(points)
-    amounts = [key for key in keys if all(is_number(point.config.get(key)) for point in points)]
-    return amounts if 1 <= len(keys) == len(amounts) <= 2 else []
+    numbers = all(is_number(point.config.get(key)) for key in keys for point in points)
+    return keys if numbers and len(keys) <= 2 else []
 
 
 def by_settings(points: Sequence[Point], keys: Sequence[str]) -> dict[str, list[Point]]:
@@ -76,7 +76,7 @@ def known_values(points: Sequence[Point], metric: str) -> list[float]:
 def ordered(points: Sequence[Point], key: str) -> list[Any]:
     """A setting's values: numbers by size, others in the order of the points."""
     values = list({repr(value): value for point in points for value in [point.config.get(key)]}.values())
-    return sorted(values) if all(is_number(value) for value in values) else values
+    return sorted(values) if all(map(is_number, values)) else values
 
 
 def is_number(value: object) -> bool:
@@ -84,8 +84,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(NamedTuple):
     """A metric over two settings: medians `[rows, columns]`, NaN where there is none, and the share of points that
     failed in each cell (NaN where no point was).
     """
@@ -95,19 +94,22 @@ class Grid:
     values: NDArray[np.float64]
     failed: NDArray[np.float64]
 
+    @property
+    def footnote(self) -> str:
+        """What a star in a cell means, where one has it."""
+        return "* some of its repeats failed" if ((self.failed > 0) & (self.failed < 1)).any() else ""
+
 
 def metric_grid(points: Sequence[Point], row_key: str, column_key: str, metric: str) -> Grid:
     """Points by two settings. A cell is the median of the points that have both settings alike."""
     rows, columns = ordered(points, row_key), ordered(points, column_key)
-    values = np.full((len(rows), len(columns)), math.nan)
-    failed = values.copy()
-    cells: dict[tuple[int, int], list[Point]] = {}
-    for point in points:
-        cell = rows.index(point.config.get(row_key)), columns.index(point.config.get(column_key))
-        cells.setdefault(cell, []).append(point)
-    for cell, members in cells.items():
-        known = known_values(members, metric)
-        failed[cell] = 1 - len(known) / len(members)
+    values, failed = np.full((2, len(rows), len(columns)), math.nan)
+    for row, column in np.ndindex(values.shape):
+        wanted = (rows[row], columns[column])
+        cell = [point for point in points if (point.config.get(row_key), point.config.get(column_key)) == wanted]
+        known = known_values(cell, metric)
+        if cell:
+            failed[row, column] = 1 - len(known) / len(cell)
         if known:
-            values[cell] = median(known)
+            values[row, column] = median(known)
     return Grid(rows, columns, values, failed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.colors import to_rgb
@@ -19,7 +18,7 @@ from kvlab.lab.figures.blocks import CACHED, FREE, SHARED, UNKNOWN, PoolGrid, co
 
 _PALEST = 0.35  # of a colour, where a single block of a row is in use
 
-#: What a block is for that no single known sequence holds: words and colour.
+#: Words and colour of each holder that is not a single known sequence.
 HOLDERS = {
     FREE: ("free", style.FREE),
     SHARED: ("shared by several sequences", style.SHARED),
@@ -32,25 +31,26 @@ def run_grid(
     events: BlockEvents, steps: Sequence[StepRecord], *, most_rows: int = 400, most_columns: int = 800
 ) -> PoolGrid:
     """A run's pool as a grid of at most so many cells."""
-    starts = [step.start_s for step in steps]
-    end = steps[-1].end_s if steps else 0.0
-    pool = steps[-1].pool if steps else None
-    blocks = pool.blocks_total if pool is not None else 1
-    return pool_grid(
-        stretches(events, len(steps)), blocks, starts, end, most_rows=most_rows, most_columns=most_columns
-    )
+    starts, end = [step.start_s for step in steps], steps[-1].end_s if steps else 0.0
+    blocks = steps[-1].pool.blocks_total if steps and steps[-1].pool else 1
+    found = stretches(events, len(steps))
+    return pool_grid(found, blocks, starts, end, most_rows=most_rows, most_columns=most_columns)
+
+
+def holder_colours(grid: PoolGrid) -> dict[int, str]:
+    """The colour of each holder and each sequence of a grid."""
+    colours = {holder: colour for holder, (_, colour) in HOLDERS.items()}
+    numbers = colour_numbers(grid.cells, len(style.SEQUENCES))
+    return colours | {sequence: style.SEQUENCES[number] for sequence, number in numbers.items()}
 
 
 def pool_image(grid: PoolGrid) -> NDArray[np.uint8]:
-    """The grid in colours, [rows, columns, 3]. Where a row is several blocks, it is paler the fewer of them are in
-    use, yet never so pale that one that is could not be seen.
+    """The grid in colours, [rows, columns, 3]. Where a row is several blocks, a cell is paler the fewer of them are
+    in use, but never too pale to be seen.
     """
-    colours = {holder: to_rgb(colour) for holder, (_, colour) in HOLDERS.items()}
-    for sequence, number in colour_numbers(grid.cells, len(style.SEQUENCES)).items():
-        colours[sequence] = to_rgb(style.SEQUENCES[number])
+    colours = holder_colours(grid)
     values, where = np.unique(grid.cells, return_inverse=True)
-    palette = np.array([colours[int(value)] for value in values])
-    painted = palette[where.reshape(grid.cells.shape)]
+    painted = np.array([to_rgb(colours[value]) for value in values.tolist()])[where.reshape(grid.cells.shape)]
     if grid.blocks_per_row > 1:
         used, cached = grid.in_use[..., None], grid.cached[..., None]
         free = np.clip(1 - used - cached, 0, 1)
@@ -64,45 +64,24 @@ def pool_image(grid: PoolGrid) -> NDArray[np.uint8]:
 
 def pool_map_figure(events: BlockEvents | None, steps: Sequence[StepRecord], *, unit: str = "block") -> Figure:
     """Block by time."""
-    figure = style.new_figure(5.3)
-    axes = figure.add_subplot()
-    style.tidy(axes, grid="")
-    axes.set_xlabel("time, s")
-    axes.set_ylabel(f"{unit} of the pool")
+    figure, axes = style.new_axes(5.3, "time, s", f"{unit} of the pool", grid="")
     if events is None or not len(events.block) or not steps:
         style.title(axes, f"Who held which {unit}")
         style.nothing(axes, f"no {unit} was handed out" if events is not None else "the run kept no blocks.parquet")
         return figure
     grid = run_grid(events, steps)
-    axes.imshow(
-        pool_image(grid),
-        extent=(0, grid.end_s, grid.cells.shape[0] * grid.blocks_per_row, 0),
-        aspect="auto",
-        interpolation="nearest",
-    )
+    extent = (0, grid.end_s, len(grid.cells) * grid.blocks_per_row, 0)
+    axes.imshow(pool_image(grid), extent=extent, aspect="auto", interpolation="nearest")
     axes.set_ylim(grid.num_blocks, 0)
     style.whole(axes.yaxis)
     note = "white is free"
     if grid.blocks_per_row > 1:
         note += f"; a row is {grid.blocks_per_row} {unit}s, paler where fewer of them are in use"
     style.title(axes, f"Who held which of {style.count(grid.num_blocks, unit)}, and when", note)
-    _legend(figure, axes, grid)
-    return figure
-
-
-def _legend(figure: Figure, axes: Any, grid: PoolGrid) -> None:
+    present = [HOLDERS[holder] for holder in HOLDERS if holder != FREE and (grid.cells == holder).any()]
     several = tuple(Patch(color=colour) for colour in style.SEQUENCES[:4])
-    handles: list[object] = [several]
-    names = ["sequences (colours repeat)"]
-    for holder, (name, colour) in HOLDERS.items():
-        if holder != FREE and (grid.cells == holder).any():
-            handles.append(Patch(color=colour))
-            names.append(name)
-    style.legend(
-        axes,
-        handles,
-        names,
-        columns=4,
-        bbox_to_anchor=(0, -0.13),
-        handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
-    )
+    handles = [several, *(Patch(color=colour) for _, colour in present)]
+    names = ["sequences (colours repeat)", *(name for name, _ in present)]
+    side_by_side = {tuple: HandlerTuple(ndivide=None, pad=0)}
+    style.legend(axes, handles, names, columns=4, below=-0.13, handler_map=side_by_side)
+    return figure

@@ -1,18 +1,17 @@
-"""What all figures have in common: colours, sizes, words.
+"""What all figures have in common: colours, sizes, axes, legends.
 
-Colours are Okabe and Ito's (2008), which people who see few colours tell apart, and viridis or cividis for amounts.
+The colours are those of Okabe and Ito (2008), chosen for colour-blind readers, and viridis for amounts.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
@@ -25,6 +24,7 @@ AMOUNTS = "viridis"
 WIDTH, DPI = 8.4, 110  # inches and dots: 924 pixels, a README's width
 
 PHASES = {"queued": CACHED, "prefill": ORANGE, "decode": BLUE, "preempted": VERMILION}
+Grid = Literal["", "x", "y", "both"]  # the axes that have lines across the figure
 
 
 def new_figure(height: float = 4.6, width: float = WIDTH) -> Figure:
@@ -34,23 +34,24 @@ def new_figure(height: float = 4.6, width: float = WIDTH) -> Figure:
     return figure
 
 
+def new_axes(height: float, x: str, y: str = "", *, grid: Grid = "both") -> tuple[Figure, Axes]:
+    """A figure with one pair of axes and their labels."""
+    figure = new_figure(height)
+    axes = figure.add_subplot(xlabel=x, ylabel=y)
+    tidy(axes, grid=grid)
+    return figure, axes
+
+
 def title(axes: Axes, text: str, note: str = "") -> None:
-    """A heading above the axes at the left, with a note in small print below it."""
-    axes.set_title(text + ("\n" if note else ""), loc="left", fontsize=11.5, fontweight="bold", color=INK)
+    """A heading with a capital, above the axes at the left, and a note in small print below it."""
+    heading = text[:1].upper() + text[1:] + ("\n" if note else "")
+    axes.set_title(heading, loc="left", fontsize=11.5, fontweight="bold", color=INK)
     if note:
-        small = axes.annotate(
-            note,
-            (0, 1),
-            xytext=(0, 6),
-            xycoords="axes fraction",
-            textcoords="offset points",
-            fontsize=9,
-            color="#555555",
-        )
-        small.set_in_layout(False)  # or a long one would make the axes narrow
+        small = axes.annotate(note, (0, 1), (0, 6), "axes fraction", "offset points", fontsize=9, color="#555555")
+        small.set_in_layout(False)  # or a long note would make the axes narrow
 
 
-def tidy(axes: Axes, *, grid: Literal["", "x", "y", "both"] = "y") -> None:
+def tidy(axes: Axes, *, grid: Grid = "y") -> None:
     """A light frame, thousands with commas, a pale grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
@@ -60,30 +61,22 @@ def tidy(axes: Axes, *, grid: Literal["", "x", "y", "both"] = "y") -> None:
         axes.set_axisbelow(True)
 
 
-def legend(axes: Any, *args: Any, columns: int = 6, **options: Any) -> None:
-    """A legend below the axes, where it hides nothing."""
-    options = {"loc": "upper left", "bbox_to_anchor": (0, -0.16), "borderaxespad": 0.0} | options
-    axes.legend(
-        *args,
-        ncols=columns,
-        frameon=False,
-        fontsize=9,
-        handlelength=1.4,
-        columnspacing=1.4,
-        handletextpad=0.5,
-        **options,
-    )
+def legend(axes: Any, *args: Any, below: float, columns: int = 6, **options: Any) -> None:
+    """A legend below the axes, where it hides nothing, at `below` of their height."""
+    spacing = {"borderaxespad": 0.0, "handlelength": 1.4, "columnspacing": 1.4, "handletextpad": 0.5}
+    place = {"loc": "upper left", "bbox_to_anchor": (0, below)}
+    axes.legend(*args, ncols=columns, frameon=False, fontsize=9, **place, **spacing, **options)
 
 
 def nothing(axes: Axes, text: str) -> None:
-    """Say why there is nothing to see."""
+    """Say why there is nothing to draw."""
     axes.set(xticks=[], yticks=[])
     axes.grid(False)
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=FAINT, fontsize=11)
 
 
 def number(value: float) -> str:
-    """A number for people: three digits that count, thousands with commas."""
+    """A number for people: three significant digits, thousands with commas."""
     if value == round(value) or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.{1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3}f}"
@@ -91,7 +84,7 @@ def number(value: float) -> str:
 
 def plain(axis: Any) -> None:
     """Ticks as plain numbers, on a logarithmic axis too."""
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axis.set_major_formatter("{x:,.10g}")
 
 
 def whole(axis: Any) -> None:
@@ -102,11 +95,9 @@ def whole(axis: Any) -> None:
 
 def logarithmic(axis: Any, low: float, high: float) -> None:
     """Ticks of a logarithmic axis from `low` to `high`: few enough to be read, numbers written out."""
-    decades = math.log10(high / low)
-    steps = (1.0, 3.0) if decades < 2.3 else (1.0,)
-    axis.set_major_locator(LogLocator(subs=steps, numticks=12))
+    axis.set_major_locator(LogLocator(subs=(1.0, 3.0) if high < 200 * low else (1.0,), numticks=12))
     axis.set_minor_formatter(NullFormatter())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    plain(axis)
 
 
 def count(number: int, noun: str) -> str:
@@ -116,29 +107,18 @@ def count(number: int, noun: str) -> str:
 
 def shorten(text: str, length: int = 42) -> str:
     """A name that fits: its middle left out where it is long."""
-    if len(text) <= length:
-        return text
     half = (length - 1) // 2
-    return f"{text[:half]}…{text[-half:]}"
+    return text if len(text) <= length else f"{text[:half]}…{text[-half:]}"
 
 
 def thin(
     times: NDArray[np.float64], *series: NDArray[np.float64], most: int = 2000
 ) -> tuple[NDArray[np.float64], ...]:
-    """Times and series with at most `most` points, the lowest and the highest of each stretch kept.
-
-    A stretch gives its two extremes at its first and its middle time, so that neither a peak nor a gap is lost.
+    """Times and series with at most `most` points. Of each part of the time the lowest and the highest value stay,
+    at its first and its middle time, so that neither a peak nor a gap is lost.
     """
     if len(times) <= most:
         return (times, *series)
-    stretches = np.array_split(np.arange(len(times)), most // 2)
-    kept_at = np.array([times[i] for each in stretches for i in (each[0], each[len(each) // 2])])
-    kept = [
-        np.array([extreme(values[each]) for each in stretches for extreme in (np.min, np.max)]) for values in series
-    ]
-    return (kept_at, *kept)
-
-
-def capital(text: str) -> str:
-    """The text with its first letter as a capital."""
-    return text[:1].upper() + text[1:]
+    parts = np.array_split(np.arange(len(times)), most // 2)
+    kept = ([extreme(values[part]) for part in parts for extreme in (np.min, np.max)] for values in series)
+    return (times[[i for part in parts for i in (part[0], part[len(part) // 2])]], *map(np.array, kept))

@@ -22,6 +22,7 @@ def add_figures(report: Report, wanted: Sequence[str] = ()) -> None:
     Metrics that were asked for by name are drawn over what was varied, the first few of them.
     """
     from kvlab.lab import figures  # here: Matplotlib and Plotly take a second
+    from kvlab.lab.figures.interactive import embedded
 
     runs = [run for group in report.groups for run in (*group.runs, *group.left_out)]
     if len(report.groups) > 1:
@@ -29,7 +30,7 @@ def add_figures(report: Report, wanted: Sequence[str] = ()) -> None:
         drawn = figures.sweep_figures(runs, named)
         report.images += [Image(name, None, _png(figure)) for name, figure in drawn.items()]
         for name, interactive in figures.interactive_sweep(runs).items():
-            report.interactive.append((figures.title_of(name), figures.embedded(interactive)))
+            report.interactive.append((figures.title_of(name), embedded(interactive)))
     for number, group in enumerate([group for group in report.groups if group.members][:_GROUPS]):
         drawn = figures.run_figures(group.example)
         report.images += [Image(name, group.name, _png(figure)) for name, figure in drawn.items()]
@@ -40,7 +41,7 @@ def add_figures(report: Report, wanted: Sequence[str] = ()) -> None:
         if number < _INTERACTIVE_GROUPS:
             for name, interactive in figures.interactive_run(group.example).items():
                 title = f"{figures.title_of(name)}: {group.name}"
-                report.interactive.append((title, figures.embedded(interactive)))
+                report.interactive.append((title, embedded(interactive)))
 
 
 def _png(figure: Figure) -> bytes:
