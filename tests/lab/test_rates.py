@@ -62,7 +62,7 @@ def test_without_a_folder_to_write_to_it_still_measures(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_measurement_is_of_this_world(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "_SHAPES", ((64, 64),))
-    monkeypatch.setattr(rates, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(rates, "_ROUNDS_S", 0.0)
     found = measure(dtype, read_bytes=2**16, rows=8)
     assert 1e6 < found.read_bytes_per_s < 1e13
     assert 1e6 < found.flops_per_s < 1e15

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from kvlab.kv.journal import BlockEvents
 from kvlab.lab.drive import RunLog
 from kvlab.lab.records import BLOCK_EVENTS, BLOCKS, REQUESTS, STEPS, SUMMARY
-from kvlab.lab.rows import REQUEST_TYPES, STEP_TYPES, request_row, step_row
+from kvlab.lab.rows import REQUEST_SCHEMA, STEP_SCHEMA, request_row, step_row
 
 
 def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], config_yaml: str) -> None:
@@ -24,8 +24,8 @@ def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], confi
     """
     write_summary(directory, summary)
     (directory / "config.yaml").write_text(config_yaml, encoding="utf-8")
-    _write(directory / REQUESTS, map(request_row, log.records), REQUEST_TYPES)
-    _write(directory / STEPS, map(step_row, log.steps), STEP_TYPES)
+    _write(directory / REQUESTS, map(request_row, log.records), REQUEST_SCHEMA)
+    _write(directory / STEPS, map(step_row, log.steps), STEP_SCHEMA)
     if log.blocks is not None:
         write_blocks(directory, log.blocks)
 
@@ -46,10 +46,5 @@ def write_blocks(directory: Path, events: BlockEvents) -> None:
     pq.write_table(pa.table(columns), directory / BLOCKS)
 
 
-def _write(file: Path, rows: Iterable[Mapping[str, Any]], types: Mapping[str, str]) -> None:
-    schema = pa.schema([(name, _type(kind)) for name, kind in types.items()])
+def _write(file: Path, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> None:
     pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), file)
-
-
-def _type(name: str) -> pa.DataType:
-    return pa.list_(_type(name.removesuffix("[]"))) if name.endswith("[]") else pa.type_for_alias(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -29,12 +29,12 @@ from kvlab.lab.profile import Part, Profiler
 from kvlab.lab.progress import show_progress
 from kvlab.lab.quality import quality_metrics, uses_int8
 from kvlab.lab.rates import known_rates, measure_and_keep
-from kvlab.lab.recording import Recording
+from kvlab.lab.recording import Recording, print_note
 from kvlab.lab.recording import RunContext as RunContext
 from kvlab.lab.roofline import roofline, run_costs
 from kvlab.lab.tables import config_tree, profile_table, summary_table
 from kvlab.lab.trace import write_trace
-from kvlab.lab.tracking import RunStatus
+from kvlab.lab.tracking import RunStatus, Tracker
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +71,14 @@ def _execute(config: RunConfig, context: RunContext, stop: StopRequest, unguard:
     _announce(plan, context)
     crowded = oversubscription(plan.threads, watch.busy_cores()) if plan.device == "cpu" else None
     if crowded:
-        context.console.print(f"[yellow]warning:[/] {crowded}", highlight=False, soft_wrap=True)
+        print_note(context.console, crowded)
     profiler = Profiler() if config.debug.profile else None
     log, engine_error, status = RunLog(), None, RunStatus.FINISHED
     metrics: dict[str, float] = {}
     try:
         log, leaked = _drive(plan, context.console, profiler, tracking, stop)
         unguard()  # nothing below has steps to stop after
-        metrics = run_metrics(log, plan.pool, leaked_blocks=leaked)
-        metrics |= planned_metrics(plan)
+        metrics = run_metrics(log, plan.pool, leaked_blocks=leaked) | planned_metrics(plan)
         metrics |= _efficiency(plan, log, may_measure=crowded is None)
         if profiler is not None:
             metrics |= profiler.metrics()
@@ -93,18 +92,17 @@ def _execute(config: RunConfig, context: RunContext, stop: StopRequest, unguard:
         else:
             status = RunStatus.FAILED
             errors = [record.error for record in log.records if record.error]
-            engine_error = next(iter([*errors, *log.refused]), "no request completed")
+            engine_error = [*errors, *log.refused, "no request completed"][0]
     except KeyboardInterrupt:
         status = RunStatus.INTERRUPTED
-    except KvlabError as error:
-        tracking.finish(log, metrics, _failure(error), str(error))
-        raise
     except Exception as error:
-        tracking.finish(log, metrics, RunStatus.FAILED, f"{type(error).__name__}: {error}")
+        reason = str(error) if isinstance(error, KvlabError) else f"{type(error).__name__}: {error}"
+        tracking.finish(log, metrics, _failure(error), reason)
         raise
     tracking.finish(log, metrics, status, engine_error)
-    _report(context, metrics, status, engine_error, tracking)
-    return RunResult(context.name, status, metrics, engine_error, tracking.error)
+    result = RunResult(context.name, status, metrics, engine_error, tracking.error)
+    _report(context, result, tracking.tracker)
+    return result
 
 
 def make_engine(plan: RunPlan, profiler: Profiler | None = None) -> ServingEngine:
@@ -147,12 +145,10 @@ def _drive(
 
 
 def _audit(engine: ServingEngine) -> list[Finding] | None:
-    """What is broken in the engine's memory; None where it cannot be checked."""
     return engine.audit() if isinstance(engine, Auditable) else None
 
 
 def _quality(plan: RunPlan, console: Console) -> dict[str, float]:
-    """What int8 costs in quality, where the run uses it."""
     if not uses_int8(plan.config):
         return {}
     metrics, problem = quality_metrics(plan, plan.requests)
@@ -172,7 +168,7 @@ def _efficiency(plan: RunPlan, log: RunLog, *, may_measure: bool) -> dict[str, f
     return {} if rates is None else {"efficiency/roofline_share": roofline(run_costs(plan), log.steps, rates).share}
 
 
-def _failure(error: KvlabError) -> RunStatus:
+def _failure(error: Exception) -> RunStatus:
     return RunStatus.OUT_OF_MEMORY if isinstance(error, CapacityError) else RunStatus.FAILED
 
 
@@ -195,24 +191,18 @@ def _announce(plan: RunPlan, context: RunContext) -> None:
     )
 
 
-def _report(
-    context: RunContext,
-    metrics: Mapping[str, float],
-    status: RunStatus,
-    error: str | None,
-    tracking: Recording,
-) -> None:
-    console = context.console
+def _report(context: RunContext, result: RunResult, tracker: Tracker) -> None:
+    console, metrics = context.console, result.metrics
     if metrics and not context.in_sweep:
-        console.print(summary_table(context.name, metrics))
+        console.print(summary_table(result.name, metrics))
         if "profile/other_share" in metrics:
             console.print(profile_table(metrics, list(Part)))
-    if status is RunStatus.INTERRUPTED:
+    if result.status is RunStatus.INTERRUPTED:
         console.print("[yellow]interrupted:[/] the figures are those of the part that ran")
-    if error:
-        console.print(f"[red]failed:[/] {escape(error)}", highlight=False, soft_wrap=True)
+    if result.error:
+        console.print(f"[red]failed:[/] {escape(result.error)}", highlight=False, soft_wrap=True)
     console.print(f"results: {context.directory}", highlight=False, soft_wrap=True, markup=False)
     if not context.in_sweep:
-        if tracking.tracker.run_id:
-            console.print(f"run {tracking.tracker.run_id}", highlight=False)
-        console.print(tracking.tracker.where(), highlight=False, soft_wrap=True)
+        if tracker.run_id:
+            console.print(f"run {tracker.run_id}", highlight=False)
+        console.print(tracker.where(), highlight=False, soft_wrap=True)

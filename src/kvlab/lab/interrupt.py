@@ -1,4 +1,4 @@
-"""Stopping a run politely: the step in progress is finished, what was measured is kept."""
+"""Stopping a run early: the step in progress is finished, what was measured is kept."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
 from rich.console import Console
 
 
+@dataclass(slots=True)
 class StopRequest:
     """Set once a signal asked the run to stop."""
 
-    signal_number: int | None = None
-
-    @property
-    def is_set(self) -> bool:
-        """Whether to stop."""
-        return self.signal_number is not None
+    is_set: bool = False
 
 
 @contextmanager
@@ -33,10 +30,10 @@ def stop_on_signal(console: Console) -> Iterator[StopRequest]:
         yield stop
         return
 
-    def handle(number: int, _frame: FrameType | None) -> None:
+    def handle(_number: int, _frame: FrameType | None) -> None:
         if stop.is_set:
             raise KeyboardInterrupt
-        stop.signal_number = number
+        stop.is_set = True
         console.print("[yellow]stopping after this step; once more to stop at once[/]")
 
     numbers = (signal.SIGINT, signal.SIGTERM)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
@@ -14,57 +15,46 @@ from kvlab.engine.protocol import ServingEngine
 from kvlab.lab.drive import RunLog
 
 _PLAIN_EVERY_S = 10.0  # between lines where there is no terminal to draw a bar on
-_DECODE_WEIGHT = 3.0  # a decode token's cost in prefill tokens, until enough steps of both were observed
-_PRIOR_PREFILL, _PRIOR_DECODE = 512, 32  # tokens in a step that weigh as much as the prior
+_DECODE_WEIGHT = 3.0  # guess: a decode token's cost in prefill tokens
+_PRIOR = np.square([512.0, 32.0])  # prefill and decode tokens in a step that count as much as that guess
 
 
 class RemainingTime:
     """Estimates the time left from what prefill and decode tokens have cost so far.
 
-    Steps mix both kinds, so their costs come from a regularised least-squares fit of step time on the two counts,
-    updated step by step; early on it leans on decode costing `_DECODE_WEIGHT` times prefill.
+    Steps mix both kinds, so the costs come from a least-squares fit of step time on the two counts, regularised
+    (ridge regression) towards a decode token that costs `_DECODE_WEIGHT` times a prefill token.
     """
 
     def __init__(self, requests: list[Request]) -> None:
-        self._prefill_left = sum(len(request.prompt_token_ids) for request in requests)
-        self._decode_left = sum(request.sampling.n * (request.sampling.max_tokens - 1) for request in requests)
+        prompts = sum(len(request.prompt_token_ids) for request in requests)
+        outputs = sum(request.sampling.n * (request.sampling.max_tokens - 1) for request in requests)
+        self._tokens = np.array([prompts, outputs])  # to prefill and to decode
         self._last_arrival = max((request.arrival_s for request in requests), default=0.0)
-        self._time = self._tokens = 0.0
-        self._pp = self._pd = self._dd = self._tp = self._td = 0.0
+        self._new: list[tuple[float, ...]] = []  # steps: prefill, decode, seconds, recomputed
+        self._sums, self._products = np.zeros(4), np.zeros((4, 4))  # of those before
 
     def observe(self, record: StepRecord) -> None:
         """Learn from a step."""
-        prefill, decode, seconds = record.prefill_tokens, record.decode_tokens, record.end_s - record.start_s
-        self._prefill_left -= prefill - record.recomputed_tokens
-        self._decode_left -= decode
-        self._time += seconds
-        self._tokens += prefill + _DECODE_WEIGHT * decode
-        self._pp += prefill * prefill
-        self._pd += prefill * decode
-        self._dd += decode * decode
-        self._tp += seconds * prefill
-        self._td += seconds * decode
+        seconds = record.end_s - record.start_s
+        self._new.append((record.prefill_tokens, record.decode_tokens, seconds, record.recomputed_tokens))
 
     def seconds(self, now: float) -> float | None:
         """Seconds left, arrivals still to come included; None before the first step."""
-        if not self._tokens:
+        steps = np.array(self._new).reshape(-1, 4)
+        self._new.clear()
+        self._sums += steps.sum(axis=0)
+        self._products += steps.T @ steps
+        weights = np.array([1.0, _DECODE_WEIGHT])
+        tokens = weights @ self._sums[:2]
+        if not tokens:
             return None
-        prefill, decode = self._costs()
-        work = max(0, self._prefill_left) * prefill + max(0, self._decode_left) * decode
-        return max(work, self._last_arrival - now)
-
-    def _costs(self) -> tuple[float, float]:
-        prefill = self._time / self._tokens
-        decode = _DECODE_WEIGHT * prefill
-        # Ridge regression: a few steps that hardly differ must not outweigh the prior.
-        pp, dd = self._pp + _PRIOR_PREFILL**2, self._dd + _PRIOR_DECODE**2
-        tp, td = self._tp + _PRIOR_PREFILL**2 * prefill, self._td + _PRIOR_DECODE**2 * decode
-        determinant = pp * dd - self._pd**2
-        fitted_prefill = (tp * dd - td * self._pd) / determinant
-        fitted_decode = (td * pp - tp * self._pd) / determinant
-        if fitted_prefill > 0 and fitted_decode > 0:
-            return fitted_prefill, fitted_decode
-        return prefill, decode
+        guess = weights * self._sums[2] / tokens
+        costs = np.linalg.solve(self._products[:2, :2] + np.diag(_PRIOR), self._products[:2, 2] + _PRIOR * guess)
+        if costs.min() <= 0:
+            costs = guess
+        left = self._tokens - self._sums[:2] + (self._sums[3], 0)
+        return max(float(costs @ left.clip(min=0)), self._last_arrival - now)
 
 
 @contextmanager

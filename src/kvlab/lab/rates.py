@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tempfile
-import time
+import timeit
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -22,10 +22,11 @@ from kvlab.models.ops import select_ops
 from kvlab.models.ops.torch_ops import TorchOps
 
 _READ_BYTES = 2**29  # more than caches hold
+_FILE = "rates.json"
 _ROWS = 512
 _SHAPES = ((4096, 1024), (1024, 3072), (4096, 4096))  # outputs, inputs: those of decoders, small to large
 _ROUNDS = 3
-_PATIENCE_S = 0.15  # for one way to multiply one shape, where three rounds do not take longer
+_ROUNDS_S = 0.15  # for one way to multiply one shape, where three rounds do not take longer
 
 
 def known_rates(dtype: str) -> MachineRates | None:
@@ -34,19 +35,15 @@ def known_rates(dtype: str) -> MachineRates | None:
     They are in the folder that `KVLAB_CACHE` names, as kernels are. A measurement belongs to a processor, a number
     of threads, a dtype and a version of PyTorch.
     """
-    return _load(_file()).get(_key(dtype))
+    return _load(cache_folder() / _FILE).get(_key(dtype))
 
 
 def measure_and_keep(dtype: str) -> MachineRates:
     """Measure the rates, about two seconds, and put them where `known_rates` finds them."""
     rates = measure(dtype)
     with suppress(OSError):  # a folder that cannot be written to costs a measurement each time
-        _save(_file(), {**_load(_file()), _key(dtype): rates})
+        _save(cache_folder() / _FILE, {**_load(cache_folder() / _FILE), _key(dtype): rates})
     return rates
-
-
-def _file() -> Path:
-    return cache_folder() / "rates.json"
 
 
 def _key(dtype: str) -> str:
@@ -55,9 +52,8 @@ def _key(dtype: str) -> str:
 
 @torch.inference_mode()
 def measure(dtype: str, *, read_bytes: int = _READ_BYTES, rows: int = _ROWS) -> MachineRates:
-    """The best of several rounds each, since a roof is what is not exceeded: memory read in order (a sum over a
-    tensor larger than the caches), and products of `rows` rows with weights of several shapes, by kvlab's kernels
-    or PyTorch.
+    """The best of several rounds: memory read in order (a sum over a tensor larger than the caches), and products
+    of `rows` rows with weights of several shapes, by kvlab's kernels or PyTorch.
     """
     source = empty((read_bytes // 8,), torch.int64).fill_(1)  # in the pages that weights and KV cache lie in
     bandwidth = read_bytes / _fastest(source.sum)
@@ -74,15 +70,10 @@ def measure(dtype: str, *, read_bytes: int = _READ_BYTES, rows: int = _ROWS) -> 
 
 
 def _fastest(call: Callable[[], object]) -> float:
-    """Seconds of the fastest of several calls, behind one that warms up."""
-    call()
-    best, start, rounds = math.inf, time.perf_counter(), 0
-    before = start
-    while rounds < _ROUNDS or before - start < _PATIENCE_S:
-        call()
-        now = time.perf_counter()
-        best, before, rounds = min(best, now - before), now, rounds + 1
-    return best
+    """Seconds of the fastest of several calls, after one that warms up."""
+    _, second = timeit.repeat(call, number=1, repeat=2)
+    rounds = max(_ROUNDS, math.ceil(_ROUNDS_S / second))
+    return min(timeit.repeat(call, number=1, repeat=rounds))
 
 
 def _load(path: Path) -> dict[str, MachineRates]:
@@ -93,7 +84,7 @@ def _load(path: Path) -> dict[str, MachineRates]:
 
 
 def _save(path: Path, rates: dict[str, MachineRates]) -> None:
-    """The file is whole at any time, whoever else writes it."""
+    """Replace the file at once: several processes may write it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix="rates-")
     with os.fdopen(descriptor, "w") as file:

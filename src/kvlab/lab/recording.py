@@ -1,7 +1,7 @@
 """A run's record, on disk and in the tracking store.
 
-The store is opened in a thread of its own while the engine is built, for opening takes more than a second, most of
-it imports. `settle` waits for that, so that nothing of it happens while requests are served.
+The store is opened in a thread while the engine is built: opening takes more than a second, most of it imports.
+`settle` waits for it, so that nothing of it happens while requests are served.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 from rich.console import Console
@@ -31,6 +30,7 @@ from kvlab.lab.settings import flatten, without_password
 from kvlab.lab.sweep.digest import config_digest
 from kvlab.lab.sweep.process import this_process
 from kvlab.lab.tracking import NullTracker, RunStatus, Tracker, start_run
+from kvlab.lab.tracking.access import in_background
 from kvlab.plugins import loaded_plugins
 from kvlab.workloads.describe import WorkloadFacts, describe_workload
 
@@ -50,6 +50,11 @@ class RunContext:
     heading: str | None = None  # of a run in a sweep: which of how many it is; None: its name
 
 
+def print_note(console: Console, message: str, kind: str = "warning") -> None:
+    """Print what the user should know."""
+    console.print(f"[yellow]{kind}:[/] {escape(message)}", highlight=False, soft_wrap=True)
+
+
 class Recording:
     """A run's record. The first failure of the store is kept, and ends its use; the files are written all the same.
 
@@ -63,14 +68,12 @@ class Recording:
         self._started = time.time()  # seconds since 1970
         self._workload: WorkloadFacts | None = None
         if plan is not None:
-            vocab_size = plan.model.vocab_size
             self._workload = describe_workload(
-                config.workload, plan.requests, vocab_size=vocab_size, seed=config.seed
+                config.workload, plan.requests, vocab_size=plan.model.vocab_size, seed=config.seed
             )
         self._facts: dict[str, str] = {}
-        self._problem: BaseException | None = None
-        self._opened, self._settled = Event(), False
-        Thread(target=self._open, name="tracking", daemon=True).start()
+        self._settled = False
+        self._opening = in_background(self._open)
 
     def settle(self) -> None:
         """Wait until the run is in the store, or cannot be; print what the user should know. From here to
@@ -78,15 +81,15 @@ class Recording:
         """
         if self._settled:
             return
-        self._opened.wait()  # (a join that Ctrl-C interrupts marks the thread as ended)
+        self._opening.exception()  # only waits
         self._settled = True
-        if isinstance(self._problem, TrackingError):
-            self._failed(self._problem)
-        elif self._problem is not None:
-            raise self._problem
+        try:
+            self.tracker = self._opening.result()
+        except TrackingError as problem:
+            self._failed(problem)
         warning = uncommitted(self._facts)
         if warning and not self._context.in_sweep:
-            self._context.console.print(f"[yellow]note:[/] {escape(warning)}", highlight=False, soft_wrap=True)
+            print_note(self._context.console, warning, "note")
         self.tracker.watch_system()
 
     def finish(self, log: RunLog, metrics: dict[str, float], status: RunStatus, error: str | None = None) -> None:
@@ -105,28 +108,22 @@ class Recording:
         except TrackingError as problem:
             self._failed(problem)
 
-    def _open(self) -> None:
-        try:
-            self._facts = provenance()
-            self.tracker = start_run(
-                self._config.tracking,
-                root=self._context.root,
-                run_name=self._context.name,
-                params=_params(self._config),
-                tags=self._tags(),
-                parent_run_id=self._context.parent_run_id,
-                workload=self._workload,
-                facts=self._facts,
-            )
-        except BaseException as problem:
-            self._problem = problem
-        finally:
-            self._opened.set()
+    def _open(self) -> Tracker:
+        self._facts = provenance()
+        return start_run(
+            self._config.tracking,
+            root=self._context.root,
+            run_name=self._context.name,
+            params=_params(self._config),
+            tags=self._tags(),
+            parent_run_id=self._context.parent_run_id,
+            workload=self._workload,
+            facts=self._facts,
+        )
 
     def _tags(self) -> dict[str, str]:
-        """What distinguishes runs in the store's page, whatever was swept: every run carries all of it."""
-        tags = {f"choice.{group}": choice for group, choice in self._context.choices.items()}
-        tags |= {
+        """What distinguishes runs in the store's page: every run has all of it, whatever was swept."""
+        tags = {f"choice.{group}": choice for group, choice in self._context.choices.items()} | {
             "kvlab.config_digest": config_digest(self._config),
             "kvlab.repeat": str(self._config.repeat),
             "kvlab.process": this_process(),
@@ -168,7 +165,7 @@ class Recording:
     def _failed(self, error: TrackingError) -> None:
         self.error = str(error)
         self.tracker = NullTracker()
-        self._context.console.print(f"[yellow]warning:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        print_note(self._context.console, self.error)
         self._context.console.print(f"the run's results are kept in {self._context.directory}", highlight=False)
 
 
@@ -209,8 +206,4 @@ def draw_figures(directory: Path, console: Console, *, hover: bool) -> None:
         save_run_figures(read_run(directory), hover=hover)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        console.print(
-            f"[yellow]warning:[/] the run's figures could not be drawn, its results are complete: {escape(reason)}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        print_note(console, f"the run's figures could not be drawn, its results are complete: {reason}")

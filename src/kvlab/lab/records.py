@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet as pq
 import yaml
 
 from kvlab.core import RequestRecord, StepRecord
@@ -21,6 +23,7 @@ from kvlab.lab.settings import flatten
 SUMMARY, REQUESTS, STEPS, BLOCKS = "summary.json", "requests.parquet", "steps.parquet", "blocks.parquet"
 BLOCK_EVENTS = [event.name.lower() for event in BlockEvent]  # in blocks.parquet
 
+T = TypeVar("T")
 _FIELDS = ("name", "run_id", "status", "error", "config", "choices", "metrics", "tags")
 
 
@@ -39,6 +42,7 @@ class RunRecord:
     directory: Path
     facts: Mapping[str, Any] = field(default_factory=dict)  # the summary's rest: machine, device, ...
     fetch: Callable[[], None] | None = None  # brings the files into `directory`, for a run of a tracking store
+    _known: dict[str, list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def finished(self) -> bool:
@@ -47,11 +51,11 @@ class RunRecord:
 
     def steps(self) -> list[StepRecord]:
         """The engine's steps in order, read when first asked for; none where the run kept none."""
-        return self._steps
+        return self._rows(STEPS, read_step)
 
     def requests(self) -> list[RequestRecord]:
         """What happened to each request and sample, read when first asked for."""
-        return self._requests
+        return self._rows(REQUESTS, read_request)
 
     def blocks(self) -> BlockEvents | None:
         """What happened to each block, sequences as indices of `requests`; None where the run kept no journal."""
@@ -68,29 +72,22 @@ class RunRecord:
         )
 
     @cached_property
-    def _steps(self) -> list[StepRecord]:
-        table = self._read(STEPS)
-        return [] if table is None else [read_step(row) for row in table.to_pylist()]
-
-    @cached_property
-    def _requests(self) -> list[RequestRecord]:
-        table = self._read(REQUESTS)
-        return [] if table is None else [read_request(row) for row in table.to_pylist()]
-
-    @cached_property
     def _fetched(self) -> bool:
         if self.fetch is not None:
             self.fetch()
         return True
+
+    def _rows(self, name: str, read: Callable[[Mapping[str, Any]], T]) -> list[T]:
+        if name not in self._known:
+            table = self._read(name)
+            self._known[name] = [] if table is None else [read(row) for row in table.to_pylist()]
+        return self._known[name]
 
     def _read(self, name: str) -> Any:
         """A table of the run; None where it kept none. Raises RecordError for one that cannot be read."""
         file = self.directory / name
         if not self._fetched or not file.is_file():
             return None
-        import pyarrow
-        import pyarrow.parquet as pq
-
         try:
             return pq.read_table(file)
         except (OSError, pyarrow.ArrowException) as error:
@@ -104,10 +101,11 @@ def read_run(directory: Path) -> RunRecord:
         raise RecordError(f"{directory}: no run's output directory, it has no {SUMMARY}")
     try:
         summary = json.loads(file.read_text(encoding="utf-8"))
-        config = summary.get("config")
-        if config is None:
-            config = _config(directory / "config.yaml")
-        record = RunRecord(
+        config, settings = summary.get("config"), directory / "config.yaml"
+        if config is None:  # an older version's, or refused before it wrote one
+            config = flatten(yaml.safe_load(settings.read_text("utf-8")) or {}) if settings.is_file() else {}
+        tags = {key[5:]: str(value) for key, value in config.items() if key.startswith("tags.")}
+        return RunRecord(
             name=str(summary.get("name") or directory.name),
             run_id=summary.get("run_id"),
             status=str(summary.get("status", "finished")),
@@ -115,13 +113,12 @@ def read_run(directory: Path) -> RunRecord:
             config=config,
             choices=summary.get("choices") or {},
             metrics={key: float(value) for key, value in (summary.get("metrics") or {}).items()},
-            tags=summary.get("tags") or _tags(config),
+            tags=summary.get("tags") or tags,
             directory=directory,
             facts={key: value for key, value in summary.items() if key not in _FIELDS},
         )
     except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise RecordError(f"{file}: cannot be read as a run's summary: {error}") from error
-    return record
 
 
 def read_sweep(directory: Path) -> list[RunRecord]:
@@ -130,12 +127,3 @@ def read_sweep(directory: Path) -> list[RunRecord]:
     if not files:
         raise RecordError(f"{directory}: no sweep's directory, none of its folders has a {SUMMARY}")
     return [read_run(file.parent) for file in files]
-
-
-def _config(file: Path) -> dict[str, object]:
-    """The flat settings in a run's config.yaml; none for a run that was refused before it wrote one."""
-    return flatten(yaml.safe_load(file.read_text(encoding="utf-8")) or {}) if file.is_file() else {}
-
-
-def _tags(config: Mapping[str, object]) -> dict[str, str]:
-    return {key.removeprefix("tags."): str(value) for key, value in config.items() if key.startswith("tags.")}

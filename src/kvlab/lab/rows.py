@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
+
 from kvlab.core import FinishReason, PoolCounters, PoolStats, RequestRecord, StepRecord
 
 _STEP = {each.name: each.type for each in dataclasses.fields(StepRecord) if each.name not in ("pool", "counters")}
@@ -17,34 +19,37 @@ _POOL = {  # column: field of PoolStats
     "blocks_cached": "blocks_cached",
     "shared_blocks": "shared_blocks",
 }
+_REQUEST = {"end_s": "finished_s"}  # column: field of RequestRecord
 _COUNTERS = [each.name for each in dataclasses.fields(PoolCounters) if each.name != "merged_blocks"]
 
-#: Columns and their types by Arrow's names; a list of a type ends with "[]".
-STEP_TYPES = {name: "int64" if kind == "int" else "float64" for name, kind in _STEP.items()} | dict.fromkeys(
-    [*_POOL, *_COUNTERS], "int64"
+STEP_SCHEMA = pa.schema(
+    {name: pa.int64() if kind == "int" else pa.float64() for name, kind in _STEP.items()}
+    | dict.fromkeys([*_POOL, *_COUNTERS], pa.int64())
 )
-REQUEST_TYPES = {
-    "request_id": "string",
-    "sample": "int64",
-    "arrival_s": "float64",
-    "prompt_tokens": "int64",
-    "cached_tokens": "int64",
-    "output_token_ids": "int64[]",
-    "finish_reason": "string",
-    "error": "string",
-    "scheduled_s": "float64",
-    "first_token_s": "float64",
-    "end_s": "float64",
-    "queue_ms": "float64",
-    "ttft_ms": "float64",
-    "tpot_ms": "float64",
-    "e2el_ms": "float64",
-    "preemptions": "int64",
-    "recomputed_tokens": "int64",
-    "token_times_s": "float64[]",
-    "preempted_s": "float64[]",
-    "resumed_s": "float64[]",
-}
+REQUEST_SCHEMA = pa.schema(
+    {
+        "request_id": pa.string(),
+        "sample": pa.int64(),
+        "arrival_s": pa.float64(),
+        "prompt_tokens": pa.int64(),
+        "cached_tokens": pa.int64(),
+        "output_token_ids": pa.list_(pa.int64()),
+        "finish_reason": pa.string(),
+        "error": pa.string(),
+        "scheduled_s": pa.float64(),
+        "first_token_s": pa.float64(),
+        "end_s": pa.float64(),
+        "queue_ms": pa.float64(),
+        "ttft_ms": pa.float64(),
+        "tpot_ms": pa.float64(),
+        "e2el_ms": pa.float64(),
+        "preemptions": pa.int64(),
+        "recomputed_tokens": pa.int64(),
+        "token_times_s": pa.list_(pa.float64()),
+        "preempted_s": pa.list_(pa.float64()),
+        "resumed_s": pa.list_(pa.float64()),
+    }
+)
 
 
 def step_row(step: StepRecord) -> dict[str, int | float | None]:
@@ -67,26 +72,15 @@ def read_step(row: Mapping[str, Any]) -> StepRecord:
 
 def request_row(record: RequestRecord) -> dict[str, Any]:
     """A request's sample as a row."""
-    return {name: getattr(record, "finished_s" if name == "end_s" else name) for name in REQUEST_TYPES}
+    return {name: getattr(record, _REQUEST.get(name, name)) for name in REQUEST_SCHEMA.names}
 
 
 def read_request(row: Mapping[str, Any]) -> RequestRecord:
     """The record of a row. What an older version did not write has its default."""
-    times = tuple(row.get("token_times_s") or ())
-    end = row.get("end_s")
-    return RequestRecord(
-        request_id=row["request_id"],
-        sample=row.get("sample") or 0,
-        arrival_s=row["arrival_s"],
-        prompt_tokens=row["prompt_tokens"],
-        output_token_ids=tuple(row.get("output_token_ids") or ()),
-        token_times_s=times,
-        finish_reason=FinishReason(row.get("finish_reason") or FinishReason.ABORTED),
-        finished_s=end if end is not None else times[-1] if times else row["arrival_s"],
-        error=row.get("error"),
-        scheduled_s=row.get("scheduled_s"),
-        cached_tokens=row.get("cached_tokens") or 0,
-        preempted_s=tuple(row.get("preempted_s") or ()),
-        resumed_s=tuple(row.get("resumed_s") or ()),
-        recomputed_tokens=row.get("recomputed_tokens") or 0,
-    )
+    fields = {each.name for each in dataclasses.fields(RequestRecord)}
+    found = {_REQUEST.get(name, name): value for name, value in row.items() if value is not None}
+    found = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items() if name in fields}
+    times = found.setdefault("token_times_s", ())
+    defaults = {"sample": 0, "output_token_ids": (), "finished_s": times[-1] if times else found["arrival_s"]}
+    reason = FinishReason(found.pop("finish_reason", FinishReason.ABORTED))
+    return RequestRecord(**(defaults | found), finish_reason=reason)
