@@ -6,6 +6,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from kvlab.core import Request, RequestRecord, StepRecord
 from kvlab.engine.garbage import gc_frozen
@@ -58,7 +59,7 @@ def drive(
         log.records.append(record)
         turn = turns.get(record.request_id) if record.sample == 0 else None
         if turn is not None:
-            insort(arrivals, _next_turn(turn, submitted[record.request_id], record), key=_arrival)
+            insort(arrivals, _next_turn(turn, submitted[record.request_id], record), key=attrgetter("arrival_s"))
 
     clock.restart()
     while arrivals or engine.has_work():
@@ -76,12 +77,10 @@ def drive(
         if record is not None:
             log.steps.append(record)
         elif arrivals or engine.has_work():
-            events = [arrivals[0].arrival_s] if arrivals else []
-            wakeup = engine.next_wakeup()
-            if wakeup is not None:
-                events.append(wakeup)
-            if events:
-                clock.wait_until(min(min(events), clock.now() + _MAX_SLEEP_S))
+            times = (arrivals[0].arrival_s if arrivals else None, engine.next_wakeup())
+            known = [time for time in times if time is not None]
+            if known:
+                clock.wait_until(min(*known, clock.now() + _MAX_SLEEP_S))
         on_step(log, record)
     log.duration_s = clock.now() if log.interrupted else max((each.finished_s for each in log.records), default=0.0)
     if log.interrupted:
@@ -99,7 +98,3 @@ def _next_turn(turn: Request, before: Request, record: RequestRecord) -> Request
     """The turn with its conversation so far as prefix of its prompt."""
     prompt = (*before.prompt_token_ids, *record.output_token_ids, *turn.prompt_token_ids)
     return replace(turn, prompt_token_ids=prompt, arrival_s=record.finished_s + turn.arrival_s)
-
-
-def _arrival(request: Request) -> float:
-    return request.arrival_s

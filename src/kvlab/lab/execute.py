@@ -27,7 +27,7 @@ from kvlab.lab.machine import CpuWatch, describe, oversubscription
 from kvlab.lab.metrics import run_metrics
 from kvlab.lab.profile import Part, Profiler
 from kvlab.lab.progress import show_progress
-from kvlab.lab.quality import quality_metrics, uses_int8
+from kvlab.lab.quality import quality_metrics
 from kvlab.lab.rates import known_rates, measure_and_keep
 from kvlab.lab.recording import Recording, print_note
 from kvlab.lab.recording import RunContext as RunContext
@@ -149,8 +149,6 @@ def _audit(engine: ServingEngine) -> list[Finding] | None:
 
 
 def _quality(plan: RunPlan, console: Console) -> dict[str, float]:
-    if not uses_int8(plan.config):
-        return {}
     metrics, problem = quality_metrics(plan, plan.requests)
     if problem:
         console.print(problem, highlight=False, soft_wrap=True)

@@ -28,7 +28,6 @@ def provenance(source: Path | None = None) -> dict[str, str]:
     """Describe user, command, machine, package versions and, where `source` is in a git repository, its commit.
 
     Without `source` that is the checkout that kvlab runs from, or the working directory where it is a wheel.
-
     Never raises: what cannot be found out is left out. No password of a URL is in it.
     """
     source = source or SOURCE or Path()
@@ -45,10 +44,8 @@ def provenance(source: Path | None = None) -> dict[str, str]:
         facts["user"] = getpass.getuser()
     facts["version.python"] = platform.python_version()
     for package in _PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             facts[f"version.{package}"] = version(package)
-        except PackageNotFoundError:
-            continue
     if commit := _git(source, "rev-parse", "--verify", "HEAD"):
         facts["git.commit"] = commit
         changes = _git(source, "status", "--porcelain")
@@ -58,7 +55,7 @@ def provenance(source: Path | None = None) -> dict[str, str]:
 
 
 def uncommitted(facts: Mapping[str, str]) -> str | None:
-    """What to say of a run whose commit does not tell what ran, else None."""
+    """A note on a run whose commit does not tell what ran, else None."""
     if facts.get("git.dirty") != "true":
         return None
     commit = facts["git.commit"][:10]
@@ -80,15 +77,12 @@ def _command() -> str:
 
 def _git(source: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
+        found = subprocess.check_output(
             ["git", "-C", str(source), *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
+            stderr=subprocess.DEVNULL,
             timeout=_GIT_TIMEOUT_S,
-            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},  # never in the way of someone else's git
-            check=False,
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},  # never in the way of another git
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return found.decode(errors="replace").strip()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from kvlab.attention.base import layout_of
-from kvlab.config import RunConfig, format_bytes
+from kvlab.config import format_bytes
 from kvlab.core import Request
 from kvlab.engine.build import EnginePlan, plan_engine
 from kvlab.engine.executors.torch import build_decoder
@@ -22,18 +22,16 @@ _LONGEST = 512  # tokens of a prompt that are run
 _WORKING_MEMORY = 2**29
 
 
-def uses_int8(config: RunConfig) -> bool:
-    """Whether weights or cache are in int8."""
-    return "int8" in (config.kv.dtype, config.executor.weights)
-
-
 def quality_metrics(plan: EnginePlan, requests: Sequence[Request]) -> tuple[dict[str, float], str]:
     """Mean and largest error of a logit, and the share of positions whose most likely token is the same, against
-    the run's own dtype: at the last 16 positions of the first 4 prompts, each run as it is. Or nothing, and why.
+    the run's own dtype: at the last 16 positions of the first 4 prompts, each run as it is. Nothing where neither
+    weights nor cache are in int8; nothing and why where there is no memory for it.
 
     Builds either model in turn: call it when the run's engine has given its memory back.
     """
     config = plan.config
+    if "int8" not in (config.kv.dtype, config.executor.weights):
+        return {}, ""
     reference = plan_engine(
         replace(config, kv=replace(config.kv, dtype="auto"), executor=replace(config.executor, weights="auto"))
     )

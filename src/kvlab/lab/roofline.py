@@ -45,7 +45,7 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunCosts:
-    """What a run's steps consist of: a model, and how many bytes its weights and its cache take."""
+    """What a run's steps work on: a model, and how many bytes its weights and its cache take."""
 
     model: DecoderConfig
     bytes_per_weight: float  # scales of quantised weights included, spread over the weights
@@ -55,7 +55,7 @@ class RunCosts:
         """What a step has to move and compute.
 
         The log has sums over sequences. A layer with a sliding window of w tokens reads at most w + (new tokens) of
-        each sequence and attends to at most w tokens from each query: the sums are cut off there, which is exact
+        each sequence and attends to at most w tokens from each query. The sums are cut off there, which is exact
         where all sequences are shorter than the window, or all longer.
         """
         model, tokens = self.model, step.prefill_tokens + step.decode_tokens
@@ -65,12 +65,9 @@ class RunCosts:
         body = model.num_parameters - head * (1 if model.tie_word_embeddings else 2)
         read = attended = 0
         for window, layers in Counter(layer.sliding_window for layer in model.layers).items():
-            if window is None:
-                read += layers * step.context_tokens
-                attended += layers * step.attended_tokens
-            else:
-                read += layers * min(step.context_tokens, step.batch_seqs * window + tokens)
-                attended += layers * min(step.attended_tokens, tokens * window)
+            window = window or step.context_tokens  # no sequence is longer than all contexts together
+            read += layers * min(step.context_tokens, step.batch_seqs * window + tokens)
+            attended += layers * min(step.attended_tokens, tokens * window)
         kv_bytes = self.kv_bytes_per_token * (tokens + read / model.num_layers)
         weights = body + (head if step.sampled_tokens else 0)
         flops = 2 * body * tokens + 2 * head * step.sampled_tokens

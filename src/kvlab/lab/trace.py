@@ -15,8 +15,8 @@ from kvlab.core import RequestRecord, StepRecord
 from kvlab.lab.profile import Part, ProfiledStep, Span
 from kvlab.lab.requests import request_phases
 
-_MAX_SLICES = 200_000  # of parts, some 20 MB: the steps behind have their own slice and their counters alone
-_MAX_STEPS = 100_000  # what comes later is not in the trace
+_MAX_SLICES = 200_000  # of parts, some 20 MB: later steps have a slice and counters alone
+_MAX_STEPS = 100_000  # later steps are not in the trace
 _MAX_REQUESTS = 1_000  # with a track each
 _STEPS, _REQUESTS, _THREAD = 1, 2, 1  # processes and thread
 
@@ -28,8 +28,9 @@ def write_trace(
     records: Sequence[RequestRecord] = (),
     profiled: Iterable[ProfiledStep] = (),
 ) -> None:
-    """Write steps with their parts, requests with their phases, and counters of sequences and blocks, as JSON;
-    times are microseconds since the run began."""
+    """Write steps with their parts, requests with their phases, and counters of sequences and blocks, as JSON.
+    Times are microseconds since the run began.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     encode = json.JSONEncoder(separators=(",", ":")).encode
     with path.open("w", encoding="utf-8") as file:
@@ -54,8 +55,8 @@ def trace_events(
     for record in steps[:_MAX_STEPS]:
         of_batch = ("batch_seqs", "prefill_tokens", "decode_tokens", "context_tokens", "preempted")
         arguments = {name: getattr(record, name) for name in of_batch}
-        what = (f"step {record.index}", "step") if record.batch_seqs else ("memory given back", "release")
-        yield _slice(*what, record.start_s, record.end_s) | {"args": arguments}
+        kind = (f"step {record.index}", "step") if record.batch_seqs else ("memory given back", "release")
+        yield _slice(*kind, record.start_s, record.end_s) | {"args": arguments}
         counters = {"sequences": {"running": record.running, "waiting": record.waiting}}
         if record.pool is not None:
             counters["KV blocks"] = {"in use": record.pool.blocks_in_use, "cached": record.pool.blocks_cached}
@@ -75,7 +76,6 @@ def trace_events(
 
 
 def _request(number: int, record: RequestRecord) -> Iterator[dict[str, Any]]:
-    """A request on a track of its own, its phases within it."""
     track = {"cat": "request", "id": number, "pid": _REQUESTS, "tid": _THREAD}
     arguments = {
         "prompt_tokens": record.prompt_tokens,
@@ -84,18 +84,17 @@ def _request(number: int, record: RequestRecord) -> Iterator[dict[str, Any]]:
         "preemptions": record.preemptions,
         "output_tokens": len(record.output_token_ids),
     }
-    end = max(record.finished_s, record.arrival_s)
     yield {"name": record.name, "ph": "b", "ts": _us(record.arrival_s), "args": arguments, **track}
     for phase, start, until in request_phases(record):
         yield {"name": phase, "ph": "b", "ts": _us(start), **track}
         yield {"name": phase, "ph": "e", "ts": _us(until), **track}
-    yield {"name": record.name, "ph": "e", "ts": _us(end), **track}
+    yield {"name": record.name, "ph": "e", "ts": _us(max(record.finished_s, record.arrival_s)), **track}
 
 
 def _slice(name: str, category: str, start: float, end: float) -> dict[str, Any]:
-    where = {"pid": _STEPS, "tid": _THREAD}
-    begin = _us(start)  # slices that end together shall do so to the last digit, or they do not nest
-    return {"name": name, "cat": category, "ph": "X", "ts": begin, "dur": round(_us(end) - begin, 3), **where}
+    event = {"name": name, "cat": category, "ph": "X", "pid": _STEPS, "tid": _THREAD, "ts": _us(start)}
+    # Between rounded times: slices that end together must do so to the last digit, or they do not nest.
+    return event | {"dur": round(_us(end) - _us(start), 3)}
 
 
 def _us(seconds: float) -> float:
