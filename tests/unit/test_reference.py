@@ -8,20 +8,20 @@ import runpy
 from pathlib import Path
 
 from kvlab.config import RunConfig
-from kvlab.config.reference import settings
 from kvlab.lab.settings import flatten
 
 ROOT = Path(__file__).parents[2]
+REFERENCE = runpy.run_path(str(ROOT / "docs/_site/configuration.py"))
 
 
 def test_every_setting_has_a_type_and_a_description() -> None:
-    found = {setting.key: setting for setting in settings()}
+    found = {setting.key: setting for setting in REFERENCE["settings"]()}
     assert set(flatten(dataclasses.asdict(RunConfig()))) <= set(found)
     assert [key for key, setting in found.items() if len(setting.description) < 8 or not setting.type] == []
 
 
 def test_a_setting_has_its_default_its_unit_and_what_can_be_chosen() -> None:
-    found = {setting.key: setting for setting in settings()}
+    found = {setting.key: setting for setting in REFERENCE["settings"]()}
     assert found["kv.block_size"].default == 16
     assert found["scheduler.max_wait_ms"].type == "float"
     assert "milliseconds" in found["scheduler.max_wait_ms"].description
@@ -30,9 +30,8 @@ def test_a_setting_has_its_default_its_unit_and_what_can_be_chosen() -> None:
 
 
 def test_the_page_is_up_to_date() -> None:
-    written = runpy.run_path(str(ROOT / "docs/_site/configuration.py"))
     page = (ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8")
-    assert page == written["page"](), "run python docs/_site/configuration.py"
+    assert page == REFERENCE["page"](), "run python docs/_site/configuration.py"
 
 
 def test_no_file_but_a_pool_s_own_names_a_kv_backend() -> None:
