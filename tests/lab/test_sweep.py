@@ -191,17 +191,6 @@ def test_a_signal_between_two_runs_ends_the_sweep(
     assert not (bare.base / "out" / "1").exists()
 
 
-@pytest.mark.slow
-def test_a_sweep_whose_points_another_sweeper_chooses_has_one_parent(lab: SweepLab) -> None:
-    ended = lab.here("-m", "hydra/sweeper=basic", "kv.num_blocks=8,9")
-    assert ended.code == 0, ended.output
-    assert "2 runs: 2 finished" in ended.output
-    (parent,) = lab.parents()
-    assert parent.state == "FINISHED"
-    assert {run.tags["mlflow.parentRunId"] for run in lab.children()} == {parent.run_id}
-    assert len(lab.children()) == 2
-
-
 def test_two_sweeps_in_one_process_share_nothing(lab: SweepLab) -> None:
     handler = signal.getsignal(signal.SIGINT)
     first = lab.here("-m", "kv.num_blocks=8,9", "tracking=off", directory="first")
@@ -252,6 +241,7 @@ def test_optimize_that_no_run_has_lists_what_there_is(lab: SweepLab) -> None:
         (["repeats=2", "repeat=1"], "repeat=1: repeats=2 counts them itself"),
         (["repeats=0"], "repeats=0: must be a number, at least 1"),
         (["-m", "kv.num_blocks=interval(1,9)"], "kv.num_blocks=interval(1,9): has no end of values"),
+        (["-m", "hydra/sweeper=basic", "kv.num_blocks=8,9"], "hydra/sweeper=basic: a sweep needs kvlab's own"),
         (["-m", "hydra/launcher=joblib", "kv.num_blocks=8,9"], "pip install 'kvlab[joblib]'"),
         (["-m", "hydra/launcher=submitit_slurm", "kv.num_blocks=8,9"], "pip install 'kvlab[slurm]'"),
     ],

@@ -35,9 +35,6 @@ def _names(plugins: Sequence[str]) -> str:
 
 # What conf/run.yaml refers to, so that no YAML names a Python object.
 ConfigStore.instance().store(name="schema", node=RunConfig)
-ConfigStore.instance().store(
-    group="hydra/callbacks", name="kvlab", node={"kvlab": {"_target_": "kvlab.cli.sweep.SweepCallback"}}
-)
 OmegaConf.register_new_resolver("kvlab_mode", _mode, replace=True)
 OmegaConf.register_new_resolver("kvlab_names", _names, replace=True)
 

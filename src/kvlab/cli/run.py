@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from kvlab.cli.compose import GROUPS, run_config, run_title
 from kvlab.config import RunConfig
 from kvlab.errors import KvlabError
-from kvlab.lab.sweep.plan import find_job
+from kvlab.lab.sweep.plan import read_plan
 from kvlab.paths import CONF
 
 _EXTRAS = {"joblib": ("hydra_joblib_launcher", "joblib"), "submitit": ("hydra_submitit_launcher", "slurm")}
@@ -31,7 +31,9 @@ def job(cfg: DictConfig) -> float | None:
     directory = Path(hydra_config.runtime.output_dir)
     point = None  # of a sweep
     if hydra_config.mode is RunMode.MULTIRUN:
-        point = find_job(Path(hydra_config.sweep.dir), directory.name, list(hydra_config.overrides.task))
+        if (sweeper := hydra_config.runtime.choices["hydra/sweeper"]) != "kvlab":
+            _fail(f"hydra/sweeper={sweeper}: a sweep needs kvlab's own; leave it out, or search with kvlab tune")
+        point = read_plan(Path(hydra_config.sweep.dir)).job(directory.name)
     try:
         config = run_config(cfg)
         if config.resume and point is None and _was_done(config):
@@ -60,7 +62,7 @@ def job(cfg: DictConfig) -> float | None:
             record_failure(directory, point.name, error)
             return float("nan")
         if isinstance(error, KvlabError):
-            _fail(str(error), code=2)
+            _fail(str(error))
         raise
     if point is not None:
         if result.tracking_error:
@@ -90,9 +92,9 @@ def _was_done(config: RunConfig) -> bool:
     return True
 
 
-def _fail(message: str, code: int) -> NoReturn:
+def _fail(message: str) -> NoReturn:
     print(f"error: {message}", file=sys.stderr)
-    sys.exit(code)
+    sys.exit(2)
 
 
 def _refuse_missing_launcher(arguments: list[str]) -> None:
@@ -101,7 +103,7 @@ def _refuse_missing_launcher(arguments: list[str]) -> None:
         key, _, value = text.partition("=")
         for name, (module, extra) in _EXTRAS.items():
             if key == "hydra/launcher" and value.startswith(name) and find_spec(f"hydra_plugins.{module}") is None:
-                _fail(f"{text}: needs a package that is not installed: pip install 'kvlab[{extra}]'", code=2)
+                _fail(f"{text}: needs a package that is not installed: pip install 'kvlab[{extra}]'")
 
 
 def main() -> None:

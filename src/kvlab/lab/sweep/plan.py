@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from kvlab.lab.sweep.process import this_process
 
@@ -19,11 +20,20 @@ class Point:
 
     name: str  # with its repeat, where there are several
     group: str  # without
-    digest: str
+    digest: str  # of its configuration
     directory: str = ""  # within the sweep's; the number of the job, for those that are to run
     settings: dict[str, str] = field(default_factory=dict)  # of the keys that are swept
     repeat: int = 0
     done_before: str | None = None  # the run in the tracking store that had finished already
+
+
+class Job(NamedTuple):
+    """What a run of a sweep has to know of the sweep, in whichever process it runs."""
+
+    name: str
+    heading: str
+    parent_run_id: str | None
+    in_sweep_process: bool  # whether this process started the sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +44,11 @@ class SweepPlan:
     digest: str
     varied: dict[str, str]
     optimize: str | None
-    process: str  # the one that started it
-    started: float  # seconds since 1970
+    process: str = field(default_factory=this_process)  # the one that started it
+    started: float = field(default_factory=time.time)  # seconds since 1970
     parent_run_id: str | None = None
     parallel: int = 1  # jobs at once; 0: all
+    repeats: int = 1
     points: list[Point] = field(default_factory=list)
 
     @property
@@ -50,6 +61,14 @@ class SweepPlan:
         """The points that had finished already."""
         return [point for point in self.points if point.done_before is not None]
 
+    def job(self, directory: str) -> Job:
+        """The job whose results go to this folder of the sweep."""
+        jobs = self.jobs
+        number = [job.directory for job in jobs].index(directory)
+        name = jobs[number].name
+        heading = f"job {number + 1} of {len(jobs)}: {name}"
+        return Job(name, heading, self.parent_run_id, self.process == this_process())
+
     def write(self, directory: Path) -> None:
         """Keep it in the sweep's directory."""
         directory.mkdir(parents=True, exist_ok=True)
@@ -57,35 +76,7 @@ class SweepPlan:
         (directory / FILE).write_text(text + "\n", encoding="utf-8")
 
 
-def read_plan(directory: Path) -> SweepPlan | None:
-    """The plan in a sweep's directory; None where there is none."""
-    file = directory / FILE
-    if not file.is_file():
-        return None
-    values = json.loads(file.read_text(encoding="utf-8"))
+def read_plan(directory: Path) -> SweepPlan:
+    """The plan in a sweep's directory. Raises OSError where there is none."""
+    values = json.loads((directory / FILE).read_text(encoding="utf-8"))
     return SweepPlan(**{**values, "points": [Point(**point) for point in values["points"]]})
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What a run of a sweep has to know of the sweep, in whichever process it is made."""
-
-    name: str = "run"
-    heading: str = "run"
-    parent_run_id: str | None = None
-    in_sweep_process: bool = False  # whether this process started the sweep
-
-
-def find_job(sweep: Path, directory: str, overrides: Sequence[str]) -> Job:
-    """The job of the sweep in `sweep` whose results go to its folder `directory`."""
-    plan = read_plan(sweep)
-    if plan is None:
-        return Job()
-    here = plan.process == this_process()
-    for number, point in enumerate(plan.jobs, 1):
-        if point.directory == directory:
-            heading = f"job {number} of {len(plan.jobs)}: {point.name}"
-            return Job(point.name, heading, plan.parent_run_id, here)
-    # Another sweeper chooses the points one by one.
-    name = " ".join(text for text in overrides if text.split("=")[0] in plan.varied) or "run"
-    return Job(name, name, plan.parent_run_id, here)

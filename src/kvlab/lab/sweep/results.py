@@ -1,4 +1,4 @@
-"""What a sweep's points came to: the best, medians over repeats, what failed, the table as CSV."""
+"""The results of a sweep's points: the best, medians over repeats, how the sweep ended, the table as CSV."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from kvlab.lab.sweep.plan import SweepPlan
 from kvlab.lab.tracking import RunStatus
 
 BEST_BY = "throughput/output_tokens_per_s"  # where `optimize` names nothing
+_WORST_FIRST = (RunStatus.INTERRUPTED, RunStatus.FAILED, RunStatus.OUT_OF_MEMORY, RunStatus.FINISHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,33 +30,24 @@ class Best:
         return f"{self.metric} = {self.value:,.4g} ({self.name})"
 
 
-def read_results(directory: Path, plan: SweepPlan | None) -> list[dict[str, Any]]:
-    """The summaries there are, in the order of the plan, each with its point's `name` and `group`.
+def read_results(directory: Path, plan: SweepPlan, missing: RunStatus | None = None) -> list[dict[str, Any]]:
+    """The summaries in the order of the plan, each with its point's `name`, `group` and `settings`.
 
-    Without a plan, in the order of the directories' names.
+    A point without a summary is left out, or has the status `missing`.
     """
-    if plan is None:
-        files = sorted(directory.glob("*/summary.json"), key=lambda file: (len(file.parent.name), file.parent.name))
-        summaries = [summary for file in files if (summary := _read(file))]
-        return [{**summary, "group": summary["name"]} for summary in summaries]
+    reason = "not run" if missing is RunStatus.INTERRUPTED else "its process ended without a result"
     results = []
     for point in plan.points:
-        if summary := _read(directory / point.directory / "summary.json"):
+        summary = _read(directory / point.directory / "summary.json")
+        if summary is None and missing is not None:
+            summary = {"status": missing.value, "error": reason, "metrics": {}, "choices": {}}
+        if summary is not None:
             results.append({**summary, "name": point.name, "group": point.group, "settings": point.settings})
     return results
 
 
-def with_missing(results: list[dict[str, Any]], plan: SweepPlan | None, status: RunStatus) -> list[dict[str, Any]]:
-    """The results, and for each planned point without one that it did not get that far."""
-    known = {result["name"] for result in results}
-    reason = "not run" if status is RunStatus.INTERRUPTED else "its process ended without a result"
-    ended: dict[str, Any] = {"status": status.value, "error": reason, "metrics": {}, "choices": {}}
-    missing = [point for point in (plan.points if plan else []) if point.name not in known]
-    return [*results, *({"name": p.name, "group": p.group, "settings": p.settings, **ended} for p in missing)]
-
-
 def medians(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each point: of its finished repeats, the median of every metric; how the worst of them ended."""
+    """A row for each point: the medians of its finished repeats, the status of the worst of all."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for result in results:
         groups.setdefault(result["group"], []).append(result)
@@ -79,12 +71,10 @@ def metric_names(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def status_of(results: Sequence[dict[str, Any]]) -> RunStatus:
-    """How the sweep ended. What does not fit in memory is a result."""
-    found = {result["status"] for result in results}
-    for status in (RunStatus.INTERRUPTED, RunStatus.FAILED):
-        if status in found or not found:
-            return status
-    return RunStatus.FINISHED
+    """How the sweep ended. A point that does not fit in memory is a result, not a failure."""
+    worst = min((_WORST_FIRST.index(result["status"]) for result in results), default=0)
+    found = _WORST_FIRST[worst]
+    return RunStatus.FINISHED if found is RunStatus.OUT_OF_MEMORY else found
 
 
 def write_csv(results: Sequence[dict[str, Any]], path: Path) -> None:
@@ -111,10 +101,8 @@ def _read(file: Path) -> dict[str, Any] | None:
 def _median(group: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     if len(rows) == 1:
         return {**rows[0], "name": group}
-    order = (RunStatus.INTERRUPTED, RunStatus.FAILED, RunStatus.OUT_OF_MEMORY, RunStatus.FINISHED)
-    worst = min(rows, key=lambda row: order.index(row["status"]))
+    worst = min(rows, key=lambda row: _WORST_FIRST.index(row["status"]))
     finished = [row["metrics"] for row in rows if row["status"] == "finished"]
     names = {name for metrics in finished for name in metrics}
-    values = {name: [metrics[name] for metrics in finished if name in metrics] for name in names}
-    shown = f"{group} (median of {len(finished)})" if finished else group
-    return {**worst, "name": shown, "metrics": {name: median(found) for name, found in values.items()}}
+    values = {name: median(metrics[name] for metrics in finished if name in metrics) for name in names}
+    return {**worst, "name": f"{group} (median of {len(finished)})" if finished else group, "metrics": values}

@@ -6,10 +6,9 @@ import json
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -20,45 +19,26 @@ from kvlab.config import RunConfig, TrackingConfig
 from kvlab.errors import CapacityError, KvlabError, RecordError, TrackingError
 from kvlab.lab.artifacts import write_summary
 from kvlab.lab.provenance import provenance, uncommitted
-from kvlab.lab.sweep.digest import sweep_digest
 from kvlab.lab.sweep.history import History, close_parent, open_history
 from kvlab.lab.sweep.plan import Point, SweepPlan
-from kvlab.lab.sweep.process import this_process
-from kvlab.lab.sweep.results import metric_names, read_results, status_of, with_missing, write_csv
-from kvlab.lab.sweep.status import SweepProgress, Watch, announcement, print_results
+from kvlab.lab.sweep.results import metric_names, read_results, status_of, write_csv
+from kvlab.lab.sweep.status import SweepProgress, announcement, print_results
 from kvlab.lab.tracking import NullTracker, RunStatus, Tracker
 from kvlab.lab.tracking.search import TrackedRun
 
 _TRACKING_ERROR = "tracking_error.txt"  # in the directory of a run that the store did not take
 
 
-@dataclass(frozen=True, slots=True)
-class SweepSettings:
-    """What holds for all points. `varied` are the swept keys with their values as they were written."""
-
-    name: str
-    directory: Path
-    varied: dict[str, str]
-    tracking: TrackingConfig
-    optimize: str | None
-    resume: bool
-    repeats: int
-    figures: bool
-    parallel: int  # jobs at once; 0: all
-
-
 class Sweep:
     """Many runs as one experiment: `open_sweep`, launch `plan.jobs` within `running`, `close`."""
 
-    def __init__(
-        self, settings: SweepSettings, plan: SweepPlan, first_job: int, tracker: Tracker, problem: str | None
-    ) -> None:
+    def __init__(self, plan: SweepPlan, directory: Path, tracking: TrackingConfig, tracker: Tracker | None) -> None:
         self.plan = plan
-        self.first_job = first_job  # its number, and the name of its directory
         self.interrupted = False
         self.problems: list[str] = []  # of the launcher
-        self._settings, self._tracker, self._tracking_error = settings, tracker, problem
-        self._progress = SweepProgress(settings.directory, plan, Console())
+        self.progress = SweepProgress(directory, plan)
+        self._directory, self._tracking = directory, tracking
+        self._tracker = tracker  # of the parent run; None: the store did not take it
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -68,56 +48,45 @@ class Sweep:
                 for number in (signal.SIGINT, signal.SIGTERM):
                     stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
             if self.plan.parallel != 1:
-                stack.enter_context(Watch(self._progress))
+                stack.enter_context(self.progress.watching())
             try:
                 yield
             except KeyboardInterrupt:
                 self.interrupted = True
 
-    def report(self) -> None:
-        """Show the progress, if a job was done since it was last shown."""
-        self._progress.report()
-
-    def close(self) -> int:
+    def close(self, *, figures: bool) -> int:
         """Show and keep the results of the runs, and close the parent run. Returns the exit code."""
-        plan, directory = self.plan if self.plan.points else None, self._settings.directory
-        found = read_results(directory, plan)
-        missing = RunStatus.INTERRUPTED if self.interrupted else RunStatus.FAILED
-        results = with_missing(found, plan, missing)
-        print_results(results, plan, Console())
+        plan, directory, report = self.plan, self._directory, self._directory / "report"
+        results = read_results(directory, plan, RunStatus.INTERRUPTED if self.interrupted else RunStatus.FAILED)
+        print_results(results, plan)
         for problem in self.problems:
             print(f"the launcher failed: {problem}", file=sys.stderr)
-        names, wanted = metric_names(results), self.plan.optimize
-        unknown = bool(wanted) and wanted not in names
+        names = metric_names(results)
+        unknown = bool(plan.optimize) and plan.optimize not in names
         if unknown and names:
-            print(f"error: optimize={wanted}: no run has it; there are: {', '.join(names)}", file=sys.stderr)
-        status = RunStatus.INTERRUPTED if self.interrupted else status_of(results)
-        report = directory / "report"
+            print(f"error: optimize={plan.optimize}: no run has it; there are: {', '.join(names)}", file=sys.stderr)
         write_csv(results, report / "sweep.csv")
-        if self._settings.figures and plan is not None and len(found) > 1:
-            for line in _draw([directory / point.directory for point in plan.points], report):
-                print(line)
-            print(f"figures of each run: {directory}/*/figures")
-        lost = self._tracking_error is not None or any(directory.glob(f"*/{_TRACKING_ERROR}"))
-        if not lost:
+        if figures:
+            _draw([directory / point.directory for point in plan.points], report)
+        status = RunStatus.INTERRUPTED if self.interrupted else status_of(results)
+        lost = self._tracker is None or any(directory.glob(f"*/{_TRACKING_ERROR}"))
+        if self._tracker is not None and not lost:
             lost = close_parent(self._tracker, status, report) is not None
         if self.interrupted or self.problems:
             self._close_open_runs()
         print(f"results: {directory}")
         if status is RunStatus.INTERRUPTED:
-            if self._tracker.run_id:
+            if plan.parent_run_id:
                 print("the same command with resume=true runs the rest")
             return 130
         return 1 if status is RunStatus.FAILED or lost or unknown else 0
 
     def _close_open_runs(self) -> None:
         """Workers that were ended with the sweep had no time to close their runs."""
-        if self._tracker.run_id is None:
-            return
         with suppress(KvlabError):
-            history = open_history(self._settings.tracking)
+            history = open_history(self._tracking)
             parent = history and history.parent("sweep", self.plan.digest)
-            if history and parent and parent.run_id == self._tracker.run_id:
+            if history and parent and parent.run_id == self.plan.parent_run_id:
                 history.close_open_runs(parent)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> NoReturn:
@@ -126,61 +95,47 @@ class Sweep:
         raise KeyboardInterrupt
 
 
-def open_sweep(settings: SweepSettings, points: Sequence[Point], configs: Sequence[RunConfig | None]) -> Sweep:
+def open_sweep(
+    plan: SweepPlan,
+    configs: Sequence[RunConfig | None],
+    directory: Path,
+    tracking: TrackingConfig,
+    *,
+    resume: bool,
+) -> Sweep:
     """Look up what is done, open the parent run, write the plan, announce it.
 
-    `configs` are those of the points; None where one contradicts itself. No points: another sweeper chooses them.
-    Raises a KvlabError for a sweep that cannot begin.
+    `configs` are those of the plan's points; None where one contradicts itself. Raises a KvlabError for a sweep that
+    cannot begin.
     """
-    console, directory = Console(), settings.directory
-    plan = SweepPlan(
-        name=settings.name,
-        digest=sweep_digest(point.digest for point in points),
-        varied=settings.varied,
-        optimize=settings.optimize,
-        process=this_process(),
-        started=time.time(),
-        parallel=settings.parallel,
-    )
-    history, problem = None, None
+    history: History | None = None
+    tracker: Tracker | None = NullTracker()
+    done: list[TrackedRun | None] = [None] * len(plan.points)
     try:
-        history = open_history(settings.tracking, required=settings.resume)
+        history = open_history(tracking, required=resume)
+        parent = history.parent("sweep", plan.digest) if history and resume else None
+        if history and resume:
+            done = _done_before(history, parent, plan)
+        if history:
+            tracker = _open_parent(history, plan, parent, done)
     except TrackingError as error:
-        if settings.resume:
+        if resume:
             raise
-        problem = str(error)
-    parent: TrackedRun | None = None
-    done: list[TrackedRun | None] = [None] * len(points)
-    if history and settings.resume:
-        parent = history.parent("sweep", plan.digest)
-        done = _done_before(history, parent, points, console)
-    planned, first_job = _assign_directories(directory, points, done)
-    plan = replace(plan, points=planned)
-    tracker: Tracker = NullTracker()
-    if history is not None:
-        try:
-            tracker = _open_parent(history, plan, parent, done, settings.repeats)
-        except TrackingError as error:
-            problem = str(error)
-    if problem:
-        print(f"warning: {problem}", file=sys.stderr)
-    plan = replace(plan, parent_run_id=tracker.run_id)
+        tracker = None
+        print(f"warning: {error}", file=sys.stderr)
+    points = _assign_directories(directory, plan.points, done)
+    plan = replace(plan, points=points, parent_run_id=tracker.run_id if tracker else None)
     plan.write(directory)
-    if history:
-        for point, run in zip(planned, done, strict=True):
-            if run is not None and not (directory / point.directory / "summary.json").exists():
-                history.fetch(run, directory / point.directory, point.name)
-    if points:
-        estimates = _estimates(history, [c for c, run in zip(configs, done, strict=True) if run is None])
-        console.print(
-            announcement(plan, settings.repeats, estimates), highlight=False, soft_wrap=True, markup=False
-        )
-        for point in plan.done_before:
-            text = f"done before: {point.name} (run {point.done_before})"
-            console.print(text, highlight=False, soft_wrap=True, markup=False)
+    for point, run in zip(points, done, strict=True):
+        if history and run and not (directory / point.directory / "summary.json").exists():
+            history.fetch(run, directory / point.directory, point.name)
+    estimates = _estimates(history, [config for config, run in zip(configs, done, strict=True) if run is None])
+    print(announcement(plan, estimates), flush=True)
+    for point in plan.done_before:
+        print(f"done before: {point.name} (run {point.done_before})", flush=True)
     if note := uncommitted(provenance()):
-        console.print(f"[yellow]note:[/] {note}", highlight=False, soft_wrap=True)
-    return Sweep(settings, plan, first_job, tracker, problem)
+        Console().print(f"[yellow]note:[/] {note}", highlight=False, soft_wrap=True)
+    return Sweep(plan, directory, tracking, tracker)
 
 
 def record_failure(directory: Path, name: str, error: Exception) -> None:
@@ -197,31 +152,26 @@ def record_tracking_error(directory: Path, text: str) -> None:
     (directory / _TRACKING_ERROR).write_text(text + "\n", encoding="utf-8")
 
 
-def _done_before(
-    history: History, parent: TrackedRun | None, points: Sequence[Point], console: Console
-) -> list[TrackedRun | None]:
-    """Each point's finished run, if any; what an earlier sweep left open is closed. Raises a KvlabError."""
+def _done_before(history: History, parent: TrackedRun | None, plan: SweepPlan) -> list[TrackedRun | None]:
+    """Each point's finished run, if any; runs that an earlier sweep left open are closed. Raises a KvlabError."""
     if parent is not None and (closed := history.close_open_runs(parent)):
-        console.print(f"{closed} unfinished run(s) of the earlier sweep marked as interrupted", highlight=False)
+        print(f"{closed} unfinished run(s) of the earlier sweep marked as interrupted")
     for warning in history.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    return history.finished([point.digest for point in points], parent)
+    return history.finished([point.digest for point in plan.points], parent)
 
 
-def _assign_directories(
-    directory: Path, points: Sequence[Point], done: Sequence[TrackedRun | None]
-) -> tuple[list[Point], int]:
-    """Give every point a directory: jobs get the numbers after those in use, points done before the next ones.
-
-    Returns the points and the number of the first job.
+def _assign_directories(directory: Path, points: Sequence[Point], done: Sequence[TrackedRun | None]) -> list[Point]:
+    """Give every point a directory: jobs get the numbers after those in use, points done before the next ones,
+    unless the directory has their results already.
     """
     there: dict[str, str] = {}
     for file in directory.glob("*/summary.json"):
         with suppress(OSError, ValueError):
             there[str(json.loads(file.read_text(encoding="utf-8")).get("run_id"))] = file.parent.name
-    first_job = max((int(path.name) for path in directory.glob("*") if path.name.isdigit()), default=-1) + 1
-    job, other = first_job, first_job + sum(run is None for run in done)
-    planned = []
+    job = max((int(path.name) for path in directory.glob("*") if path.name.isdigit()), default=-1) + 1
+    other = job + sum(run is None for run in done)
+    assigned = []
     for point, run in zip(points, done, strict=True):
         if run is None:
             name, job = str(job), job + 1
@@ -229,8 +179,8 @@ def _assign_directories(
             name = there[run.run_id]
         else:
             name, other = str(other), other + 1
-        planned.append(replace(point, directory=name, done_before=run.run_id if run else None))
-    return planned, first_job
+        assigned.append(replace(point, directory=name, done_before=run.run_id if run else None))
+    return assigned
 
 
 def _estimates(history: History | None, configs: Sequence[RunConfig | None]) -> list[float | None]:
@@ -243,36 +193,30 @@ def _estimates(history: History | None, configs: Sequence[RunConfig | None]) -> 
 
 
 def _open_parent(
-    history: History,
-    plan: SweepPlan,
-    parent: TrackedRun | None,
-    done: Sequence[TrackedRun | None],
-    repeats: int,
+    history: History, plan: SweepPlan, parent: TrackedRun | None, done: Sequence[TrackedRun | None]
 ) -> Tracker:
-    tags = {"kvlab.points": str(len(plan.points)), "kvlab.repeats": str(repeats)}
-    elsewhere = [
-        run.run_id
-        for run in done
-        if run and (parent is None or run.tags.get("mlflow.parentRunId") != parent.run_id)
-    ]
-    if elsewhere:
+    """Continue the parent run of an earlier sweep, or open one."""
+    tags = {"kvlab.points": str(len(plan.points)), "kvlab.repeats": str(plan.repeats)}
+    own = parent.run_id if parent else ""
+    if elsewhere := [run.run_id for run in done if run and run.tags.get("mlflow.parentRunId") != own]:
         tags["kvlab.done_before"] = " ".join(elsewhere)
     params = {f"sweep.{key.lstrip('+')}": value for key, value in plan.varied.items()}
     return history.open_parent("sweep", plan.digest, parent, name=plan.name, params=params, tags=tags)
 
 
-def _draw(directories: Sequence[Path], folder: Path) -> Iterator[str]:
-    """Draw the finished runs in `directories` into `folder` as PNG files, and name each. Figures are no result:
-    those that cannot be drawn are a warning.
-    """
+def _draw(directories: Sequence[Path], folder: Path) -> None:
+    """Draw the finished runs in `directories` into `folder` as PNG files. Figures that cannot be drawn are a warning."""
+    ended = [directory for directory in directories if (directory / "summary.json").is_file()]
+    if len(ended) < 2:
+        return
     try:
         from kvlab.lab.figures import sweep_figures
         from kvlab.lab.records import read_run
 
-        records = [read_run(directory) for directory in directories if (directory / "summary.json").is_file()]
-        for name, figure in sweep_figures([record for record in records if record.finished]).items():
+        for name, figure in sweep_figures([run for run in map(read_run, ended) if run.finished]).items():
             folder.mkdir(parents=True, exist_ok=True)
             figure.savefig(folder / f"{name}.png")
-            yield f"figure: {folder / name}.png"
+            print(f"figure: {folder / name}.png")
     except (RecordError, OSError, ValueError, KeyError, ArithmeticError) as error:
-        yield f"warning: the sweep's figures could not be drawn: {error}"
+        print(f"warning: the sweep's figures could not be drawn: {error}")
+    print(f"figures of each run: {folder.parent}/*/figures")
