@@ -105,8 +105,8 @@ def open_sweep(
 ) -> Sweep:
     """Look up what is done, open the parent run, write the plan, announce it.
 
-    `configs` are those of the plan's points; None where one contradicts itself. Raises a KvlabError for a sweep that
-    cannot begin.
+    `configs` are those of the plan's points; None where one contradicts itself.
+    Raises a KvlabError for a sweep that cannot begin.
     """
     history: History | None = None
     tracker: Tracker | None = NullTracker()
@@ -205,7 +205,7 @@ def _open_parent(
 
 
 def _draw(directories: Sequence[Path], folder: Path) -> None:
-    """Draw the finished runs in `directories` into `folder` as PNG files. Figures that cannot be drawn are a warning."""
+    """Draw the finished runs in `directories` into `folder`. What cannot be drawn is a warning."""
     ended = [directory for directory in directories if (directory / "summary.json").is_file()]
     if len(ended) < 2:
         return

@@ -83,8 +83,8 @@ def write_page(study: optuna.Study, metric: str, command: str, path: Path) -> No
         metric=metric,
         value=f"{metric} = {best.value:,.4g} (trial {best.number})",
         command=command,
-        text=f"{states.count(TrialState.COMPLETE)} trials measured, {states.count(TrialState.PRUNED)} left out because "
-        f"they do not fit, {states.count(TrialState.FAIL)} failed or interrupted.",
+        text=f"{states.count(TrialState.COMPLETE)} trials measured, {states.count(TrialState.PRUNED)} left out "
+        f"because they do not fit, {states.count(TrialState.FAIL)} failed or interrupted.",
         figures=figures,
     )
     path.write_text(page, encoding="utf-8")
