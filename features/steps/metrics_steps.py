@@ -24,7 +24,7 @@ from kvlab.kv.view import CacheView
 from kvlab.lab.artifacts import write_artifacts
 from kvlab.lab.drive import RunLog, drive
 from kvlab.lab.metrics import run_metrics
-from kvlab.lab.rows import step_row
+from kvlab.lab.records import step_row
 
 _SUMS = ("blocks_allocated", "blocks_freed", "evictions", "evicted_blocks", "cow_copies", "hit_tokens")
 _TOTALS = (*_SUMS, "prompt_tokens", "same_step_hit_tokens", "recompute_hit_tokens")

@@ -31,9 +31,8 @@ from kvlab.lab.figures.points import THROUGHPUT, Point, metric_grid, sweep_point
 from kvlab.lab.figures.pool_map import pool_image, pool_map_figure
 from kvlab.lab.figures.timeline import shown_requests, timeline_figure
 from kvlab.lab.recording import draw_figures
-from kvlab.lab.records import read_run
+from kvlab.lab.records import read_request, read_run, read_step, step_row
 from kvlab.lab.requests import latencies_ms, request_phases
-from kvlab.lab.rows import read_request, read_step, step_row
 from kvlab.lab.trace import trace_events
 from tests.lab.test_profile import run
 from tests.support.records import memory

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 from kvlab.core import FinishReason, PoolCounters, PoolStats, StepRecord
 from kvlab.lab.artifacts import write_artifacts
 from kvlab.lab.drive import RunLog
-from kvlab.lab.records import read_run
-from kvlab.lab.rows import read_step, request_row, step_row
+from kvlab.lab.records import read_run, read_step, request_row, step_row
 
 #: The columns of steps.parquet as the first release wrote them.
 FIRST: dict[str, Any] = {

@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvlab.kv.journal import BlockEvents
+from kvlab.lab import records
 from kvlab.lab.drive import RunLog
-from kvlab.lab.records import BLOCK_EVENTS, BLOCKS, REQUESTS, STEPS, SUMMARY
-from kvlab.lab.rows import REQUEST_SCHEMA, STEP_SCHEMA, request_row, step_row
 
 
 def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], config_yaml: str) -> None:
@@ -24,8 +23,8 @@ def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], confi
     """
     write_summary(directory, summary)
     (directory / "config.yaml").write_text(config_yaml, encoding="utf-8")
-    _write(directory / REQUESTS, map(request_row, log.records), REQUEST_SCHEMA)
-    _write(directory / STEPS, map(step_row, log.steps), STEP_SCHEMA)
+    _write(directory / records.REQUESTS, map(records.request_row, log.records), records.REQUEST_SCHEMA)
+    _write(directory / records.STEPS, map(records.step_row, log.steps), records.STEP_SCHEMA)
     if log.blocks is not None:
         write_blocks(directory, log.blocks)
 
@@ -34,16 +33,16 @@ def write_summary(directory: Path, summary: dict[str, Any]) -> None:
     """Write summary.json alone."""
     directory.mkdir(parents=True, exist_ok=True)
     text = json.dumps(summary, indent=2, sort_keys=True, default=str)
-    (directory / SUMMARY).write_text(text + "\n", encoding="utf-8")
+    (directory / records.SUMMARY).write_text(text + "\n", encoding="utf-8")
 
 
 def write_blocks(directory: Path, events: BlockEvents) -> None:
     """Write a run's block events: `step`, `block`, `event` by name, and the `sequence` whose reference it was as
     its row in requests.parquet, -1 for none.
     """
-    names = pa.DictionaryArray.from_arrays(pa.array(events.event), pa.array(BLOCK_EVENTS))
+    names = pa.DictionaryArray.from_arrays(pa.array(events.event), pa.array(records.BLOCK_EVENTS))
     columns = {"step": events.step, "block": events.block, "event": names, "sequence": events.sequence}
-    pq.write_table(pa.table(columns), directory / BLOCKS)
+    pq.write_table(pa.table(columns), directory / records.BLOCKS)
 
 
 def _write(file: Path, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> None:

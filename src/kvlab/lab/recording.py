@@ -24,8 +24,8 @@ from kvlab.lab.catalogue import SERIES
 from kvlab.lab.drive import RunLog
 from kvlab.lab.machine import describe, peak_memory
 from kvlab.lab.provenance import provenance, uncommitted
+from kvlab.lab.records import step_row
 from kvlab.lab.roofline import run_costs
-from kvlab.lab.rows import step_row
 from kvlab.lab.settings import flatten, without_password
 from kvlab.lab.sweep.digest import config_digest
 from kvlab.lab.sweep.process import this_process

@@ -25,11 +25,7 @@ PARAM_CHARS, TAG_CHARS, _DATASET_NAME_CHARS = 6000, 8000, 500  # what MLflow tak
 SERIES_POINTS = 320  # what MLflow's page shows of a metric with steps
 _NOTE_CHARS = 72
 _MLFLOW_STATUS = {RunStatus.FINISHED: "FINISHED", RunStatus.INTERRUPTED: "KILLED"}  # any other: FAILED
-_MLFLOW_NAMES = {
-    "user": "mlflow.user",
-    "program": "mlflow.source.name",
-    "git.commit": "mlflow.source.git.commit",
-}
+_MLFLOW_NAMES = {"user": "mlflow.user", "program": "mlflow.source.name", "git.commit": "mlflow.source.git.commit"}
 _COLUMNS = [
     {"type": kind, "name": name, "required": True}
     for name, kind in (("arrival_s", "double"), ("prompt_token_ids", "array"), ("max_tokens", "long"))

@@ -13,14 +13,7 @@ from typing import Any
 from kvlab.config import TrackingConfig
 from kvlab.errors import TrackingError
 from kvlab.lab.settings import without_password
-from kvlab.lab.tracking.access import (
-    LOCK_S,
-    database_lock,
-    file_lock,
-    import_client,
-    in_background,
-    probe,
-)
+from kvlab.lab.tracking.access import LOCK_S, database_lock, file_lock, import_client, in_background, probe
 from kvlab.lab.tracking.uri import is_database, is_server, is_sqlite, resolve_uri, sqlite_path
 
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # or the page shows what is for chats
