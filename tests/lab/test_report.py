@@ -54,7 +54,7 @@ def test_a_sweep_with_repeats_gets_verdicts(sweep):
     assert (line.cells[1].delta, line.cells[1].word, line.cells[1].tone) == ("\u221220.0 %", "slower", "bad")
     assert "kv=paged is slower than kv=contiguous" in report.headlines[0]
     assert "3 pairs" in report.headlines[0]
-    assert [difference.key for difference in report.differences] == ["kv"]
+    assert list(report.differences) == ["kv"]
     assert report.outputs == [("kv=contiguous, kv=paged", "equal for 2 requests")]
     assert "ran in turns" in report.method[0]
     assert report.warnings == []

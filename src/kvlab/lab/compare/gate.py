@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
@@ -77,7 +77,8 @@ def check(
     """
     values = other.values(condition.metric)
     if not values:
-        return Finding(True, f"{condition.text}: {other.name} has no {condition.metric}: {_why(other)}")
+        why = "its runs did not measure it" if other.members else f"none of its runs finished ({other.endings})"
+        return Finding(True, f"{condition.text}: {other.name} has no {condition.metric}: {why}")
     value = median(values)
     if not condition.relative:
         sentence = f"{condition.metric} of {other.name} is {value:,.6g}"
@@ -104,10 +105,3 @@ def _doubt(condition: Condition, found: Estimate) -> str:
             "more repeats would settle it)"
         )
     return ""
-
-
-def _why(group: Group) -> str:
-    if group.members:
-        return "its runs did not measure it"
-    ends: Sequence[str] = sorted({run.status for run in group.left_out})
-    return f"none of its runs finished ({', '.join(ends)})"

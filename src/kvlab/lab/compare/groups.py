@@ -54,6 +54,11 @@ class Group:
         """A run that stands for the group: the first that finished, else the first."""
         return (*self.runs, *self.left_out)[0]
 
+    @property
+    def endings(self) -> str:
+        """How the runs ended that did not finish."""
+        return ", ".join(sorted({run.status.replace("_", " ") for run in self.left_out}))
+
     def values(self, metric: str) -> list[float]:
         """The metric in each run that has it."""
         return [run.metrics[metric] for run in self.runs if metric in run.metrics]

@@ -11,7 +11,7 @@ from kvlab.lab.compare.gate import check
 from kvlab.lab.compare.groups import Group, RunSet, differing, group_runs, pairs_of, settings, short_keys, value_of
 from kvlab.lab.compare.interval import SAME, Estimate, estimate, is_worse, verdict
 from kvlab.lab.compare.work import check_groups, obstacle
-from kvlab.lab.report.model import Cell, Difference, Report, Row
+from kvlab.lab.report.model import Cell, Report, Row
 from kvlab.lab.report.notes import method_notes, warnings
 from kvlab.lab.report.options import ReportOptions
 from kvlab.lab.report.rows import (
@@ -40,65 +40,62 @@ def build_report(sets: Sequence[RunSet], options: ReportOptions) -> Report:
     refused = {} if options.force else obstacles
     _refuse_if_nothing_is_left(baseline, others, refused)
     metrics = choose_metrics(groups, options.metrics)
-    comparison = _Comparison(baseline, options, refused)
-    report = Report(
+    comparison = _Comparison(groups, options, refused)
+    return Report(
         title=_title(sets, groups),
         groups=groups,
         differences=_differences(groups),
-        headlines=comparison.headlines(others, primary_metric(groups, metrics if options.metrics else ())),
-        rows=[comparison.row(metric, others) for metric in metrics],
+        headlines=comparison.headlines(primary_metric(groups, metrics if options.metrics else ())),
+        rows=[comparison.row(metric) for metric in metrics],
         outputs=_outputs(baseline, others),
         method=method_notes(groups, options),
         warnings=warnings(groups, obstacles, options),
+        findings=[
+            check(condition, baseline, group, comparison.find(condition.metric, group), refused.get(group.name))
+            for condition in options.conditions
+            for group in others or groups
+        ],
     )
-    for condition in options.conditions:
-        for group in others or groups:
-            found = comparison.find(condition.metric, group)
-            report.findings.append(check(condition, baseline, group, found, refused.get(group.name)))
-    return report
 
 
 class _Comparison:
-    """Groups against one baseline."""
+    """Groups against the first of them."""
 
-    def __init__(self, baseline: Group, options: ReportOptions, refused: dict[str, str]) -> None:
-        self._baseline, self._options, self._refused = baseline, options, refused
+    def __init__(self, groups: Sequence[Group], options: ReportOptions, refused: dict[str, str]) -> None:
+        self._groups, self._baseline, self._options, self._refused = groups, groups[0], options, refused
 
     def find(self, metric: str, group: Group) -> Estimate | None:
         """How a group differs in a metric; None where either has no value."""
         before, after = self._baseline.values(metric), group.values(metric)
         if not before or not after or group is self._baseline:
             return None
-        pairs = [
-            (first.metrics[metric], second.metrics[metric])
-            for first, second in pairs_of(self._baseline, group)
-            if metric in first.metrics and metric in second.metrics
-        ]
+        both = [(first.metrics, second.metrics) for first, second in pairs_of(self._baseline, group)]
+        pairs = [(first[metric], second[metric]) for first, second in both if metric in first and metric in second]
         return estimate(before, after, pairs=pairs, confidence=self._options.confidence)
 
     def word(self, metric: str, group: Group, found: Estimate) -> str | None:
         """The verdict; None where there is no interval or the work was not the same."""
         return None if group.name in self._refused else verdict(metric, found, self._options.min_effect)
 
-    def row(self, metric: str, others: Sequence[Group]) -> Row:
+    def row(self, metric: str) -> Row:
         """A metric in all groups."""
         entry = entry_of(metric)
         cells = []
-        for group in (self._baseline, *others):
+        for group in self._groups:
             values = tuple(group.values(metric))
-            value = value_text(entry, median(values)) if values else "-"
-            found = self.find(metric, group)
-            if found is None:
-                cells.append(Cell(value, dots=values))
-                continue
-            word, tone = self.word(metric, group, found) or "", "plain"
-            if word not in ("", SAME) and entry.direction.more_is_better is not None:
-                tone = "bad" if is_worse(metric, word) else "good"
-            cells.append(Cell(value, delta_text(found, entry), interval_text(found), word, tone, values))
+            cell = Cell(value_text(entry, median(values)) if values else "-", dots=values)
+            if (found := self.find(metric, group)) is not None:
+                word, tone = self.word(metric, group, found) or "", "plain"
+                if word not in ("", SAME) and entry.direction.more_is_better is not None:
+                    tone = "bad" if is_worse(metric, word) else "good"
+                delta, interval = delta_text(found, entry), interval_text(found)
+                cell = cell._replace(delta=delta, interval=interval, word=word, tone=tone)
+            cells.append(cell)
         return Row(entry.section, entry.label, metric, tuple(cells))
 
-    def headlines(self, others: Sequence[Group], metric: str) -> list[str]:
+    def headlines(self, metric: str) -> list[str]:
         """A sentence for each group; of many the one with the least and the one with the most of the metric."""
+        others = self._groups[1:]
         if len(others) > _MOST_HEADLINES:
             known = sorted((g for g in others if g.values(metric)), key=lambda group: median(group.values(metric)))
             others = [known[0], known[-1]] if len(known) > 1 else known
@@ -106,27 +103,25 @@ class _Comparison:
 
     def headline(self, group: Group, metric: str) -> str:
         """How a group compares with the baseline in one metric, in a sentence."""
-        entry = entry_of(metric)
+        entry, name = entry_of(metric), self._baseline.name
         found = self.find(metric, group)
         if found is None:
-            ends = sorted({run.status.replace("_", " ") for run in group.left_out})
-            why = f"none of its runs finished ({', '.join(ends)})" if not group.members else f"no {metric}"
+            why = f"no {metric}" if group.members else f"none of its runs finished ({group.endings})"
             return f"{group.name}: {why}."
         word = self.word(metric, group, found)
         before, after = (value_text(entry, median(g.values(metric))) for g in (self._baseline, group))
         figures = f"{entry.alone or entry.label} {after} against {before}, {delta_text(found, entry)}"
         if word is None:
             reason = self._refused.get(group.name) or "one run each, so that there is no interval and no verdict"
-            return f"{group.name} against {self._baseline.name}: {figures}; {reason}."
-        wide = f"{self._options.confidence:g} % interval {interval_text(found)}".replace("interval exact", "exact")
+            return f"{group.name} against {name}: {figures}; {reason}."
+        interval = interval_text(found)
+        wide = interval if interval == "exact" else f"{self._options.confidence:g} % interval {interval}"
         runs = f"{found.runs[0]} and {found.runs[1]} runs" if found.method == "welch" else f"{found.runs[0]} pairs"
-        what = f"{word} than {self._baseline.name}"
-        if word == SAME:
-            what = f"the same as {self._baseline.name}{_hidden(found)}"
+        what = f"the same as {name}{_reservation(found)}" if word == SAME else f"{word} than {name}"
         return f"{group.name} is {what}: {figures} ({wide}, {runs})."
 
 
-def _hidden(found: Estimate) -> str:
+def _reservation(found: Estimate) -> str:
     """What a verdict of `same` leaves open."""
     widest = max(abs(found.low or 0.0), abs(found.high or 0.0))
     if widest < _NARROW:
@@ -162,32 +157,28 @@ def _refuse_if_nothing_is_left(baseline: Group, others: Sequence[Group], refused
         run = baseline.example
         remedy = "; choose another with baseline=" if others else ""
         raise RecordError(f"{baseline.name}: none of its runs finished: {run.status}: {run.error or '-'}{remedy}")
-    alive = [group for group in others if group.members]
-    if alive and all(group.name in refused for group in alive):
-        first = alive[0]
+    alive = [group.name for group in others if group.members]
+    if alive and all(name in refused for name in alive):
         raise RecordError(
-            f"{first.name} and {baseline.name} cannot be compared: {refused[first.name]}. Where that is what you "
+            f"{alive[0]} and {baseline.name} cannot be compared: {refused[alive[0]]}. Where that is what you "
             "compare, name the keys in by=; force=true compares all the same"
         )
 
 
-def _differences(groups: Sequence[Group]) -> list[Difference]:
+def _differences(groups: Sequence[Group]) -> dict[str, tuple[str, ...]]:
     runs = [group.example for group in groups]
     keys = short_keys(runs, differing([settings(run) for run in runs])) if len(runs) > 1 else []
-    found = [Difference(key, tuple(_mixed(group, key) for group in groups)) for key in keys]
-    commits = [str(run.facts.get("environment", {}).get("git.commit", "-"))[:10] for run in runs]
-    if len(set(commits)) > 1:
-        found.append(Difference("git commit", tuple(commits)))
-    return found
+    found = {key: tuple(_values(group, key) for group in groups) for key in keys}
+    commits = tuple(str(run.facts.get("environment", {}).get("git.commit", "-"))[:10] for run in runs)
+    return found | {"git commit": commits} if len(set(commits)) > 1 else found
 
 
-def _mixed(group: Group, key: str) -> str:
+def _values(group: Group, key: str) -> str:
     values = dict.fromkeys(str(value_of(run, key)) for run in (group.runs or [group.example]))
     return ", ".join("null" if value == "None" else value for value in values)
 
 
 def _title(sets: Sequence[RunSet], groups: Sequence[Group]) -> str:
-    names = [group.name for group in groups]
-    if len(names) == 1:
-        return names[0]
-    return f"{names[1]} against {names[0]}" if len(names) == 2 else f"{len(names)} configurations: {sets[0].name}"
+    if len(groups) > 2:
+        return f"{len(groups)} configurations: {sets[0].name}"
+    return " against ".join(group.name for group in reversed(groups))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from kvlab.lab.report.model import Image, Report
 
@@ -24,27 +24,21 @@ def add_figures(report: Report, wanted: Sequence[str] = ()) -> None:
     from kvlab.lab import figures  # here: Matplotlib and Plotly take a second
     from kvlab.lab.figures.interactive import embedded
 
-    runs = [run for group in report.groups for run in (*group.runs, *group.left_out)]
+    def add(group: str | None, drawn: Mapping[str, Figure], interactive: Mapping[str, Any]) -> None:
+        for name, figure in drawn.items():
+            figure.savefig(file := io.BytesIO(), format="png")
+            report.images.append(Image(name, group, file.getvalue()))
+        for name, figure in interactive.items():
+            title = figures.title_of(name) + (f": {group}" if group else "")
+            report.interactive.append((title, embedded(figure)))
+
     if len(report.groups) > 1:
+        runs = [run for group in report.groups for run in (*group.runs, *group.left_out)]
         named = [row.metric for row in report.rows if row.metric in wanted][:_METRICS]
-        drawn = figures.sweep_figures(runs, named)
-        report.images += [Image(name, None, _png(figure)) for name, figure in drawn.items()]
-        for name, interactive in figures.interactive_sweep(runs).items():
-            report.interactive.append((figures.title_of(name), embedded(interactive)))
+        add(None, figures.sweep_figures(runs, named), figures.interactive_sweep(runs))
     for number, group in enumerate([group for group in report.groups if group.members][:_GROUPS]):
-        drawn = figures.run_figures(group.example)
-        report.images += [Image(name, group.name, _png(figure)) for name, figure in drawn.items()]
-        report.left_out += [
-            f"{group.name}: no {figures.title_of(name)}: {reason}."
-            for name, reason in figures.left_out(group.example).items()
-        ]
-        if number < _INTERACTIVE_GROUPS:
-            for name, interactive in figures.interactive_run(group.example).items():
-                title = f"{figures.title_of(name)}: {group.name}"
-                report.interactive.append((title, embedded(interactive)))
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
+        run = group.example
+        interactive = figures.interactive_run(run) if number < _INTERACTIVE_GROUPS else {}
+        add(group.name, figures.run_figures(run), interactive)
+        for name, reason in figures.left_out(run).items():
+            report.left_out.append(f"{group.name}: no {figures.title_of(name)}: {reason}.")

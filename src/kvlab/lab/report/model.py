@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvlab.lab.compare.gate import Finding
 from kvlab.lab.compare.groups import Group
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """A group's value in a row: the median, and how it differs from the baseline's; empty where it has none."""
 
     value: str
@@ -20,8 +20,7 @@ class Cell:
     dots: tuple[float, ...] = ()  # each run's value
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A metric in every group; the first cell is the baseline's."""
 
     section: str
@@ -30,16 +29,7 @@ class Row:
     cells: tuple[Cell, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A setting that is not the same in all groups, with each group's value."""
-
-    key: str
-    values: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
+class Image(NamedTuple):
     """A figure as PNG, and the group it shows; None for all."""
 
     name: str
@@ -58,13 +48,13 @@ class Report:
 
     title: str
     groups: list[Group]
-    differences: list[Difference]
+    differences: dict[str, tuple[str, ...]]  # settings that are not the same in all groups: each group's value
     headlines: list[str]
     rows: list[Row]
     outputs: list[tuple[str, str]]  # groups, and whether their tokens are the baseline's
     method: list[str]
     warnings: list[str]
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Finding]
     images: list[Image] = field(default_factory=list)
     interactive: list[tuple[str, str]] = field(default_factory=list)  # title and HTML, without plotly.js
     left_out: list[str] = field(default_factory=list)  # figures that there are not, and why

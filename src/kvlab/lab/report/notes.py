@@ -47,12 +47,12 @@ def method_notes(groups: Sequence[Group], options: ReportOptions) -> list[str]:
 
 def warnings(groups: Sequence[Group], obstacles: Mapping[str, str], options: ReportOptions) -> list[str]:
     """What speaks against the comparison."""
-    found = []
-    for group in groups:
-        if group.left_out:
-            ends = ", ".join(sorted({run.status.replace("_", " ") for run in group.left_out}))
-            total = len(group.left_out) + len(group.runs)
-            found.append(f"{group.name}: {len(group.left_out)} of {_runs(total)} left out ({ends}).")
+    found = [
+        f"{group.name}: {len(group.left_out)} of {_runs(len(group.left_out) + len(group.runs))} left out "
+        f"({group.endings})."
+        for group in groups
+        if group.left_out
+    ]
     for name, reason in obstacles.items():
         if options.force:
             found.append(f"{name}: compared because of force=true although {reason}.")
@@ -62,18 +62,18 @@ def warnings(groups: Sequence[Group], obstacles: Mapping[str, str], options: Rep
         values = {str(run.facts[fact]) for group in groups for run in group.runs if fact in run.facts}
         if len(values) > 1:
             found.append(f"The runs were not all on the same {fact}: {'; '.join(sorted(values))}.")
-    return found + [text for group in groups[1:] if (text := _in_sequence(groups[0], group))]
-
-
-def _in_sequence(baseline: Group, group: Group) -> str | None:
-    """Whether all of one ran before any of the other: then the machine's drift looks like a difference."""
-    starts = [[run.facts["started"] for run in g.runs if "started" in run.facts] for g in (baseline, group)]
-    if min(map(len, starts)) < 2 or (max(starts[0]) > min(starts[1]) and max(starts[1]) > min(starts[0])):
-        return None
-    return (
-        f"{group.name}: ran all before or all after {baseline.name}: a machine that became slower meanwhile looks "
+    return found + [
+        f"{group.name}: ran all before or all after {groups[0].name}: a machine that became slower meanwhile looks "
         "like a difference. A sweep with repeats= runs them in turns."
-    )
+        for group in groups[1:]
+        if _ran_apart(groups[0], group)
+    ]
+
+
+def _ran_apart(baseline: Group, group: Group) -> bool:
+    """Whether all of one ran before any of the other: then the machine's drift looks like a difference."""
+    first, second = ([run.facts["started"] for run in g.runs if "started" in run.facts] for g in (baseline, group))
+    return min(len(first), len(second)) > 1 and (max(first) <= min(second) or max(second) <= min(first))
 
 
 def _which(some: Sequence[Group], others: Sequence[Group]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
@@ -37,10 +36,8 @@ def find_metrics(key: str, wish: str, groups: Sequence[Group]) -> list[str]:
 
 
 def primary_metric(groups: Sequence[Group], wanted: Sequence[str]) -> str:
-    """The one that the report's first sentences are about: chosen before anyone looks at the results.
-
-    It is the first that was asked for; else output tokens per second, or, where arrivals set the pace, the latency
-    of a whole request.
+    """The one that the report's first sentences are about, which does not depend on the results: the first that was
+    asked for; else output tokens per second, or, where arrivals set the pace, the latency of a whole request.
     """
     if wanted:
         return wanted[0]
@@ -49,24 +46,18 @@ def primary_metric(groups: Sequence[Group], wanted: Sequence[str]) -> str:
 
 
 def value_text(metric: Metric, value: float) -> str:
-    """A metric's value; small ones that are no counts with as many digits as tell them apart."""
+    """A metric's value; small ones that are no counts with enough digits to differ."""
     if metric.digits == 0 and metric.unit not in ("ms", "%"):
         return metric.text(value)
     digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
     return metric.text(value, digits=0 if abs(value) >= 1000 else max(metric.digits, digits))
 
 
-def percent(fraction: float) -> str:
-    """A change, with its sign: +4.0 %."""
-    text = f"{100 * fraction:+.1f} %"
-    return text.replace("-", "\u2212") if not re.fullmatch(r"[+-]0\.0* %", text) else text[1:]
-
-
 def delta_text(found: Estimate, metric: Metric) -> str:
     """How much a group differs: in percent, or where the baseline is 0 in the metric's own unit."""
     if found.delta is None:
         return f"{found.difference:+,.{metric.digits}f}".replace("-", "\u2212")
-    return percent(found.delta)
+    return f"{_percent(found.delta)} %"
 
 
 def interval_text(found: Estimate) -> str:
@@ -75,7 +66,9 @@ def interval_text(found: Estimate) -> str:
         return ""
     if math.isinf(found.low):
         return "in every run"
-    if found.low == found.high:
-        return "exact"
-    low, high = (percent(limit).removesuffix(" %") for limit in (found.low, found.high))
-    return f"{low} to {high} %"
+    return "exact" if found.low == found.high else f"{_percent(found.low)} to {_percent(found.high)} %"
+
+
+def _percent(fraction: float) -> str:
+    text = f"{100 * fraction:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "\u2212")
