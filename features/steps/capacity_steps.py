@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +10,22 @@ import pytest
 from pytest_bdd import given, parsers, then, when
 from transformers import AutoConfig
 
-from features.steps.run_steps import Command
 from kvlab.cli import capacity
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.engine import Engine
 from kvlab.errors import OutOfBlocksError
+from tests.support.commands import Command, call
 
 
 class Planner:
     """Runs the command; remembers the settings of the last one."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self._capsys, self._monkeypatch = capsys, monkeypatch
+    def __init__(self) -> None:
         self.arguments: list[str] = []
 
     def __call__(self, *arguments: str) -> Command:
         self.arguments = list(arguments)
-        self._monkeypatch.setattr(sys, "argv", ["capacity", *arguments])
-        self._monkeypatch.setenv("COLUMNS", "200")
-        code = 0
-        try:
-            capacity.main()
-        except SystemExit as exit_:
-            code = int(exit_.code or 0)
-        said = self._capsys.readouterr()
-        return Command(code, said.out + said.err, Path(), "")
+        return call(capacity.main, *arguments)
 
     def figures(self) -> dict[str, Any]:
         """Of the last command, every figure."""
@@ -51,8 +41,8 @@ class Planner:
 
 
 @pytest.fixture
-def planner(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Planner:
-    return Planner(capsys, monkeypatch)
+def planner() -> Planner:
+    return Planner()
 
 
 @when(parsers.parse('I plan "{text}"'))

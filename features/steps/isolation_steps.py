@@ -8,12 +8,12 @@ import torch
 from pytest_bdd import given, parsers, then, when
 
 from features.steps.checkpoints import Checkpoint
-from features.steps.run_steps import Command
 from features.steps.server import Server
 from kvlab.core import FinishReason, SequenceSpec
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.step import StepInput, StepResult
 from kvlab.kv.view import CacheView
+from tests.support.commands import Command
 
 Strikes = Callable[[StepInput], list[SequenceSpec]]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 from pytest_bdd import given, parsers, then, when
 
-from features.steps.run_steps import Command, Lab
+from features.steps.run_steps import Runner
 from kvlab.cli import report
-from tests.lab.recorded import record_run, record_sweep
+from tests.support.commands import Command, call
+from tests.support.recorded import record_run, record_sweep
 
 DRIFT = (1.0, 0.97, 0.9, 0.91, 0.85)
 CHANCE = (1.002, 0.998, 1.001, 0.997, 1.0)
@@ -21,27 +21,19 @@ CHANCE = (1.002, 0.998, 1.001, 0.997, 1.0)
 class Reporter:
     """Runs the command in a folder of its own."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
-        self.folder, self._monkeypatch, self._capture = folder, monkeypatch, capture
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self._monkeypatch = folder, monkeypatch
 
     def run(self, *arguments: str) -> Command:
-        output = self.folder / "report"
         self._monkeypatch.chdir(self.folder)
-        self._monkeypatch.setattr(sys, "argv", ["report", *arguments, "figures=false", f"output={output}"])
-        self._monkeypatch.setenv("COLUMNS", "200")
-        code: object = 0
-        try:
-            report.main()
-        except SystemExit as error:
-            code = error.code
-        assert isinstance(code, int)
-        said = self._capture.readouterr()
-        return Command(code, said.out + said.err, output, "")
+        output = self.folder / "report"
+        ended = call(report.main, *arguments, "figures=false", f"output={output}")
+        return Command(ended.code, ended.output, output)
 
 
 @pytest.fixture
-def reporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Reporter:
-    return Reporter(tmp_path, monkeypatch, capsys)
+def reporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reporter:
+    return Reporter(tmp_path, monkeypatch)
 
 
 @given(
@@ -92,11 +84,11 @@ def report_on_sweep(reporter: Reporter, commands: list[Command]) -> None:
 
 
 @when("I report on that sweep by its id in the tracking store")
-def report_by_id(reporter: Reporter, commands: list[Command], lab: Lab) -> None:
+def report_by_id(reporter: Reporter, commands: list[Command], lab: Runner) -> None:
     swept = commands[-2]
     match = re.search(r"/runs/([0-9a-f]{32})", swept.output)
     assert match, shlex.quote(swept.output)
-    commands.append(reporter.run(match[1], f"tracking.uri={lab.uri}"))
+    commands.append(reporter.run(match[1], f"tracking.uri={lab.lab.uri}"))
 
 
 @then(parsers.parse('the report says "{text}"'))

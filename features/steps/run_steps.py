@@ -2,131 +2,59 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from pytest_bdd import given, parsers, then, when
 
-import kvlab.cli.run
+from tests.support.commands import TIMEOUT_S, TINY, Command, Lab
 
-ROOT = Path(__file__).resolve().parents[2]
-TINY = [
-    "model.architecture.vocab_size=97",
-    "model.architecture.hidden_size=32",
-    "model.architecture.intermediate_size=64",
-    "model.architecture.num_hidden_layers=2",
-    "model.architecture.num_attention_heads=4",
-    "model.architecture.num_key_value_heads=2",
-    "model.architecture.head_dim=8",
+#: Long enough for every request to have several blocks.
+SETTINGS = (
+    *TINY,
     "model.max_seq_len=64",
     "executor.dtype=float32",
-    "executor.threads=1",
     "workload.num_requests=4",
     "workload.prompt_len={min: 17, max: 24}",
     "workload.output_len={min: 16, max: 20}",
-    "figures=false",  # which takes a second, and is asked for where it matters
-]
-MOST_S = 400  # a busy machine's share
+)
 
 
-@dataclass
-class Command:
-    """A finished command: how it ended, what it said, what it left."""
+class Runner:
+    """Runs commands against one tracking store; the same command line is run once."""
 
-    code: int
-    output: str
-    directory: Path
-    uri: str
+    def __init__(self, base: Path) -> None:
+        self.lab = Lab.with_store(base, SETTINGS)
+        self._done: dict[str, Command] = {}
+        self._folders = count()
 
-    @property
-    def summary(self) -> dict[str, Any]:
-        summary: dict[str, Any] = json.loads((self.directory / "summary.json").read_text())
-        return summary
+    def folder(self) -> str:
+        """One for the results of the next command."""
+        return f"out{next(self._folders)}"
 
-    @property
-    def tracked(self) -> Run:
-        return MlflowClient(self.uri).get_run(self.summary["run_id"])
+    def run(self, text: str, *flags: str) -> Command:
+        if text not in self._done:
+            self._done[text] = self.lab.here(*flags, *text.split(), directory=self.folder())
+        return self._done[text]
 
-    def rows(self, name: str) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = pq.read_table(self.directory / name).to_pylist()
-        return rows
-
-
-@dataclass
-class Lab:
-    """Runs commands against one tracking store; the same command line is run once.
-
-    In this process, which has its imports behind it, unless a scenario asks for another.
-    """
-
-    base: Path
-    uri: str
-    done: dict[str, Command] = field(default_factory=dict)
-
-    def arguments(self, text: str, *, sweep: bool = False) -> tuple[list[str], Path]:
-        directory = self.base / f"out{len(list(self.base.glob('out*')))}"
-        directory.mkdir()
-        key = "hydra.sweep.dir" if sweep else "hydra.run.dir"
-        # What a scenario asks for comes last, so that it prevails over the tiny model's settings.
-        arguments = [sys.executable, "-m", "src.run", *(["-m"] if sweep else []), *TINY, *text.split()]
-        return [*arguments, f"{key}={directory}"], directory
-
-    def environment(self, uri: str | None = None) -> dict[str, str]:
-        return {**os.environ, "MLFLOW_TRACKING_URI": uri or self.uri, "COLUMNS": "200"}
-
-    def run(self, text: str, *, sweep: bool = False) -> Command:
-        if text not in self.done:
-            arguments, directory = self.arguments(text, sweep=sweep)
-            self.done[text] = self._here(arguments, directory)
-        return self.done[text]
-
-    def _here(self, arguments: list[str], directory: Path) -> Command:
-        said, code = io.StringIO(), 0
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
-            patch.setattr(sys, "argv", ["src/run.py", *arguments[3:]])
-            patch.setenv("MLFLOW_TRACKING_URI", self.uri)
-            patch.setenv("COLUMNS", "200")
-            try:
-                kvlab.cli.run.main()
-            except SystemExit as ended:
-                code = int(ended.code or 0)
-        return Command(code, said.getvalue(), directory, self.uri)
-
-    def apart(self, text: str, *, uri: str | None = None) -> Command:
+    def apart(self, text: str) -> Command:
         """Run it in a process of its own."""
-        arguments, directory = self.arguments(text)
-        ended = subprocess.run(
-            arguments,
-            cwd=ROOT,
-            env=self.environment(uri),
-            capture_output=True,
-            text=True,
-            timeout=MOST_S,
-            check=False,
-        )
-        return Command(ended.returncode, ended.stdout + ended.stderr, directory, self.uri)
+        return self.lab.apart(*text.split(), directory=self.folder())
 
 
 @pytest.fixture(scope="session")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    base = tmp_path_factory.mktemp("lab")
-    return Lab(base, f"sqlite:///{base / 'store.db'}")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    return Runner(tmp_path_factory.mktemp("lab"))
 
 
 @pytest.fixture
@@ -136,23 +64,23 @@ def commands() -> list[Command]:
 
 
 @when(parsers.parse('I run "{text}" on a tiny model'))
-def run(lab: Lab, commands: list[Command], text: str) -> None:
+def run(lab: Runner, commands: list[Command], text: str) -> None:
     commands.append(lab.run(text))
 
 
 @when(parsers.parse('I run "{text}" on a tiny model twice'))
-def run_twice(lab: Lab, commands: list[Command], text: str) -> None:
+def run_twice(lab: Runner, commands: list[Command], text: str) -> None:
     commands += [lab.run(text), lab.apart(text)]
 
 
 @when(parsers.parse('a tiny model is run with "{first}" and with "{second}"'))
-def run_two(lab: Lab, commands: list[Command], first: str, second: str) -> None:
+def run_two(lab: Runner, commands: list[Command], first: str, second: str) -> None:
     commands += [lab.run(first), lab.run(second)]
 
 
 @when(parsers.parse('I sweep "{text}" on a tiny model'))
-def run_sweep(lab: Lab, commands: list[Command], text: str) -> None:
-    commands.append(lab.run(text, sweep=True))
+def run_sweep(lab: Runner, commands: list[Command], text: str) -> None:
+    commands.append(lab.run(text, "-m"))
 
 
 @given("a tracking server that accepts connections and never answers", target_fixture="silent_server")
@@ -164,8 +92,9 @@ def silent_server() -> Iterator[str]:
 
 
 @when(parsers.parse('I run "{text}" on a tiny model against that server'))
-def run_against(lab: Lab, commands: list[Command], silent_server: str, text: str) -> None:
-    commands.append(lab.apart(text, uri=silent_server))
+def run_against(lab: Runner, commands: list[Command], silent_server: str, text: str) -> None:
+    other = Lab(lab.lab.base, SETTINGS, silent_server)
+    commands.append(other.apart(*text.split(), directory=lab.folder()))
 
 
 @when(
@@ -173,18 +102,13 @@ def run_against(lab: Lab, commands: list[Command], silent_server: str, text: str
         'I start a run that would take minutes on a tiny model and send it "{name}" once it produces tokens'
     )
 )
-def interrupt(lab: Lab, commands: list[Command], name: str) -> None:
+def interrupt(lab: Runner, commands: list[Command], name: str) -> None:
     # Requests that arrive for minutes; tokens of the first are there as soon as the steps begin.
     long = "workload=mixed32 workload.rate=2 workload.num_requests=500 model.max_seq_len=1024"
-    arguments, directory = lab.arguments(f"{long} workload.prompt_len.max=64 workload.output_len.max=400")
-    process = subprocess.Popen(
-        arguments,
-        cwd=ROOT,
-        env={**lab.environment(), "FORCE_COLOR": "1"},  # as on a terminal, where a bar tells of tokens at once
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    more = "workload.prompt_len.max=64 workload.output_len.max=400"
+    directory = lab.folder()
+    # As on a terminal, where a bar shows tokens at once.
+    process = lab.lab.start(*long.split(), *more.split(), directory=directory, FORCE_COLOR="1")
     assert process.stdout is not None
     said = ""
     while "tok/s" not in said:
@@ -192,8 +116,8 @@ def interrupt(lab: Lab, commands: list[Command], name: str) -> None:
         assert character, said
         said += character
     process.send_signal(getattr(signal, name))
-    rest, _ = process.communicate(timeout=MOST_S)
-    commands.append(Command(process.returncode, said + rest, directory, lab.uri))
+    rest, _ = process.communicate(timeout=TIMEOUT_S)
+    commands.append(Command(process.returncode, said + rest, lab.lab.base / directory, lab.lab.uri))
 
 
 @then("the command succeeds")
@@ -360,7 +284,7 @@ def one_parent(commands: list[Command], children: list[Run], count: int) -> None
 def own_parameters(children: list[Run], first: str, second: str) -> None:
     points = {(child.data.params[first], child.data.params[second]) for child in children}
     assert len(points) == len(children)
-    assert all(child.data.params["model.name"] == "qwen3_mini" for child in children)
+    assert all(child.data.params["model.name"] == "qwen3_tiny" for child in children)
 
 
 @then(parsers.parse('the points with {blocks:d} blocks, too few for a request, are recorded as "{status}"'))

@@ -19,7 +19,7 @@ from kvlab.engine.clock import LogicalClock, WallClock
 from kvlab.engine.engine import Engine
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.errors import RequestRefusedError
-from tests.engine.table import TableExecutor, table_pool
+from tests.support.table import TableExecutor, table_pool
 
 
 @dataclass

@@ -11,27 +11,11 @@ from kvlab.config import SchedulerConfig
 from kvlab.core import Request, SamplingParams, Sequence, StepOutput, StepRecord
 from kvlab.engine.clock import WallClock
 from kvlab.engine.engine import Engine
-from kvlab.engine.executors.torch import TorchExecutor
-from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
-from kvlab.engine.step import Executor, StepInput, StepResult
-from kvlab.kv.view import CacheView
-from kvlab.models.decoder import Decoder
+from kvlab.engine.step import Executor
+from tests.support.executors import RecordingExecutor
 
 _MANY = 2000  # steps; no scenario takes as many
-
-
-class WatchedExecutor(TorchExecutor):
-    """Remembers who took part in each pass, with how many tokens."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        super().__init__(decoder, Sampler())
-        self.passes: list[list[tuple[str, int]]] = []
-
-    def execute(self, step: StepInput, view: CacheView) -> StepResult:
-        names = [sequence.request_id for sequence in step.sequences]
-        self.passes.append(list(zip(names, step.num_tokens.tolist(), strict=True)))
-        return super().execute(step, view)
 
 
 @dataclass
@@ -56,7 +40,7 @@ class Server:
         longest = size.count * size.tokens if size.paged else size.tokens
         pool = size.build(model.config.kv_spec("float32"), longest, sharing=sharing)
         scheduler = build_scheduler(scheduling)
-        executor = WatchedExecutor(model.decoder)
+        executor = RecordingExecutor(model.decoder)
         return cls(Engine(pool, scheduler, executor, WallClock()), Memory(pool), executor, executor.passes)
 
     def submit(

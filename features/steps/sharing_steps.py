@@ -9,7 +9,7 @@ from pytest_bdd import given, parsers, then, when
 from features.steps.support import NAMES, SPEC, MemorySize, memory_size, names_in
 from features.steps.texts import Texts, books
 from kvlab.errors import OutOfBlocksError
-from tests.unit.pools import collide
+from tests.support.pools import collide
 
 _SIZE = {"Size": memory_size}
 _HASHES = {

@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 import torch
 from parse import with_pattern
 
-from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pool import BlockPool
-from kvlab.kv.pools.contiguous import ContiguousKVCachePool
-from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
+from tests.support.pools import contiguous, paged
 
 #: 512 bytes a token, so that a block of 16 tokens takes 8 KiB.
 SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=16, dtype="float32")
@@ -34,13 +32,9 @@ class MemorySize:
         self, spec: KVSpec, max_seq_len: int = 4096, *, sharing: bool = False, eviction: str = "lru"
     ) -> BlockPool:
         """The pool of this size, its tensors reserved."""
-        storage = KVStorage(spec, self.count, self.tokens)
         if self.paged:
-            policy = EVICTION_POLICIES.get(eviction)()
-            return PagedKVCachePool(
-                self.count, self.tokens, max_seq_len, storage, prefix_sharing=sharing, eviction=policy
-            )
-        return ContiguousKVCachePool(self.count, self.tokens, storage)
+            return paged(self.count, self.tokens, max_seq_len, spec=spec, sharing=sharing, eviction=eviction)
+        return contiguous(self.count, self.tokens, spec=spec)
 
 
 @with_pattern(r"\d+ (?:blocks?|contiguous slots?) of \d+ tokens?")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,40 +14,33 @@ from pytest_bdd import given, parsers, then, when
 
 from kvlab.cli import tune
 from kvlab.cli.compose import compose_run
-from kvlab.config import TrackingConfig, parse_bytes
+from kvlab.config import parse_bytes
 from kvlab.lab.sweep.plan import read_plan
-from kvlab.lab.tracking import open_store
 from kvlab.lab.tune.space import check_fits
-from tests.lab.sweeps import TINY, Ended, SweepLab
+from tests.support.commands import TINY, Command, Lab, call
 
 
-class Commands(SweepLab):
-    """Remembers how the latest command ended."""
+class Commands:
+    """Runs sweeps against a store of its own; remembers how the latest command ended."""
 
-    last: Ended
-    count = 0
+    def __init__(self, base: Path) -> None:
+        self.lab = Lab.with_store(base)
+        self.base, self.uri = self.lab.base, self.lab.uri
+        self.last = Command(0, "")
+        self.count = 0
 
     def sweep(self, text: str) -> None:
         self.count += 1
-        self.last = self.here("-m", *shlex.split(text), directory=f"sweep{self.count}")
+        self.last = self.lab.here("-m", *shlex.split(text), directory=f"sweep{self.count}")
 
     @property
     def directory(self) -> Path:
         return self.base / f"sweep{self.count}"
 
 
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Making a store takes seconds; a copy takes none."""
-    file = tmp_path_factory.mktemp("empty") / "store.db"
-    open_store(TrackingConfig(uri=f"sqlite:///{file}"), file.parent, create=True)
-    return file.read_bytes()
-
-
 @given("a laboratory with a store of its own", target_fixture="laboratory")
-def laboratory(tmp_path: Path, capfd: pytest.CaptureFixture[str], empty_store: bytes) -> Commands:
-    (tmp_path / "store.db").write_bytes(empty_store)
-    return Commands(tmp_path, capfd.readouterr)
+def laboratory(tmp_path: Path) -> Commands:
+    return Commands(tmp_path)
 
 
 @given(parsers.parse('a sweep over "{text}" that was interrupted behind its first point'))
@@ -76,18 +68,9 @@ def sweep_in(laboratory: Commands, text: str) -> None:
 
 
 @when(parsers.parse('I tune in the laboratory "{text}"'))
-def tune_in(laboratory: Commands, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    places = [f"output={laboratory.base / 'tune'}", f"tracking.uri={laboratory.uri}"]
-    monkeypatch.setattr(sys, "argv", ["src/tune.py", *shlex.split(text), *TINY, *places])
-    monkeypatch.setenv("COLUMNS", "200")
-    code: Any = 0
-    try:
-        tune.main()
-    except SystemExit as ended:
-        code = ended.code
-    assert laboratory.capture is not None
-    shown = laboratory.capture()
-    laboratory.last = Ended(int(code or 0), shown.out + shown.err)
+def tune_in(laboratory: Commands, text: str) -> None:
+    where = [f"output={laboratory.base / 'tune'}", f"tracking.uri={laboratory.uri}"]
+    laboratory.last = call(tune.main, *shlex.split(text), *TINY, *where)
 
 
 @then(parsers.parse("it ends with status {code:d}"))
@@ -108,8 +91,8 @@ def sweep_says(laboratory: Commands, text: str) -> None:
     )
 )
 def one_sweep(laboratory: Commands, done: int, killed: int) -> None:
-    (parent,) = laboratory.parents()
-    children = laboratory.children()
+    (parent,) = laboratory.lab.parents()
+    children = laboratory.lab.children()
     assert {run.tags["mlflow.parentRunId"] for run in children} == {parent.run_id}
     assert Counter(run.state for run in children) == {"FINISHED": done, "KILLED": killed}
     assert len({run.tags["kvlab.config_digest"] for run in children if run.finished}) == done
@@ -149,7 +132,7 @@ def jobs(laboratory: Commands, datatable: list[list[str]]) -> None:
 
 @then("the repeats of a point are tagged, and had the same requests")
 def tagged(laboratory: Commands) -> None:
-    runs = laboratory.children()
+    runs = laboratory.lab.children()
     points: dict[str, set[str]] = {}
     for run in runs:
         points.setdefault(run.params["kv.num_blocks"], set()).add(run.tags["kvlab.repeat"])

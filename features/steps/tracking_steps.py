@@ -6,7 +6,7 @@ import json
 
 from pytest_bdd import parsers, then
 
-from features.steps.run_steps import Command
+from tests.support.commands import Command
 
 
 @then(parsers.parse('the tracked run\'s input is the workload "{name}" with the digest of summary.json'))

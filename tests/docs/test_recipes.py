@@ -13,7 +13,7 @@ import pytest
 from kvlab.cli.main import main
 from kvlab.core import FinishReason, RequestRecord
 from kvlab.registry import KEYS, registry
-from tests.lab.small_runs import run_small
+from tests.support.runs import run_small
 
 RECIPES = Path(__file__).parents[2] / "docs/extending"
 

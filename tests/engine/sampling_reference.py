@@ -11,7 +11,7 @@ import torch
 from kvlab.core import Request, SamplingParams
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.storage import KVStorage
-from tests.engine.support import tiny_config, tiny_decoder
+from tests.support.model import tiny_config, tiny_decoder
 
 WORD = 2**64 - 1
 

@@ -8,15 +8,10 @@ from kvlab.config import SchedulerConfig
 from kvlab.core import Sequence, SequenceStatus
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.kv.pools.paged import PagedKVCachePool
-from tests.engine.support import (
-    RecordingExecutor,
-    drain,
-    expected_tokens,
-    make_engine,
-    paged_pool,
-    request,
-    slotted_pool,
-)
+from tests.support.engines import drain, make_engine, request
+from tests.support.executors import RecordingExecutor
+from tests.support.model import expected_tokens
+from tests.support.pools import paged_pool, slotted_pool
 from tests.support.records import counted
 
 

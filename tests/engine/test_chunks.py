@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvlab.core import Request, SamplingParams
-from tests.engine.support import drain
-from tests.engine.table import TableExecutor, table_engine, table_pool, undisturbed
+from tests.support.engines import drain
+from tests.support.table import TableExecutor, table_engine, table_pool, undisturbed
 
 
 def asked(number: int, prompt_len: int, max_tokens: int) -> Request:

@@ -6,9 +6,9 @@ import pytest
 
 from kvlab.core import Request, SamplingParams, SequenceStatus
 from kvlab.errors import RequestRefusedError
-from tests.engine.support import drain
-from tests.engine.table import VOCAB, table_engine, table_pool, table_slots, undisturbed
+from tests.support.engines import drain
 from tests.support.records import memory
+from tests.support.table import VOCAB, table_engine, table_pool, table_slots, undisturbed
 
 
 def asked(number: int, prompt_len: int, max_tokens: int, n: int = 1) -> Request:

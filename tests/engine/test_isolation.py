@@ -14,8 +14,8 @@ from kvlab.engine.faults import FaultyExecutor, InjectedFault
 from kvlab.engine.step import StepInput, StepResult
 from kvlab.errors import SamplingError
 from kvlab.kv.view import CacheView
-from tests.engine.support import Aborting, Stream, drain, steps
-from tests.engine.table import TableExecutor, table_engine, table_pool, undisturbed
+from tests.support.engines import Aborting, Stream, drain, steps
+from tests.support.table import TableExecutor, table_engine, table_pool, undisturbed
 
 Rule = Callable[[list[str], int], None]
 

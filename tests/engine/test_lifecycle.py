@@ -10,20 +10,10 @@ from kvlab.core import FinishReason, Request, SamplingParams, SequenceStatus, St
 from kvlab.engine.engine import Engine
 from kvlab.engine.protocol import OutputCallback
 from kvlab.errors import RequestRefusedError
-from tests.engine.support import (
-    FailingExecutor,
-    RecordingExecutor,
-    Stream,
-    assert_empty,
-    drain,
-    expected_tokens,
-    make_engine,
-    request,
-    run,
-    slotted_pool,
-    step_until,
-    steps,
-)
+from tests.support.engines import Stream, assert_empty, drain, make_engine, request, run, step_until, steps
+from tests.support.executors import FailingExecutor, RecordingExecutor
+from tests.support.model import expected_tokens
+from tests.support.pools import slotted_pool
 from tests.support.records import counted, memory
 
 LENGTH, STOP, ABORTED, FAILED = FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORTED, FinishReason.FAILED

@@ -10,8 +10,8 @@ from kvlab.core import FinishReason, Request, SamplingParams
 from kvlab.engine.engine import Engine
 from kvlab.engine.scheduler.orders import ORDERS
 from kvlab.errors import RequestRefusedError
-from tests.engine.support import drain
-from tests.engine.table import TableExecutor, table_engine, table_pool, table_slots, undisturbed
+from tests.support.engines import drain
+from tests.support.table import TableExecutor, table_engine, table_pool, table_slots, undisturbed
 
 
 def asked(name: str, prompt_len: int, max_tokens: int, priority: int = 0) -> Request:

@@ -11,17 +11,10 @@ from hypothesis import strategies as st
 
 from kvlab.core import FinishReason
 from kvlab.kv.pool import BlockPool
-from tests.engine.support import (
-    RecordingExecutor,
-    drain,
-    expected_tokens,
-    make_engine,
-    paged_pool,
-    request,
-    run,
-    slotted_pool,
-    step_until,
-)
+from tests.support.engines import drain, make_engine, request, run, step_until
+from tests.support.executors import RecordingExecutor
+from tests.support.model import expected_tokens
+from tests.support.pools import paged_pool, slotted_pool
 
 ASKED = [request("a", 21, 9), request("b", 3, 14), request("c", 16, 4), request("d", 17, 7), request("e", 1, 12)]
 

@@ -7,9 +7,9 @@ import pytest
 from kvlab.config import PreemptionConfig
 from kvlab.core import FinishReason, Request, SamplingParams, Sequence
 from kvlab.engine.scheduler.victims import VICTIMS
-from tests.engine.support import Stream, drain, step_until
-from tests.engine.table import TableExecutor, table_engine, table_pool, undisturbed
+from tests.support.engines import Stream, drain, step_until
 from tests.support.records import counted
+from tests.support.table import TableExecutor, table_engine, table_pool, undisturbed
 
 
 def asked(number: int, prompt_len: int = 20, max_tokens: int = 30, priority: int = 0) -> Request:

@@ -10,18 +10,10 @@ import pytest
 from kvlab.core import FinishReason, Request, SamplingParams
 from kvlab.engine.step import StepInput
 from kvlab.kv.view import CacheView
-from tests.engine.support import (
-    FailingExecutor,
-    RecordingExecutor,
-    drain,
-    expected_tokens,
-    make_engine,
-    paged_pool,
-    prompt_for,
-    request,
-    run,
-    sharing_pool,
-)
+from tests.support.engines import drain, make_engine, request, run
+from tests.support.executors import FailingExecutor, RecordingExecutor
+from tests.support.model import expected_tokens, prompt_for
+from tests.support.pools import paged_pool, sharing_pool
 from tests.support.records import counted, memory
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from kvlab.core import Request, SamplingParams
 from kvlab.errors import RequestRefusedError
-from tests.engine.support import VOCAB, drain, expected_tokens, make_engine, request
+from tests.support.engines import drain, make_engine, request
+from tests.support.model import VOCAB, expected_tokens
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens=0; at least 1"),

@@ -10,18 +10,10 @@ from kvlab.core import FinishReason, Sequence, StepOutput
 from kvlab.engine.engine import Engine
 from kvlab.errors import RequestRefusedError
 from kvlab.kv.pool import BlockPool
-from tests.engine.support import (
-    Aborting,
-    FailingExecutor,
-    assert_empty,
-    drain,
-    expected_tokens,
-    make_engine,
-    paged_pool,
-    request,
-    sharing_pool,
-    slotted_pool,
-)
+from tests.support.engines import Aborting, assert_empty, drain, make_engine, request
+from tests.support.executors import FailingExecutor
+from tests.support.model import expected_tokens
+from tests.support.pools import paged_pool, sharing_pool, slotted_pool
 from tests.support.records import counted, memory
 
 POOLS = {"paged": paged_pool, "sharing": sharing_pool, "contiguous": slotted_pool}

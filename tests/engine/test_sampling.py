@@ -12,7 +12,8 @@ import torch
 from kvlab.core import Request, SamplingParams, Sequence
 from kvlab.engine.sampler import Sampler
 from kvlab.models.decoder import Decoder
-from tests.engine.support import expected_tokens, make_engine, request, run, sampling_batch
+from tests.support.engines import make_engine, request, run, sampling_batch
+from tests.support.model import expected_tokens
 
 
 def warm(name: str = "x", *, seed: int | None = 7, temperature: float = 1.0) -> Request:

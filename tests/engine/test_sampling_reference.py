@@ -19,7 +19,8 @@ from kvlab.errors import SamplingError
 from kvlab.models.ops import select_ops
 from kvlab.models.ops.torch_ops import TorchOps
 from tests.engine.sampling_reference import adjusted, distribution, mix, pick, reference_tokens, softmax, uniform
-from tests.engine.support import drain, make_engine, paged_pool, request, sampling_batch, sharing_pool
+from tests.support.engines import drain, make_engine, request, sampling_batch
+from tests.support.pools import paged_pool, sharing_pool
 
 ANY_SAMPLING = st.builds(
     SamplingParams,

@@ -20,15 +20,10 @@ from kvlab.engine.service import Engine
 from kvlab.engine.step import StepInput, StepResult
 from kvlab.errors import ConfigError, EngineStoppedError, KvlabError, RequestRefusedError
 from kvlab.kv.view import CacheView
-from tests.engine.support import (
-    FailingExecutor,
-    RecordingExecutor,
-    assert_empty,
-    expected_tokens,
-    make_engine,
-    request,
-    slotted_pool,
-)
+from tests.support.engines import assert_empty, make_engine, request
+from tests.support.executors import FailingExecutor, RecordingExecutor
+from tests.support.model import expected_tokens
+from tests.support.pools import slotted_pool
 
 ASKED = [request("a", 21, 9), request("b", 3, 14), request("c", 16, 4)]
 

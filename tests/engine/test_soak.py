@@ -20,8 +20,8 @@ from kvlab.core import FinishReason, Request, SamplingParams, StepOutput
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.engine import Engine
 from kvlab.errors import RequestRefusedError
-from tests.engine.support import assert_empty
-from tests.engine.table import TableExecutor, table_engine, table_pool, undisturbed
+from tests.support.engines import assert_empty
+from tests.support.table import TableExecutor, table_engine, table_pool, undisturbed
 
 REQUESTS = int(os.environ.get("KVLAB_SOAK_REQUESTS", "2000"))
 OVERLOAD, ABORTED, FAULTS = 1.5, 0.01, 0.01

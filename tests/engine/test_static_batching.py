@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvlab.engine.clock import LogicalClock
-from tests.engine.support import RecordingExecutor, drain, expected_tokens, make_engine, request
+from tests.support.engines import drain, make_engine, request
+from tests.support.executors import RecordingExecutor
+from tests.support.model import expected_tokens
 
 
 def test_nobody_enters_until_the_batch_is_done() -> None:

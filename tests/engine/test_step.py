@@ -12,8 +12,8 @@ from kvlab.core import Request, SamplingParams, TokenLogprobs
 from kvlab.engine.clock import LogicalClock, WallClock
 from kvlab.engine.step import StepInput, StepResult
 from kvlab.kv.view import CacheView
-from tests.engine.support import drain, make_engine, request
-from tests.engine.table import TableExecutor, table_engine, table_pool
+from tests.support.engines import drain, make_engine, request
+from tests.support.table import TableExecutor, table_engine, table_pool
 
 
 class Pickling(TableExecutor):

@@ -6,7 +6,9 @@ import pytest
 
 from kvlab.core import StepRecord
 from kvlab.engine.clock import LogicalClock, WallClock
-from tests.engine.support import SteadyExecutor, drain, make_engine, request, slotted_pool, steps
+from tests.support.engines import drain, make_engine, request, steps
+from tests.support.executors import SteadyExecutor
+from tests.support.pools import slotted_pool
 from tests.support.records import counted, memory
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from kvlab.core import FinishReason, Request, SamplingParams, StepOutput
 from kvlab.engine.text import TextStream
-from tests.engine.support import Stream, drain, expected_tokens, make_engine, request, run
+from tests.support.engines import Stream, drain, make_engine, request, run
+from tests.support.model import expected_tokens
 
 PIECES = ("a", "b", "ab", "ba", "aab", "c", "", "abc")
 

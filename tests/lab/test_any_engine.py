@@ -27,7 +27,7 @@ from kvlab.lab.report.options import ReportOptions
 from kvlab.lab.report.pages import write_report
 from kvlab.lab.report.terminal import print_report
 from kvlab.lab.trace import write_trace
-from tests.lab.small_runs import run_small
+from tests.support.runs import run_small
 
 
 @dataclass(eq=False)

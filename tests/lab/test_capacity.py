@@ -36,8 +36,8 @@ from kvlab.lab.capacity import (
 from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.rope import RotaryEmbedding
 from kvlab.models.weights import DummyWeights
-from tests.engine.support import sampling_batch
 from tests.lab.test_compose import MODELS, compose_run
+from tests.support.engines import sampling_batch
 
 GIB = 2**30
 SMALL = [name for name in MODELS if name.endswith("_tiny")]

@@ -10,7 +10,7 @@ import scipy.stats
 
 from kvlab.lab.catalogue import direction
 from kvlab.lab.compare.interval import Estimate, Method, estimate, is_worse, verdict
-from tests.lab.recorded import THROUGHPUT
+from tests.support.recorded import THROUGHPUT
 
 LATENCY = "latency/ttft_ms_p50"
 FIRST, SECOND = [100.0, 103.0, 97.0, 101.0], [90.0, 94.0, 88.0, 93.0]

@@ -10,7 +10,7 @@ from kvlab.lab.compare.groups import RunSet, group_runs, pairs_of
 from kvlab.lab.compare.interval import estimate
 from kvlab.lab.compare.work import Agreement, check_groups, check_outputs, obstacle
 from kvlab.lab.records import read_run, read_sweep
-from tests.lab.recorded import THROUGHPUT, record_run, record_sweep
+from tests.support.recorded import THROUGHPUT, record_run, record_sweep
 
 POINTS = {"contiguous": {"kv__backend": "contiguous"}, "paged": {}}
 RATES = {"contiguous": [100.0, 90.0, 95.0], "paged": [110.0, 99.0, 104.0]}

@@ -12,7 +12,7 @@ from kvlab.cli import compose
 from kvlab.config import RunConfig
 from kvlab.models.families import decoder_config
 from kvlab.paths import CONF
-from tests.lab.swept import SWEEPS, points_of
+from tests.support.swept import SWEEPS, points_of
 
 NEEDS = {"model=checkpoint": ["model.path=somewhere"], "workload=jsonl": ["workload.path=somewhere"]}
 CHOICES = sorted(f"{file.parent.name}={file.stem}" for file in CONF.glob("*/*.yaml"))

@@ -8,14 +8,10 @@ from dataclasses import replace
 from kvlab.core import FinishReason, Request, SamplingParams, StepRecord
 from kvlab.engine.clock import LogicalClock
 from kvlab.lab.drive import RunLog, drive
-from tests.engine.support import (
-    SteadyExecutor,
-    assert_empty,
-    expected_tokens,
-    make_engine,
-    prompt_for,
-    sharing_pool,
-)
+from tests.support.engines import assert_empty, make_engine
+from tests.support.executors import SteadyExecutor
+from tests.support.model import expected_tokens, prompt_for
+from tests.support.pools import sharing_pool
 from tests.support.records import counted
 
 

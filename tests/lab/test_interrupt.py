@@ -12,7 +12,7 @@ import pytest
 
 import kvlab.lab.execute as lab
 from kvlab.lab.tracking import RunStatus
-from tests.lab.small_runs import run_small
+from tests.support.runs import run_small
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from kvlab.lab.drive import RunLog
 from kvlab.lab.metrics_page import render
 from kvlab.lab.recording import _series
 from kvlab.lab.roofline import MachineRates
-from tests.lab.small_runs import run_small
+from tests.support.runs import run_small
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 

@@ -18,7 +18,7 @@ from kvlab.lab.report.drawing import add_figures
 from kvlab.lab.report.options import ReportOptions
 from kvlab.lab.report.pages import to_html, to_markdown, write_report
 from kvlab.lab.report.terminal import print_report
-from tests.lab.recorded import THROUGHPUT, record_run, record_sweep
+from tests.support.recorded import THROUGHPUT, record_run, record_sweep
 
 POINTS = {"contiguous": {"kv__backend": "contiguous"}, "paged": {}}
 RATES = {"contiguous": [100.0, 90.0, 95.0], "paged": [80.0, 72.5, 75.5]}

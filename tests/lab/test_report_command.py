@@ -10,7 +10,7 @@ import pytest
 from kvlab.cli import report as command
 from kvlab.config import TrackingConfig
 from kvlab.lab.tracking import RunStatus, start_run
-from tests.lab.recorded import CONFIG, THROUGHPUT, record_run, record_sweep
+from tests.support.recorded import CONFIG, THROUGHPUT, record_run, record_sweep
 
 POINTS = {"contiguous": {"kv__backend": "contiguous"}, "paged": {}}
 RATES = {"contiguous": [100.0, 90.0, 95.0], "paged": [80.0, 72.5, 75.5]}

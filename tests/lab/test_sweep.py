@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 from pathlib import Path
 
@@ -16,26 +15,17 @@ from kvlab.lab.sweep.plan import read_plan
 from kvlab.lab.sweep.process import is_alive, this_process
 from kvlab.lab.sweep.results import best, medians, status_of
 from kvlab.lab.tracking import open_store
-from tests.lab.sweeps import SweepLab
+from tests.support.commands import Lab
 
 
 @pytest.fixture
-def bare(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> SweepLab:
-    return SweepLab(tmp_path, capfd.readouterr)
-
-
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Making a store takes seconds; a copy takes none."""
-    file = tmp_path_factory.mktemp("empty") / "store.db"
-    open_store(TrackingConfig(uri=f"sqlite:///{file}"), file.parent, create=True)
-    return file
+def bare(tmp_path: Path) -> Lab:
+    return Lab(tmp_path)
 
 
 @pytest.fixture
-def lab(bare: SweepLab, empty_store: Path) -> SweepLab:
-    shutil.copy(empty_store, bare.base / "store.db")
-    return bare
+def lab(tmp_path: Path) -> Lab:
+    return Lab.with_store(tmp_path)
 
 
 def config(**changes: object) -> RunConfig:
@@ -125,7 +115,7 @@ def test_what_does_not_fit_is_no_failure() -> None:
 
 
 @pytest.mark.slow
-def test_repeats_take_turns_and_are_told_apart(lab: SweepLab) -> None:
+def test_repeats_take_turns_and_are_told_apart(lab: Lab) -> None:
     ended = lab.here("-m", "kv.num_blocks=8,9", "repeats=2", "optimize=latency/e2el_ms_p50")
     assert ended.code == 0, ended.output
     assert "2 points, 2 times each: 4 jobs, time unknown until the first is done" in ended.output
@@ -145,7 +135,7 @@ def test_repeats_take_turns_and_are_told_apart(lab: SweepLab) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_done_is_taken_over_wherever_it_ran(lab: SweepLab) -> None:
+def test_what_is_done_is_taken_over_wherever_it_ran(lab: Lab) -> None:
     assert lab.here("kv.num_blocks=8", directory="single").code == 0
     first = lab.here("-m", "kv.num_blocks=8,9", "resume=true", directory="first")
     assert "1 run done before: 1 job, about 0:0" in first.output
@@ -163,7 +153,7 @@ def test_what_is_done_is_taken_over_wherever_it_ran(lab: SweepLab) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_goes_on_behind_a_point_that_fails_and_says_so_at_the_end(lab: SweepLab) -> None:
+def test_a_sweep_goes_on_behind_a_point_that_fails_and_says_so_at_the_end(lab: Lab) -> None:
     # Every pass fails, so no request of that point completes; the last one contradicts itself.
     ended = lab.here(
         "-m",
@@ -181,7 +171,7 @@ def test_a_sweep_goes_on_behind_a_point_that_fails_and_says_so_at_the_end(lab: S
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_between_two_runs_ends_the_sweep(
-    bare: SweepLab, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    bare: Lab, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvlab.lab.sweep.status.SweepProgress.report", lambda _: signal.raise_signal(number))
     ended = bare.here("-m", "kv.num_blocks=8,9,10", "tracking=off")
@@ -191,7 +181,7 @@ def test_a_signal_between_two_runs_ends_the_sweep(
     assert not (bare.base / "out" / "1").exists()
 
 
-def test_two_sweeps_in_one_process_share_nothing(lab: SweepLab) -> None:
+def test_two_sweeps_in_one_process_share_nothing(lab: Lab) -> None:
     handler = signal.getsignal(signal.SIGINT)
     first = lab.here("-m", "kv.num_blocks=8,9", "tracking=off", directory="first")
     second = lab.here("-m", "kv.num_blocks=1", "seed=0,1", "tracking=off", directory="second")
@@ -202,7 +192,7 @@ def test_two_sweeps_in_one_process_share_nothing(lab: SweepLab) -> None:
 
 
 def test_a_run_that_the_store_did_not_take_is_in_the_exit_code_of_its_sweep(
-    lab: SweepLab, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kvlab.errors import TrackingError
     from kvlab.lab.tracking import MlflowTracker
@@ -216,7 +206,7 @@ def test_a_run_that_the_store_did_not_take_is_in_the_exit_code_of_its_sweep(
     assert "2 runs: 2 finished" in ended.output
 
 
-def test_optimize_that_no_run_has_lists_what_there_is(lab: SweepLab) -> None:
+def test_optimize_that_no_run_has_lists_what_there_is(lab: Lab) -> None:
     ended = lab.here("-m", "kv.num_blocks=8,9", "tracking=off", "optimize=throughput/outputs")
     assert ended.code == 1
     assert "error: optimize=throughput/outputs: no run has it; there are: capacity/kv_bytes" in ended.output
@@ -247,7 +237,7 @@ def test_optimize_that_no_run_has_lists_what_there_is(lab: SweepLab) -> None:
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused_in_a_sentence(
-    bare: SweepLab, overrides: list[str], words: str, monkeypatch: pytest.MonkeyPatch
+    bare: Lab, overrides: list[str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvlab.cli.run.find_spec", lambda name: None)
     ended = bare.here(*overrides)
@@ -259,7 +249,7 @@ def test_a_sweep_that_cannot_be_is_refused_in_a_sentence(
 
 
 @pytest.mark.slow
-def test_a_sweep_that_still_runs_is_not_resumed(lab: SweepLab) -> None:
+def test_a_sweep_that_still_runs_is_not_resumed(lab: Lab) -> None:
     assert lab.here("-m", "kv.num_blocks=8,9").code == 0
     # As if the sweep were still open: this process is alive.
     (parent,) = lab.parents()

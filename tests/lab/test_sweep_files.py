@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.sweeps import SweepLab
-from tests.lab.swept import SWEEPS, points_of
+from tests.support.commands import Lab
+from tests.support.swept import SWEEPS, points_of
 
 SMALL = ["repeats=1", "workload.num_requests=2", "workload.rate=1000", "workload.think_s=0"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SWEEPS)
-def test_it_runs_in_small(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    ended = SweepLab(tmp_path, capfd.readouterr).here(name, *SMALL, "tracking=off")
+def test_it_runs_in_small(name: str, tmp_path: Path) -> None:
+    ended = Lab(tmp_path).here(name, *SMALL, "tracking=off")
     assert ended.code == 0, ended.output
     summaries = [json.loads(file.read_text()) for file in (tmp_path / "out").rglob("summary.json")]
     assert len(summaries) == len(points_of(name))

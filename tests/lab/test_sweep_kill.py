@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.sweeps import MOST_S, SweepLab
+from tests.support.commands import TIMEOUT_S, Lab
 
 # Long enough that the sweep is killed while a run is open.
 TWELVE = [
@@ -27,12 +27,10 @@ def finished_jobs(directory: Path) -> int:
 
 
 @pytest.mark.slow
-def test_a_sweep_killed_in_the_middle_and_resumed_leaves_each_point_finished_once(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    lab = SweepLab(tmp_path, capfd.readouterr)
+def test_a_sweep_killed_in_the_middle_and_resumed_leaves_each_point_finished_once(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
     process = lab.start(*TWELVE, directory="first")
-    deadline = time.monotonic() + MOST_S
+    deadline = time.monotonic() + TIMEOUT_S
     while finished_jobs(tmp_path / "first") < 4:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
@@ -66,9 +64,9 @@ def test_a_sweep_killed_in_the_middle_and_resumed_leaves_each_point_finished_onc
 
 @pytest.mark.slow
 def test_four_sweeps_started_at_once_on_a_fresh_store_all_finish(tmp_path: Path) -> None:
-    lab = SweepLab(tmp_path)
+    lab = Lab(tmp_path)
     processes = [lab.start("-m", "kv.num_blocks=8,9", f"seed={seed}", directory=str(seed)) for seed in range(4)]
-    outputs = [process.communicate(timeout=MOST_S)[0] for process in processes]
+    outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, "\n".join(outputs)
     assert sum(run.finished for run in lab.children()) == 8
     assert [run.state for run in lab.parents()] == ["FINISHED"] * 4
@@ -87,7 +85,7 @@ def test_points_run_in_other_processes_belong_to_one_sweep(
     tmp_path: Path, launcher: list[str], module: str
 ) -> None:
     pytest.importorskip(f"hydra_plugins.{module}")
-    lab = SweepLab(tmp_path)
+    lab = Lab(tmp_path)
     # One does not fit, which is a result in any process.
     ended = lab.apart("-m", "kv.num_blocks=1,8", *launcher)
     assert ended.code == 0, ended.output

@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from kvlab.cli.compose import compose_run
 from kvlab.lab.execute import RunContext, execute
 from kvlab.lab.tables import comparison_table, config_tree, memory_sentence, points_table, summary_table
-from tests.lab.small_runs import FEW_STEPS
+from tests.support.runs import FEW_STEPS
 
 SLOTS = {
     "capacity/kv_bytes": 2.0**27,

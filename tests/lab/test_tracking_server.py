@@ -15,8 +15,8 @@ import pytest
 from kvlab.config import TrackingConfig
 from kvlab.errors import TrackingError
 from kvlab.lab.tracking import RunStatus, open_store, start_run
-from tests.lab.postgres import PASSWORD, binaries, free_port, postgres
-from tests.lab.sweeps import SweepLab
+from tests.support.commands import Lab
+from tests.support.postgres import PASSWORD, binaries, free_port, postgres
 
 BIN = binaries()
 
@@ -68,12 +68,12 @@ def mlflow_server(backend, artifacts):
         server.wait(60)
 
 
-def test_a_run_and_a_parallel_sweep_on_a_server_with_postgresql(database, tmp_path, capfd):
+def test_a_run_and_a_parallel_sweep_on_a_server_with_postgresql(database, tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     from mlflow.tracking import MlflowClient
 
     with mlflow_server(database.create("served").replace("://", "+psycopg2://"), tmp_path / "files") as uri:
-        lab = SweepLab(tmp_path, capfd.readouterr)
+        lab = Lab(tmp_path)
         lab.uri = uri
         done = lab.here("tracking.timeout_s=120", directory="one")
         assert done.code == 0, done.output

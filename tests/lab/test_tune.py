@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import optuna
 import pytest
@@ -19,7 +17,7 @@ from kvlab.config import KVConfig
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.lab.tune.space import BATCH, BLOCK, BLOCKS, TOKENS, Range, Space, build_space, check_fits
 from kvlab.lab.tune.study import Measured, best_trial, counted, open_study, search
-from tests.lab.sweeps import TINY
+from tests.support.commands import TINY, call
 
 MIB = 2**20
 ONE = Space({BATCH: Range(1, 64)}, (), {BATCH: 8})
@@ -181,28 +179,19 @@ def test_a_question_that_cannot_be_asked_is_refused_by_its_key(arguments: list[s
     assert words in str(refused.value)
 
 
-def tune(monkeypatch: pytest.MonkeyPatch, capfd: Any, *arguments: str) -> tuple[int, str]:
-    monkeypatch.setattr(sys, "argv", ["src/tune.py", "optimize=throughput/output_tokens_per_s", *arguments, *TINY])
-    monkeypatch.setenv("COLUMNS", "200")
-    code: Any = 0
-    try:
-        kvlab.cli.tune.main()
-    except SystemExit as ended:
-        code = ended.code
-    shown = capfd.readouterr()
-    return int(code or 0), shown.out + shown.err
+def tune(*arguments: str) -> tuple[int, str]:
+    ended = call(kvlab.cli.tune.main, "optimize=throughput/output_tokens_per_s", *arguments, *TINY)
+    return ended.code, ended.output
 
 
 @pytest.mark.slow
-def test_the_best_within_a_budget_is_told_drawn_and_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_best_within_a_budget_is_told_drawn_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from kvlab.config import TrackingConfig
     from kvlab.lab.tracking import open_store
     from kvlab.lab.tracking.search import find_runs
 
     where = [f"output={tmp_path}", f"tracking.uri=sqlite:///{tmp_path / 'store.db'}", "memory=68MiB"]
-    code, output = tune(monkeypatch, capfd, "trials=3", *where)
+    code, output = tune("trials=3", *where)
     assert code == 0, output
     assert "throughput/output_tokens_per_s within 68.0 MiB: 3 trials" in output
     (command,) = [line for line in output.splitlines() if line.startswith("kvlab run ")]
@@ -215,7 +204,7 @@ def test_the_best_within_a_budget_is_told_drawn_and_kept(
     assert "Trial by trial" in page
     assert "<script src=" not in page  # it needs no network
 
-    code, output = tune(monkeypatch, capfd, "trials=4", *where)
+    code, output = tune("trials=4", *where)
     assert "4 trials, 3 done before" in output
     runs = find_runs(open_store(TrackingConfig(uri=f"sqlite:///{tmp_path / 'store.db'}"), tmp_path), "kvlab", "")
     (parent,) = [run for run in runs if run.tags.get("kvlab.kind") == "tune"]
@@ -227,9 +216,9 @@ def test_the_best_within_a_budget_is_told_drawn_and_kept(
 
 
 def test_a_budget_smaller_than_the_weights_ends_with_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, output = tune(monkeypatch, capfd, f"output={tmp_path}", "memory=100KiB", "tracking=off")
+    code, output = tune(f"output={tmp_path}", "memory=100KiB", "tracking=off")
     assert code == 2
     assert output.startswith("error: memory=100.0 KiB: qwen3_tiny needs ")
     assert "Traceback" not in output

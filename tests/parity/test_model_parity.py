@@ -17,7 +17,7 @@ from transformers.models.gemma3 import modeling_gemma3
 
 from kvlab.models.ops import select_ops
 from kvlab.models.ops.base import Ops
-from tests.parity.tiny_models import (
+from tests.support.reference_models import (
     VARIANTS,
     TinyModel,
     in_chunks,

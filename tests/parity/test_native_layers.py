@@ -21,7 +21,14 @@ from kvlab.models.ops.base import LayerPart, StepContext
 from kvlab.models.ops.cpu_layers import NativeStack
 from kvlab.models.ops.cpu_ops import CpuOps
 from kvlab.models.weights import DummyWeights
-from tests.parity.tiny_models import VARIANTS, TinyModel, logits_in_steps, make_model, random_texts, read_decoder
+from tests.support.reference_models import (
+    VARIANTS,
+    TinyModel,
+    logits_in_steps,
+    make_model,
+    random_texts,
+    read_decoder,
+)
 
 TEXTS = random_texts(41, 80, 20)
 STEPS = [[40, 17, 0], [1, 50, 19], [0, 12, 1], [0, 1, 0]]

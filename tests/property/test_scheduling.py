@@ -18,8 +18,8 @@ from kvlab.engine.scheduler.orders import ORDERS
 from kvlab.engine.scheduler.victims import VICTIMS
 from kvlab.errors import RequestRefusedError
 from kvlab.kv.pool import BlockPool
-from tests.engine.support import assert_empty
-from tests.engine.table import TableExecutor, table_engine, table_pool, table_slots, undisturbed
+from tests.support.engines import assert_empty
+from tests.support.table import TableExecutor, table_engine, table_pool, table_slots, undisturbed
 
 _SYSTEM = tuple(range(40))
 _MANY = 4000  # steps

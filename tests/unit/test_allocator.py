@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvlab.errors import BlockError, KvlabError, OutOfBlocksError
 from kvlab.kv.allocator import BlockAllocator
-from tests.unit.pools import content
+from tests.support.pools import content
 
 
 def snapshot(allocator: BlockAllocator) -> tuple[object, ...]:

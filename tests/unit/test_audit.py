@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from kvlab.kv.pool import BlockPool
-from tests.unit.pools import paged, sharing, store
+from tests.support.pools import paged, sharing, store
 
 
 class TestAudit:

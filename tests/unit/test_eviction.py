@@ -6,7 +6,7 @@ import pytest
 
 from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.eviction import EVICTION_POLICIES, FifoEviction, LfuEviction
-from tests.unit.pools import content, sharing, store
+from tests.support.pools import content, sharing, store
 
 
 def full(policy: str, count: int = 4) -> tuple[BlockAllocator, list[int], list[int]]:

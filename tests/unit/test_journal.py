@@ -12,7 +12,7 @@ from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.journal import BlockEvent, BlockJournal
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.pools.paged import PagedKVCachePool
-from tests.unit.pools import content
+from tests.support.pools import content
 
 A, S, F, C, D = (
     BlockEvent.ALLOCATED,

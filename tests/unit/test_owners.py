@@ -8,7 +8,7 @@ import pytest
 
 from kvlab.errors import BlockError
 from kvlab.kv.allocator import BlockAllocator
-from tests.unit.pools import paged, sharing, store
+from tests.support.pools import paged, sharing, store
 
 
 class TestOwners:

@@ -6,7 +6,7 @@ import torch
 from kvlab.errors import OutOfBlocksError, SlotError
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.pools.paged import PagedKVCachePool
-from tests.unit.pools import paged, store
+from tests.support.pools import paged, store
 
 
 class TestAllocateSlot:

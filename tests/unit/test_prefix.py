@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from kvlab.kv.prefix import Prefix, PrefixIndex
-from tests.unit.pools import collide
+from tests.support.pools import collide
 
 
 def publish(index: PrefixIndex, tokens: Sequence[int], blocks: Sequence[int], salt: object = None) -> list[Prefix]:

@@ -13,7 +13,7 @@ from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.storage import KVStorage
 from tests.property.reference import look, state
-from tests.unit.pools import SPEC, paged, sharing, store
+from tests.support.pools import SPEC, paged, sharing, store
 
 PROMPT = list(range(100, 108))  # two blocks
 

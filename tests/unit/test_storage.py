@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from kvlab.kv.storage import KVStorage
-from tests.unit.pools import SPEC
+from tests.support.pools import SPEC
 
 
 class TestStorage:

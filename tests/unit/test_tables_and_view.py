@@ -12,7 +12,7 @@ from kvlab.errors import OutOfBlocksError, SlotError
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.table import BlockTables
-from tests.unit.pools import SPEC, paged, store
+from tests.support.pools import SPEC, paged, store
 
 
 class TestBlockTables:

@@ -15,13 +15,13 @@ from kvlab.engine.engine import Engine
 from kvlab.engine.faults import FaultyExecutor
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.step import Executor, StepInput, StepResult
-from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
-from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
+from tests.support.executors import Pass, took_part
+from tests.support.pools import contiguous, paged
 
 VOCAB = 1_000_000  # whole numbers that float32 holds
 _SPEC = KVSpec(num_layers=1, num_kv_heads=1, head_dim=1, dtype="float32")
@@ -38,12 +38,11 @@ class TableExecutor:
         self._step_s, self._token_s = step_s, token_s
         self._computed: dict[tuple[str, int], dict[int, int]] = {}  # tokens of each sequence by their positions
         self.errors: list[str] = []
-        self.steps: list[list[tuple[str, int]]] = []  # of each pass, who took part with how many tokens
+        self.steps: list[Pass] = []
 
     def execute(self, step: StepInput, view: CacheView) -> StepResult:
         """See Executor."""
-        names = [sequence.request_id for sequence in step.sequences]
-        self.steps.append(list(zip(names, step.num_tokens.tolist(), strict=True)))
+        self.steps.append(took_part(step))
         keys, values = (tensor.numpy()[0, :, 0, :, 0] for tensor in (view.storage.keys, view.storage.values))
         slots = view.slot_mapping.numpy()
         write = slots >= 0
@@ -93,13 +92,11 @@ def undisturbed(request: Request, sample: int = 0) -> list[int]:
 def table_pool(
     num_blocks: int, block_size: int = 4, *, max_seq_len: int = 256, sharing: bool = False, eviction: str = "lru"
 ) -> PagedKVCachePool:
-    storage = KVStorage(_SPEC, num_blocks, block_size)
-    policy = EVICTION_POLICIES.get(eviction)()
-    return PagedKVCachePool(num_blocks, block_size, max_seq_len, storage, prefix_sharing=sharing, eviction=policy)
+    return paged(num_blocks, block_size, max_seq_len, spec=_SPEC, sharing=sharing, eviction=eviction)
 
 
 def table_slots(num_slots: int, max_seq_len: int = 256) -> ContiguousKVCachePool:
-    return ContiguousKVCachePool(num_slots, max_seq_len, KVStorage(_SPEC, num_slots, max_seq_len))
+    return contiguous(num_slots, max_seq_len, spec=_SPEC)
 
 
 def table_engine(

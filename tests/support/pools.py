@@ -1,4 +1,4 @@
-"""Small pools for tests."""
+"""Pools for tests, each from a spec, a count of blocks or slots, and the tokens of each."""
 
 from __future__ import annotations
 
@@ -7,29 +7,59 @@ from typing import Any
 
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pool import BlockPool
+from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.prefix import Prefix, PrefixIndex
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
+from tests.support.model import tiny_config
 
 SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=4, dtype="float32")
+BLOCK_SIZE, NUM_BLOCKS, MAX_SEQ_LEN = 4, 24, 96  # of the tiny decoder's pools
 
 
-def paged(num_blocks: int = 16, block_size: int = 4, max_seq_len: int = 40) -> PagedKVCachePool:
-    return PagedKVCachePool(num_blocks, block_size, max_seq_len, KVStorage(SPEC, num_blocks, block_size))
-
-
-def sharing(
-    num_blocks: int = 16, block_size: int = 4, max_seq_len: int = 40, eviction: str = "lru"
+def paged(
+    num_blocks: int = 16,
+    block_size: int = 4,
+    max_seq_len: int = 40,
+    *,
+    spec: KVSpec = SPEC,
+    sharing: bool = False,
+    eviction: str = "lru",
 ) -> PagedKVCachePool:
     return PagedKVCachePool(
         num_blocks,
         block_size,
         max_seq_len,
-        KVStorage(SPEC, num_blocks, block_size),
-        prefix_sharing=True,
+        KVStorage(spec, num_blocks, block_size),
+        prefix_sharing=sharing,
         eviction=EVICTION_POLICIES.get(eviction)(),
     )
+
+
+def contiguous(num_slots: int, max_seq_len: int, *, spec: KVSpec = SPEC) -> ContiguousKVCachePool:
+    return ContiguousKVCachePool(num_slots, max_seq_len, KVStorage(spec, num_slots, max_seq_len))
+
+
+def sharing(
+    num_blocks: int = 16, block_size: int = 4, max_seq_len: int = 40, eviction: str = "lru"
+) -> PagedKVCachePool:
+    return paged(num_blocks, block_size, max_seq_len, sharing=True, eviction=eviction)
+
+
+def paged_pool(num_blocks: int = NUM_BLOCKS, *, sharing: bool = False) -> PagedKVCachePool:
+    """One for the tiny decoder."""
+    return paged(num_blocks, BLOCK_SIZE, MAX_SEQ_LEN, spec=tiny_config().kv_spec("float32"), sharing=sharing)
+
+
+def sharing_pool(num_blocks: int = NUM_BLOCKS) -> PagedKVCachePool:
+    """One for the tiny decoder that shares prefixes."""
+    return paged_pool(num_blocks, sharing=True)
+
+
+def slotted_pool(num_slots: int = 4) -> ContiguousKVCachePool:
+    """One of contiguous slots for the tiny decoder."""
+    return contiguous(num_slots, MAX_SEQ_LEN, spec=tiny_config().kv_spec("float32"))
 
 
 class _Key(tuple[int, bytes]):
