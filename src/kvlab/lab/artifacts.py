@@ -1,6 +1,4 @@
-"""What a run leaves on disk: summary.json, requests.parquet, steps.parquet, config.yaml, and blocks.parquet where
-its engine kept a journal.
-"""
+"""Writing a run's files: summary, requests, steps, settings, and blocks where its engine kept a journal."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ from kvlab.lab.drive import RunLog
 
 
 def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], config_yaml: str) -> None:
-    """Write a run's files into `directory`, which is made if it is not there. Times are in seconds since the
-    run's start unless the name says milliseconds.
-    """
+    """Write a run's files into `directory`, which is made. Times are seconds since the run's start, or `_ms`."""
     write_summary(directory, summary)
     (directory / "config.yaml").write_text(config_yaml, encoding="utf-8")
     _write(directory / records.REQUESTS, map(records.request_row, log.records), records.REQUEST_SCHEMA)

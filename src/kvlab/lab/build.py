@@ -54,10 +54,9 @@ def planned_metrics(plan: RunPlan) -> dict[str, float]:
 
 def _check_lengths(requests: list[Request], config: RunConfig) -> int:
     """The longest sequence the requests can make. Raises WorkloadError if it is longer than is served."""
-    limit = config.model.max_seq_len
     lengths = grown_lengths(requests)
     longest = max(requests, key=lambda request: lengths[request.request_id])
-    length = lengths[longest.request_id]
+    length, limit = lengths[longest.request_id], config.model.max_seq_len
     if length > limit:
         earlier = length - longest.max_total_tokens
         behind = f"behind {earlier} tokens of earlier turns " if earlier else ""
@@ -82,13 +81,11 @@ def _check_memory(plan: EnginePlan) -> None:
         advice = "no KV cache fits beside these weights: take a smaller model"
         if config.executor.dtype == "float32":
             advice += " or executor.dtype=bfloat16"
-    elif left < 2**20:
-        advice = f"kv.memory={left // 2**10}KiB would fit"
     else:
-        advice = f"kv.memory={left // 2**20}MiB would fit"
+        advice = f"kv.memory={left // 2**10}KiB" if left < 2**20 else f"kv.memory={left // 2**20}MiB"
+        advice += " would fit"
     raise CapacityError(
         f"the run needs {format_bytes(needed)} ({config.model.name} weights "
         f"{format_bytes(weights)}, KV cache {format_bytes(pool.num_bytes)}, working memory "
-        f"{format_bytes(steps)}) and {device} has {format_bytes(available)} available; "
-        f"{advice}"
+        f"{format_bytes(steps)}) and {device} has {format_bytes(available)} available; {advice}"
     )

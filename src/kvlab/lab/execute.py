@@ -22,7 +22,7 @@ from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pools import POOLS
 from kvlab.lab.build import RunPlan, plan_run, planned_metrics
 from kvlab.lab.drive import RunLog, drive
-from kvlab.lab.interrupt import StopRequest, stop_on_signal
+from kvlab.lab.interrupt import stop_on_signal
 from kvlab.lab.machine import CpuWatch, describe, oversubscription
 from kvlab.lab.metrics import run_metrics
 from kvlab.lab.profile import Part, Profiler
@@ -51,15 +51,16 @@ class RunResult:
 def execute(config: RunConfig, context: RunContext) -> RunResult:
     """Run a configuration. Ctrl-C ends it early and keeps what was measured.
 
-    Raises a KvlabError for a configuration that cannot work. As a point of a sweep it is recorded all the same;
-    a single run is recorded once its configuration was found sound. A tracking store that fails is reported in
-    the result: the files in the output directory are complete without it.
+    Raises a KvlabError for a configuration that cannot work, which is recorded only as a point of a sweep. A
+    tracking store that fails is reported in the result; the files in the output directory are complete without it.
     """
-    with ExitStack() as guard:  # from the very start: a signal that nothing takes would leave the run open
+    with ExitStack() as guard:  # from the start: a signal that nothing handles would leave the run open
         return _execute(config, context, guard.enter_context(stop_on_signal(context.console)), guard.close)
 
 
-def _execute(config: RunConfig, context: RunContext, stop: StopRequest, unguard: Callable[[], None]) -> RunResult:
+def _execute(
+    config: RunConfig, context: RunContext, should_stop: Callable[[], bool], unguard: Callable[[], None]
+) -> RunResult:
     watch = CpuWatch()
     try:
         plan = plan_run(config)
@@ -76,7 +77,7 @@ def _execute(config: RunConfig, context: RunContext, stop: StopRequest, unguard:
     log, engine_error, status = RunLog(), None, RunStatus.FINISHED
     metrics: dict[str, float] = {}
     try:
-        log, leaked = _drive(plan, context.console, profiler, tracking, stop)
+        log, leaked = _drive(plan, context.console, profiler, tracking, should_stop)
         unguard()  # nothing below has steps to stop after
         metrics = run_metrics(log, plan.pool, leaked_blocks=leaked) | planned_metrics(plan)
         metrics |= _efficiency(plan, log, may_measure=crowded is None)
@@ -117,11 +118,13 @@ def make_engine(plan: RunPlan, profiler: Profiler | None = None) -> ServingEngin
 
 
 def _drive(
-    plan: RunPlan, console: Console, profiler: Profiler | None, tracking: Recording, stop: StopRequest
+    plan: RunPlan,
+    console: Console,
+    profiler: Profiler | None,
+    tracking: Recording,
+    should_stop: Callable[[], bool],
 ) -> tuple[RunLog, int | None]:
-    """Build the engine, serve the requests, close the engine. Returns what happened and the number of leaked
-    blocks, None where the engine cannot be audited.
-    """
+    """Serve the requests. Returns what happened and how many blocks leaked, None for an engine without audit."""
     engine = make_engine(plan, profiler)
     tracking.settle()  # so that tracking does nothing while requests are served
     with show_progress(engine, plan.requests, console) as progress:
@@ -134,7 +137,7 @@ def _drive(
                 profiler.end_step(record)
             progress(log, record)
 
-        log = drive(engine, plan.requests, should_stop=lambda: stop.is_set, on_step=after_step)
+        log = drive(engine, plan.requests, should_stop=should_stop, on_step=after_step)
     if isinstance(engine, Journaled) and engine.journal is not None:
         log.blocks = engine.journal.columns(record.key for record in log.records)
     findings = _audit(engine)
@@ -156,9 +159,7 @@ def _quality(plan: RunPlan, console: Console) -> dict[str, float]:
 
 
 def _efficiency(plan: RunPlan, log: RunLog, *, may_measure: bool) -> dict[str, float]:
-    """The share of the roofline that the run reached; none on a GPU, or where this machine's rates are not known
-    and cannot be measured now.
-    """
+    """The share of the roofline that was reached; none on a GPU, or without this machine's rates."""
     if plan.device != "cpu" or not log.steps:
         return {}
     dtype = plan.config.executor.dtype

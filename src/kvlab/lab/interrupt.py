@@ -4,42 +4,32 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 
 from rich.console import Console
 
 
-@dataclass(slots=True)
-class StopRequest:
-    """Set once a signal asked the run to stop."""
-
-    is_set: bool = False
-
-
 @contextmanager
-def stop_on_signal(console: Console) -> Iterator[StopRequest]:
-    """Turn the first Ctrl-C (or SIGTERM) into a StopRequest; a second one raises KeyboardInterrupt.
-
-    Outside the main thread, where Python takes no signals, the request is never set.
+def stop_on_signal(console: Console) -> Iterator[Callable[[], bool]]:
+    """Yield whether a first Ctrl-C (or SIGTERM) asked to stop; a second one raises KeyboardInterrupt. Outside the
+    main thread, where Python takes no signals, nothing asks.
     """
-    stop = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
+    asked = False
 
     def handle(_number: int, _frame: FrameType | None) -> None:
-        if stop.is_set:
+        nonlocal asked
+        if asked:
             raise KeyboardInterrupt
-        stop.is_set = True
+        asked = True
         console.print("[yellow]stopping after this step; once more to stop at once[/]")
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    previous = [signal.signal(number, handle) for number in numbers]
+    in_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if in_main else ()
+    previous = {number: signal.signal(number, handle) for number in numbers}
     try:
-        yield stop
+        yield lambda: asked
     finally:
-        for number, handler in zip(numbers, previous, strict=True):
+        for number, handler in previous.items():
             signal.signal(number, handler)

@@ -49,11 +49,9 @@ def run_metrics(log: RunLog, pool: PoolSize | None = None, *, leaked_blocks: int
 
 def _prompt_tokens(record: RequestRecord) -> int:
     """Prompt tokens that were computed or found; of a prompt with several samples those of the first."""
-    if record.sample:
-        return 0
-    if record.computed_prompt_tokens is not None:
+    if record.computed_prompt_tokens is not None and not record.sample:
         return record.computed_prompt_tokens
-    return record.prompt_tokens if record.token_times_s else 0
+    return record.prompt_tokens if record.token_times_s and not record.sample else 0
 
 
 def _steps(steps: Sequence[StepRecord]) -> dict[str, float]:

@@ -1,7 +1,6 @@
 """Whether a model's config.json says what its memory depends on.
 
-Defaults fill in what a file leaves out, for instance as many KV heads as one model of the family has. Weights of
-another shape would make a run fail; where none are read, the figures would silently be another model's.
+Defaults fill in what a file leaves out; where no weights are read, the figures would be those of another model.
 """
 
 from __future__ import annotations

@@ -19,8 +19,6 @@ from kvlab.engine.build import EnginePlan, build_engine
 from kvlab.engine.clock import Clock
 from kvlab.engine.engine import Engine
 from kvlab.engine.sampler import Sampler
-from kvlab.engine.step import Executor
-from kvlab.kv.journal import BlockJournal
 from kvlab.models.ops.base import LayerPart, Ops, Stack
 from kvlab.models.ops.cpu_layers import NativeStack
 
@@ -69,9 +67,7 @@ class ProfiledStep:
 
 
 class Profiler:
-    """Collects spans, on the clock of the engine that it builds. On a GPU each span ends when the device has
-    finished its work, so that a part's time is its own and the run takes longer.
-    """
+    """Collects spans, on the clock of the engine that it builds. On a GPU each waits for the device to finish."""
 
     def __init__(self) -> None:
         self.now: Callable[[], float] = time.perf_counter
@@ -79,18 +75,12 @@ class Profiler:
         self._spans: list[tuple[Part, float, float]] = []  # of the current step, made into Spans at its end
         self._measuring = False
 
-    def build(
-        self,
-        plan: EnginePlan,
-        *,
-        journal: BlockJournal | None = None,
-        wrap: Callable[[Executor], Executor] | None = None,
-    ) -> Engine:
-        """The plan's engine, its parts timed."""
+    def build(self, plan: EnginePlan, **options: Any) -> Engine:
+        """The plan's engine, its parts timed; `options` are those of `build_engine`."""
         attention = timed(plan.attention, self, forward=Part.ATTENTION)
         sampler = timed(Sampler(plan.ops), self, __call__=Part.SAMPLING, take_top1=Part.SAMPLING)
         timed_plan = replace(plan, ops=timed_ops(plan.ops, self), attention=attention)
-        engine = build_engine(timed_plan, journal=journal, sampler=sampler, wrap=wrap)
+        engine = build_engine(timed_plan, sampler=sampler, **options)
         self.now = partial(_now_on_gpu, engine.clock) if plan.device == "cuda" else engine.clock.now
         return engine
 
@@ -120,14 +110,12 @@ class Profiler:
 
     def metrics(self) -> dict[str, float]:
         """`profile/<part>_ms_mean`, per step, and `profile/<part>_share`, in percent of all steps' time."""
-        totals = dict.fromkeys(Part, 0.0)
-        for step in self.steps:
-            for part, seconds in step.seconds().items():
-                totals[part] += seconds
+        steps = [step.seconds() for step in self.steps]
+        totals = {part: sum(seconds[part] for seconds in steps) for part in Part}
         whole = sum(totals.values())
         if not whole:
             return {}
-        means = {f"profile/{part}_ms_mean": 1000 * total / len(self.steps) for part, total in totals.items()}
+        means = {f"profile/{part}_ms_mean": 1000 * total / len(steps) for part, total in totals.items()}
         return means | {f"profile/{part}_share": 100 * total / whole for part, total in totals.items()}
 
 

@@ -31,13 +31,14 @@ def provenance(source: Path | None = None) -> dict[str, str]:
     Never raises: what cannot be found out is left out. No password of a URL is in it.
     """
     source = source or SOURCE or Path()
+    program, root = Path(sys.argv[0] or "python").absolute(), source.absolute()
     facts = {
         "host.name": platform.node(),
         "host.os": platform.platform(),
         "host.cpu": processor(),
         "host.cpus": str(os.cpu_count()),
         "host.memory": format_bytes(psutil.virtual_memory().total),
-        "program": _program(source),
+        "program": str(program.relative_to(root)) if program.is_relative_to(root) else program.name,
         "command": _command(),
     }
     with suppress(OSError, KeyError):  # a container's user may have no name
@@ -48,8 +49,7 @@ def provenance(source: Path | None = None) -> dict[str, str]:
             facts[f"version.{package}"] = version(package)
     if commit := _git(source, "rev-parse", "--verify", "HEAD"):
         facts["git.commit"] = commit
-        changes = _git(source, "status", "--porcelain")
-        if changes is not None:
+        if (changes := _git(source, "status", "--porcelain")) is not None:
             facts["git.dirty"] = "true" if changes else "false"
     return facts
 
@@ -60,11 +60,6 @@ def uncommitted(facts: Mapping[str, str]) -> str | None:
         return None
     commit = facts["git.commit"][:10]
     return f"uncommitted changes: commit {commit} alone does not tell what runs here (git.dirty=true)"
-
-
-def _program(source: Path) -> str:
-    program, source = Path(sys.argv[0] or "python").absolute(), source.absolute()
-    return str(program.relative_to(source)) if program.is_relative_to(source) else program.name
 
 
 def _command() -> str:

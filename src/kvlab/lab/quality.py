@@ -24,10 +24,8 @@ _WORKING_MEMORY = 2**29
 
 def quality_metrics(plan: EnginePlan, requests: Sequence[Request]) -> tuple[dict[str, float], str]:
     """Mean and largest error of a logit, and the share of positions whose most likely token is the same, against
-    the run's own dtype: at the last 16 positions of the first 4 prompts, each run as it is. Nothing where neither
-    weights nor cache are in int8; nothing and why where there is no memory for it.
-
-    Builds either model in turn: call it when the run's engine has given its memory back.
+    the run's own dtype: at the last 16 positions of the first 4 prompts. Nothing without int8, and nothing but the
+    reason where memory is short. Builds either model in turn, so the run's engine must be closed.
     """
     config = plan.config
     if "int8" not in (config.kv.dtype, config.executor.weights):

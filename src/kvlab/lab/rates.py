@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 import timeit
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,19 +29,20 @@ _ROUNDS_S = 0.15  # for one way to multiply one shape, where three rounds do not
 
 
 def known_rates(dtype: str) -> MachineRates | None:
-    """The processor's rates with as many threads as PyTorch is set to, as far as they were measured before.
-
-    They are in the folder that `KVLAB_CACHE` names, as kernels are. A measurement belongs to a processor, a number
-    of threads, a dtype and a version of PyTorch.
+    """The rates of this processor, number of threads, dtype and version of PyTorch, if they were measured before.
+    They are in the folder that `KVLAB_CACHE` names, as kernels are.
     """
     return _load(cache_folder() / _FILE).get(_key(dtype))
 
 
 def measure_and_keep(dtype: str) -> MachineRates:
     """Measure the rates, about two seconds, and put them where `known_rates` finds them."""
-    rates = measure(dtype)
+    rates, file = measure(dtype), cache_folder() / _FILE
     with suppress(OSError):  # a folder that cannot be written to costs a measurement each time
-        _save(cache_folder() / _FILE, {**_load(cache_folder() / _FILE), _key(dtype): rates})
+        file.parent.mkdir(parents=True, exist_ok=True)
+        own = file.with_suffix(f".{os.getpid()}")
+        own.write_text(json.dumps({**_load(file), _key(dtype): rates}, indent=1))
+        own.replace(file)  # at once, since several processes may write it
     return rates
 
 
@@ -81,12 +81,3 @@ def _load(path: Path) -> dict[str, MachineRates]:
         return {key: MachineRates(*map(float, pair)) for key, pair in json.loads(path.read_text()).items()}
     except (OSError, ValueError, TypeError, AttributeError):  # absent, or cut off
         return {}
-
-
-def _save(path: Path, rates: dict[str, MachineRates]) -> None:
-    """Replace the file at once: several processes may write it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix="rates-")
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(rates, file, indent=1)
-    os.replace(name, path)

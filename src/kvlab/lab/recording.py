@@ -56,9 +56,9 @@ def print_note(console: Console, message: str, kind: str = "warning") -> None:
 
 
 class Recording:
-    """A run's record. The first failure of the store is kept, and ends its use; the files are written all the same.
+    """A run's record; `plan` is None for a configuration that cannot work.
 
-    `plan` is None for a configuration that cannot work.
+    The first failure of the store is kept and ends its use; the files are written all the same.
     """
 
     def __init__(self, config: RunConfig, context: RunContext, plan: RunPlan | None = None) -> None:
@@ -171,12 +171,8 @@ class Recording:
 
 def _resolved(plan: RunPlan) -> dict[str, str | int]:
     """What was chosen for settings that are `auto`."""
-    return {
-        "attention": plan.attention.name,
-        "kernels": plan.ops.name,
-        "device": plan.device,
-        "threads": plan.threads,
-    }
+    names = {"attention": plan.attention.name, "kernels": plan.ops.name, "device": plan.device}
+    return names | {"threads": plan.threads}
 
 
 def _params(config: RunConfig) -> dict[str, object]:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import yaml
 
@@ -140,11 +141,10 @@ class RunRecord:
         table = self._read(BLOCKS)
         if table is None:
             return None
-        names = table["event"].combine_chunks().dictionary_encode()
-        number = np.array([BLOCK_EVENTS.index(name) for name in names.dictionary.to_pylist()], dtype=np.int8)
+        event = pc.index_in(table["event"].cast(pa.string()), value_set=pa.array(BLOCK_EVENTS))
         return BlockEvents(
             step=table["step"].to_numpy(),
-            event=number[names.indices.to_numpy()] if len(names) else np.empty(0, dtype=np.int8),
+            event=event.to_numpy().astype(np.int8),
             block=table["block"].to_numpy(),
             sequence=table["sequence"].to_numpy(),
         )

@@ -54,9 +54,9 @@ class RunCosts:
     def step(self, step: StepRecord) -> Work:
         """What a step has to move and compute.
 
-        The log has sums over sequences. A layer with a sliding window of w tokens reads at most w + (new tokens) of
-        each sequence and attends to at most w tokens from each query. The sums are cut off there, which is exact
-        where all sequences are shorter than the window, or all longer.
+        A layer with a sliding window of w tokens reads at most w + (new tokens) of each sequence and attends to at
+        most w from each query. The log's sums over sequences are cut off there, which is exact where all sequences
+        are shorter than the window, or all longer.
         """
         model, tokens = self.model, step.prefill_tokens + step.decode_tokens
         if not step.batch_seqs:

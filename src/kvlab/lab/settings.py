@@ -22,9 +22,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
 
 
 def measured(settings: Mapping[str, object], *, any_repeat: bool) -> dict[str, object]:
-    """Of flat settings those that a measurement depends on; with `any_repeat` not which of the repeats it is. An
-    empty list is no setting.
-    """
+    """The flat settings that a measurement depends on, but for empty lists, and for `repeat` with `any_repeat`."""
     left_out = _NOT_MEASURED | {"repeat"} if any_repeat else _NOT_MEASURED
     return {key: value for key, value in settings.items() if key.partition(".")[0] not in left_out and value != []}
 

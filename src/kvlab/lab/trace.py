@@ -28,9 +28,7 @@ def write_trace(
     records: Sequence[RequestRecord] = (),
     profiled: Iterable[ProfiledStep] = (),
 ) -> None:
-    """Write steps with their parts, requests with their phases, and counters of sequences and blocks, as JSON.
-    Times are microseconds since the run began.
-    """
+    """Write the events as JSON. Times are microseconds since the run began."""
     path.parent.mkdir(parents=True, exist_ok=True)
     encode = json.JSONEncoder(separators=(",", ":")).encode
     with path.open("w", encoding="utf-8") as file:
@@ -45,7 +43,7 @@ def trace_events(
     records: Sequence[RequestRecord] = (),
     profiled: Iterable[ProfiledStep] = (),
 ) -> Iterator[dict[str, Any]]:
-    """The events of a trace."""
+    """Steps with their parts, requests with their phases, and counters of sequences and blocks."""
     yield {"name": "process_name", "ph": "M", "pid": _STEPS, "args": {"name": name}}
     yield {"name": "thread_name", "ph": "M", "pid": _STEPS, "tid": _THREAD, "args": {"name": "engine"}}
     if records:

@@ -19,10 +19,7 @@ class RunStatus(StrEnum):
 
 
 class Tracker:
-    """One run's record: the contract, each call of which does nothing here.
-
-    A store that does not take what it is given raises TrackingError, and nothing else.
-    """
+    """One run's record; each call does nothing here. A store that fails raises TrackingError, and nothing else."""
 
     run_id: str | None = None  # in the store; None where nothing is recorded
 
@@ -30,9 +27,8 @@ class Tracker:
         """Record final figures, each name once; values that are not finite are left out."""
 
     def log_series(self, series: Mapping[str, Sequence[Point]]) -> None:
-        """Record each sequence of points as `series/<name>`; values that are not finite are left out.
-
-        More than SERIES_POINTS points are sampled evenly, first and last included.
+        """Record each sequence of points as `series/<name>`, without values that are not finite; of more than
+        SERIES_POINTS as many are kept, evenly spread, first and last included.
         """
 
     def watch_system(self) -> None:
@@ -45,9 +41,7 @@ class Tracker:
         """Close the run: MLflow's own status, ours as tag `kvlab.status`, `error` as tag `kvlab.error`."""
 
     def where(self) -> str:
-        """How to look at the run: the command that opens the store and a URL, on two lines; the URL alone for a
-        tracking server.
-        """
+        """How to look at the run: a line with the command that opens the store, except for a server, and a URL."""
         return "not tracked (tracking=off)"
 
 

@@ -45,10 +45,9 @@ def start_run(
 ) -> Tracker:
     """Open a run in the configured store; a local store and the experiment are created on demand.
 
-    `params` is the whole configuration under flat dotted keys. `tags` are added to `facts`, which say who and
-    what made the run, from which commit; without, they are found out. `workload` becomes the run's
-    input. Raises TrackingError for a store that cannot be used, or that has not done all this within
-    `tracking.timeout_s`.
+    `params` is the whole configuration under flat dotted keys. `tags` are added to `facts`, those of `provenance`
+    by default. `workload` becomes the run's input. Raises TrackingError for a store that cannot be used, or has
+    not done all this within `tracking.timeout_s`.
     """
     if config.backend == "off":
         return NullTracker()

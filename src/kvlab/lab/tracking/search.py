@@ -36,8 +36,7 @@ class TrackedRun:
 def find_runs(store: Store, experiment: str, query: str, *, limit: int | None = None) -> list[TrackedRun]:
     """Runs of an experiment that match an MLflow filter, the latest first; none where there is no experiment.
 
-    `limit`, at most 1000, keeps the latest. Raises TrackingError for a store that fails or a filter it does not
-    understand.
+    `limit` is at most 1000. Raises TrackingError for a store that fails or a filter it does not understand.
     """
     found = store.call("get_experiment_by_name", experiment)
     runs: list[TrackedRun] = []

@@ -34,9 +34,9 @@ def open_store(config: TrackingConfig, root: Path, *, create: bool = False) -> S
 
 
 class Store:
-    """An MLflow store, used through a client of its own: no global URI, no active run.
+    """An MLflow store, used through a client of its own: no global URI, no active run. `connect` first.
 
-    `connect` first. Every failure is a TrackingError that names the store, without its password.
+    Every failure is a TrackingError that names the store, without its password.
     """
 
     def __init__(self, uri: str, timeout_s: float) -> None:
@@ -69,9 +69,7 @@ class Store:
                 self._client = self._bounded(make_client)
 
     def experiment_id(self, name: str, artifacts: str | None = None) -> str:
-        """The id of the experiment of that name. Where there is none, it is created and keeps files at the URI
-        `artifacts`; None: where the server says.
-        """
+        """The id of an experiment, created on demand with its files at the URI `artifacts` (None: the server's)."""
         find = partial(self._client.get_experiment_by_name, name)
         create = partial(self._client.create_experiment, name, artifact_location=artifacts, tags=_KIND)
         with self._errors(opening=True), nullcontext() if self.path is None else file_lock(self.path):

@@ -11,9 +11,8 @@ _EVERY_S = 1.0  # MLflow's own ten seconds leave short runs without any
 
 
 class SystemMetrics:
-    """Samples processor, memory, disk, network and GPU once a second until `stop`, through MLflow's monitors.
-
-    MLflow's own thread writes to the store at each sample; this one keeps them.
+    """Samples processor, memory, disk, network and GPU once a second until `stop`, through MLflow's monitors. The
+    samples are kept: MLflow's own thread writes to the store at each.
     """
 
     def __init__(self) -> None:

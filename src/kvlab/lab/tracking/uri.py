@@ -19,9 +19,8 @@ def resolve_uri(config: TrackingConfig, root: Path) -> str:
 
 
 def resolve_artifacts(config: TrackingConfig, root: Path, uri: str) -> str | None:
-    """Where an experiment that is created in the store at `uri` keeps files; None: where its server says.
-
-    MLflow's own default is a folder in the working directory, wherever that is.
+    """Where an experiment created in the store at `uri` keeps files; None: where its server says. (MLflow's own
+    default is a folder in the working directory.)
     """
     if config.artifacts:
         is_uri = "://" in config.artifacts
