@@ -17,75 +17,45 @@ from kvlab.errors import ConfigError
 from kvlab.models.config import DecoderConfig, LayerConfig, RopeConfig
 from kvlab.models.ops.torch_ops import ACTIVATIONS
 
-_QWEN = {
-    "vocab_size": 151936,
-    "hidden_size": 4096,
-    "intermediate_size": 22016,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "hidden_act": "silu",
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-    "eos_token_id": None,
+_DEFAULT_ROWS: dict[str, tuple[Any, Any, Any, Any]] = {  # llama, qwen2, qwen3, gemma3_text
+    "vocab_size": (32_000, 151_936, 151_936, 262_208),
+    "hidden_size": (4096, 4096, 4096, 2304),
+    "intermediate_size": (11_008, 22_016, 22_016, 9216),
+    "num_hidden_layers": (32, 32, 32, 26),
+    "num_attention_heads": (32, 32, 32, 8),
+    "num_key_value_heads": (None, 32, 32, 4),
+    "head_dim": (None, None, 128, 256),
+    "max_position_embeddings": (2048, 32_768, 32_768, 131_072),
+    "rms_norm_eps": (1e-6, 1e-6, 1e-6, 1e-6),
+    "tie_word_embeddings": (False, False, False, True),
+    "hidden_act": ("silu", "silu", "silu", None),
+    "hidden_activation": (None, None, None, "gelu_pytorch_tanh"),
+    "query_pre_attn_scalar": (None, None, None, 256),
+    "sliding_window": (None, 4096, 4096, 4096),
+    "max_window_layers": (None, 28, 28, None),
+    "eos_token_id": (2, None, None, 1),
 }
 
-#: What a configuration of each family has where it leaves a key out.
+#: What a configuration of each family has where it leaves a key out. A key that is not here is null or false.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": None,
-        "head_dim": None,
-        "hidden_act": "silu",
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "eos_token_id": 2,
-    },
-    "qwen2": _QWEN,
-    "qwen3": {**_QWEN, "head_dim": 128, "attention_bias": False},
-    "gemma3_text": {
-        "vocab_size": 262_208,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "max_position_embeddings": 131_072,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": True,
-        "attention_bias": False,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-        "final_logit_softcapping": None,
-        "attn_logit_softcapping": None,
-        "use_bidirectional_attention": False,
-        "eos_token_id": 1,
-    },
+    family: {key: row[column] for key, row in _DEFAULT_ROWS.items() if row[column] is not None}
+    for column, family in enumerate(("llama", "qwen2", "qwen3", "gemma3_text"))
+}
+
+#: The options of DecoderConfig that a family fixes.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True},
+    "gemma3_text": {"qk_norm": True, "norm_offset": True, "sandwich_norms": True},
 }
 
 #: Values of `model_type`. `gemma3` is multimodal: its `text_config` is a gemma3_text.
 FAMILIES = tuple(sorted([*DEFAULTS, "gemma3"]))
 
-_ORIGINAL = "original_max_position_embeddings"
-#: What each type of rotary angles needs.
-_ROPE_TYPES = {
-    "default": ("rope_theta",),
-    "linear": ("rope_theta", "factor"),
-    "llama3": ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", _ORIGINAL),
-}
+_ROPE_KEYS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+#: What each type of rotary angles needs, in the order of RopeConfig's fields.
+_ROPE_TYPES = {"default": _ROPE_KEYS[:1], "linear": _ROPE_KEYS[:2], "llama3": _ROPE_KEYS}
 _THETA = 10_000.0  # of a model that names none; full attention of Gemma 3:
 _GEMMA_THETA = 1_000_000.0
 _GEMMA_PATTERN = 6  # every sixth layer of Gemma 3 sees all tokens
@@ -99,11 +69,8 @@ def decoder_config(model: ModelConfig) -> DecoderConfig:
     """
     config = read_config(_values_of(model))
     if model.max_seq_len > config.max_position_embeddings:
-        raise ConfigError(
-            "model.max_seq_len",
-            model.max_seq_len,
-            f"{model.name} has positions up to {config.max_position_embeddings}",
-        )
+        reason = f"{model.name} has positions up to {config.max_position_embeddings}"
+        raise ConfigError("model.max_seq_len", model.max_seq_len, reason)
     return config
 
 
@@ -136,34 +103,32 @@ def _download(repository: str) -> Path:
         return Path(hf_hub_download(repository, "config.json"))
     except Exception as error:  # the hub's client raises many kinds: offline, no such id, bad name
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(
-            "model.path",
-            repository,
-            f"no model configuration there ({reason}); give a directory that holds config.json, or the id of a hub "
-            "this machine can reach",
-        ) from error
+        advice = "give a directory that holds config.json, or the id of a hub this machine can reach"
+        reason = f"no model configuration there ({reason}); {advice}"
+        raise ConfigError("model.path", repository, reason) from error
 
 
 class _Values:
     """Values by key, with the family's defaults behind them. Raises ConfigError for a value of another type."""
 
     def __init__(self, family: str, values: Mapping[str, Any]) -> None:
+        self.gemma = family == "gemma3_text"
         self._values = {**DEFAULTS[family], **values}
 
     def __call__(self, key: str) -> Any:
         return self._values.get(key)
 
-    def count(self, key: str) -> int:
-        """A number of something, at least 1."""
-        value = self(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    def count(self, key: str, default: int | None = None) -> int:
+        """A number of something, at least 1; `default`, where there is one, for null."""
+        value = default if self(key) is None else self(key)
+        if not _is_positive(value) or not isinstance(value, int):
             raise ConfigError(key, value, "has to be a whole number of at least 1")
         return value
 
     def number(self, key: str) -> float:
         """A positive number."""
-        value = self(key)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+        value: float = self(key)
+        if not _is_positive(value):
             raise ConfigError(key, value, "has to be a number above 0")
         return value
 
@@ -175,6 +140,10 @@ class _Values:
         return bool(value)
 
 
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     """The decoder that the values of a config.json describe. Raises ConfigError for what cannot be computed.
 
@@ -184,11 +153,10 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     if family not in FAMILIES:
         raise ConfigError("model_type", family, f"unknown family; known: {', '.join(FAMILIES)}")
     if family == "gemma3":
-        whole, family, config = config, "gemma3_text", config.get("text_config") or {}
-        if whole.get("eos_token_id") is not None:
-            config = {**config, "eos_token_id": whole["eos_token_id"]}
-    values, gemma = _Values(family, config), family == "gemma3_text"
-    activation_key = "hidden_activation" if gemma else "hidden_act"
+        family, eos, config = "gemma3_text", config.get("eos_token_id"), config.get("text_config") or {}
+        config = config if eos is None else {**config, "eos_token_id": eos}
+    values = _Values(family, config)
+    activation_key = "hidden_activation" if values.gemma else "hidden_act"
     if values(activation_key) not in ACTIVATIONS:
         raise ConfigError(activation_key, values(activation_key), f"unknown; known: {', '.join(ACTIVATIONS)}")
     if values.flag("mlp_bias"):
@@ -196,81 +164,73 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     if values.flag("use_bidirectional_attention"):
         raise ConfigError("use_bidirectional_attention", True, "a decoder attends to what is before; only false")
     hidden, heads = values.count("hidden_size"), values.count("num_attention_heads")
-    kv_heads = heads if values("num_key_value_heads") is None else values.count("num_key_value_heads")
+    kv_heads = values.count("num_key_value_heads", default=heads)
     if heads % kv_heads:
         raise ConfigError("num_key_value_heads", kv_heads, f"does not divide num_attention_heads={heads}")
     if values("head_dim") is None and hidden % heads:
         raise ConfigError("num_attention_heads", heads, f"does not divide hidden_size={hidden}; give head_dim")
-    head_dim = hidden // heads if values("head_dim") is None else values.count("head_dim")
-    attention_bias, eos = values.flag("attention_bias"), values("eos_token_id")
+    head_dim = values.count("head_dim", default=hidden // heads)
+    bias, eos = values.flag("attention_bias"), values("eos_token_id")
+    options = {"qkv_bias": bias, "output_bias": bias, **_OPTIONS[family]}
     return DecoderConfig(
         family=family,
         vocab_size=values.count("vocab_size"),
         hidden_size=hidden,
         intermediate_size=values.count("intermediate_size"),
-        layers=_layers(values, gemma=gemma),
+        layers=_layers(values),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        attention_scale=(values.number("query_pre_attn_scalar") if gemma else head_dim) ** -0.5,
+        attention_scale=(values.number("query_pre_attn_scalar") if values.gemma else head_dim) ** -0.5,
         rms_norm_eps=values.number("rms_norm_eps"),
         tie_word_embeddings=values.flag("tie_word_embeddings"),
         max_position_embeddings=values.count("max_position_embeddings"),
         eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (eos,),
         activation=values(activation_key),
-        qkv_bias=attention_bias or family == "qwen2",
-        output_bias=attention_bias,
-        qk_norm=gemma or family == "qwen3",
-        norm_offset=gemma,
-        sandwich_norms=gemma,
-        embedding_scale=hidden**0.5 if gemma else None,
+        embedding_scale=hidden**0.5 if values.gemma else None,
         # transformers 5 leaves this cap of Gemma 3 out; published checkpoints have none.
         attention_soft_cap=values("attn_logit_softcapping"),
         logit_soft_cap=values("final_logit_softcapping"),
+        **options,
     )
 
 
-def _layers(values: _Values, *, gemma: bool) -> tuple[LayerConfig, ...]:
-    count = values.count("num_hidden_layers")
-    window = _window(values, gemma=gemma)
-    kinds = values("layer_types")
+def _layers(values: _Values) -> tuple[LayerConfig, ...]:
+    count, kinds = values.count("num_hidden_layers"), values("layer_types")
+    window = values("sliding_window") if values.gemma or values.flag("use_sliding_window") else None
     if kinds is None:
-        if gemma:
-            every = values.count("sliding_window_pattern") if values("sliding_window_pattern") else _GEMMA_PATTERN
-            sliding = [(index + 1) % every != 0 for index in range(count)]
+        if values.gemma:
+            every = values.count("sliding_window_pattern", default=_GEMMA_PATTERN)
+            full = range(every - 1, count, every)
         else:
-            first = values("max_window_layers") if window is not None else count
-            sliding = [index >= first for index in range(count)]
-        kinds = ["sliding_attention" if slides else "full_attention" for slides in sliding]
+            full = range(count if window is None else values("max_window_layers"))
+        kinds = ["full_attention" if layer in full else "sliding_attention" for layer in range(count)]
     if len(kinds) != count:
         raise ConfigError("layer_types", kinds, f"names {len(kinds)} layers of num_hidden_layers={count}")
-    ropes = {kind: _rope(values, kind, gemma=gemma) for kind in dict.fromkeys(kinds)}
-    return tuple(LayerConfig(ropes[kind], window if kind == "sliding_attention" else None) for kind in kinds)
+    layers = {kind: _layer(values, kind, window) for kind in dict.fromkeys(kinds)}
+    return tuple(layers[kind] for kind in kinds)
 
 
-def _window(values: _Values, *, gemma: bool) -> Any:
-    """What sliding layers see, in tokens; None: there are none."""
-    return values("sliding_window") if gemma or values.flag("use_sliding_window") else None
+def _layer(values: _Values, kind: str, window: Any) -> LayerConfig:
+    if kind == "full_attention":
+        return LayerConfig(_rope(values, kind))
+    if kind != "sliding_attention":
+        raise ConfigError("layer_types", kind, "unknown; known: full_attention, sliding_attention")
+    if not isinstance(window, int) or window < 1:
+        raise ConfigError("sliding_window", window, "layer_types has sliding layers: give a number of tokens")
+    return LayerConfig(_rope(values, kind), window)
 
 
-def _rope(values: _Values, kind: str, *, gemma: bool) -> RopeConfig:
+def _rope(values: _Values, kind: str) -> RopeConfig:
     """The rotary angles of a kind of layer. Published files have `rope_theta` and `rope_scaling`; those that
     transformers 5 wrote have both in `rope_parameters`, with a set for each kind of layer where they differ.
     """
-    if kind not in ("full_attention", "sliding_attention"):
-        raise ConfigError("layer_types", kind, "unknown; known: full_attention, sliding_attention")
-    if kind == "sliding_attention":
-        window = _window(values, gemma=gemma)
-        if not isinstance(window, int) or window < 1:
-            raise ConfigError("sliding_window", window, "layer_types has sliding layers: give a number of tokens")
-    scaling, parameters = values("rope_scaling"), values("rope_parameters") or {}
+    scaling, parameters = values("rope_scaling") or {}, values("rope_parameters") or {}
     key, theta_key, theta = "rope_parameters", "rope_theta", _THETA
-    if gemma:
-        key = f"{key}.{kind}"
-        parameters = {**(parameters.get(kind) or {"rope_type": "default"})}
+    if values.gemma:
+        key, parameters = f"{key}.{kind}", parameters.get(kind) or {"rope_type": "default"}
         if kind == "full_attention":
-            parameters |= scaling or {}
-            theta = _GEMMA_THETA
+            parameters, theta = {**parameters, **scaling}, _GEMMA_THETA
         else:
             theta_key = "rope_local_base_freq"
     else:
@@ -279,33 +239,20 @@ def _rope(values: _Values, kind: str, *, gemma: bool) -> RopeConfig:
             key, parameters = f"{key}.{kind}", parameters.get(kind)
             if parameters is None:
                 raise ConfigError(key, None, "needs at least rope_theta")
-    defaults = {
+    parameters = {
         "rope_type": parameters.get("type", "default"),
         "rope_theta": theta if values(theta_key) is None else values(theta_key),
         "partial_rotary_factor": values("partial_rotary_factor"),
-        _ORIGINAL: values("max_position_embeddings"),
+        "original_max_position_embeddings": values("max_position_embeddings"),
+        **parameters,
     }
-    return _rope_of(key, {**defaults, **parameters})
-
-
-def _rope_of(key: str, parameters: Mapping[str, Any]) -> RopeConfig:
-    kind, partial = parameters["rope_type"], parameters["partial_rotary_factor"]
-    if kind not in _ROPE_TYPES:
-        raise ConfigError(f"{key}.rope_type", kind, f"unknown; known: {', '.join(_ROPE_TYPES)}")
+    rope_type, partial = parameters["rope_type"], parameters["partial_rotary_factor"]
+    if rope_type not in _ROPE_TYPES:
+        raise ConfigError(f"{key}.rope_type", rope_type, f"unknown; known: {', '.join(_ROPE_TYPES)}")
     if partial not in (None, 1.0):
         raise ConfigError(f"{key}.partial_rotary_factor", partial, "whole heads are rotated; only 1.0")
-    for name in _ROPE_TYPES[kind]:
-        value = parameters.get(name)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-            raise ConfigError(f"{key}.{name}", value, f"rope_type={kind} needs a number above 0")
-    if kind == "default":
-        return RopeConfig(parameters["rope_theta"])
-    if kind == "linear":
-        return RopeConfig(parameters["rope_theta"], factor=parameters["factor"])
-    return RopeConfig(
-        parameters["rope_theta"],
-        factor=parameters["factor"],
-        low_freq_factor=parameters["low_freq_factor"],
-        high_freq_factor=parameters["high_freq_factor"],
-        original_max_position=parameters[_ORIGINAL],
-    )
+    numbers: list[Any] = [parameters.get(name) for name in _ROPE_TYPES[rope_type]]
+    for name, number in zip(_ROPE_KEYS, numbers, strict=False):
+        if not _is_positive(number):
+            raise ConfigError(f"{key}.{name}", number, f"rope_type={rope_type} needs a number above 0")
+    return RopeConfig(*numbers)

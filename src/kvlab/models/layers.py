@@ -14,35 +14,31 @@ from kvlab.models.weights import WeightSource
 
 
 @dataclass(frozen=True, slots=True)
-class InputNorm:
-    """x = norm(residual): the first norm of a decoder, where nothing is left to add."""
+class NormPart:
+    """A norm of a whole row, `[T, hidden]`."""
 
     ops: Ops
     norm: Norm
+
+
+class InputNorm(NormPart):
+    """x = norm(residual): the first norm of a decoder, where nothing is left to add."""
 
     def __call__(self, residual: torch.Tensor, x: torch.Tensor, step: StepContext) -> ResidualAndX:
         """See LayerPart."""
         return residual, self.ops.norm(residual, self.norm)
 
 
-@dataclass(frozen=True, slots=True)
-class ResidualNorm:
+class ResidualNorm(NormPart):
     """residual += x, x = norm(residual), in one pass."""
-
-    ops: Ops
-    norm: Norm
 
     def __call__(self, residual: torch.Tensor, x: torch.Tensor, step: StepContext) -> ResidualAndX:
         """See LayerPart."""
         return self.ops.add_norm(x, residual, self.norm)
 
 
-@dataclass(frozen=True, slots=True)
-class OutputNorm:
+class OutputNorm(NormPart):
     """x = norm(x): behind attention or MLP, before their output is added to the residual stream."""
-
-    ops: Ops
-    norm: Norm
 
     def __call__(self, residual: torch.Tensor, x: torch.Tensor, step: StepContext) -> ResidualAndX:
         """See LayerPart."""

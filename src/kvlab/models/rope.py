@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
@@ -24,6 +25,19 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     return (1 - blend) * inverse / rope.factor + blend * inverse
 
 
+class Angles(NamedTuple):
+    """Cosine and signed sine of all positions, `[positions, head_dim]`, or of the tokens of a step,
+    `[T, 1, head_dim]`.
+    """
+
+    cosine: torch.Tensor
+    sine: torch.Tensor
+
+    def at(self, positions: torch.Tensor) -> Angles:
+        """Those of the tokens' `positions` `[T]`, of the tables of all positions."""
+        return Angles(*(table[positions].unsqueeze(1) for table in self))
+
+
 class RotaryEmbedding:
     """Tables of cosine and sine for positions up to `max_positions`, `[positions, head_dim]` each."""
 
@@ -42,10 +56,11 @@ class RotaryEmbedding:
         sign = torch.ones(head_dim)
         sign[: head_dim // 2] = -1
         self.sin = (angles.sin() * sign).to(device=device, dtype=dtype)
+        self.tables = Angles(self.cos, self.sin)
 
-    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and signed sine `[T, 1, head_dim]` for the tokens' `positions` `[T]`."""
-        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+    def angles(self, positions: torch.Tensor) -> Angles:
+        """The angles of the tokens' `positions` `[T]`, `[T, 1, head_dim]`."""
+        return self.tables.at(positions)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

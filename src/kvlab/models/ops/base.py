@@ -10,7 +10,7 @@ import torch
 
 from kvlab.attention.base import AttentionBackend
 from kvlab.kv.view import CacheView
-from kvlab.models.rope import RotaryEmbedding
+from kvlab.models.rope import Angles, RotaryEmbedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +23,6 @@ class Norm:
 
     weight: torch.Tensor
     eps: float
-
-
-class Angles(NamedTuple):
-    """The rotary angles of a step: cosine and signed sine of each token, `[T, 1, head_dim]`, or of all positions,
-    `[positions, head_dim]`, for a kernel that looks them up itself.
-    """
-
-    cosine: torch.Tensor
-    sine: torch.Tensor
 
 
 class Linear(Protocol):

@@ -13,10 +13,10 @@ from kvlab.kernels.cpu.native import instruction_set
 from kvlab.kernels.cpu.topk import topk
 from kvlab.kv.storage import PageLayout
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import Angles, LayerPart, Linear, Norm, TopK
+from kvlab.models.ops.base import LayerPart, Linear, Norm, TopK
 from kvlab.models.ops.cpu_layers import NativeLinear, NativeStack
 from kvlab.models.ops.torch_ops import TorchLinear, TorchOps
-from kvlab.models.rope import RotaryEmbedding
+from kvlab.models.rope import Angles, RotaryEmbedding
 
 
 class CpuOps:
@@ -31,7 +31,6 @@ class CpuOps:
     def __init__(self, *, int8_weights: bool = False) -> None:
         self.name = f"native ({instruction_set()})"
         self._int8_weights = int8_weights
-        self._torch = TorchOps()
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False) -> Linear:
         """See Ops."""
@@ -53,22 +52,20 @@ class CpuOps:
 
     def angles(self, rotary: RotaryEmbedding, positions: torch.Tensor) -> Angles:
         """See Ops."""
-        return Angles(rotary.cos, rotary.sin)
+        return rotary.tables
 
     def rotate_and_store(
         self, qkv: torch.Tensor, norms: tuple[Norm, Norm] | None, angles: Angles, view: CacheView, layer: int
     ) -> torch.Tensor:
         """See Ops."""
         if view.storage.layout is not PageLayout.HND:  # the kernel supports HND alone
-            cosine, sine = (table[view.positions].unsqueeze(1) for table in angles)
-            return self._torch.rotate_and_store(qkv, norms, Angles(cosine, sine), view, layer)
+            return TorchOps().rotate_and_store(qkv, norms, angles.at(view.positions), view, layer)
         q_norm, k_norm = norms or (None, None)
         return elementwise.rotate_and_store(
             qkv,
             view.keys(layer),
             view.values(layer),
-            angles.cosine,
-            angles.sine,
+            *angles,
             view.positions,
             view.slot_mapping,
             q_weight=None if q_norm is None else q_norm.weight,

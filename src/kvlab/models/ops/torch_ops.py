@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from kvlab.attention.base import AttentionBackend
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import Angles, LayerPart, Linear, Norm, Stack, TopK
-from kvlab.models.rope import RotaryEmbedding, rotate
+from kvlab.models.ops.base import LayerPart, Linear, Norm, Stack, TopK
+from kvlab.models.rope import Angles, RotaryEmbedding, rotate
 
 #: The gate's activation by the name that transformers gives it.
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -44,12 +44,12 @@ class TorchLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See Linear."""
-        if self._packed and len(x):
-            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-            return y
+        if not self._packed:
+            return functional.linear(x, self._weight, self._bias)
         if not len(x):  # oneDNN refuses a batch of no rows
             return x.new_empty(0, self._out_features)
-        return functional.linear(x, self._weight, self._bias)
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        return y
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """See Linear."""
@@ -88,18 +88,23 @@ class TorchOps:
 
     def angles(self, rotary: RotaryEmbedding, positions: torch.Tensor) -> Angles:
         """See Ops."""
-        return Angles(*rotary.angles(positions))
+        return rotary.angles(positions)
 
     def rotate_and_store(
         self, qkv: torch.Tensor, norms: tuple[Norm, Norm] | None, angles: Angles, view: CacheView, layer: int
     ) -> torch.Tensor:
         """See Ops."""
+        q, k, v = self._split(qkv, norms, view)
+        view.update(layer, rotate(k, *angles), v)
+        return rotate(q, *angles)
+
+    def _split(
+        self, qkv: torch.Tensor, norms: tuple[Norm, Norm] | None, view: CacheView
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values; the first two normed."""
         kv_heads = view.storage.spec.num_kv_heads
         q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
-        if norms is not None:
-            q, k = self.norm(q, norms[0]), self.norm(k, norms[1])
-        view.update(layer, rotate(k, angles.cosine, angles.sine), v)
-        return rotate(q, angles.cosine, angles.sine)
+        return (q, k, v) if norms is None else (self.norm(q, norms[0]), self.norm(k, norms[1]), v)
 
     def stack(self, layers: Sequence[Sequence[LayerPart]], attention: AttentionBackend) -> Stack | None:
         """See Ops."""

@@ -8,9 +8,9 @@ from kvlab.kernels.triton.rms_norm import rms_norm
 from kvlab.kernels.triton.rotary import rotate_in_place
 from kvlab.kernels.triton.scatter import scatter_kv
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import Angles, Norm
+from kvlab.models.ops.base import Norm
 from kvlab.models.ops.torch_ops import TorchOps
-from kvlab.models.rope import RotaryEmbedding
+from kvlab.models.rope import Angles, RotaryEmbedding
 
 
 class TritonOps(TorchOps):
@@ -28,17 +28,14 @@ class TritonOps(TorchOps):
 
     def angles(self, rotary: RotaryEmbedding, positions: torch.Tensor) -> Angles:
         """See Ops."""
-        return Angles(rotary.cos, rotary.sin)
+        return rotary.tables
 
     def rotate_and_store(
         self, qkv: torch.Tensor, norms: tuple[Norm, Norm] | None, angles: Angles, view: CacheView, layer: int
     ) -> torch.Tensor:
         """See Ops."""
-        kv_heads = view.storage.spec.num_kv_heads
-        q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
-        if norms is not None:
-            q, k = self.norm(q, norms[0]), self.norm(k, norms[1])
-        rotate_in_place(q, k, angles.cosine, angles.sine, view.positions)
+        q, k, v = self._split(qkv, norms, view)
+        rotate_in_place(q, k, *angles, view.positions)
         if view.key_scales(layer) is None:
             scatter_kv(k, v, view.keys(layer), view.values(layer), view.slot_mapping)
         else:
