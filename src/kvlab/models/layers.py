@@ -89,21 +89,20 @@ def read_layer(
     config: DecoderConfig, layer: int, weights: WeightSource, ops: Ops, rotary: RotaryEmbedding, spec: AttentionSpec
 ) -> tuple[LayerPart, ...]:
     """A layer's parts: attention and feed-forward, each behind a norm or, in a sandwich, between two."""
-    name, hidden = f"model.layers.{layer}", config.hidden_size
-    sandwich = config.sandwich_norms
-    # Without a sandwich, checkpoints call the norm ahead of the MLP as a sandwich calls the one behind attention.
-    ahead = "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
-    first = read_norm(weights, f"{name}.input_layernorm", hidden, config)
-    parts: list[LayerPart] = [
-        ResidualNorm(ops, first) if layer else InputNorm(ops, first),
-        _read_attention(config, layer, weights, ops, rotary, spec),
-    ]
+
+    def norm(name: str) -> Norm:
+        return read_norm(weights, f"model.layers.{layer}.{name}_layernorm", config.hidden_size, config)
+
+    first, sandwich = norm("input"), config.sandwich_norms
+    parts: list[LayerPart] = [ResidualNorm(ops, first) if layer else InputNorm(ops, first)]
+    parts.append(_read_attention(config, layer, weights, ops, rotary, spec))
     if sandwich:
-        parts.append(OutputNorm(ops, read_norm(weights, f"{name}.post_attention_layernorm", hidden, config)))
-    parts.append(ResidualNorm(ops, read_norm(weights, f"{name}.{ahead}", hidden, config)))
+        parts.append(OutputNorm(ops, norm("post_attention")))
+    # Without a sandwich, checkpoints call the norm ahead of the MLP as a sandwich calls the one behind attention.
+    parts.append(ResidualNorm(ops, norm("pre_feedforward" if sandwich else "post_attention")))
     parts.append(_read_mlp(config, layer, weights, ops))
     if sandwich:
-        parts.append(OutputNorm(ops, read_norm(weights, f"{name}.post_feedforward_layernorm", hidden, config)))
+        parts.append(OutputNorm(ops, norm("post_feedforward")))
     return tuple(parts)
 
 
@@ -112,25 +111,22 @@ def _read_attention(
 ) -> AttentionPart:
     name, hidden, dim = f"model.layers.{layer}.self_attn", config.hidden_size, config.head_dim
     sizes = {"q": config.num_heads * dim, "k": config.num_kv_heads * dim, "v": config.num_kv_heads * dim}
-    matrices = [weights.take(f"{name}.{x}_proj.weight", (size, hidden)) for x, size in sizes.items()]
-    bias = out_bias = norms = None
-    if config.qkv_bias:
-        bias = torch.cat([weights.take(f"{name}.{x}_proj.bias", (size,)) for x, size in sizes.items()])
-    qkv = ops.linear(torch.cat(matrices), bias)
-    del matrices  # packed by now
-    out_weight = weights.take(f"{name}.o_proj.weight", (hidden, config.num_heads * dim))
-    if config.output_bias:
-        out_bias = weights.take(f"{name}.o_proj.bias", (hidden,))
+
+    def merged(kind: str, *columns: int) -> torch.Tensor:
+        return torch.cat([weights.take(f"{name}.{x}_proj.{kind}", (size, *columns)) for x, size in sizes.items()])
+
+    qkv = ops.linear(merged("weight", hidden), merged("bias") if config.qkv_bias else None)
+    out_weight = weights.take(f"{name}.o_proj.weight", (hidden, sizes["q"]))
+    out_bias = weights.take(f"{name}.o_proj.bias", (hidden,)) if config.output_bias else None
+    norms = None
     if config.qk_norm:
-        norms = (
-            read_norm(weights, f"{name}.q_norm", dim, config),
-            read_norm(weights, f"{name}.k_norm", dim, config),
-        )
+        query_norm, key_norm = (read_norm(weights, f"{name}.{x}_norm", dim, config) for x in ("q", "k"))
+        norms = query_norm, key_norm
     return AttentionPart(ops, layer, qkv, norms, rotary, spec, ops.linear(out_weight, out_bias))
 
 
 def _read_mlp(config: DecoderConfig, layer: int, weights: WeightSource, ops: Ops) -> MlpPart:
     name, wide = f"model.layers.{layer}.mlp", (config.intermediate_size, config.hidden_size)
-    gate_up = ops.linear(torch.cat([weights.take(f"{name}.{part}_proj.weight", wide) for part in ("gate", "up")]))
+    gate_up = ops.linear(torch.cat([weights.take(f"{name}.{x}_proj.weight", wide) for x in ("gate", "up")]))
     down = ops.linear(weights.take(f"{name}.down_proj.weight", wide[::-1]))
     return MlpPart(ops, gate_up, config.activation, down)

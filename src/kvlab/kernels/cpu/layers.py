@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
-from kvlab.kernels.cpu.interface import AttentionPart, LayerPart, LayersStep, MlpPart, Norm, PartKind
+import torch
+
+from kvlab.kernels.cpu.interface import (
+    TILE_SIDE,
+    AttentionPart,
+    LayerPart,
+    LayersStep,
+    MlpPart,
+    Norm,
+    PartKind,
+)
+from kvlab.kernels.cpu.memory import empty
 from kvlab.kernels.cpu.native import load
 
 #: What each kind of part consists of. `LayersStep.times` gets the time at which each of these begins, part by part,
@@ -26,21 +38,101 @@ class NativePart(NamedTuple):
     kind: PartKind
     structure: Norm | AttentionPart | MlpPart
 
+    @property
+    def scratch_width(self) -> int:
+        """Elements per token that the part needs of the scratch memory."""
+        match self.structure:
+            case AttentionPart() as attention:
+                return int(attention.qkv.outputs + 2 * attention.num_heads * attention.head_dim)
+            case MlpPart() as mlp:
+                return int(mlp.gate_up.outputs + mlp.down.inputs)
+        return 0
+
 
 class Layers:
-    """Layers that can be run, in the order of parts that layers.cpp states. The tensors that the parts point to
-    have to outlive them.
+    """Layers that can be run, in the order of parts that `in_order` checks, for rows of `hidden` elements. The
+    tensors that the parts point to have to outlive them.
     """
 
-    def __init__(self, parts: Sequence[NativePart]) -> None:
+    def __init__(self, parts: Sequence[NativePart], hidden: int) -> None:
         self._structures = [part.structure for part in parts]  # keeps them where the array points to
         self._parts = (LayerPart * len(parts))(
             *(LayerPart(part.kind, ctypes.addressof(part.structure)) for part in parts)
         )
         self._run = load().kvlab_layers
+        self._hidden = hidden
+        self._width = max(part.scratch_width for part in parts)  # the parts use the same scratch memory in turn
+        self._memory = torch.empty(0, dtype=torch.bfloat16)
         #: Of each operation that is timed.
         self.timed = tuple(name for part in parts for name in TIMED[part.kind])
 
-    def run(self, step: LayersStep) -> None:
-        """Run a step through all parts."""
+    def run(
+        self,
+        residual: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        block_tables: torch.Tensor,
+        seq_lens: torch.Tensor,
+        query_start: torch.Tensor,
+        key_scales: torch.Tensor | None = None,
+        value_scales: torch.Tensor | None = None,
+        times: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Run a step through all parts. Overwrites the residual stream `residual` `[T, hidden]`, dense bfloat16.
+        Returns x, `[T, hidden]`, which is yet to be added to it, and which the next call overwrites.
+
+        `keys` and `values` are the cache of all layers, `[layers, blocks, kv_heads, block_size, head_dim]`;
+        `positions` and `slot_mapping` `[T]` int64; the rest as `paged_attention` takes it. `times`
+        `[len(timed) + 1]` float64 gets the time at which each operation begins, and the last one ends.
+        """
+        tokens = len(residual)
+        rows = -(-tokens // TILE_SIDE) * TILE_SIDE  # whole tiles
+        size, wide = rows * self._hidden, rows * self._width
+        # Every step gets the same memory: the first write to a new page costs more than the write itself.
+        if self._memory.numel() < 2 * size + wide:
+            self._memory = empty((2 * size + wide,), torch.bfloat16)
+        delta, normed, scratch = self._memory[:size], self._memory[size:], self._memory[2 * size :]
+        _, blocks, kv_heads, block_size, _ = keys.shape
+        step = LayersStep(
+            keys=keys.data_ptr(),
+            values=values.data_ptr(),
+            key_scales=_at(key_scales),
+            value_scales=_at(value_scales),
+            rows=blocks * kv_heads * block_size,
+            positions=positions.data_ptr(),
+            slot_mapping=slot_mapping.data_ptr(),
+            block_tables=block_tables.data_ptr(),
+            seq_lens=seq_lens.data_ptr(),
+            query_start=query_start.data_ptr(),
+            residual=residual.data_ptr(),
+            delta=delta.data_ptr(),
+            normed=normed.data_ptr(),
+            scratch=scratch.data_ptr(),
+            times=_at(times),
+            tokens=tokens,
+            hidden=self._hidden,
+            num_sequences=len(seq_lens),
+            table_width=block_tables.shape[1],
+            block_size=block_size,
+            threads=torch.get_num_threads(),
+        )
         self._run(ctypes.addressof(self._parts), len(self._parts), ctypes.addressof(step))
+        return delta[: tokens * self._hidden].view(tokens, self._hidden)
+
+
+def in_order(parts: Sequence[NativePart]) -> bool:
+    """Whether the parts come in the order that layers.cpp states."""
+    kinds = [part.kind for part in parts]
+    norms, computing = (PartKind.INPUT_NORM, PartKind.RESIDUAL_NORM), (PartKind.ATTENTION, PartKind.MLP)
+    pairs_fit = all(
+        (one in norms) == (other in computing) and (other is not PartKind.OUTPUT_NORM or one in computing)
+        for one, other in pairwise(kinds)
+    )
+    return pairs_fit and kinds[0] in norms and kinds[-1] not in norms and PartKind.INPUT_NORM not in kinds[1:]
+
+
+def _at(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

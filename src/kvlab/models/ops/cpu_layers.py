@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 
 import torch
 
 from kvlab.kernels.cpu import interface
-from kvlab.kernels.cpu.interface import MAX_HEAD_DIM, TILE_SIDE, LayersStep, LinearWeight, PartKind
-from kvlab.kernels.cpu.layers import Layers, NativePart
+from kvlab.kernels.cpu.interface import MAX_HEAD_DIM, LinearWeight, PartKind
+from kvlab.kernels.cpu.layers import Layers, NativePart, in_order
 from kvlab.kernels.cpu.linear import PackedWeight
-from kvlab.kernels.cpu.memory import empty
 from kvlab.kv.view import CacheView
 from kvlab.models.layers import AttentionPart, InputNorm, MlpPart, OutputNorm, ResidualNorm
-from kvlab.models.ops.base import LayerPart, Norm, TopK
+from kvlab.models.ops.base import LayerPart, Norm, ResidualAndX, TopK
 
 
 class NativeLinear:
@@ -49,12 +48,9 @@ class NativeStack:
     time at which each of them began and the last one ended, in seconds of a clock of its own.
     """
 
-    def __init__(self, layers: Sequence[Sequence[LayerPart]], native: Sequence[NativePart], hidden: int) -> None:
+    def __init__(self, layers: Sequence[Sequence[LayerPart]], native: Layers) -> None:
         self._parts = layers  # keeps the tensors that the native parts point to
-        self._layers = Layers(native)
-        self._hidden = hidden
-        self._width = max(_scratch_width(part) for part in native)  # the parts use the same scratch memory in turn
-        self._memory = torch.empty(0, dtype=torch.bfloat16)
+        self._layers = native
         self.on_times: Callable[[Sequence[str], list[float]], None] | None = None
 
     @classmethod
@@ -66,68 +62,30 @@ class NativeStack:
         native = [_native(part) for part in chain.from_iterable(layers)]
         known = [part for part in native if part is not None]
         first = layers[0][0] if layers and layers[0] else None
-        if len(known) < len(native) or not isinstance(first, InputNorm) or not _in_order([p.kind for p in known]):
+        if len(known) < len(native) or not isinstance(first, InputNorm) or not in_order(known):
             return None
-        return cls(layers, known, first.norm.weight.numel())
+        return cls(layers, Layers(known, first.norm.weight.numel()))
 
-    def __call__(self, residual: torch.Tensor, view: CacheView) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, residual: torch.Tensor, view: CacheView) -> ResidualAndX:
         """See Stack."""
-        tokens, storage = len(residual), view.storage
-        residual = residual.contiguous()
-        delta, normed, scratch = self._room(tokens)
-        times = None
-        if self.on_times is not None:
-            times = torch.empty(len(self._layers.timed) + 1, dtype=torch.float64)
-        _, blocks, kv_heads, block_size, _ = storage.keys.shape
-        self._layers.run(
-            LayersStep(
-                keys=storage.keys.data_ptr(),
-                values=storage.values.data_ptr(),
-                key_scales=_at(storage.key_scales),
-                value_scales=_at(storage.value_scales),
-                rows=blocks * kv_heads * block_size,
-                positions=view.positions.data_ptr(),
-                slot_mapping=view.slot_mapping.data_ptr(),
-                block_tables=view.block_tables.data_ptr(),
-                seq_lens=view.seq_lens.data_ptr(),
-                query_start=view.query_start.data_ptr(),
-                residual=residual.data_ptr(),
-                delta=delta.data_ptr(),
-                normed=normed.data_ptr(),
-                scratch=scratch.data_ptr(),
-                times=_at(times),
-                tokens=tokens,
-                hidden=self._hidden,
-                num_sequences=view.num_sequences,
-                table_width=view.block_tables.shape[1],
-                block_size=block_size,
-                threads=torch.get_num_threads(),
-            )
+        residual, storage, timed = residual.contiguous(), view.storage, self._layers.timed
+        times = None if self.on_times is None else torch.empty(len(timed) + 1, dtype=torch.float64)
+        x = self._layers.run(
+            residual,
+            storage.keys,
+            storage.values,
+            positions=view.positions,
+            slot_mapping=view.slot_mapping,
+            block_tables=view.block_tables,
+            seq_lens=view.seq_lens,
+            query_start=view.query_start,
+            key_scales=storage.key_scales,
+            value_scales=storage.value_scales,
+            times=times,
         )
         if self.on_times is not None and times is not None:
-            self.on_times(self._layers.timed, times.tolist())
-        return residual, delta
-
-    def _room(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """`delta` `[tokens, hidden]`, and `normed` and scratch with room for whole tiles of tokens. Every step gets
-        the same memory: the first write to a new page costs more than the write itself.
-        """
-        rows = -(-tokens // TILE_SIDE) * TILE_SIDE
-        size, wide = rows * self._hidden, rows * self._width
-        if self._memory.numel() < 2 * size + wide:
-            self._memory = empty((2 * size + wide,), torch.bfloat16)
-        delta, normed = self._memory[: 2 * size].view(2, rows, -1)
-        return delta[:tokens], normed, self._memory[2 * size :]
-
-
-def _in_order(kinds: Sequence[PartKind]) -> bool:
-    """Whether the parts come in the order that layers.cpp states."""
-    norms, computing = (PartKind.INPUT_NORM, PartKind.RESIDUAL_NORM), (PartKind.ATTENTION, PartKind.MLP)
-    pairs_fit = all(
-        (one in norms) == (other in computing) and (other is not PartKind.OUTPUT_NORM or one in computing)
-        for one, other in pairwise(kinds)
-    )
-    return pairs_fit and kinds[0] in norms and kinds[-1] not in norms and PartKind.INPUT_NORM not in kinds[1:]
+            self.on_times(timed, times.tolist())
+        return residual, x
 
 
 def _native(part: LayerPart) -> NativePart | None:
@@ -139,54 +97,33 @@ def _native(part: LayerPart) -> NativePart | None:
             return NativePart(PartKind.RESIDUAL_NORM, _norm(norm))
         case OutputNorm(norm=norm):
             return NativePart(PartKind.OUTPUT_NORM, _norm(norm))
-        case AttentionPart():
-            return _attention(part)
+        case AttentionPart(qkv=NativeLinear() as qkv, out=NativeLinear() as out, spec=spec):
+            if spec.head_dim > MAX_HEAD_DIM or spec.head_dim % 2:
+                return None
+            query_norm, key_norm = part.norms or (None, None)
+            attention = interface.AttentionPart(
+                qkv=qkv.native(),
+                out=out.native(),
+                query_norm=_norm(query_norm),
+                key_norm=_norm(key_norm),
+                cosine=part.rotary.cos.data_ptr(),
+                sine=part.rotary.sin.data_ptr(),
+                layer=part.layer,
+                num_heads=spec.num_heads,
+                num_kv_heads=spec.num_kv_heads,
+                head_dim=spec.head_dim,
+                window=spec.sliding_window or 0,
+                scale=spec.scale,
+                soft_cap=spec.soft_cap or 0.0,
+            )
+            return NativePart(PartKind.ATTENTION, attention)
         case MlpPart(gate_up=NativeLinear() as gate_up, down=NativeLinear() as down):
             gelu = part.activation == "gelu_pytorch_tanh"
             return NativePart(PartKind.MLP, interface.MlpPart(gate_up.native(), down.native(), gelu))
     return None
 
 
-def _attention(part: AttentionPart) -> NativePart | None:
-    spec, qkv, out = part.spec, part.qkv, part.out
-    if not isinstance(qkv, NativeLinear) or not isinstance(out, NativeLinear):
-        return None
-    if spec.head_dim > MAX_HEAD_DIM or spec.head_dim % 2:
-        return None
-    query_norm, key_norm = part.norms or (None, None)
-    native = interface.AttentionPart(
-        qkv=qkv.native(),
-        out=out.native(),
-        query_norm=_norm(query_norm),
-        key_norm=_norm(key_norm),
-        cosine=part.rotary.cos.data_ptr(),
-        sine=part.rotary.sin.data_ptr(),
-        layer=part.layer,
-        num_heads=spec.num_heads,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        window=spec.sliding_window or 0,
-        scale=spec.scale,
-        soft_cap=spec.soft_cap or 0.0,
-    )
-    return NativePart(PartKind.ATTENTION, native)
-
-
 def _norm(norm: Norm | None) -> interface.Norm:
     if norm is None:
         return interface.Norm(None, 0.0, 2)
     return interface.Norm(norm.weight.data_ptr(), norm.eps, norm.weight.element_size())
-
-
-def _scratch_width(part: NativePart) -> int:
-    """Elements per token that a part needs of the scratch memory."""
-    match part.structure:
-        case interface.AttentionPart() as attention:
-            return int(attention.qkv.outputs + 2 * attention.num_heads * attention.head_dim)
-        case interface.MlpPart() as mlp:
-            return int(mlp.gate_up.outputs + mlp.down.inputs)
-    return 0
-
-
-def _at(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
