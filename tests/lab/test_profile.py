@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 import kvlab.cli.roofline
+import kvlab.lab.rates
 from kvlab.config import RunConfig
 from kvlab.lab import execute as lab
 from kvlab.lab import trace
@@ -45,7 +46,7 @@ RATES = MachineRates(read_bytes_per_s=1e9, flops_per_s=1e10)
 def known_machine() -> Iterator[None]:
     """The machine as if it had been measured."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (lab, kvlab.cli.roofline):
+        for module in (lab, kvlab.lab.rates):
             patch.setattr(module, "known_rates", lambda _: RATES)
         yield
 
@@ -138,10 +139,10 @@ def test_rates_measured_beside_others_are_not_kept(
         measured.append(keep)
         return RATES
 
-    monkeypatch.setattr(kvlab.cli.roofline, "oversubscription", lambda threads, busy: crowded)
-    monkeypatch.setattr(kvlab.cli.roofline, "known_rates", lambda dtype: None)
-    monkeypatch.setattr(kvlab.cli.roofline, "measure", lambda dtype: measuring(False))
-    monkeypatch.setattr(kvlab.cli.roofline, "measure_and_keep", lambda dtype: measuring(True))
+    monkeypatch.setattr("kvlab.lab.machine.oversubscription", lambda threads, busy: crowded)
+    monkeypatch.setattr(kvlab.lab.rates, "known_rates", lambda dtype: None)
+    monkeypatch.setattr(kvlab.lab.rates, "measure", lambda dtype: measuring(False))
+    monkeypatch.setattr(kvlab.lab.rates, "measure_and_keep", lambda dtype: measuring(True))
     monkeypatch.setattr(sys, "argv", ["roofline"])
     kvlab.cli.roofline.main()
     assert measured == [kept, kept]  # float32, bfloat16

@@ -11,24 +11,28 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import torch
-from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
-
-from kvlab.cli.compose import run_config
 from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
 from kvlab.config import RunConfig
 from kvlab.config.executor import DTYPES
-from kvlab.core import StepRecord
-from kvlab.engine.threads import resolve_threads
 from kvlab.errors import ConfigError
-from kvlab.lab import records
-from kvlab.lab.machine import CpuWatch, describe, oversubscription
-from kvlab.lab.rates import known_rates, measure, measure_and_keep
-from kvlab.lab.roofline import MachineRates, Roofline, RunCosts, roofline
-from kvlab.models.families import decoder_config
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from kvlab.core import StepRecord
+    from kvlab.lab.roofline import MachineRates, RunCosts
+
+# The functions import what they need, so that --help answers at once.
+
+
+@dataclass
+class RooflineSettings:
+    """What the command takes."""
+
+    run: list[str] = setting([], "finished runs: their directories or ids", "RUN")
+    measure_again: bool = setting(False, "measure although the rates are known; or --measure-again", "true")
 
 
 def find_run(name: str, root: Path = Path()) -> Path:
@@ -45,6 +49,11 @@ def find_run(name: str, root: Path = Path()) -> Path:
 
 def read_run(directory: Path) -> tuple[dict[str, Any], RunConfig, list[StepRecord]]:
     """A run's summary, settings and steps. Raises ConfigError for one that has no roofline."""
+    from omegaconf import OmegaConf
+
+    from kvlab.cli.compose import run_config
+    from kvlab.lab import records
+
     summary = json.loads((directory / "summary.json").read_text())
     if "bytes_per_weight" not in summary:
         raise ConfigError("run", directory, "did not log what a roofline is computed from; run it again")
@@ -54,71 +63,69 @@ def read_run(directory: Path) -> tuple[dict[str, Any], RunConfig, list[StepRecor
     if not steps:
         raise ConfigError("run", directory, "ended before its first step; name one that produced tokens")
     settings = OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(directory / "config.yaml"))
-    return summary, run_config(cast(DictConfig, settings)), steps
+    return summary, run_config(cast("DictConfig", settings)), steps
 
 
 def logged_costs(summary: dict[str, Any], config: RunConfig) -> RunCosts:
     """What the steps of a finished run consist of."""
+    from kvlab.lab.roofline import RunCosts
+    from kvlab.models.families import decoder_config
+
     return RunCosts(decoder_config(config.model), summary["bytes_per_weight"], summary["kv_bytes_per_token"])
 
 
-def _show_run(console: Console, directory: Path, *, again: bool) -> None:
+def _show_run(directory: Path, *, again: bool) -> None:
+    import torch
+
+    from kvlab.lab.machine import describe
+    from kvlab.lab.roofline import roofline
+
     summary, config, steps = read_run(directory)
     torch.set_num_threads(summary["threads"])
-    rates = _rates(console, config.executor.dtype, again=again)
+    rates = _rates(config.executor.dtype, again=again)
     if summary["machine"] != describe("cpu"):
-        console.print(
-            f"[yellow]warning:[/] the run was on {summary['machine']}, the rates are those of {describe('cpu')}",
-            highlight=False,
-        )
-    _show(console, summary["name"], roofline(logged_costs(summary, config), steps, rates))
-
-
-def _show(console: Console, name: str, found: Roofline) -> None:
-    console.print(
-        f"{name}: its steps took {found.steps_s:.2f} s and could take {found.bound_s:.2f} s, "
-        f"{found.memory_s:.2f} s of it in steps that memory limits: [bold]{found.share:.1f} %[/] of the roofline",
-        highlight=False,
-        soft_wrap=True,
+        print(f"warning: the run was on {summary['machine']}, the rates are those of {describe('cpu')}")
+    found = roofline(logged_costs(summary, config), steps, rates)
+    print(
+        f"{summary['name']}: its steps took {found.steps_s:.2f} s and could take {found.bound_s:.2f} s, "
+        f"{found.memory_s:.2f} s of it in steps that memory limits: {found.share:.1f} % of the roofline"
     )
 
 
-def _rates(console: Console, dtype: str, *, again: bool) -> MachineRates:
-    """The rates for as many threads as PyTorch is set to. Measured beside others they are shown, and not kept."""
+def _rates(dtype: str, *, again: bool) -> MachineRates:
+    """The rates for as many threads as PyTorch is set to. Those measured beside other work are not kept."""
+    import torch
+
+    from kvlab.lab.machine import CpuWatch, describe, oversubscription
+    from kvlab.lab.rates import known_rates, measure, measure_and_keep
+
+    threads = torch.get_num_threads()
     rates = None if again else known_rates(dtype)
     if rates is None:
-        crowded = oversubscription(torch.get_num_threads(), CpuWatch().busy_cores())
+        crowded = oversubscription(threads, CpuWatch().busy_cores())
         if crowded:
-            console.print(f"[yellow]warning:[/] not kept: {crowded}", highlight=False, soft_wrap=True)
+            print(f"warning: not kept: {crowded}")
         rates = measure(dtype) if crowded else measure_and_keep(dtype)
-    console.print(
-        f"{describe('cpu')}, {torch.get_num_threads()} threads: reads {rates.read_bytes_per_s / 1e9:.1f} GB/s in "
-        f"order, multiplies {rates.flops_per_s / 1e9:,.0f} GFLOP/s in {dtype}",
-        highlight=False,
-        soft_wrap=True,
+    print(
+        f"{describe('cpu')}, {threads} threads: reads {rates.read_bytes_per_s / 1e9:.1f} GB/s in order, multiplies "
+        f"{rates.flops_per_s / 1e9:,.0f} GFLOP/s in {dtype}"
     )
     return rates
-
-
-@dataclass
-class RooflineSettings:
-    """What the command takes."""
-
-    run: list[str] = setting([], "finished runs: their directories or ids", "RUN")
-    measure_again: bool = setting(False, "measure although the rates are known; or --measure-again", "true")
 
 
 def _answer(arguments: list[str]) -> int:
     settings, others = read_settings(RooflineSettings, arguments)
     if others:
         raise unknown_setting(RooflineSettings, others[0])
-    console = Console()
+    import torch
+
+    from kvlab.engine.threads import resolve_threads
+
     torch.set_num_threads(resolve_threads(None))
-    if not settings.run:
-        for dtype in DTYPES[:2]:
-            _rates(console, dtype, again=settings.measure_again)
+    for dtype in () if settings.run else DTYPES[:2]:
+        _rates(dtype, again=settings.measure_again)
     for run in settings.run:
-        _show_run(console, find_run(run), again=settings.measure_again)
+        _show_run(find_run(run), again=settings.measure_again)
     return 0
 
 

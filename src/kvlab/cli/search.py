@@ -1,15 +1,15 @@
-"""A search in progress: what `kvlab tune` composes, measures, prints and keeps."""
+"""A search in progress: what `kvlab tune` composes, runs, prints and keeps."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvlab.cli.compose import Composition, compose_run
 from kvlab.config import format_bytes, parse_bytes
@@ -28,6 +28,7 @@ from kvlab.lab.tune.study import Measured, best_trial, counted, open_study, sear
 
 if TYPE_CHECKING:
     from optuna import Study
+    from optuna.trial import FrozenTrial
     from rich.console import Console
 
     from kvlab.cli.tune import TuneSettings
@@ -37,16 +38,12 @@ class Search:
     """A search: its space, its study, its parent run. `overrides` are the settings of all its runs."""
 
     def __init__(self, settings: TuneSettings, overrides: Sequence[str], console: Console) -> None:
-        self.metric, self.trials = settings.metric, settings.trials
+        self.metric, self.trials = settings.optimize, settings.trials
         self.overrides, self.console = overrides, console
         self.base = compose_run(overrides)
         config = self.base.config
-        if settings.memory is None:
-            self.memory = available_memory(resolve_device(config.executor.device))
-            asked = "free"
-        else:
-            self.memory = parse_bytes(settings.memory, key="memory")
-            asked = str(self.memory)
+        asked = "free" if settings.memory is None else str(parse_bytes(settings.memory, key="memory"))
+        self.memory = int(asked) if settings.memory else available_memory(resolve_device(config.executor.device))
         fixed = frozenset(text.partition("=")[0] for text in overrides) & set(SEARCHED)
         self.space = build_space(config, self.memory, fixed)
         parts = [self.metric, asked, config_digest(config, any_repeat=True), *sorted(fixed)]
@@ -73,23 +70,22 @@ class Search:
             self.interrupted = True
         done = len(counted(study))
         if done < self.trials and not self.interrupted:
-            self.console.print(f"stopped at {done} of {self.trials} trials: nothing new was found that fits")
-        found = best_trial(study)
+            print(f"stopped at {done} of {self.trials} trials: nothing new was found that fits")
         self._finish(study)
         if self.interrupted:
-            self.console.print("interrupted: what was tried is kept; the same command goes on from there")
+            print("interrupted: what was tried is kept; the same command goes on from there")
             return 130
-        return 0 if found is not None else 1
+        return 0 if best_trial(study) is not None else 1
 
     def _check(self, values: dict[str, int]) -> None:
         check_fits(self._compose(values).config, self.memory)
 
     def _compose(self, values: dict[str, int]) -> Composition:
-        return compose_run([*self.overrides, *(f"{key}={value}" for key, value in values.items())])
+        return compose_run([*self.overrides, *_overrides(values).split()])
 
     def _measure(self, number: int, values: dict[str, int]) -> Measured:
         point = self._compose(values)
-        name = " ".join(f"{key}={value}" for key, value in values.items())
+        name = _overrides(values)
         repeats, found = point.config.repeats, []
         for repeat in range(repeats):
             directory = self.directory / str(number) / (str(repeat) if repeats > 1 else "")
@@ -120,32 +116,29 @@ class Search:
         return Measured(median(found))
 
     def _announce(self, before: int) -> None:
-        wanted, space = self.trials, self.space
-        ranges = [f"{key} {found.low} to {found.high}" for key, found in space.ranges.items()]
-        if space.block_sizes:
-            ranges.append(f"kv.block_size {', '.join(map(str, space.block_sizes))}")
-        text = f"{self.metric} within {format_bytes(self.memory)}: {wanted} trials"
-        if before:
-            text += f", {before} done before"
-        self.console.print(text, highlight=False, soft_wrap=True)
-        self.console.print("over " + "; ".join(ranges), highlight=False, soft_wrap=True)
+        ranges = [f"{key} {found.low} to {found.high}" for key, found in self.space.ranges.items()]
+        if self.space.block_sizes:
+            ranges.append(f"kv.block_size {', '.join(map(str, self.space.block_sizes))}")
+        earlier = f", {before} done before" if before else ""
+        print(f"{self.metric} within {format_bytes(self.memory)}: {self.trials} trials{earlier}")
+        print("over " + "; ".join(ranges), flush=True)
 
-    def _report(self, study: Study, trial: Any, before: int, passed: float) -> None:
-        values = " ".join(f"{key}={value}" for key, value in trial.params.items())
+    def _report(self, study: Study, trial: FrozenTrial, before: int, passed: float) -> None:
         reason = trial.user_attrs.get("reason") or trial.user_attrs.get("error")
         if trial.state.name == "PRUNED":
-            line = f"trial {trial.number} left out: {values}: {reason}"
-            self.console.print(line, highlight=False, soft_wrap=True, style="dim", markup=False)
+            print(f"trial {trial.number} left out: {_overrides(trial.params)}: {reason}", flush=True)
             return
         done, wanted = len(counted(study)), self.trials
         value = f"{trial.value:,.4g}" if trial.value is not None else reason or "interrupted"
         line = f"{done} of {wanted} trials: {value}"
-        best = best_trial(study)
-        if best is not None:
-            line += f", best so far {self.metric} = {best.value:,.4g} (trial {best.number})"
-        if done > before and done < wanted:
+        if best := best_trial(study):
+            line += f", best so far {self._value(best)}"
+        if before < done < wanted:
             line += f", about {clock(passed / (done - before) * (wanted - done))} left"
-        self.console.print(line, highlight=False, soft_wrap=True, markup=False)
+        print(line, flush=True)
+
+    def _value(self, trial: FrozenTrial) -> str:
+        return f"{self.metric} = {trial.value:,.4g} (trial {trial.number})"
 
     def _open_parent(self) -> None:
         params = {
@@ -169,23 +162,22 @@ class Search:
         best, pictures = best_trial(study), self.directory / "search"
         pictures.mkdir(exist_ok=True)
         write_trials(study, pictures / "trials.csv")
-        status = RunStatus.INTERRUPTED if self.interrupted else RunStatus.FINISHED
         if best is None:
-            status = RunStatus.INTERRUPTED if self.interrupted else RunStatus.FAILED
-            self.console.print("no trial has a value; why is in " + str(pictures / "trials.csv"))
+            print(f"no trial has a value; why is in {pictures / 'trials.csv'}")
         else:
-            chosen = [f"{key}={value}" for key, value in best.params.items()]
-            command = " ".join(["kvlab run", *map(shlex.quote, self.overrides), *chosen])
+            command = " ".join(["kvlab run", *map(shlex.quote, self.overrides), _overrides(best.params)])
             draw_search(study, self.metric).savefig(pictures / "tune.png")
             write_page(study, self.metric, command, pictures / "tune.html")
             self.console.rule(style="dim")
-            first = study.trials[0]
-            gain = ""
+            first, gain = study.trials[0], ""
             if first.value and best.number != first.number:
                 gain = f", {best.value / first.value:.2f} times that of the settings it began with"
-            text = f"best: {self.metric} = {best.value:,.4g} (trial {best.number}){gain}"
-            self.console.print(text, highlight=False, soft_wrap=True)
-            self.console.print(command, highlight=False, soft_wrap=True, markup=False)
-            shown = f"pictures: {pictures / 'tune.html'}  {pictures / 'tune.png'}"
-            self.console.print(shown, highlight=False, soft_wrap=True)
-        close_parent(self.tracker, status, pictures, {self.metric: best.value} if best else {})
+            print(f"best: {self._value(best)}{gain}\n{command}")
+            print(f"pictures: {pictures / 'tune.html'}  {pictures / 'tune.png'}", flush=True)
+        ended = RunStatus.FINISHED if best else RunStatus.FAILED
+        metrics = {self.metric: best.value} if best else {}
+        close_parent(self.tracker, RunStatus.INTERRUPTED if self.interrupted else ended, pictures, metrics)
+
+
+def _overrides(values: Mapping[str, object]) -> str:
+    return " ".join(f"{key}={value}" for key, value in values.items())

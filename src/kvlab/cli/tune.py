@@ -23,11 +23,9 @@ _REFUSED = dict.fromkeys(
 
 @dataclass
 class TuneSettings:
-    """What a search is asked beside the settings of its runs."""
+    """The settings of a search beside those of its runs."""
 
-    optimize: str | None = setting(
-        None, "any metric of docs/metrics.md that is better when it is more, or less", "METRIC"
-    )
+    optimize: str = setting("", "any metric of docs/metrics.md that is better when it is more, or less", "METRIC")
     memory: str | None = setting(
         None, "for weights, cache and working memory; else what this machine has free", "SIZE"
     )
@@ -54,11 +52,6 @@ class TuneSettings:
                 "throughput/output_tokens_per_s, latency/ttft_ms_p99, latency/e2el_ms_p50 "
                 "and others in docs/metrics.md",
             )
-
-    @property
-    def metric(self) -> str:
-        """The metric that is optimized."""
-        return self.optimize or ""
 
 
 def read_arguments(arguments: list[str]) -> tuple[TuneSettings, list[str]]:
