@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.attention.backends.concat import ConcatAttention
 from kvlab.config import RunConfig
 from kvlab.engine.build import EnginePlan, build_engine, plan_engine
@@ -197,6 +198,23 @@ class TestWorkingMemory:
         )
         taken, estimate = largest_step(plan, temperature), plan.working.peak - plan.working.small
         assert taken <= 1.05 * estimate <= 2 * taken
+
+    def test_of_a_plugin_s_attention_is_planned_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As that of a backend that copies a sequence, unless it is a kernel or names its own bytes."""
+        kinds: dict[str, dict[str, object]] = {
+            "copying": {},
+            "kernel": {"is_kernel": True},
+            "counted": {"working_bytes": staticmethod(lambda model, settings: model.head_dim)},
+        }
+        for name, attributes in kinds.items():
+            backend = type(name, (ConcatAttention,), {"name": name, **attributes})
+            monkeypatch.setitem(ATTENTION_BACKENDS._entries, name, backend)
+        found = {
+            name: plan_engine(composed("model=qwen3_tiny", f"attention.backend={name}")).working.attention
+            for name in ("concat", *kinds)
+        }
+        assert found == {"concat": found["concat"], "copying": found["concat"], "kernel": 0, "counted": 32}
+        assert found["concat"] > 0
 
 
 class TestSequences:

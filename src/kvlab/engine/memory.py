@@ -1,6 +1,6 @@
-"""What an engine takes of its device beside the cache: weights as they are loaded, and what its steps work with.
+"""The memory that an engine needs beside the cache, computed before anything is allocated.
 
-Nothing here is measured or allocated. Weights are exact; working memory is an estimate of the largest step.
+Weights are exact; working memory is an estimate of the largest step.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES, KVSpec
 from kvlab.models.config import DecoderConfig
 
@@ -16,7 +17,7 @@ _FLOAT32 = DTYPE_BYTES["float32"]
 _PANEL = 16  # outputs, at most, to a multiple of which the native kernels pad a packed weight
 _TILE = 2**20  # of random numbers, while dummy weights are made
 _SMALL = 64 * 2**20  # metadata of steps, sequences, what an allocator keeps
-_PYTORCH_ATTENTION = ("concat", "safe_softmax", "online_softmax", "sdpa")
+_BLOCK_BY_BLOCK = ("safe_softmax", "online_softmax")  # backends that copy one block at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,6 @@ class Matrix(NamedTuple):
     outputs: int
     inputs: int
 
-    @property
-    def numbers(self) -> int:
-        """Of one."""
-        return self.outputs * self.inputs
-
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
@@ -91,34 +87,35 @@ def weight_bytes(model: DecoderConfig, settings: EngineSettings) -> WeightBytes:
     element, hidden = settings.element, model.hidden_size
     vocabulary = model.vocab_size * hidden
     products = list(matrices(model))
-    outputs = sum(matrix.times * matrix.outputs for matrix in products)
-    # oneDNN's order of a tied embedding cannot be looked up in.
+    # A tied embedding that oneDNN has packed cannot serve as a table.
     own_table = not model.tie_word_embeddings or (settings.is_packed and not settings.native)
     head = 2 * model.head_dim if model.qk_norm else 0
     norms = model.num_layers * ((4 if model.sandwich_norms else 2) * hidden + head) + hidden
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     biases = (q + 2 * kv if model.qkv_bias else 0) + (hidden if model.output_bias else 0)
     ropes = len({layer.rope for layer in model.layers})
-    numbers = sum(matrix.times * matrix.numbers for matrix in products)
     return WeightBytes(
         matrices=sum(matrix.times * _matrix_bytes(matrix, settings) for matrix in products),
         embedding=vocabulary * element if own_table else 0,
         norms=norms * (_FLOAT32 if model.norm_offset else element),
         biases=model.num_layers * biases * element,
-        scales=outputs * SCALE_BYTES if settings.int8_weights else 0,
+        scales=sum(times * outputs for times, outputs, _ in products) * SCALE_BYTES if settings.int8_weights else 0,
         rotary=2 * ropes * settings.max_seq_len * model.head_dim * element,
-        stored=numbers + (vocabulary if own_table else 0) + norms + model.num_layers * biases,
+        stored=sum(times * outputs * inputs for times, outputs, inputs in products)
+        + (vocabulary if own_table else 0)
+        + norms
+        + model.num_layers * biases,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class WorkingMemory:
-    """Bytes that come and go. Steps need the larger of `layers` and `logits`; loading happens before there is a
-    cache.
+    """Bytes that come and go. A step needs the larger of `layers` + `attention` and `logits`; weights are loaded
+    before there is a cache.
     """
 
     layers: int  # activations of a layer, for all tokens of a step
-    attention: int  # what a backend puts K, V and scores into
+    attention: int  # a backend's copies of K and V, and its scores
     logits: int  # of the rows that are sampled, and what sampling makes of them
     loading: int  # what weights need for a moment, beyond what they take in the end
     small: int = _SMALL
@@ -130,23 +127,24 @@ class WorkingMemory:
 
 
 def working_memory(model: DecoderConfig, cache: KVSpec, settings: EngineSettings) -> WorkingMemory:
-    """What the largest step and the loading of the weights need.
-
-    Of a layer, whichever is more: attention or feed-forward; each beside the residual stream, what is to be added
-    to it, and that normed. kvlab's kernels work in place where PyTorch makes new tensors.
-    """
+    """What the largest step and the loading of the weights need."""
     element, tokens = settings.element, settings.max_batched_tokens
-    per_token = element * _activations(model, native=settings.native)
-    # Greedy takes the largest of each row. By chance: a copy in float32, its softmax, and that summed in float64;
-    # or, where only the most likely tokens are kept, those sorted.
+    count = IN_PLACE if settings.native else NEW_TENSORS
+    heads = (count.queries * model.num_heads + count.keys * model.num_kv_heads) * model.head_dim
+    per_token = count.stream * model.hidden_size + max(count.wide * model.intermediate_size, heads)
+    # Greedy decoding takes the largest of each row. Sampling copies the logits to float32, takes their softmax, and
+    # sums that in float64; or, with top-k, sorts them.
     per_logit = element + (7 * _FLOAT32 if settings.by_chance else 0)
     if model.logit_soft_cap is not None:
         per_logit = max(per_logit, 3 * element)
+    # The parts of a product are joined, then packed; an output layer of its own comes last.
+    *layer, output = (matrix.outputs * matrix.inputs for matrix in matrices(model))
+    loaded = max(2 * max(layer), output) if settings.is_packed else max(layer)
     return WorkingMemory(
-        layers=tokens * per_token,
+        layers=tokens * element * per_token,
         attention=_attention(model, cache, settings),
         logits=2 * tokens * model.hidden_size * element + settings.rows * model.vocab_size * per_logit,
-        loading=_loading(model, settings),
+        loading=loaded * element + _TILE * (_FLOAT32 + element),
     )
 
 
@@ -165,37 +163,27 @@ IN_PLACE = LayerTensors(stream=4, wide=3, queries=3, keys=2)  # kvlab's kernels
 NEW_TENSORS = LayerTensors(stream=5, wide=4, queries=6, keys=4)  # PyTorch
 
 
-def _activations(model: DecoderConfig, *, native: bool) -> int:
-    """Numbers that a layer holds for a token at its peak."""
-    count = IN_PLACE if native else NEW_TENSORS
-    heads = (count.queries * model.num_heads + count.keys * model.num_kv_heads) * model.head_dim
-    return count.stream * model.hidden_size + max(count.wide * model.intermediate_size, heads)
-
-
 def _attention(model: DecoderConfig, cache: KVSpec, settings: EngineSettings) -> int:
-    """Kernels read pages where they are. PyTorch's backends copy a sequence, or write scores down."""
-    if settings.attention not in _PYTORCH_ATTENTION:
+    """A backend's `working_bytes`. By default a kernel reads blocks in place, and any other copies the K and V of
+    a sequence to float32 and writes its scores down.
+    """
+    known = settings.attention in ATTENTION_BACKENDS.names()
+    backend = ATTENTION_BACKENDS.get(settings.attention) if known else None
+    if own := getattr(backend, "working_bytes", None):
+        return int(own(model, settings))
+    if getattr(backend, "is_kernel", False):
         return 0
-    tokens, longest = settings.max_batched_tokens, settings.max_seq_len
-    heads, sequence = model.num_heads, 2 * longest * model.num_kv_heads * model.head_dim  # K and V
+    tokens, longest, size = settings.max_batched_tokens, settings.max_seq_len, settings.block_size
+    per_token = 2 * model.num_kv_heads * model.head_dim  # K and V
     if settings.attention == "sdpa":
         # Buffers that grow to twice a sequence; int8 once more as float32 and in the model's dtype; a mask.
-        buffers = 2 * sequence * DTYPE_BYTES[cache.dtype]
-        widened = sequence * (_FLOAT32 + settings.element) if cache.is_scaled else 0
+        buffers = 2 * per_token * longest * DTYPE_BYTES[cache.dtype]
+        widened = per_token * longest * (_FLOAT32 + settings.element) if cache.is_scaled else 0
         return buffers + widened + tokens * longest * (1 + _FLOAT32)
-    if settings.attention == "concat":
-        return sequence * (settings.element + 2 * _FLOAT32) + 4 * heads * tokens * longest * _FLOAT32
-    block = 2 * settings.block_size * model.num_kv_heads * model.head_dim * 2 * _FLOAT32
-    return block + _FLOAT32 * heads * tokens * (4 * settings.block_size + 4 * model.head_dim)
-
-
-def _loading(model: DecoderConfig, settings: EngineSettings) -> int:
-    """A product's parts, joined, and packed from that; an output layer of its own comes last."""
-    copies = 2 if settings.is_packed else 1
-    *layer, output = matrices(model)
-    largest = max(matrix.numbers for matrix in layer)
-    vocabulary = output.numbers if settings.is_packed else 0
-    return max(copies * largest, vocabulary) * settings.element + _TILE * (_FLOAT32 + settings.element)
+    if settings.attention in _BLOCK_BY_BLOCK:
+        return _FLOAT32 * (2 * size * per_token + 4 * model.num_heads * tokens * (size + model.head_dim))
+    scores = 4 * model.num_heads * tokens * longest * _FLOAT32
+    return per_token * longest * (settings.element + 2 * _FLOAT32) + scores
 
 
 def matrices(model: DecoderConfig) -> Iterator[Matrix]:
@@ -211,6 +199,6 @@ def matrices(model: DecoderConfig) -> Iterator[Matrix]:
 
 def _matrix_bytes(matrix: Matrix, settings: EngineSettings) -> int:
     if not (settings.is_packed and settings.native):
-        return matrix.numbers * settings.element
+        return matrix.outputs * matrix.inputs * settings.element
     outputs, inputs = -(-matrix.outputs // _PANEL) * _PANEL, -(-matrix.inputs // 2) * 2
     return outputs * inputs * DTYPE_BYTES["int8" if settings.int8_weights else settings.dtype]
