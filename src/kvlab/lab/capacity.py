@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from functools import partial
+from itertools import count, takewhile
+from typing import Any, NamedTuple, cast
 
 from kvlab.config import EngineConfig, KVConfig, RunConfig, format_bytes
 from kvlab.engine.build import kv_spec, memory_settings
@@ -73,10 +75,7 @@ class CapacityPlan:
     @property
     def paged(self) -> PoolSize:
         """The pool of small blocks, which is never empty."""
-        pool = self.pools[compared_backends()[0]]
-        if pool is None:
-            raise CapacityError("not one block fits")
-        return pool
+        return cast(PoolSize, self.pools[compared_backends()[0]])
 
     def as_dict(self) -> dict[str, Any]:
         """Every figure and what it was computed from, fit for JSON."""
@@ -86,7 +85,7 @@ class CapacityPlan:
             "memory_bytes": self.memory,
             "inputs": {
                 "layers": model.num_layers,
-                "sliding_layers": len(_windows(model)),
+                "sliding_layers": sum(layer.sliding_window is not None for layer in model.layers),
                 "query_heads": model.num_heads,
                 "kv_heads": spec.num_kv_heads,
                 "head_dim": spec.head_dim,
@@ -99,16 +98,7 @@ class CapacityPlan:
             "bytes_per_block": self.paged.block_size * spec.bytes_per_token,
             "weights": {**asdict(self.weights), "total": self.weights.total},
             "working": {**asdict(self.working), "peak": self.working.peak},
-            "pools": {
-                backend: pool
-                and {
-                    "num_blocks": pool.num_blocks,
-                    "block_size": pool.block_size,
-                    "token_slots": pool.token_slots,
-                    "bytes": pool.num_bytes,
-                }
-                for backend, pool in self.pools.items()
-            },
+            "pools": {backend: pool and _pool_figures(pool) for backend, pool in self.pools.items()},
             "sequences": [row.as_dict() for row in self.lengths],
         }
 
@@ -138,40 +128,40 @@ def plan_capacity(
     if settings.int8_weights and not (native and settings.is_packed):
         _refuse_int8(config, device)
     weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
-    kv = config.kv
+    plan = CapacityPlan(config.model.name, model, settings, spec, memory, weights, working, {}, ())
+    kv, block = config.kv, config.kv.block_size * spec.bytes_per_token
     if memory is not None and kv.memory is None and kv.num_blocks is None:
-        left = memory - weights.total - working.peak
-        block = kv.block_size * spec.bytes_per_token
-        if left < block or memory < weights.total + working.loading:
-            raise _too_small(config, model, settings, memory, weights, working, block)
-        kv = replace(kv, memory=f"{left}B")
-    pools = {name: _pool(config, replace(kv, backend=name), spec) for name in POOLS.names()}
-    if pools[backend] is None:
-        size_pool(kv, spec, max_batch_size=settings.max_batch_size, max_seq_len=settings.max_seq_len)  # says why
-    plan = CapacityPlan(config.model.name, model, settings, spec, memory, weights, working, pools, ())
+        if memory < _needed(weights, working, block):
+            raise _too_small(config, plan, memory, block)
+        kv = replace(kv, memory=f"{memory - weights.total - working.peak}B")
+    size = partial(size_pool, spec=spec, max_batch_size=settings.max_batch_size, max_seq_len=settings.max_seq_len)
+    pools: dict[str, PoolSize | None] = dict.fromkeys(POOLS.names())
+    for name in pools:
+        try:
+            pools[name] = size(replace(kv, backend=name))
+        except CapacityError:
+            if name == backend:
+                raise
+    plan = replace(plan, pools=pools)
     needed = weights.total + working.peak + plan.paged.num_bytes
     if memory is not None and needed > memory:
         raise CapacityError(
             f"memory={format_bytes(memory)}: a KV cache of {format_bytes(plan.paged.num_bytes)} needs "
-            f"{format_bytes(needed)} with {config.model.name}'s weights and working memory, "
+            f"{format_bytes(needed)} with {plan.name}'s weights and working memory, "
             f"{format_bytes(needed - memory)} more; leave kv.memory and kv.num_blocks out to be told what fits"
         )
     longest = settings.max_seq_len
     for length in lengths or ():
         if not 1 <= length <= longest:
             raise ConfigError("lengths", length, f"a mean length is from 1 to model.max_seq_len={longest} tokens")
-    rows = tuple(_at_length(plan, length) for length in lengths or default_lengths(longest))
-    return replace(plan, lengths=rows)
+    return replace(plan, lengths=tuple(_at_length(plan, each) for each in lengths or default_lengths(longest)))
 
 
 def default_lengths(max_seq_len: int) -> tuple[int, ...]:
     """256 tokens, doubled until `max_seq_len`; for short sequences, an eighth of it to begin with."""
-    length = FIRST_LENGTH if max_seq_len > FIRST_LENGTH else max(1, max_seq_len // 8)
-    lengths = []
-    while length < max_seq_len:
-        lengths.append(length)
-        length *= 2
-    return (*lengths, max_seq_len)
+    first = FIRST_LENGTH if max_seq_len > FIRST_LENGTH else max(1, max_seq_len // 8)
+    doubled = takewhile(lambda length: length < max_seq_len, (first << times for times in count()))
+    return (*doubled, max_seq_len)
 
 
 def sequences_that_fit(pool: PoolSize, lengths: Sequence[int]) -> int:
@@ -183,21 +173,16 @@ def sequences_that_fit(pool: PoolSize, lengths: Sequence[int]) -> int:
 
 
 def capacity_curve(
-    kv_bytes: int,
-    bytes_per_token: int,
-    *,
-    max_seq_len: int,
-    block_size: int = 16,
-    lengths: Sequence[int] | None = None,
+    kv_bytes: int, bytes_per_token: int, *, max_seq_len: int, block_size: int = 16, lengths: Sequence[int] = ()
 ) -> list[CapacityCurve]:
     """The planner's curve of every backend for a cache of `kv_bytes`, over mean lengths (those of `default_lengths`
     unless given).
     """
-    tokens, at = kv_bytes // bytes_per_token, tuple(lengths or default_lengths(max_seq_len))
+    at = tuple(lengths or default_lengths(max_seq_len))
     curves = []
     for backend in POOLS.names():
         size = POOLS.get(backend).block_size_for(KVConfig(block_size=block_size), max_seq_len)
-        pool = PoolSize(tokens // size, size, bytes_per_token)
+        pool = PoolSize(kv_bytes // bytes_per_token // size, size, bytes_per_token)
         curves.append(CapacityCurve(backend, at, tuple(sequences_that_fit(pool, [length]) for length in at)))
     return curves
 
@@ -221,55 +206,41 @@ def _refuse_int8(config: EngineConfig, device: str) -> None:
     select_ops(getattr(torch, executor.dtype), device, kernels=executor.kernels, int8_weights=True)
 
 
-def _pool(config: EngineConfig, kv: KVConfig, spec: KVSpec) -> PoolSize | None:
-    longest, batch = config.model.max_seq_len, config.scheduler.max_batch_size
-    try:
-        return size_pool(kv, spec, max_batch_size=batch, max_seq_len=longest)
-    except CapacityError:
-        return None
-
-
 def _at_length(plan: CapacityPlan, length: int) -> AtLength:
     # Lengths that vary end anywhere in a small block: on average half of it, less half a token, is not used.
     half = (plan.paged.block_size - 1) / 2
-    paged = {backend: POOLS.get(backend).is_paged() for backend in plan.pools}
+    unused = {True: half / (length + half), False: 1 - length / plan.settings.max_seq_len}
     return AtLength(
         length,
         {backend: sequences_that_fit(pool, [length]) if pool else 0 for backend, pool in plan.pools.items()},
-        {
-            backend: half / (length + half) if paged[backend] else 1 - length / plan.settings.max_seq_len
-            for backend in plan.pools
-        },
+        {backend: unused[POOLS.get(backend).is_paged()] for backend in plan.pools},
     )
 
 
-def _windows(model: DecoderConfig) -> list[int]:
-    """Of the layers that have one."""
-    return [layer.sliding_window for layer in model.layers if layer.sliding_window is not None]
+def _pool_figures(pool: PoolSize) -> dict[str, int]:
+    figures = {"num_blocks": pool.num_blocks, "block_size": pool.block_size}
+    return figures | {"token_slots": pool.token_slots, "bytes": pool.num_bytes}
 
 
-def _too_small(
-    config: EngineConfig,
-    model: DecoderConfig,
-    settings: EngineSettings,
-    memory: int,
-    weights: WeightBytes,
-    working: WorkingMemory,
-    block: int,
-) -> CapacityError:
+def _needed(weights: WeightBytes, working: WorkingMemory, block: int) -> int:
+    """Bytes that loading the weights, and then steps with a cache of one block, need."""
+    return weights.total + max(working.peak + block, working.loading)
+
+
+def _too_small(config: EngineConfig, plan: CapacityPlan, memory: int, block: int) -> CapacityError:
     """What is missing, and what would do."""
-    needed = weights.total + max(working.peak + block, working.loading)
+    model, settings, weights, working = plan.model, plan.settings, plan.weights, plan.working
+    needed = _needed(weights, working, block)
     advice = [f"memory={-(-needed // 2**20)}MiB would do"]
-    narrower = []
+    override, narrower = "", settings
     if settings.dtype == "float32":
-        narrower.append(("executor.dtype=bfloat16", replace(settings, dtype="bfloat16")))
+        override, narrower = "executor.dtype=bfloat16", replace(settings, dtype="bfloat16")
     elif settings.is_packed and settings.native and not settings.int8_weights:
-        narrower.append(("executor.weights=int8", replace(settings, int8_weights=True)))
-    for override, other in narrower:
-        spec = model.kv_spec(other.dtype if config.kv.dtype == "auto" else config.kv.dtype)
-        less, work = weight_bytes(model, other).total, working_memory(model, spec, other)
-        if less + max(work.peak + block, work.loading) <= memory:
-            advice.append(f"{override} takes {format_bytes(less)} and would fit")
+        override, narrower = "executor.weights=int8", replace(settings, int8_weights=True)
+    spec = model.kv_spec(narrower.dtype if config.kv.dtype == "auto" else config.kv.dtype)
+    less = weight_bytes(model, narrower)
+    if override and _needed(less, working_memory(model, spec, narrower), block) <= memory:
+        advice.append(f"{override} takes {format_bytes(less.total)} and would fit")
     if weights.total + working.loading < memory:
         advice.append("fewer scheduler.max_batched_tokens or scheduler.max_batch_size need less working memory")
     beside = f"{format_bytes(working.peak)} of working memory and {format_bytes(block)} for one block"
@@ -277,7 +248,7 @@ def _too_small(
         beside = f"{format_bytes(working.loading)} for a moment to load them"
     dtype = "int8" if settings.int8_weights else settings.dtype
     return CapacityError(
-        f"memory={format_bytes(memory)}: {config.model.name} needs {format_bytes(weights.total)} for weights in "
-        f"{dtype}, and {beside}: {format_bytes(needed - memory)} more than that; {'; '.join(advice)}; or take a "
-        "smaller model"
+        f"memory={format_bytes(memory)}: {plan.name} needs {format_bytes(weights.total)} for weights in {dtype}, "
+        f"and {beside}: {format_bytes(needed - memory)} more than that; {'; '.join(advice)}; or take a smaller "
+        "model"
     )

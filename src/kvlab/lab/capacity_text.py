@@ -16,54 +16,46 @@ from kvlab.lab.capacity import CapacityPlan
 
 
 def capacity_lines(plan: CapacityPlan) -> Iterator[tuple[str, str, str]]:
-    """What it is about, its size, and the formula with every input."""
-    model, spec, settings = plan.model, plan.spec, plan.settings
-    yield "a token", f"{spec.bytes_per_token:,} bytes", token_formula(plan)
-    size = plan.paged.block_size
+    """Name, size, and the formula with every input."""
+    model, spec, size, longest = plan.model, plan.spec, plan.paged.block_size, plan.settings.max_seq_len
+    head = f"{spec.head_dim} numbers x {DTYPE_BYTES[spec.dtype]} bytes"
+    if spec.is_scaled:
+        head = f"({spec.head_dim} numbers x 1 byte + {SCALE_BYTES} of their scale)"
+    heads = f"{spec.num_kv_heads} KV head{'s' if spec.num_kv_heads > 1 else ''}"
+    formula = f"2 (K and V) x {spec.num_layers} layers x {heads} x {head}, {spec.dtype}"
+    yield "a token", f"{spec.bytes_per_token:,} bytes", formula
     yield "a block", f"{size * spec.bytes_per_token:,} bytes", f"{size} tokens x {spec.bytes_per_token:,} bytes"
-    slot = settings.max_seq_len * spec.bytes_per_token
     positions = f"model.max_seq_len; the model has positions up to {model.max_position_embeddings:,}"
-    yield "a slot", f"{slot:,} bytes", f"{settings.max_seq_len:,} tokens ({positions})"
+    yield "a slot", f"{longest * spec.bytes_per_token:,} bytes", f"{longest:,} tokens ({positions})"
     windows = Counter(layer.sliding_window for layer in model.layers if layer.sliding_window is not None)
     for window, layers in windows.items():
         note = f"see {window:,} tokens, and store K and V of every token all the same"
         yield "sliding windows", f"{layers} of {model.num_layers} layers", note
     yield "", "", ""
     if plan.memory is not None:
-        yield "memory", format_bytes(plan.memory), f"on {settings.device}"
-    yield "weights", format_bytes(plan.weights.total), weights_formula(plan)
-    yield "working memory", format_bytes(plan.working.peak), working_formula(plan)
-    pool = plan.paged
-    yield "KV cache", format_bytes(pool.num_bytes), pools_formula(plan)
+        yield "memory", format_bytes(plan.memory), f"on {plan.settings.device}"
+    yield "weights", format_bytes(plan.weights.total), _weights_formula(plan)
+    yield "working memory", format_bytes(plan.working.peak), _working_formula(plan)
+    yield "KV cache", format_bytes(plan.paged.num_bytes), _pools_formula(plan)
 
 
-def token_formula(plan: CapacityPlan) -> str:
-    """2 x layers x KV heads x what a head takes."""
-    spec = plan.spec
-    head = f"{spec.head_dim} numbers x {DTYPE_BYTES[spec.dtype]} bytes"
-    if spec.is_scaled:
-        head = f"({spec.head_dim} numbers x 1 byte + {SCALE_BYTES} of their scale)"
-    heads = f"{spec.num_kv_heads} KV head{'s' if spec.num_kv_heads > 1 else ''}"
-    return f"2 (K and V) x {spec.num_layers} layers x {heads} x {head}, {spec.dtype}"
-
-
-def weights_formula(plan: CapacityPlan) -> str:
-    """What is stored in what."""
+def _weights_formula(plan: CapacityPlan) -> str:
     weights, settings, model = plan.weights, plan.settings, plan.model
     dtype = "int8" if settings.int8_weights else settings.dtype
     text = f"{model.num_parameters:,} parameters, matrices in {dtype} {format_bytes(weights.matrices)}"
     if model.tie_word_embeddings:
         text += ", embedding held twice" if weights.embedding else ", embedding tied"
-    if weights.embedding:
-        text += f", embedding {format_bytes(weights.embedding)}"
-    if weights.scales:
-        text += f", scales {format_bytes(weights.scales)}"
-    return f"{text}, norms and biases {format_bytes(weights.norms + weights.biases)}, " + (
-        f"rotary tables {format_bytes(weights.rotary)}"
-    )
+    for name, size in {
+        "embedding": weights.embedding,
+        "scales": weights.scales,
+        "norms and biases": weights.norms + weights.biases,
+        "rotary tables": weights.rotary,
+    }.items():
+        text += f", {name} {format_bytes(size)}" if size or name not in ("embedding", "scales") else ""
+    return text
 
 
-def working_formula(plan: CapacityPlan) -> str:
+def _working_formula(plan: CapacityPlan) -> str:
     """Of the step that needs most."""
     working, settings, model = plan.working, plan.settings, plan.model
     small = f", and {format_bytes(working.small)} for small things"
@@ -78,13 +70,12 @@ def working_formula(plan: CapacityPlan) -> str:
     if count.queries * queries + count.keys * keys > count.wide * model.intermediate_size:
         most = f"{count.queries} x {queries:,} of query heads + {count.keys} x {keys:,} of KV heads"
     numbers = f"({count.stream} x {model.hidden_size:,} hidden + {most}) x {settings.element} bytes"
-    text = f"largest: {settings.max_batched_tokens} tokens x {numbers}"
     if working.attention:
-        text += f", {format_bytes(working.attention)} for attention={settings.attention}"
-    return text + small
+        small = f", {format_bytes(working.attention)} for attention={settings.attention}{small}"
+    return f"largest: {settings.max_batched_tokens} tokens x {numbers}{small}"
 
 
-def pools_formula(plan: CapacityPlan) -> str:
+def _pools_formula(plan: CapacityPlan) -> str:
     """The blocks that each backend makes of the cache."""
     texts = []
     for backend, pool in sorted(plan.pools.items(), key=lambda item: item[1] != plan.paged):
@@ -97,30 +88,27 @@ def pools_formula(plan: CapacityPlan) -> str:
 def capacity_table(plan: CapacityPlan) -> Table:
     """Sequences at each mean length."""
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    unused = [f"unused, {backend}" for backend in plan.pools]
-    for name in ("mean length", *map(escape, plan.pools), "advantage", *map(escape, unused)):
+    backends = [escape(backend) for backend in plan.pools]
+    for name in ("mean length", *backends, "advantage", *(f"unused, {backend}" for backend in backends)):
         table.add_column(name, justify="right")
     for row in plan.lengths:
         table.add_row(
             f"{row.length:,}",
-            *(f"{row.sequences[backend]:,}" for backend in plan.pools),
+            *(f"{count:,}" for count in row.sequences.values()),
             "-" if row.advantage is None else f"{row.advantage:.2f}x",
-            *(f"{100 * row.unused[backend]:.1f} %" for backend in plan.pools),
+            *(f"{100 * share:.1f} %" for share in row.unused.values()),
         )
     return table
 
 
 def closing_notes(plan: CapacityPlan) -> Iterator[str]:
     """What the table does not say."""
-    most, batch = (
-        max(count for row in plan.lengths for count in row.sequences.values()),
-        plan.settings.max_batch_size,
-    )
     yield (
         "Sequences are counted at their full length, each with blocks of its own: those that share a prefix or are "
         "still short fit in greater numbers. Unused is what varying lengths leave of a slot, or of half a block."
     )
-    if most > batch:
+    batch = plan.settings.max_batch_size
+    if max(count for row in plan.lengths for count in row.sequences.values()) > batch:
         yield f"scheduler.max_batch_size={batch} lets {batch} run at once; more than that have to wait."
     if plan.settings.device == "cpu":
         yield "The interpreter and its libraries take about 0.5 GiB of the machine's memory beside this."

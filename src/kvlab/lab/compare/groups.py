@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvlab.errors import ConfigError
 from kvlab.lab.records import RunRecord
@@ -12,19 +13,15 @@ from kvlab.lab.settings import measured
 
 SET = "set"  # a key of its own for `by`: the argument that a run came with
 
-_MISSING = "-"
 
-
-@dataclass(frozen=True, slots=True)
-class RunSet:
+class RunSet(NamedTuple):
     """The runs of one argument: a sweep, a folder, a filter, one run or several joined by commas."""
 
     name: str
     runs: tuple[RunRecord, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A run of a group. Members of two groups with the same `partner` were made to be compared: they are the same
     repeat of the same sweep, and alike in all that their groups do not say.
     """
@@ -98,9 +95,8 @@ def value_of(run: RunRecord, key: str) -> object:
     """The run's value for a configuration key, a tag (`tags.x`) or a group whose choice is meant (`kv`)."""
     if key in run.choices:
         return run.choices[key]
-    if key.startswith("tags."):
-        return run.tags.get(key.removeprefix("tags."), run.config.get(key, _MISSING))
-    return run.config.get(key, _MISSING)
+    value = run.config.get(key, "-")
+    return run.tags.get(key.removeprefix("tags."), value) if key.startswith("tags.") else value
 
 
 def group_runs(sets: Sequence[RunSet], by: Sequence[str] = ()) -> list[Group]:
@@ -110,28 +106,20 @@ def group_runs(sets: Sequence[RunSet], by: Sequence[str] = ()) -> list[Group]:
     runs of the same configuration; where several arguments have the very same configurations, the arguments are
     compared.
     """
-    pairs = [(chosen, run) for chosen in sets for run in chosen.runs]
-    runs = [run for _, run in pairs]
+    runs = [run for chosen in sets for run in chosen.runs]
     _check_keys(runs, by)
     by = tuple(by) or _default_by(sets)
     varied = differing([settings(run) for run in runs])
     named = by or tuple(short_keys(runs, varied))
-
-    def value(key: str, chosen: RunSet, run: RunRecord) -> object:
-        return chosen.name if key == SET else value_of(run, key)
-
+    by_argument = named == (SET,) or (not named and len(sets) == 1)
     found: dict[tuple[object, ...], tuple[str, list[RunRecord]]] = {}
-    for chosen, run in pairs:
-        if by:
-            key = tuple(repr(value(each, chosen, run)) for each in by)
-        else:
-            key = tuple(repr(settings(run).get(each)) for each in varied)
-        if named == (SET,) or (not named and len(sets) == 1):
-            name = chosen.name
-        else:
-            texts = (f"{each}={_text(value(each, chosen, run))}" for each in named)
-            name = " ".join(texts) if named else run.name
-        found.setdefault(key, (name, []))[1].append(run)
+    for chosen in sets:
+        for run in chosen.runs:
+            values = {key: chosen.name if key == SET else value_of(run, key) for key in named}
+            name = " ".join(f"{key}={'null' if value is None else value}" for key, value in values.items())
+            name = chosen.name if by_argument else name or run.name
+            key = tuple(map(repr, values.values() if by else (settings(run).get(each) for each in varied)))
+            found.setdefault(key, (name, []))[1].append(run)
     return [_group(name, members, by, varied) for name, members in found.values()]
 
 
@@ -166,7 +154,3 @@ def _check_keys(runs: Sequence[RunRecord], by: Sequence[str]) -> None:
         if key not in known:
             near = difflib.get_close_matches(key, sorted(known), n=3, cutoff=0.4)
             raise ConfigError("by", key, f"no run has this key{'; near it: ' + ', '.join(near) if near else ''}")
-
-
-def _text(value: object) -> str:
-    return "null" if value is None else str(value)

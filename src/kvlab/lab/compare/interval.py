@@ -19,9 +19,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean, median
+from typing import NamedTuple
 
 from kvlab.lab.catalogue import direction
 
@@ -40,8 +40,7 @@ class Method(StrEnum):
     NONE = "none"  # one run each: no interval
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """How a group differs from the baseline, relative to it: 0.05 is 5 % more.
 
     `delta` is the median of the ratios of paired repeats, or the ratio of the medians, less 1; [low, high] is the
@@ -55,10 +54,6 @@ class Estimate:
     high: float | None = None
     method: Method = Method.NONE
     runs: tuple[int, int] = (1, 1)  # of baseline and group that were used
-
-    def includes(self, limit: float) -> bool:
-        """Whether the interval leaves open on which side of `limit` the difference is."""
-        return self.low is not None and self.high is not None and self.low <= limit <= self.high
 
 
 def estimate(
@@ -75,7 +70,7 @@ def estimate(
     """
     paired = len(pairs) >= 2
     if paired:
-        baseline, other = [first for first, _ in pairs], [second for _, second in pairs]
+        baseline, other = zip(*pairs, strict=True)
     runs = (len(baseline), len(other))
     difference = median(other) - median(baseline)
     scale = fmean(baseline)
@@ -84,16 +79,14 @@ def estimate(
     logs = min(*baseline, *other) > 0
     first = [math.log(value) if logs else value / abs(scale) for value in baseline]
     second = [math.log(value) if logs else value / abs(scale) for value in other]
+    relative = math.expm1 if logs else float
+    change = median(second) - median(first)
     if paired:
-        change = median([after - before for before, after in zip(first, second, strict=True)])
-        delta = math.expm1(change) if logs else change
-    else:
-        delta = difference / median(baseline) if logs else median(second) - median(first)
+        change = median(after - before for before, after in zip(first, second, strict=True))
+    delta = difference / median(baseline) if logs and not paired else relative(change)
     if min(runs) < 2:
         return Estimate(difference, delta, runs=runs)
-    low, high = _interval(first, second, confidence, paired=paired)
-    if logs:
-        low, high = math.expm1(low), math.expm1(high)
+    low, high = map(relative, _interval(first, second, confidence, paired=paired))
     return Estimate(difference, delta, low, high, Method.PAIRED if paired else Method.WELCH, runs)
 
 
@@ -120,13 +113,10 @@ def is_worse(metric: str, word: str | None) -> bool:
 
 def _against_zero(other: Sequence[float], difference: float, runs: tuple[int, int]) -> Estimate:
     """A baseline of zeros: no ratio to it exists."""
-    if min(runs) < 2:
-        return Estimate(difference, None if any(other) else 0.0, runs=runs)
-    if not any(other):
-        return Estimate(difference, 0.0, 0.0, 0.0, Method.WELCH, runs)
-    if min(other) <= 0:
-        return Estimate(difference, None, runs=runs)
-    return Estimate(difference, None, math.inf, math.inf, Method.WELCH, runs)
+    delta, end = (None, math.inf) if any(other) else (0.0, 0.0)
+    if min(runs) < 2 or (any(other) and min(other) <= 0):
+        return Estimate(difference, delta, runs=runs)
+    return Estimate(difference, delta, end, end, Method.WELCH, runs)
 
 
 def _interval(
