@@ -73,19 +73,19 @@ def _execute(
     crowded = oversubscription(plan.threads, watch.busy_cores()) if plan.device == "cpu" else None
     if crowded:
         print_note(context.console, crowded)
-    profiler = Profiler() if config.debug.profile else None
+    profiler = Profiler(enabled=config.debug.profile)
     log, engine_error, status = RunLog(), None, RunStatus.FINISHED
     metrics: dict[str, float] = {}
     try:
-        log, leaked = _drive(plan, context.console, profiler, tracking, should_stop)
+        engine = make_engine(plan, profiler)
+        tracking.settle()  # so that tracking does nothing while requests are served
+        log, leaked = _drive(engine, plan, context.console, profiler, should_stop)
         unguard()  # nothing below has steps to stop after
         metrics = run_metrics(log, plan.pool, leaked_blocks=leaked) | planned_metrics(plan)
         metrics |= _efficiency(plan, log, may_measure=crowded is None)
-        if profiler is not None:
-            metrics |= profiler.metrics()
-        if profiler is not None or config.figures:
-            parts = profiler.steps if profiler is not None else ()
-            write_trace(context.directory / "trace.json", context.name, log.steps, log.records, parts)
+        metrics |= profiler.metrics()
+        if profiler.enabled or config.figures:
+            write_trace(context.directory / "trace.json", context.name, log.steps, log.records, profiler.steps)
         if log.interrupted:
             status = RunStatus.INTERRUPTED
         elif log.completed:
@@ -106,10 +106,10 @@ def _execute(
     return result
 
 
-def make_engine(plan: RunPlan, profiler: Profiler | None = None) -> ServingEngine:
+def make_engine(plan: RunPlan, profiler: Profiler) -> ServingEngine:
     """The engine of a run. The only place that knows which engine it is."""
     faults = plan.config.debug.faults
-    build = build_engine if profiler is None else profiler.build
+    build = profiler.build if profiler.enabled else build_engine
     return build(
         plan,
         journal=BlockJournal() if plan.config.figures else None,
@@ -118,23 +118,16 @@ def make_engine(plan: RunPlan, profiler: Profiler | None = None) -> ServingEngin
 
 
 def _drive(
-    plan: RunPlan,
-    console: Console,
-    profiler: Profiler | None,
-    tracking: Recording,
-    should_stop: Callable[[], bool],
+    engine: ServingEngine, plan: RunPlan, console: Console, profiler: Profiler, should_stop: Callable[[], bool]
 ) -> tuple[RunLog, int | None]:
     """Serve the requests. Returns what happened and how many blocks leaked, None for an engine without audit."""
-    engine = make_engine(plan, profiler)
-    tracking.settle()  # so that tracking does nothing while requests are served
     with show_progress(engine, plan.requests, console) as progress:
 
         def after_step(log: RunLog, record: StepRecord | None) -> None:
             if plan.config.debug.audit and (broken := _audit(engine)):
                 shown = "; ".join(map(str, broken[:5]))
                 raise AuditError(f"after step {len(log.steps)}: {len(broken)} broken invariant(s): {shown}")
-            if profiler is not None:
-                profiler.end_step(record)
+            profiler.end_step(record)
             progress(log, record)
 
         log = drive(engine, plan.requests, should_stop=should_stop, on_step=after_step)

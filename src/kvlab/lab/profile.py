@@ -69,7 +69,8 @@ class ProfiledStep:
 class Profiler:
     """Collects spans, on the clock of the engine that it builds. On a GPU each waits for the device to finish."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, enabled: bool = True) -> None:
+        self.enabled = enabled
         self.now: Callable[[], float] = time.perf_counter
         self.steps: list[ProfiledStep] = []
         self._spans: list[tuple[Part, float, float]] = []  # of the current step, made into Spans at its end
@@ -105,7 +106,7 @@ class Profiler:
     def end_step(self, record: StepRecord | None) -> None:
         """Give a step the spans since the last."""
         spans, self._spans = self._spans, []
-        if record is not None and record.batch_seqs:
+        if self.enabled and record is not None and record.batch_seqs:
             self.steps.append(ProfiledStep(record, tuple(Span(*span) for span in spans)))
 
     def metrics(self) -> dict[str, float]:

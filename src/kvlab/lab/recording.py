@@ -24,7 +24,7 @@ from kvlab.lab.catalogue import SERIES
 from kvlab.lab.drive import RunLog
 from kvlab.lab.machine import describe, peak_memory
 from kvlab.lab.provenance import provenance, uncommitted
-from kvlab.lab.records import step_row
+from kvlab.lab.records import read_run, step_row
 from kvlab.lab.roofline import run_costs
 from kvlab.lab.settings import flatten, without_password
 from kvlab.lab.sweep.digest import config_digest
@@ -195,9 +195,7 @@ def draw_figures(directory: Path, console: Console, *, hover: bool) -> None:
     figure that cannot be drawn costs a warning, never a run.
     """
     try:
-        # Imported here since Matplotlib takes half a second, and only runs with figures need it.
-        from kvlab.lab.figures import save_run_figures
-        from kvlab.lab.records import read_run
+        from kvlab.lab.figures import save_run_figures  # Matplotlib takes half a second to import
 
         save_run_figures(read_run(directory), hover=hover)
     except Exception as error:
