@@ -59,7 +59,10 @@ def drive(
         log.records.append(record)
         turn = turns.get(record.request_id) if record.sample == 0 else None
         if turn is not None:
-            insort(arrivals, _next_turn(turn, submitted[record.request_id], record), key=attrgetter("arrival_s"))
+            earlier = (*submitted[record.request_id].prompt_token_ids, *record.output_token_ids)
+            prompt, arrival = (*earlier, *turn.prompt_token_ids), record.finished_s + turn.arrival_s
+            turn = replace(turn, prompt_token_ids=prompt, arrival_s=arrival)
+            insort(arrivals, turn, key=attrgetter("arrival_s"))
 
     clock.restart()
     while arrivals or engine.has_work():
@@ -92,9 +95,3 @@ def drive(
     number = {request_id: position for position, request_id in enumerate(submitted)}
     log.records.sort(key=lambda each: (number[each.request_id], each.sample))
     return log
-
-
-def _next_turn(turn: Request, before: Request, record: RequestRecord) -> Request:
-    """The turn with its conversation so far as prefix of its prompt."""
-    prompt = (*before.prompt_token_ids, *record.output_token_ids, *turn.prompt_token_ids)
-    return replace(turn, prompt_token_ids=prompt, arrival_s=record.finished_s + turn.arrival_s)

@@ -24,8 +24,10 @@ def available_memory(device: str) -> int:
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[0])
     available = psutil.virtual_memory().available
-    limit, used = (_cgroup(name) for name in ("memory.max", "memory.current"))
-    return available if limit is None or used is None else min(available, max(0, limit - used))
+    with suppress(OSError, ValueError):  # no control group, or "max"
+        limit, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
+        available = min(available, max(0, limit - used))
+    return available
 
 
 def peak_memory() -> int:
@@ -86,10 +88,3 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line for line in lines if line.startswith("model name")).split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
-
-
-def _cgroup(name: str) -> int | None:
-    try:
-        return int((Path("/sys/fs/cgroup") / name).read_text())
-    except (OSError, ValueError):  # absent, or "max"
-        return None

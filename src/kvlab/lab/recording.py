@@ -128,8 +128,8 @@ class Recording:
             "kvlab.repeat": str(self._config.repeat),
             "kvlab.process": this_process(),
         }
-        if loaded_plugins():
-            tags["kvlab.plugins"] = ", ".join(loaded_plugins())
+        if plugins := loaded_plugins():
+            tags["kvlab.plugins"] = ", ".join(plugins)
         if self._plan is not None and self._workload is not None:
             tags |= {f"resolved.{name}": str(value) for name, value in _resolved(self._plan).items()}
             tags["workload.digest"] = self._workload.digest

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kvlab.config import TrackingConfig
 from kvlab.errors import TrackingError
 from kvlab.lab.provenance import provenance
@@ -145,7 +147,7 @@ class MlflowTracker(Tracker):
         self._store.call("set_terminated", self.run_id, _MLFLOW_STATUS.get(status, "FAILED"))
 
     def where(self) -> str:
-        """Tell how to look at the run."""
+        """How to look at the run."""
         if self._store.is_server:
             return self._store.shown.rstrip("/") + self._fragment
         uri, path = self._store.shown, self._store.path
@@ -165,10 +167,8 @@ class MlflowTracker(Tracker):
 
 def _sample(points: Sequence[Point]) -> Sequence[Point]:
     """At most SERIES_POINTS of the points, evenly spread, the first and the last among them."""
-    if len(points) <= SERIES_POINTS:
-        return points
-    last = len(points) - 1
-    return [points[round(index * last / (SERIES_POINTS - 1))] for index in range(SERIES_POINTS)]
+    count = len(points)
+    return [points[round(index)] for index in np.linspace(0, count - 1, min(count, SERIES_POINTS)).tolist()]
 
 
 def _all_tags(tags: Mapping[str, str], facts: Mapping[str, str]) -> dict[str, str]:

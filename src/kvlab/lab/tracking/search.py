@@ -59,15 +59,15 @@ def find_runs(store: Store, experiment: str, query: str, *, limit: int | None = 
 
 def mark_interrupted(store: Store, run_id: str, reason: str) -> None:
     """Close a run that its process left open."""
-    _set_tags(store, run_id, {"kvlab.status": RunStatus.INTERRUPTED.value, "kvlab.error": reason})
-    store.call("set_terminated", run_id, "KILLED")
+    MlflowTracker(store, "", run_id, 0).finish(RunStatus.INTERRUPTED, reason)
 
 
 def continue_run(store: Store, run_id: str, tags: Mapping[str, str]) -> MlflowTracker:
     """Continue a run that ended, or was left open."""
     run = store.call("get_run", run_id)
     store.call("update_run", run_id, status="RUNNING")
-    _set_tags(store, run_id, tags)
+    for key, value in tags.items():
+        store.call("set_tag", run_id, key, value[:TAG_CHARS])
     return MlflowTracker(store, run.info.experiment_id, run_id, run.info.start_time)
 
 
@@ -76,11 +76,6 @@ def fetch_files(store: Store, run_id: str, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for file in store.call("list_artifacts", run_id):
         store.call("download_artifacts", run_id, file.path, str(directory), bulk=True)
-
-
-def _set_tags(store: Store, run_id: str, tags: Mapping[str, str]) -> None:
-    for key, value in tags.items():
-        store.call("set_tag", run_id, key, value[:TAG_CHARS])
 
 
 def _run(run: Any) -> TrackedRun:
