@@ -7,6 +7,7 @@ a metric to Prometheus would be one more field of `Metric`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -101,25 +102,20 @@ def sections() -> dict[str, list[Metric]]:
     return found
 
 
+def _family(
+    family: str, parts: Iterable[str], label: str, unit: str, formula: str, better: Direction, digits: int
+) -> list[Metric]:
+    """A metric for each part: the part stands for `*` or `<part>` in names and labels."""
+    names = [re.sub(r"\*|<part>", part, f"{family}|{label}").split("|") for part in parts]
+    return [Metric(name, text, unit, formula, better, digits, family=family) for name, text in names]
+
+
 def _latency(name: str, label: str, digits: int, in_table: str, formula: str, column: str = "") -> list[Metric]:
     """The distribution of a latency over completed requests."""
-    family = f"latency/{name}_ms_*"
-    return [
-        Metric(
-            family.replace("*", part), f"{label}, {part}", "ms", formula, TIME, digits, part in in_table.split(),
-            column if part == "p50" else "", family=family,
-        )
-        for part in ("mean", "p50", "p90", "p99")
-    ]  # fmt: skip
-
-
-def _step_parts(suffix: str, label: str, unit: str, digits: int, better: Direction, formula: str) -> list[Metric]:
-    """A metric of each part of a step."""
-    family = f"profile/<part>_{suffix}"
-    return [
-        Metric(family.replace("<part>", part), f"{part}, {label}", unit, formula, better, digits, family=family)
-        for part in _STEP_PARTS
-    ]
+    parts = ("mean", "p50", "p90", "p99")
+    entries = _family(f"latency/{name}_ms_*", parts, f"{label}, *", "ms", formula, TIME, digits)
+    shown = (replace(entry, in_table=part in in_table) for part, entry in zip(parts, entries, strict=True))
+    return [replace(entry, column=column if entry.name.endswith("p50") else "") for entry in shown]
 
 
 def _catalogue(by_section: dict[str, Iterable[Metric]]) -> dict[str, Metric]:
@@ -240,21 +236,18 @@ CATALOGUE: dict[str, Metric] = _catalogue({
         Metric("engine/failed_passes", "failed forward passes", "passes",
                "forward passes that raised; what could be was run again in the same step", COST, 0),
         Metric("engine/step_ms_p50", "time of a step, p50", "ms", "median time of a step", TIME),
-        Metric("engine/schedule_ms_p50", "scheduling of a step, p50", "ms",
-               "part of a step before the model: retire, admit, plan, reserve, view", TIME, 3,
-               family="engine/schedule_ms_*"),
-        Metric("engine/schedule_ms_p99", "scheduling of a step, p99", "ms",
-               "part of a step before the model: retire, admit, plan, reserve, view", TIME, 3,
-               family="engine/schedule_ms_*"),
+        *_family("engine/schedule_ms_*", ("p50", "p99"), "scheduling of a step, *", "ms",
+                 "part of a step before the model: retire, admit, plan, reserve, view", TIME, 3),
         Metric("engine/batch_tokens_mean", "tokens in a batch, mean", "tokens", "tokens of a step's batch",
                digits=1),
         Metric("engine/batch_seqs_mean", "sequences in a batch, mean", "sequences", "sequences of a step's batch",
                digits=1),
     ],
     "profile": [
-        *_step_parts("ms_mean", "mean", "ms", 3, TIME,
-                     "`debug=profile`: time of a part of a step, mean over steps with a batch"),
-        *_step_parts("share", "share of a step", "%", 1, NEUTRAL, "that part's time / the time of those steps"),
+        *_family("profile/<part>_ms_mean", _STEP_PARTS, "<part>, mean", "ms",
+                 "`debug=profile`: time of a part of a step, mean over steps with a batch", TIME, 3),
+        *_family("profile/<part>_share", _STEP_PARTS, "<part>, share of a step", "%",
+                 "that part's time / the time of those steps", NEUTRAL, 1),
     ],
 })
 # fmt: on

@@ -61,19 +61,19 @@ def points_table(points: Sequence[Mapping[str, Any]]) -> Table:
     keys = list(dict.fromkeys(key for point in points for key in point.get("settings", {})))
     ends = [key.rpartition(".")[2] for key in keys]
     labels = [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)] or ["point"]
+    shown = [entry for entry in CATALOGUE.values() if entry.column]
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
     for label in labels:
         table.add_column(escape(label), overflow="fold", min_width=len(label) if keys else None)
-    shown = [entry for entry in CATALOGUE.values() if entry.column]
     for entry in shown:
         table.add_column(entry.column, justify="right")
     table.add_column("")
     for point in points:
         settings = point.get("settings", {})
-        cells = [escape(settings.get(key, "")) for key in keys] or [escape(point["name"])]
+        cells = [settings.get(key, "") for key in keys] if keys else [point["name"]]
         figures = [entry.text(point["metrics"].get(entry.name), unit=False) for entry in shown]
         ended = "" if point["status"] == "finished" else point["status"].replace("_", " ")
-        table.add_row(*cells, *figures, ended)
+        table.add_row(*map(escape, cells), *figures, ended)
     return table
 
 
@@ -96,22 +96,17 @@ def memory_sentence(runs: Sequence[tuple[str, Metrics]]) -> str:
     if len(set(peaks)) < 2 or not all(map(all, figures)) or not math.isclose(min(sizes), max(sizes), rel_tol=0.02):
         return ""
     (first, _), *others = runs
-    parts = []
-    for number, ((name, _), (_, count, rate)) in enumerate(zip(others, figures[1:], strict=True)):
-        ratio, speed = f"({count / peaks[0]:.1f} times)", f"{rate / figures[0][2]:.2f} times"
-        if number:
-            parts.append(f"{name} {count:.0f} {ratio} and {speed}")
-        else:
-            parts.append(
-                f"{name} ran {count:.0f} sequences at once against {peaks[0]:.0f} of {first} {ratio} and produced "
-                f"{speed} the tokens per second"
-            )
-    unused = [metrics.get("kv/internal_fragmentation_mean") for _, metrics in runs]
-    shares = [f"{share:.0f} %" for share in unused if share is not None]
+    parts: list[str] = []
+    for (name, _), (_, count, rate) in zip(others, figures[1:], strict=True):
+        ran, times = f"{name} ran {count:.0f}", f"({count / peaks[0]:.1f} times)"
+        speed = f"{rate / figures[0][2]:.2f} times"
+        compared = f"sequences at once against {peaks[0]:.0f} of {first} {times} and produced {speed} the tokens"
+        parts.append(f"{name} {count:.0f} {times} and {speed}" if parts else f"{ran} {compared} per second")
     sentence = f"In the same {format_bytes(sizes[0])}, {'; '.join(parts)}."
-    if len(shares) < len(runs):
+    unused = [(name, metrics.get("kv/internal_fragmentation_mean")) for name, metrics in runs]
+    if any(share is None for _, share in unused):
         return sentence
-    *some, last = (f"{share} in {name}" for share, (name, _) in zip(shares, runs, strict=True))
+    *some, last = (f"{share:.0f} % in {name}" for name, share in unused)
     return f"{sentence} Of the memory of running sequences {', '.join(some)} and {last} held no token."
 
 

@@ -21,9 +21,9 @@ def obstacle(baseline: Group, other: Group, by: Sequence[str] = ()) -> str | Non
     are known, else the workload's settings. What `by` names is what the comparison is about, and no obstacle. A
     group of unlike runs is compared only pair by pair.
     """
-    if not baseline.members or not other.members:
-        empty = baseline if not baseline.members else other
-        return f"no run of {empty.name} finished"
+    for group in (baseline, other):
+        if not group.members:
+            return f"no run of {group.name} finished"
     pairs = pairs_of(baseline, other)
     for group in (baseline, other):
         if group.mixed and not pairs:
@@ -72,16 +72,14 @@ def check_outputs(first: RunRecord, second: RunRecord) -> OutputCheck:
         return OutputCheck(Agreement.NOT_COMPARABLE, "not comparable (no outputs of the same requests were kept)")
     different = [key for key in common if one[key] != two[key]]
     missing = len(one.keys() ^ two.keys())
-    beside = f"; {missing} in one of the runs alone" if missing else ""
-    if not different:
-        agreement = Agreement.DIFFER if missing else Agreement.EQUAL
-        return OutputCheck(agreement, f"equal for {len(common)} requests{beside}")
-    request, sample = different[0]
-    which = f"request {request}" + (f" sample {sample}" if sample else "")
-    tokens = enumerate(zip_longest(one[different[0]], two[different[0]]))
-    index = next(index for index, (token, other) in tokens if token != other)
-    text = f"differ for {len(different)} of {len(common)} requests (first: {which}, token {index}){beside}"
-    return OutputCheck(Agreement.DIFFER, text)
+    text = f"equal for {len(common)} requests"
+    if different:
+        (request, sample), tokens = different[0], zip_longest(one[different[0]], two[different[0]])
+        which = f"request {request}" + (f" sample {sample}" if sample else "")
+        index = next(index for index, (token, other) in enumerate(tokens) if token != other)
+        text = f"differ for {len(different)} of {len(common)} requests (first: {which}, token {index})"
+    text += f"; {missing} in one of the runs alone" if missing else ""
+    return OutputCheck(Agreement.DIFFER if different or missing else Agreement.EQUAL, text)
 
 
 def _not_comparable(first: RunRecord, second: RunRecord) -> str | None:

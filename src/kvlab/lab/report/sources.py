@@ -29,6 +29,7 @@ class Sources:
 
     def __init__(self, options: ReportOptions, root: Path, folder: Path) -> None:
         self._options, self._root, self._folder = options, root, folder
+        self._experiment = options.tracking.experiment
 
     def resolve(self) -> list[RunSet]:
         """A set of runs for each argument and filter, in order. Raises RecordError or TrackingError."""
@@ -38,12 +39,10 @@ class Sources:
             for name, text in zip(names, self._options.runs, strict=True)
         ]
         for query in self._options.filters:
-            found = stored_runs(self._store, self._options.tracking.experiment, query, self._folder)
+            found = self._stored(query)
             if not found:
-                raise RecordError(
-                    f"filter={query}: no run of experiment {self._options.tracking.experiment} in "
-                    f"{self._store.shown} matches"
-                )
+                experiment = f"experiment {self._experiment} in {self._store.shown}"
+                raise RecordError(f"filter={query}: no run of {experiment} matches")
             sets.append(RunSet(query, tuple(found)))
         if not sets:
             raise RecordError("name runs: directories, run ids, a sweep, or filter=; --help has examples")
@@ -75,12 +74,13 @@ class Sources:
 
     def _by_id(self, text: str) -> list[RunRecord]:
         """The run whose id this is or begins with: in the output directories, else in the store."""
-        found = {record.run_id: [record] for record in self._local(text)}
-        problem = f"nor does {self._options.tracking.experiment} in the tracking store have it"
+        files = [file for folder in _FOLDERS for file in sorted((self._root / folder).rglob(SUMMARY))]
+        local = [read_run(file.parent) for file in files if _run_id(file).startswith(text)]
+        found = {record.run_id: [record] for record in local}
+        problem = f"nor does {self._experiment} in the tracking store have it"
         if not found:
             try:
-                query = f"attributes.run_id LIKE '{text}%'"
-                runs = stored_runs(self._store, self._options.tracking.experiment, query, self._folder)
+                runs = self._stored(f"attributes.run_id LIKE '{text}%'")
             except TrackingError as error:
                 problem, runs = str(error), []
             for run in runs:
@@ -90,13 +90,25 @@ class Sources:
             where = " or ".join(f"{folder}/" for folder in _FOLDERS)
             raise RecordError(f"{text}: no run with this id is in {where}; {problem}")
         if len(found) > 1:
-            ids = ", ".join(sorted(str(run_id) for run_id in found)[:5])
+            ids = ", ".join(sorted(map(str, found))[:5])
             raise RecordError(f"{text}: {len(found)} runs' ids begin so; write more of it: {ids}")
         return next(iter(found.values()))
 
-    def _local(self, text: str) -> list[RunRecord]:
-        files = [file for folder in _FOLDERS for file in sorted((self._root / folder).rglob(SUMMARY))]
-        return [read_run(file.parent) for file in files if str(_run_id(file)).startswith(text)]
+    def _stored(self, query: str) -> list[RunRecord]:
+        """The runs that a filter finds, the earliest first; of a sweep its points."""
+        runs: dict[str, TrackedRun] = {}
+        for run in reversed(find_runs(self._store, self._experiment, query)):
+            points = self._points(run) if run.tags.get(_KIND) == "sweep" else [run]
+            runs |= {point.run_id: point for point in points}
+        return [_read_stored(self._store, run, self._folder / run_id) for run_id, run in runs.items()]
+
+    def _points(self, sweep: TrackedRun) -> list[TrackedRun]:
+        """A sweep's points: its children, and those that had finished before it was resumed."""
+        find = partial(find_runs, self._store, self._experiment)
+        points = list(reversed(find(f"tags.`{_PARENT}` = '{sweep.run_id}'")))
+        for run_id in sweep.tags.get("kvlab.done_before", "").split():
+            points += find(f"attributes.run_id = '{run_id}'")
+        return points
 
 
 def _name(text: str) -> str:
@@ -105,20 +117,11 @@ def _name(text: str) -> str:
     return " and ".join(names[:1] + [f"{len(names) - 1} more"] * (len(names) > 1))
 
 
-def _run_id(file: Path) -> object:
+def _run_id(file: Path) -> str:
     try:
-        return json.loads(file.read_text(encoding="utf-8")).get("run_id")
+        return str(json.loads(file.read_text(encoding="utf-8")).get("run_id"))
     except (OSError, ValueError, AttributeError):
-        return None
-
-
-def stored_runs(store: Store, experiment: str, query: str, folder: Path) -> list[RunRecord]:
-    """The runs that a filter finds, the earliest first; of a sweep its points. Their files go below `folder`."""
-    records: dict[str, RunRecord] = {}
-    for run in reversed(find_runs(store, experiment, query)):
-        for found in _points(store, experiment, run) if run.tags.get(_KIND) == "sweep" else [run]:
-            records.setdefault(found.run_id, _read_stored(store, found, folder / found.run_id))
-    return list(records.values())
+        return ""
 
 
 def _read_stored(store: Store, run: TrackedRun, directory: Path) -> RunRecord:
@@ -134,14 +137,6 @@ def _read_stored(store: Store, run: TrackedRun, directory: Path) -> RunRecord:
     except KvlabError:
         record = _from_params(run, directory)
     return dataclasses.replace(record, run_id=run.run_id, tags=run.tags, fetch=fetch)
-
-
-def _points(store: Store, experiment: str, sweep: TrackedRun) -> list[TrackedRun]:
-    """A sweep's points: its children, and those that had finished before it was resumed."""
-    points = list(reversed(find_runs(store, experiment, f"tags.`{_PARENT}` = '{sweep.run_id}'")))
-    for run_id in sweep.tags.get("kvlab.done_before", "").split():
-        points += find_runs(store, experiment, f"attributes.run_id = '{run_id}'")
-    return points
 
 
 def _from_params(run: TrackedRun, directory: Path) -> RunRecord:
