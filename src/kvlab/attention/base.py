@@ -56,14 +56,12 @@ class AttentionBackend(Protocol):
 
     def supports(self, spec: AttentionSpec) -> Support:
         """Whether `forward` can compute this spec."""
-        ...
 
     def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:
         """Attention of `q` `[T, num_heads, head_dim]` over each query's own sequence.
 
         The step's K and V are stored already. Returns `[T, num_heads, head_dim]`.
         """
-        ...
 
 
 def layout_of(backend: AttentionBackend) -> PageLayout:

@@ -24,10 +24,8 @@ class AttentionRegistry:
         """
         if name in self._factories:
             raise BackendError(f"attention backend {name!r} is registered already")
-        if fastest:
-            self._factories = {name: factory, **self._factories}
-        else:
-            self._factories[name] = factory
+        added = {name: factory}
+        self._factories = {**added, **self._factories} if fastest else {**self._factories, **added}
 
     def names(self) -> list[str]:
         """Names of all backends, the fastest first."""
@@ -36,7 +34,7 @@ class AttentionRegistry:
     def set_default(self, name: str | None) -> None:
         """What `auto` means from now on; None: the first that supports the spec."""
         if name is not None:
-            self._known(name)
+            self._make(name)
         self._default = name
 
     def select(
@@ -48,30 +46,30 @@ class AttentionRegistry:
         replaced silently.
         """
         specs = [specs] if isinstance(specs, AttentionSpec) else specs
-        name = self._default if prefer in (None, "auto") else prefer
-        if name is not None:
-            self._known(name)
-            backend = self._factories[name]()
-            support = _supports_all(backend, specs)
-            if not support.ok:
-                raise BackendError(f"attention={name} cannot run here: {support.reason}")
-            return backend
-        reasons, second_best = [], None
-        for known, factory in self._factories.items():
-            backend = factory()
-            support = _supports_all(backend, specs)
-            if support.ok and not support.reason:
+        named = self._default if prefer in (None, "auto") else prefer
+        if named is not None:
+            backend = self._make(named)
+            ok, reason = _supports_all(backend, specs)
+            if ok:
                 return backend
-            if support.ok:
+            raise BackendError(f"attention={named} cannot run here: {reason}")
+        reasons, second_best = [], None
+        for name in self._factories:
+            backend = self._make(name)
+            ok, reason = _supports_all(backend, specs)
+            if ok and not reason:
+                return backend
+            if ok:
                 second_best = second_best or backend
-            reasons.append(f"{known}: {support.reason}")
+            reasons.append(f"{name}: {reason}")
         if second_best is not None:
             return second_best
         raise BackendError("no attention backend can run here; " + "; ".join(reasons))
 
-    def _known(self, name: str) -> None:
+    def _make(self, name: str) -> AttentionBackend:
         if name not in self._factories:
             raise BackendError(f"attention={name}: unknown; known: auto, {', '.join(self._factories)}")
+        return self._factories[name]()
 
 
 def _supports_all(backend: AttentionBackend, specs: Collection[AttentionSpec]) -> Support:
@@ -79,8 +77,7 @@ def _supports_all(backend: AttentionBackend, specs: Collection[AttentionSpec]) -
     layout = layout_of(backend)
     if layout not in list(PageLayout):
         return Support(False, f"wants K and V laid out as {layout}; a cache provides {', '.join(PageLayout)}")
-    answers = [backend.supports(spec) for spec in specs]
-    return min(answers, key=lambda answer: (answer.ok, not answer.reason))
+    return min((backend.supports(spec) for spec in specs), key=lambda support: (support.ok, not support.reason))
 
 
 def default_registry(*, kernels: bool = True, prefer: Sequence[str] = ()) -> AttentionRegistry:

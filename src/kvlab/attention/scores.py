@@ -1,13 +1,14 @@
-"""Shared by the readable backends: a sequence's blocks, and scores of queries against keys."""
+"""Shared by the readable backends, which compute one sequence after another in float32."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
-from kvlab.attention.base import AttentionSpec
+from kvlab.attention.base import AttentionSpec, Support
 from kvlab.kv.view import CacheView
 
 
@@ -19,33 +20,45 @@ class BlockOfTokens(NamedTuple):
     first: int
 
 
-def blocks_of(view: CacheView, layer: int, sequence: int) -> Iterator[BlockOfTokens]:
-    """A sequence's blocks in logical order, the last one cut off at the sequence's end. Nothing is copied, except
-    int8, which is converted to float32.
-    """
-    for entry, block in enumerate(view.blocks(sequence)):
-        first = entry * view.block_size
-        yield BlockOfTokens(*view.storage.read(layer, block, view.lengths[sequence] - first), first)
+class SequenceInStep(NamedTuple):
+    """One sequence's queries `q` `[n, heads, head_dim]` at `positions` `[n]`, and where its blocks are."""
 
+    q: torch.Tensor
+    positions: torch.Tensor
+    view: CacheView
+    number: int  # of the sequence in the view
+    layer: int
+    spec: AttentionSpec
 
-def attention_scores(
-    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, first_key: int, spec: AttentionSpec
-) -> torch.Tensor:
-    """`[kv_heads, group, n, keys]` float32 scores of `q` `[n, heads, head_dim]` at `positions` `[n]` against `k`
-    `[kv_heads, keys, head_dim]`, whose first key is at position `first_key`; minus infinity for a key that a
-    query does not see.
-    """
-    grouped = q.float().reshape(len(q), spec.num_kv_heads, spec.group, spec.head_dim)
-    scores = torch.einsum("nhgd,hld->hgnl", grouped, k.float()) * spec.scale
-    if spec.soft_cap is not None:
-        scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
-    keys_at = torch.arange(first_key, first_key + k.shape[1], device=q.device)
-    hidden = torch.zeros(len(q), len(keys_at), dtype=torch.bool, device=q.device)
-    if spec.causal:
-        hidden |= keys_at[None, :] > positions[:, None]
-    if spec.sliding_window is not None:
-        hidden |= keys_at[None, :] <= positions[:, None] - spec.sliding_window
-    return scores.masked_fill(hidden, float("-inf"))
+    def blocks(self) -> Iterator[BlockOfTokens]:
+        """The sequence's blocks in logical order, the last one cut off at the sequence's end. Nothing is copied,
+        except int8, which is converted to float32.
+        """
+        for entry, block in enumerate(self.view.blocks(self.number)):
+            first = entry * self.view.block_size
+            k, v = self.view.storage.read(self.layer, block, self.view.lengths[self.number] - first)
+            yield BlockOfTokens(k, v, first)
+
+    def scores(self, k: torch.Tensor, first: int) -> torch.Tensor:
+        """`[kv_heads, group, n, keys]` float32 scores against `k` `[kv_heads, keys, head_dim]`, whose first key is
+        at position `first`; minus infinity for a key that a query does not see.
+        """
+        q, spec, positions = self.q, self.spec, self.positions[:, None]
+        grouped = q.float().reshape(len(q), spec.num_kv_heads, spec.group, spec.head_dim)
+        scores = torch.einsum("nhgd,hld->hgnl", grouped, k.float()) * spec.scale
+        if spec.soft_cap is not None:
+            scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+        keys_at = torch.arange(first, first + k.shape[1], device=q.device)[None, :]
+        hidden = torch.zeros(len(q), k.shape[1], dtype=torch.bool, device=q.device)
+        if spec.causal:
+            hidden |= keys_at > positions
+        if spec.sliding_window is not None:
+            hidden |= keys_at <= positions - spec.sliding_window
+        return scores.masked_fill(hidden, float("-inf"))
+
+    def full(self, size: int, value: float) -> torch.Tensor:
+        """`[kv_heads, group, n, size]` float32, all `value`."""
+        return torch.full((self.spec.num_kv_heads, self.spec.group, len(self.q), size), value, device=self.q.device)
 
 
 def weighted_values(weights: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -55,6 +68,22 @@ def weighted_values(weights: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.einsum("hgnl,hld->hgnd", weights, v.float())
 
 
-def heads_last(out: torch.Tensor) -> torch.Tensor:
-    """`[kv_heads, group, n, head_dim]` as the `[n, heads, head_dim]` that a backend returns."""
-    return out.permute(2, 0, 1, 3).flatten(1, 2)
+class ReadableAttention(ABC):
+    """A backend that computes one sequence after another, in float32."""
+
+    def supports(self, spec: AttentionSpec) -> Support:
+        """Every spec."""
+        return Support(True)
+
+    def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:
+        """See AttentionBackend."""
+        out = torch.empty_like(q)
+        for number in range(view.num_sequences):
+            new = slice(view.starts[number], view.starts[number + 1])
+            attended = self.attend(SequenceInStep(q[new], view.positions[new], view, number, layer, spec))
+            out[new] = attended.permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)
+        return out
+
+    @abstractmethod
+    def attend(self, sequence: SequenceInStep) -> torch.Tensor:
+        """Attention of a sequence's queries over its blocks, `[kv_heads, group, n, head_dim]`."""

@@ -45,8 +45,7 @@ class Decoder:
         embedding = weights.take("model.embed_tokens.weight", vocabulary)
         dtype, device = embedding.dtype, embedding.device
         self._embed: Callable[[torch.Tensor], torch.Tensor]
-        tied = config.tie_word_embeddings
-        if tied:
+        if config.tie_word_embeddings:
             self._lm_head = ops.linear(embedding, lookup=True)
             self._embed = self._lm_head.rows
         else:
@@ -55,17 +54,16 @@ class Decoder:
         # Rounded to the model's dtype, as the model was trained with.
         scale = config.embedding_scale
         self._embedding_scale = None if scale is None else torch.tensor(scale, dtype=dtype).item()
-        rotary = {
-            rope: RotaryEmbedding(rope, config.head_dim, max_positions, dtype, device)
-            for rope in dict.fromkeys(layer.rope for layer in config.layers)
-        }
+        ropes = [layer.rope for layer in config.layers]
+        tables = (config.head_dim, max_positions, dtype, device)
+        rotary = {rope: RotaryEmbedding(rope, *tables) for rope in dict.fromkeys(ropes)}
         self._rotary = tuple(rotary.values())
         self._layers = [
-            read_layer(config, index, weights, ops, rotary[layer.rope], spec)
-            for index, (layer, spec) in enumerate(zip(config.layers, specs, strict=True))
+            read_layer(config, index, weights, ops, rotary[rope], spec)
+            for index, (rope, spec) in enumerate(zip(ropes, specs, strict=True))
         ]
         self._norm = read_norm(weights, "model.norm", config.hidden_size, config)
-        if not tied:
+        if not config.tie_word_embeddings:
             self._lm_head = ops.linear(weights.take("lm_head.weight", vocabulary))
         weights.finish()
         self._stack = ops.stack(self._layers, attention)
@@ -99,9 +97,9 @@ class Decoder:
         residual, x = self._one_by_one(residual, view) if self._stack is None else self._stack(residual, view)
         if len(rows) < len(token_ids):
             residual, x = residual[rows], x[rows]
-        return (
-            self.ops.add_norm(x, residual, self._norm)[1] if self._layers else self.ops.norm(residual, self._norm)
-        )
+        if not self._layers:
+            return self.ops.norm(residual, self._norm)
+        return self.ops.add_norm(x, residual, self._norm)[1]
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         cap = self.config.logit_soft_cap
@@ -110,8 +108,7 @@ class Decoder:
     def _one_by_one(self, residual: torch.Tensor, view: CacheView) -> tuple[torch.Tensor, torch.Tensor]:
         """The layers, part by part."""
         angles = {rotary: self.ops.angles(rotary, view.positions) for rotary in self._rotary}
-        step = StepContext(view, self.attention, angles)
-        x = residual
+        x, step = residual, StepContext(view, self.attention, angles)
         for part in chain.from_iterable(self._layers):
             residual, x = part(residual, x, step)
         return residual, x

@@ -26,9 +26,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 class Angles(NamedTuple):
-    """Cosine and signed sine of all positions, `[positions, head_dim]`, or of the tokens of a step,
-    `[T, 1, head_dim]`.
-    """
+    """Cosine and signed sine of all positions, `[positions, head_dim]`, or of tokens, `[T, 1, head_dim]`."""
 
     cosine: torch.Tensor
     sine: torch.Tensor

@@ -21,11 +21,9 @@ class WeightSource(Protocol):
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The tensor, of this shape, in the source's dtype and on its device. Raises WeightsError."""
-        ...
 
     def finish(self) -> None:
         """Called when the model has taken all its tensors. Raises WeightsError if some are left over."""
-        ...
 
 
 class DummyWeights:
@@ -37,10 +35,8 @@ class DummyWeights:
     def __init__(
         self, dtype: torch.dtype, device: torch.device | str, seed: int = 0, norm_weight: float = 1.0
     ) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self._tile = torch.randn(_TILE, generator=generator).to(dtype).to(device)
-        self._offset = 0
-        self._norm_weight = norm_weight
+        self._tile = torch.randn(_TILE, generator=torch.Generator().manual_seed(seed)).to(dtype).to(device)
+        self._offset, self._norm_weight = 0, norm_weight
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """See WeightSource. Matrices have a deviation of 1 / sqrt(columns), which keeps activations alive through
@@ -76,9 +72,7 @@ class SafetensorsWeights:
     def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device | str) -> None:
         from safetensors import SafetensorError, safe_open
 
-        self._directory = directory
-        self._dtype = dtype
-        self._device = device
+        self._directory, self._dtype, self._device = directory, dtype, device
         owner: dict[str, Any] = {}
         for file in self._files(directory):
             try:
@@ -87,11 +81,8 @@ class SafetensorsWeights:
                 raise WeightsError(f"{file}: not a readable safetensors file ({error})") from error
             owner.update(dict.fromkeys(handle.keys(), handle))
         self._prefix = _LANGUAGE_MODEL if any(name.startswith(_LANGUAGE_MODEL) for name in owner) else ""
-        self._owner = {
-            name.removeprefix(self._prefix): handle
-            for name, handle in owner.items()
-            if name.startswith(self._prefix)
-        }
+        ours = [name for name in owner if name.startswith(self._prefix)]
+        self._owner = {name.removeprefix(self._prefix): owner[name] for name in ours}
         self._unused = set(self._owner)
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -99,11 +90,9 @@ class SafetensorsWeights:
         if name not in self._owner:
             raise WeightsError(f"{self._directory}: tensor {name} {list(shape)} is missing")
         handle, stored = self._owner[name], self._prefix + name
-        found = tuple(handle.get_slice(stored).get_shape())
-        if found != shape:
-            raise WeightsError(
-                f"{self._directory}: tensor {name} has shape {list(found)}, the model needs {list(shape)}"
-            )
+        found, needed = list(handle.get_slice(stored).get_shape()), list(shape)
+        if found != needed:
+            raise WeightsError(f"{self._directory}: tensor {name} has shape {found}, the model needs {needed}")
         self._unused.discard(name)
         tensor: torch.Tensor = handle.get_tensor(stored)
         # Always a copy: a mapped tensor would keep the whole file in memory.
@@ -113,10 +102,8 @@ class SafetensorsWeights:
         """See WeightSource. Tables that the model computes itself may be left over, and a stored copy of a tied
         output layer.
         """
-        extra = sorted(
-            name for name in self._unused if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq")
-        )
-        if extra:
+        unused = self._unused - {"lm_head.weight"}
+        if extra := sorted(name for name in unused if not name.endswith("rotary_emb.inv_freq")):
             shown = ", ".join(extra[:5]) + (f" and {len(extra) - 5} more" if len(extra) > 5 else "")
             raise WeightsError(f"{self._directory}: the model has no place for tensor(s) {shown}")
 
@@ -155,9 +142,7 @@ def open_weights(
     if where == "dummy":
         return DummyWeights(dtype, device, seed, norm_weight)
     directory = Path(os.path.expanduser(where))
-    if not directory.is_dir():
-        directory = _download(where)
-    return SafetensorsWeights(directory, dtype, device)
+    return SafetensorsWeights(directory if directory.is_dir() else _download(where), dtype, device)
 
 
 def _download(repository: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -53,35 +54,19 @@ class TritonAttention:
         from kvlab.kernels.triton.decode import paged_decode, plan_split
         from kvlab.kernels.triton.prefill import paged_prefill
 
-        out = q.new_empty(q.shape)
+        out, window = q.new_empty(q.shape), spec.sliding_window
         cache = view.keys(layer), view.values(layer), view.block_tables, view.seq_lens
+        options: dict[str, Any] = {"scale": spec.scale, "window": window, "soft_cap": spec.soft_cap, "out": out}
         singles = view.num_new.count(1)
         mixed = singles < view.num_sequences
         if singles:
             longest, tokens = max(view.lengths), sum(view.lengths)
-            if spec.sliding_window is not None:
-                longest = min(longest, spec.sliding_window)
+            if window is not None:
+                longest = min(longest, window)
                 tokens = min(tokens, longest * view.num_sequences)
-            paged_decode(
-                q,
-                *cache,
-                scale=spec.scale,
-                window=spec.sliding_window,
-                soft_cap=spec.soft_cap,
-                split_tokens=plan_split(tokens, longest, spec.num_kv_heads, q.device),
-                longest=longest,
-                query_start=view.query_start if mixed else None,
-                out=out,
-            )
+            split = plan_split(tokens, longest, spec.num_kv_heads, q.device)
+            start = view.query_start if mixed else None
+            paged_decode(q, *cache, split_tokens=split, longest=longest, query_start=start, **options)
         if mixed:
-            paged_prefill(
-                q,
-                *cache,
-                view.query_start,
-                scale=spec.scale,
-                window=spec.sliding_window,
-                soft_cap=spec.soft_cap,
-                least=2,
-                out=out,
-            )
+            paged_prefill(q, *cache, view.query_start, least=2, **options)
         return out

@@ -18,36 +18,25 @@ def select_ops(
 
     Raises ConfigError for `int8_weights` where no kernel supports them.
     """
-    kind = torch.device(device).type
-    if int8_weights:
-        return _int8_ops(dtype, kind, kernels=kernels)
-    if kernels and kind == "cpu" and dtype in (torch.float32, torch.bfloat16):
-        from kvlab.models.ops.cpu_ops import CpuOps
+    from kvlab.models.ops.cpu_ops import CpuOps  # which needs layers, and these need this package
 
-        try:
-            return CpuOps()
-        except KernelError:  # `load` has logged it
-            return TorchOps()
+    kind, reason = torch.device(device).type, None
+    if int8_weights:
+        if kind != "cpu":
+            reason = f"runs on a CPU, not on {kind}; use executor.device=cpu"
+        elif dtype != torch.bfloat16:
+            reason = f"is for executor.dtype=bfloat16, not {str(dtype).removeprefix('torch.')}"
+        elif not kernels:
+            reason = "is computed by a kernel, and executor.kernels=false allows none"
+    try:
+        if kernels and reason is None and kind == "cpu" and dtype in (torch.float32, torch.bfloat16):
+            return CpuOps(int8_weights=int8_weights)
+    except KernelError as error:  # `load` has logged it
+        reason = f"needs the native kernels: {error}"
+    if int8_weights:
+        raise ConfigError("executor.weights", "int8", f"{reason}; or use executor.weights=auto")
     if kernels and kind == "cuda" and find_spec("triton") is not None:
         from kvlab.models.ops.triton_ops import TritonOps
 
         return TritonOps()
     return TorchOps()
-
-
-def _int8_ops(dtype: torch.dtype, kind: str, *, kernels: bool) -> Ops:
-    reason = ""
-    if kind != "cpu":
-        reason = f"runs on a CPU, not on {kind}; use executor.device=cpu"
-    elif dtype != torch.bfloat16:
-        reason = f"is for executor.dtype=bfloat16, not {str(dtype).removeprefix('torch.')}"
-    elif not kernels:
-        reason = "is computed by a kernel, and executor.kernels=false allows none"
-    else:
-        from kvlab.models.ops.cpu_ops import CpuOps
-
-        try:
-            return CpuOps(int8_weights=True)
-        except KernelError as error:
-            reason = f"needs the native kernels: {error}"
-    raise ConfigError("executor.weights", "int8", f"{reason}; or use executor.weights=auto")

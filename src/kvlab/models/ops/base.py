@@ -30,13 +30,11 @@ class Linear(Protocol):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`[T, in_features]` to `[T, out_features]`."""
-        ...
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows `ids` `[n]` of the weight, `[n, in_features]`: the look-up of a tied embedding. Only for a weight
         that was made with `lookup`.
         """
-        ...
 
 
 class StepContext(NamedTuple):
@@ -57,7 +55,6 @@ class LayerPart(Protocol):
 
     def __call__(self, residual: torch.Tensor, x: torch.Tensor, step: StepContext) -> ResidualAndX:
         """The residual stream and x behind this part, which may overwrite the tensors it is given."""
-        ...
 
 
 class Stack(Protocol):
@@ -67,7 +64,6 @@ class Stack(Protocol):
         """The residual stream and x behind the last part. The stack may overwrite `residual`, and its next call
         overwrites both results.
         """
-        ...
 
 
 class TopK(NamedTuple):
@@ -84,7 +80,6 @@ class LogitsOps(Protocol):
 
     def topk(self, x: torch.Tensor, count: int = 1) -> TopK:
         """The `count` largest numbers of each row of `x` `[rows, size]`, 1 <= count <= size."""
-        ...
 
 
 class Ops(LogitsOps, Protocol):
@@ -95,23 +90,18 @@ class Ops(LogitsOps, Protocol):
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False) -> Linear:
         """A product with `weight`, which may be stored in another form; with `lookup` its rows can be read, too."""
-        ...
 
     def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         """RMSNorm of `x` `[..., size]`."""
-        ...
 
     def add_norm(self, x: torch.Tensor, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
         """`residual` + `x` and the norm of the sum, both `[T, hidden]`; the sum may overwrite `residual`."""
-        ...
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         """activation(gate) * up for the halves of `[T, 2 * size]`; silu or gelu_pytorch_tanh."""
-        ...
 
     def angles(self, rotary: RotaryEmbedding, positions: torch.Tensor) -> Angles:
         """The angles that `rotate_and_store` takes. Called once per rotary table and step."""
-        ...
 
     def rotate_and_store(
         self, qkv: torch.Tensor, norms: tuple[Norm, Norm] | None, angles: Angles, view: CacheView, layer: int
@@ -119,14 +109,11 @@ class Ops(LogitsOps, Protocol):
         """Norm the queries and keys of `qkv` `[T, heads + 2 * kv_heads, head_dim]` by `norms`, rotate them, and
         store keys and values in the view. Returns the queries `[T, heads, head_dim]`.
         """
-        ...
 
     def linear_top1(self, linear: Linear, x: torch.Tensor) -> TopK:
         """The largest number of each row of `linear(x)`, as `topk` finds it; the others need not be stored."""
-        ...
 
     def stack(self, layers: Sequence[Sequence[LayerPart]], attention: AttentionBackend) -> Stack | None:
         """The layers of a decoder, each a sequence of parts, as one operation with the same results. None where a
         part is unknown or cannot be computed so: the parts then run one by one.
         """
-        ...

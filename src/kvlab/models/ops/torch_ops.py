@@ -22,12 +22,9 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 def _can_pack(weight: torch.Tensor) -> bool:
     """Whether oneDNN can pack this weight: bfloat16, on a CPU with instructions for it."""
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.bfloat16
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
+    onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    suits = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+    return onednn and suits and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 class TorchLinear:
