@@ -6,7 +6,7 @@ READY := $(VENV)/.installed
 WORKERS ?= 2# processes that share the tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test wheel sanitize features requirements lint format docs docs-serve ui gpu clean
+.PHONY: help setup run test test-fast wheel sanitize features requirements lint format docs docs-serve ui gpu clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ run: $(READY) ## Compare contiguous slots, pages and shared pages on a real mode
 
 test: $(READY) ## Run every requirement and every test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25
+
+test-fast: $(READY) ## Run the tests that are not marked slow, in 90 s on two cores
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 -m "not slow"
 
 wheel: $(READY) ## Build the wheel and try it in an empty environment and folder
 	.ci/wheel

@@ -77,7 +77,16 @@ def one_thread() -> None:
     torch.set_num_threads(1)  # a run in this process sets its own
 
 
-@pytest.fixture(params=default_registry().names())
+#: Triton's interpreter computes number by number.
+_INTERPRETED = [] if torch.cuda.is_available() else ["triton"]
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.slow if name in _INTERPRETED else ())
+        for name in default_registry().names()
+    ]
+)
 def backend_name(request: pytest.FixtureRequest) -> str:
     """The attention backend that a scenario tagged `every_backend` runs with."""
     name: str = request.param

@@ -26,7 +26,10 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.fixture(params=["native", "x86-64-v3", "x86-64"])
+_SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("x86-64-v3", "x86-64")]
+
+
+@pytest.fixture(params=["native", *_SLOW])
 def cpu_architecture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What native kernels are built for: this machine, one with AVX2 alone, and one without."""
     name: str = request.param

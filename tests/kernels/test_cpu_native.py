@@ -40,6 +40,7 @@ def needs_compiler() -> None:
 
 
 @pytest.mark.usefixtures("needs_compiler")
+@pytest.mark.slow
 def test_is_compiled_once_and_then_found(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     native.load()
     built = list(cache.iterdir())
@@ -50,6 +51,7 @@ def test_is_compiled_once_and_then_found(cache: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("needs_compiler")
+@pytest.mark.slow
 def test_a_library_that_cannot_be_loaded_is_built_again(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,6 +66,7 @@ def test_a_library_that_cannot_be_loaded_is_built_again(
 
 
 @pytest.mark.usefixtures("needs_compiler")
+@pytest.mark.slow
 def test_another_machine_another_library(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     native.load()
     monkeypatch.setattr(native, "_cpu", lambda: "another processor")
@@ -125,6 +128,7 @@ def test_what_it_does_not_compute(spec: AttentionSpec, reason: str) -> None:
 
 
 @pytest.mark.usefixtures("needs_compiler")
+@pytest.mark.slow
 def test_with_another_interface_auto_takes_the_next_and_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

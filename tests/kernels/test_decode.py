@@ -10,6 +10,8 @@ import torch
 from kvlab.kernels.triton.decode import paged_decode, plan_split
 from tests.kernels.paged import NAN, Paged, assert_close, bits, make_paged, plain_attention, unchanged
 
+pytestmark = pytest.mark.slow  # Triton's interpreter computes number by number
+
 SCALE = 0.2
 HEADS = {"1 to 1": (2, 2), "4 to 1": (8, 2), "all to 1": (8, 1), "3 to 1": (6, 2)}
 

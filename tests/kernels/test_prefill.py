@@ -10,6 +10,8 @@ import torch
 from kvlab.kernels.triton.prefill import paged_prefill
 from tests.kernels.paged import NAN, assert_close, bits, make_paged, plain_attention, unchanged
 
+pytestmark = pytest.mark.slow  # Triton's interpreter computes number by number
+
 SCALE = 0.2
 
 

@@ -28,6 +28,7 @@ def test_choice_composes(choice: str) -> None:
     compose_run(choice, *NEEDS.get(choice, []))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_point_of_an_experiment_or_sweep_composes(name: str) -> None:
     """As it is; test_sweep_files.py runs them in small."""

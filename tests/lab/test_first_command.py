@@ -37,6 +37,7 @@ def stub(plan: EnginePlan, **_: Any) -> Execution:
     return Execution(StubExecutor(), WallClock(), None)
 
 
+@pytest.mark.slow
 def test_the_first_command_serves_its_48_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EXECUTORS, "get", lambda name: stub)
     monkeypatch.setattr("kvlab.lab.build.available_memory", lambda device: 32 * 2**30)

@@ -62,6 +62,7 @@ def test_without_kernels_pytorch_computes(tmp_path: Path) -> None:
     check_path(tmp_path / "run", "sdpa", "torch", "executor.kernels=false")
 
 
+@pytest.mark.slow
 @needs_compiler
 @needs_x86
 @pytest.mark.parametrize(("architecture", "name"), [("x86-64-v3", "avx2"), ("x86-64", "portable")])

@@ -105,6 +105,7 @@ def outside(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 class TestRun:
     def test_uses_what_a_plugin_registers_on_every_axis(self, outside: Path) -> None:
         ended = command(

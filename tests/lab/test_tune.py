@@ -128,6 +128,7 @@ def test_what_does_not_fit_is_left_out_with_its_reason_and_does_not_count(
     assert len(counted(opened)) == 4
 
 
+@pytest.mark.slow
 def test_a_small_space_ends_the_search_when_it_is_used_up(
     study: Callable[..., optuna.Study], monkeypatch: pytest.MonkeyPatch
 ) -> None:
