@@ -73,7 +73,7 @@ def _words(runs: list[RunRecord]) -> dict[str, str]:
     """The report's word for each metric."""
     if len({run.tags["side"] for run in runs}) == 1:
         return {}
-    report = build_report([RunSet("trial", tuple(runs))], ReportOptions(by=("tags.side",)))
+    report = build_report([RunSet("trial", tuple(runs))], ReportOptions(by=["tags.side"]))
     return {row.metric: row.cells[1].word for row in report.rows}
 
 

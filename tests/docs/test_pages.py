@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvlab.cli.capacity import CapacitySettings
-from kvlab.cli.report import ReportSettings
 from kvlab.cli.roofline import RooflineSettings
 from kvlab.cli.tune import TuneSettings
+from kvlab.lab.report.options import ReportOptions
 from kvlab.registry import registry
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +86,7 @@ def test_batching_page_names_every_order() -> None:
     ("page", "schema"),
     [
         ("tune", TuneSettings),
-        ("report", ReportSettings),
+        ("report", ReportOptions),
         ("capacity", CapacitySettings),
         ("roofline", RooflineSettings),
     ],

@@ -176,7 +176,7 @@ class TestAnEngineWithoutBlocks:
 
     def test_is_compared_with_another(self, tmp_path: Path, keeps_steps: bool) -> None:
         runs = [serve(tmp_path / str(n), slots=n, keeps_steps=keeps_steps) for n in (1, 2)]
-        options = ReportOptions(by=("slots",))
+        options = ReportOptions(by=["slots"])
         report = build_report([RunSet(run.name, (run,)) for run in runs], options)
         line = next(row for row in report.rows if row.metric == "duration_s")
         assert [cell.value for cell in line.cells] == ["8.00 s", "7.00 s"]

@@ -14,20 +14,13 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from kvlab.errors import ConfigError, KvlabError
+from kvlab.lab.settings import setting as setting
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
 T = TypeVar("T")
 _EXPECTED = {bool: "must be true or false", int: "must be a whole number", float: "is not a number"}
-
-
-def setting(default: Any, text: str, value: str = "") -> Any:
-    """A field of a schema: its default, what the help page says of it, and what stands for its value there."""
-    metadata = {"help": text, "value": value}
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
 
 
 def read_settings(schema: type[T], arguments: Sequence[str]) -> tuple[T, list[str]]:

@@ -1,13 +1,22 @@
-"""Settings as they are recorded: dotted keys without passwords, and which of them a measurement depends on."""
+"""Settings: fields with help, and how settings are recorded: dotted keys, no passwords, what is measured."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
 
 # Settings that name a run, or decide where it is recorded and how it is shown; no measurement depends on them.
 _NOT_MEASURED = frozenset({"tracking", "tags", "run_name", "optimize", "repeats", "resume", "figures"})
+
+
+def setting(default: Any, text: str, value: str = "") -> Any:
+    """A field of a schema: its default, what the help page says of it, and what stands for its value there."""
+    metadata = {"help": text, "value": value}
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, object]:

@@ -75,7 +75,7 @@ class _Comparison:
 
     def word(self, metric: str, group: Group, found: Estimate) -> str | None:
         """The verdict; None where there is no interval or the work was not the same."""
-        return None if group.name in self._refused else verdict(metric, found, self._options.min_effect)
+        return None if group.name in self._refused else verdict(metric, found, self._options.min_effect / 100)
 
     def row(self, metric: str) -> Row:
         """A metric in all groups."""

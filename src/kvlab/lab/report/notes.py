@@ -39,7 +39,7 @@ def method_notes(groups: Sequence[Group], options: ReportOptions) -> list[str]:
     if paired or welch:
         notes.append(
             "A word other than `same` stands only where the whole interval lies beyond "
-            f"{100 * options.min_effect:g} %; `same` means that no difference was shown: the interval tells how "
+            f"{options.min_effect:g} %; `same` means that no difference was shown: the interval tells how "
             "large one could be."
         )
     return notes

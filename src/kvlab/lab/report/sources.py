@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -31,14 +32,14 @@ class Sources:
         self._options, self._root, self._folder = options, root, folder
         self._experiment = options.tracking.experiment
 
-    def resolve(self) -> list[RunSet]:
+    def resolve(self, arguments: Sequence[str]) -> list[RunSet]:
         """A set of runs for each argument and filter, in order. Raises RecordError or TrackingError."""
-        names = [_name(text) for text in self._options.runs]
+        names = [_name(text) for text in arguments]
         sets = [
             RunSet(name if names.count(name) == 1 else text, tuple(self._argument(text)))
-            for name, text in zip(names, self._options.runs, strict=True)
+            for name, text in zip(names, arguments, strict=True)
         ]
-        for query in self._options.filters:
+        for query in self._options.filter:
             found = self._stored(query)
             if not found:
                 experiment = f"experiment {self._experiment} in {self._store.shown}"
