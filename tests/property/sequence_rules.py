@@ -15,6 +15,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from kvlab.errors import OutOfBlocksError, SlotError
 from kvlab.kv.pool import BlockPool
+from kvlab.kv.prefix import Prefix
 from kvlab.kv.protocol import Salt
 from tests.property.pool_invariants import PoolInvariants
 from tests.property.reference import Content, Step, indexed, state
@@ -43,6 +44,8 @@ class SequenceRules(PoolInvariants):
     def start(self, lengths: list[int]) -> None:
         self.pool = self.make_pool()
         self.storage = self.pool.storage
+        if self.pool.index is not None:
+            self.pool.allocator._on_drop = self.dropped
         self.model: dict[int, Content] = {}
         self.step: Step | None = None
         self.prepared: dict[int, int] = {}  # reserved for the coming step
@@ -51,6 +54,15 @@ class SequenceRules(PoolInvariants):
         self.rewound: set[int] = set()
         for length in lengths:
             self.open([0] * length, None)
+
+    def dropped(self, nodes: list[Prefix]) -> None:
+        """No content is given up before one that continues it and that nobody references."""
+        index = self.pool.index
+        assert index is not None
+        for node in index.nodes():
+            if node.block is not None and node.parent in nodes:
+                assert self.pool.allocator.ref_count(node.block) > 0
+        index.prune(nodes)
 
     # What the model expects
 
