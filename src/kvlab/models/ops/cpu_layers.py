@@ -8,37 +8,24 @@ from itertools import chain
 import torch
 
 from kvlab.kernels.cpu import interface
-from kvlab.kernels.cpu.interface import MAX_HEAD_DIM, LinearWeight, PartKind
+from kvlab.kernels.cpu.interface import MAX_HEAD_DIM, PartKind
 from kvlab.kernels.cpu.layers import Layers, NativePart, in_order
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kv.view import CacheView
 from kvlab.models.layers import AttentionPart, InputNorm, MlpPart, OutputNorm, ResidualNorm
-from kvlab.models.ops.base import LayerPart, Norm, ResidualAndX, TopK
+from kvlab.models.ops.base import LayerPart, Norm, ResidualAndX
 
 
-class NativeLinear:
+class NativeLinear(PackedWeight):
     """A product with a packed weight. One copy serves any number of rows, and look-ups."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, int8: bool) -> None:
-        self._weight = PackedWeight(weight, int8=int8)
-        self._bias = bias
+        super().__init__(weight, int8=int8)
+        self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See Linear."""
-        return self._weight.multiply(x, self._bias)
-
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """See Linear."""
-        return self._weight.rows(ids)
-
-    def top1(self, x: torch.Tensor) -> TopK | None:
-        """See Ops.linear_top1; None where the product has to be stored first."""
-        found = self._weight.top1(x, self._bias)
-        return None if found is None else TopK(*found)
-
-    def native(self) -> LinearWeight:
-        """See PackedWeight.native."""
-        return self._weight.native(self._bias)
+        return self.multiply(x, self.bias)
 
 
 class NativeStack:
@@ -102,8 +89,8 @@ def _native(part: LayerPart) -> NativePart | None:
                 return None
             query_norm, key_norm = part.norms or (None, None)
             attention = interface.AttentionPart(
-                qkv=qkv.native(),
-                out=out.native(),
+                qkv=qkv.native(qkv.bias),
+                out=out.native(out.bias),
                 query_norm=_norm(query_norm),
                 key_norm=_norm(key_norm),
                 cosine=part.rotary.cos.data_ptr(),
@@ -118,8 +105,8 @@ def _native(part: LayerPart) -> NativePart | None:
             )
             return NativePart(PartKind.ATTENTION, attention)
         case MlpPart(gate_up=NativeLinear() as gate_up, down=NativeLinear() as down):
-            gelu = part.activation == "gelu_pytorch_tanh"
-            return NativePart(PartKind.MLP, interface.MlpPart(gate_up.native(), down.native(), gelu))
+            matrices = gate_up.native(gate_up.bias), down.native(down.bias)
+            return NativePart(PartKind.MLP, interface.MlpPart(*matrices, part.activation == "gelu_pytorch_tanh"))
     return None
 
 

@@ -13,13 +13,13 @@ from kvlab.kernels.cpu.native import instruction_set
 from kvlab.kernels.cpu.topk import topk
 from kvlab.kv.storage import PageLayout
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import LayerPart, Linear, Norm, TopK
+from kvlab.models.ops.base import LayerPart, Linear, Norm, Ops, TopK
 from kvlab.models.ops.cpu_layers import NativeLinear, NativeStack
 from kvlab.models.ops.torch_ops import TorchLinear, TorchOps
 from kvlab.models.rope import Angles, RotaryEmbedding
 
 
-class CpuOps:
+class CpuOps(Ops):
     """See Ops. For float32 and bfloat16; PyTorch computes the products in float32. With `int8_weights` the matrices
     of a bfloat16 model are stored in int8.
 
@@ -81,8 +81,8 @@ class CpuOps:
 
     def linear_top1(self, linear: Linear, x: torch.Tensor) -> TopK:
         """See Ops."""
-        found = linear.top1(x) if isinstance(linear, NativeLinear) else None
-        return self.topk(linear(x)) if found is None else found
+        found = linear.top1(x, linear.bias) if isinstance(linear, NativeLinear) else None
+        return super().linear_top1(linear, x) if found is None else TopK(*found)
 
     def topk(self, x: torch.Tensor, count: int = 1) -> TopK:
         """See LogitsOps."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch.nn import functional
 
-from kvlab.attention.base import AttentionBackend
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import LayerPart, Linear, Norm, Stack, TopK
+from kvlab.models.ops.base import Norm, Ops, TopK
 from kvlab.models.rope import Angles, RotaryEmbedding, rotate
 
 #: The gate's activation by the name that transformers gives it.
@@ -55,7 +54,7 @@ class TorchLinear:
         return functional.embedding(ids, self._table)
 
 
-class TorchOps:
+class TorchOps(Ops):
     """See Ops."""
 
     name = "torch"
@@ -102,14 +101,6 @@ class TorchOps:
         kv_heads = view.storage.spec.num_kv_heads
         q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
         return (q, k, v) if norms is None else (self.norm(q, norms[0]), self.norm(k, norms[1]), v)
-
-    def stack(self, layers: Sequence[Sequence[LayerPart]], attention: AttentionBackend) -> Stack | None:
-        """See Ops."""
-        return None
-
-    def linear_top1(self, linear: Linear, x: torch.Tensor) -> TopK:
-        """See Ops."""
-        return self.topk(linear(x))
 
     def topk(self, x: torch.Tensor, count: int = 1) -> TopK:
         """See LogitsOps."""
