@@ -21,7 +21,7 @@ PAGE = ROOT / "docs/reference/configuration.md"
 GROUPS = {
     "model": "The decoder, and where its weights come from.",
     "kv": "The KV cache: its layout and its size.",
-    "scheduler": "Who runs in a step, and who gives up memory.",
+    "scheduler": "Which sequences run in a step, and which are preempted.",
     "attention": "How attention over the cache is computed.",
     "executor": "Where and how the model runs.",
     "workload": "The requests.",

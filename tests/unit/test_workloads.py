@@ -14,7 +14,7 @@ from kvlab.config import LengthConfig, WorkloadConfig
 from kvlab.core import Request
 from kvlab.errors import WorkloadError
 from kvlab.workloads import build_requests
-from kvlab.workloads.digest import workload_digest
+from kvlab.workloads.describe import workload_digest
 from kvlab.workloads.prompts import grown_lengths
 
 Shape = tuple[int, int, float]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class CapacitySettings:
-    """What the planner is asked beside the settings of a run."""
+    """The settings of the planner beside those of a run."""
 
     memory: str | None = setting(
         None, "of the device, for weights, cache and working memory; else what this machine has free", "SIZE"
@@ -62,12 +62,8 @@ def _model_override(override: str) -> list[str]:
     if file.name != "config.json":
         raise ConfigError("model", value, "a model's configuration is called config.json; rename it")
     parent = file.resolve().parent
-    return ["model=checkpoint", f"model.path={_quoted(str(parent))}", f"model.name={_quoted(parent.name)}"]
-
-
-def _quoted(text: str) -> str:
-    """Text that Hydra takes as it is."""
-    return "'" + text.replace("'", "\\'") + "'"
+    quoted = ["'" + text.replace("'", "\\'") + "'" for text in (str(parent), parent.name)]
+    return ["model=checkpoint", f"model.path={quoted[0]}", f"model.name={quoted[1]}"]
 
 
 def compose_config(overrides: Sequence[str]) -> RunConfig:
@@ -109,7 +105,7 @@ def plan(settings: CapacitySettings, overrides: Sequence[str]) -> CapacityPlan:
 def show(found: CapacityPlan) -> None:
     """Print the figures."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from kvlab.lab.capacity_text import capacity_lines, capacity_table, closing_notes
 
@@ -120,9 +116,7 @@ def show(found: CapacityPlan) -> None:
         f"{model.num_kv_heads} KV heads of {model.head_dim}, {model.num_parameters / 1e6:,.0f} M parameters\n",
         highlight=False,
     )
-    lines = Table(box=None, show_header=False, pad_edge=False)
-    for justify in ("left", "right", "left"):
-        lines.add_column(justify=justify)
+    lines = Table("", Column(justify="right"), "", box=None, show_header=False, pad_edge=False)
     for line in capacity_lines(found):
         lines.add_row(*line)
     console.print(lines)
@@ -145,7 +139,3 @@ def _answer(arguments: list[str]) -> int:
 def main() -> None:
     """Run the command line."""
     run_command(__doc__, CapacitySettings, _answer)
-
-
-if __name__ == "__main__":
-    main()

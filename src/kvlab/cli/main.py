@@ -8,6 +8,8 @@ import sys
 from importlib import import_module
 from typing import NamedTuple
 
+from kvlab.cli.settings import fail
+
 
 class Command(NamedTuple):
     """What the help page says of a command. Its code is `kvlab.cli.<name>.main`."""
@@ -64,12 +66,7 @@ def main() -> None:
     else:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        sys.exit(_refuse(f"{name}: no such command; {hint}there are: {', '.join(COMMANDS)}"))
-
-
-def _refuse(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return 2
+        fail(f"{name}: no such command; {hint}there are: {', '.join(COMMANDS)}")
 
 
 def _complete() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 _REPEAT = "repeat"
 
 
-@dataclass(frozen=True, slots=True)
-class ComposedPoint:
+class ComposedPoint(NamedTuple):
     """A point as Hydra composes it. `config` is None where it contradicts itself: its run will say why."""
 
     overrides: list[str]
@@ -81,11 +79,8 @@ def _values(override: Override, key: str) -> list[str]:
     if key in ("repeats", "resume", "optimize") or key.startswith("tracking"):
         raise ConfigError(key, _written(override), "is one for a whole sweep; give one value")
     if not override.is_discrete_sweep():
-        raise ConfigError(
-            key,
-            _written(override),
-            "has no end of values; list them (a,b,c or range(1,9)), or search with kvlab tune",
-        )
+        text = "has no end of values; list them (a,b,c or range(1,9)), or search with kvlab tune"
+        raise ConfigError(key, _written(override), text)
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
 
@@ -114,10 +109,8 @@ def _composed_point(composed: DictConfig, chosen: dict[str, str], varied: dict[s
 def _refuse_nested(composed: DictConfig, swept: dict[str, str], chosen: list[str]) -> None:
     """A choice that makes a run a sweep cannot be swept itself: Hydra would run it once without a word."""
     inner = swept_keys(composed)
-    if inner == swept or not inner:
+    if inner in ({}, swept):
         return
     guilty = [text for text in chosen if text.split("=")[0] in ("sweep", "experiment")] or chosen
-    keys = " and ".join(inner)
-    raise ConfigError(
-        *(" ".join(guilty).partition("=")[::2]), f"is a sweep (over {keys}) inside a sweep; run it alone"
-    )
+    key, _, value = " ".join(guilty).partition("=")
+    raise ConfigError(key, value, f"is a sweep (over {' and '.join(inner)}) inside a sweep; run it alone")

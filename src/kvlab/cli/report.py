@@ -75,7 +75,3 @@ def main() -> None:
 
 def _answer(arguments: list[str]) -> int:
     return VIOLATED if report(*read_options(arguments)).violated else 0
-
-
-if __name__ == "__main__":
-    main()

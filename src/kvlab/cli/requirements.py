@@ -14,7 +14,3 @@ def main() -> None:
         sys.exit("error: requirements needs kvlab's source tree, with features/ and tests/: run it in a checkout")
     sys.path.insert(0, str(SOURCE))
     import_module("features.requirements").main()
-
-
-if __name__ == "__main__":
-    main()

@@ -132,7 +132,3 @@ def _answer(arguments: list[str]) -> int:
 def main() -> None:
     """Run the command line."""
     run_command(__doc__, RooflineSettings, _answer)
-
-
-if __name__ == "__main__":
-    main()

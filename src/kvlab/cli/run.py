@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -16,6 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from kvlab.cli.compose import GROUPS, run_config, run_title
+from kvlab.cli.settings import fail
 from kvlab.config import RunConfig
 from kvlab.errors import KvlabError
 from kvlab.lab.sweep.plan import read_plan
@@ -25,19 +25,19 @@ _EXTRAS = {"joblib": ("hydra_joblib_launcher", "joblib"), "submitit": ("hydra_su
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="run")
-def job(cfg: DictConfig) -> float | None:
-    """One run. Returns the metric that `optimize` names, NaN where the run has none."""
+def job(cfg: DictConfig) -> None:
+    """One run, alone or as a point of a sweep."""
     hydra_config = HydraConfig.get()
     directory = Path(hydra_config.runtime.output_dir)
     point = None  # of a sweep
     if hydra_config.mode is RunMode.MULTIRUN:
         if (sweeper := hydra_config.runtime.choices["hydra/sweeper"]) != "kvlab":
-            _fail(f"hydra/sweeper={sweeper}: a sweep needs kvlab's own; leave it out, or search with kvlab tune")
+            fail(f"hydra/sweeper={sweeper}: a sweep needs kvlab's own; leave it out, or search with kvlab tune")
         point = read_plan(Path(hydra_config.sweep.dir)).job(directory.name)
     try:
         config = run_config(cfg)
         if config.resume and point is None and _was_done(config):
-            return None
+            return
         # Imported this late so that --help and a mistyped option answer at once.
         from rich.console import Console
 
@@ -60,9 +60,9 @@ def job(cfg: DictConfig) -> float | None:
             from kvlab.lab.sweep.sweep import record_failure
 
             record_failure(directory, point.name, error)
-            return float("nan")
+            return
         if isinstance(error, KvlabError):
-            _fail(str(error))
+            fail(str(error))
         raise
     if point is not None:
         if result.tracking_error:
@@ -73,7 +73,6 @@ def job(cfg: DictConfig) -> float | None:
             raise KeyboardInterrupt  # it was meant for the sweep
     elif result.status != "finished" or result.tracking_error:
         sys.exit(130 if result.status == "interrupted" else 1)
-    return result.metrics.get(config.optimize, float("nan")) if config.optimize else None
 
 
 def _was_done(config: RunConfig) -> bool:
@@ -92,28 +91,13 @@ def _was_done(config: RunConfig) -> bool:
     return True
 
 
-def _fail(message: str) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def _refuse_missing_launcher(arguments: list[str]) -> None:
-    """End with a sentence where the command line names a launcher whose package is not installed."""
-    for text in arguments:
-        key, _, value = text.partition("=")
-        for name, (module, extra) in _EXTRAS.items():
-            if key == "hydra/launcher" and value.startswith(name) and find_spec(f"hydra_plugins.{module}") is None:
-                _fail(f"{text}: needs a package that is not installed: pip install 'kvlab[{extra}]'")
-
-
 def main() -> None:
-    """Run the command line."""
-    _refuse_missing_launcher(sys.argv[1:])
+    """Run the command line. A launcher whose package is not installed is refused with a sentence."""
+    for text in sys.argv[1:]:
+        for name, (module, extra) in _EXTRAS.items():
+            if text.startswith(f"hydra/launcher={name}") and find_spec(f"hydra_plugins.{module}") is None:
+                fail(f"{text}: needs a package that is not installed: pip install 'kvlab[{extra}]'")
     try:
         job()
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-if __name__ == "__main__":
-    main()

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.lab.settings import setting as setting
@@ -93,26 +93,28 @@ def run_command(page: str | None, schema: type, answer: Callable[[list[str]], in
     try:
         code = answer(arguments)
     except KvlabError as error:
-        print(f"error: {error}", file=sys.stderr)
-        code = 2
+        fail(str(error))
     if code:
         sys.exit(code)
+
+
+def fail(message: str) -> NoReturn:
+    """End the process with code 2 and a sentence on stderr."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _types(schema: type, prefix: str = "") -> Mapping[str, Any]:
     """The type of each key, those of nested dataclasses with dots; `X | None` counts as X."""
     found: dict[str, Any] = {}
     for name, hint in get_type_hints(schema).items():
-        kind = next((part for part in get_args(hint) if part is not NoneType), hint) if _optional(hint) else hint
+        parts = get_args(hint)
+        kind = next(part for part in parts if part is not NoneType) if NoneType in parts else hint
         if dataclasses.is_dataclass(kind):
             found |= _types(cast(type, kind), f"{prefix}{name}.")
         else:
             found[prefix + name] = kind
     return found
-
-
-def _optional(hint: Any) -> bool:
-    return NoneType in get_args(hint)
 
 
 def _parse(text: str, kind: Any) -> Any:
@@ -122,20 +124,16 @@ def _parse(text: str, kind: Any) -> Any:
     """
     from hydra.errors import HydraException
 
-    if get_origin(kind) is list:
-        listed = text if text.startswith("[") else f"[{text}]"
-        try:
-            return _parser().parse_override(f"key={listed}").value()
-        except HydraException:
-            return [text]
+    is_list = get_origin(kind) is list
     if kind is float:
         return text.rstrip("% ")
     if kind is str and not text.startswith(("'", '"')):
         return None if text == "null" else text
     try:
-        return _parser().parse_override(f"key={text}").value()
+        written = f"[{text}]" if is_list and not text.startswith("[") else text
+        return _parser().parse_override(f"key={written}").value()
     except HydraException:
-        return text
+        return [text] if is_list else text
 
 
 @cache

@@ -16,6 +16,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from kvlab.cli.settings import fail
 from kvlab.errors import ConfigError, KvlabError
 
 if TYPE_CHECKING:
@@ -45,13 +46,12 @@ class PlanningSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> list[Any]:
         """Plan all points, run those that are not done yet, close. Exits with the sweep's code unless that is 0.
 
-        `arguments` are the overrides of the command line. Returns what the jobs returned.
+        `arguments` are the overrides of the command line.
         """
         try:
             sweep, jobs = self._open([f"{key}={value}" for key, value in self._params.items()] + arguments)
         except KvlabError as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
+            fail(str(error))
         first = int(sweep.plan.jobs[0].directory) if jobs else 0
         # In this process one by one, to report and to stop in between.
         size = 1 if sweep.plan.parallel == 1 else self._max_batch_size or max(len(jobs), 1)

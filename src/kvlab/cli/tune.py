@@ -45,13 +45,9 @@ class TuneSettings:
         if not self.optimize:
             raise ConfigError("optimize", None, "name a metric, such as optimize=throughput/output_tokens_per_s")
         if direction(self.optimize).more_is_better is None:
-            raise ConfigError(
-                "optimize",
-                self.optimize,
-                "no such metric, or neither more nor less of it is better; there are "
-                "throughput/output_tokens_per_s, latency/ttft_ms_p99, latency/e2el_ms_p50 "
-                "and others in docs/metrics.md",
-            )
+            examples = "throughput/output_tokens_per_s, latency/ttft_ms_p99, latency/e2el_ms_p50"
+            text = "no such metric, or neither more nor less of it is better; there are"
+            raise ConfigError("optimize", self.optimize, f"{text} {examples} and others in docs/metrics.md")
 
 
 def read_arguments(arguments: list[str]) -> tuple[TuneSettings, list[str]]:
@@ -77,7 +73,3 @@ def _answer(arguments: list[str]) -> int:
 def main() -> None:
     """Run the command line."""
     run_command(__doc__, TuneSettings, _answer)
-
-
-if __name__ == "__main__":
-    main()

@@ -7,8 +7,8 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import NoReturn
 
+from kvlab.cli.settings import fail
 from kvlab.config import TrackingConfig
 from kvlab.errors import KvlabError
 
@@ -30,9 +30,9 @@ def main() -> None:
         return
     try:
         if is_sqlite(uri) and not sqlite_path(uri).exists():
-            _fail(f"nothing is tracked in {sqlite_path(uri)} yet: start a run with kvlab run, then come again")
+            fail(f"nothing is tracked in {sqlite_path(uri)} yet: start a run with kvlab run, then come again")
     except (KvlabError, ValueError) as error:
-        _fail(f"{without_password(uri)}: {error}")
+        fail(f"{without_password(uri)}: {error}")
     # Not on the command line, where everybody on the machine could read a database's password.
     environment = os.environ | {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_DISABLE_TELEMETRY": "true"}
     command = [sys.executable, "-m", "mlflow", "ui", "--port", str(options.port)]
@@ -41,13 +41,4 @@ def main() -> None:
     try:
         os.execve(command[0], command, environment)
     except OSError as error:
-        _fail(f"{shlex.join(command)}: {error}")
-
-
-def _fail(message: str) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-if __name__ == "__main__":
-    main()
+        fail(f"{shlex.join(command)}: {error}")

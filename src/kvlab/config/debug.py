@@ -12,9 +12,8 @@ FAULTS = ("forward", "sampler", "sequence", "any")
 
 @dataclass
 class FaultsConfig:
-    """Faults injected into the executor. `forward` and `sampler` fail a pass with probability `rate`, before or
-    after its tokens are computed; `sequence` poisons that share of the requests: each fails every pass it is in
-    once it has produced some tokens. `any`: all three. The same seed gives the same faults.
+    """Faults injected into the executor. `sequence` poisons a share of the requests: each fails every pass
+    that it is in once it has produced some tokens. `any`: all three kinds.
     """
 
     kind: str = "any"  # what fails: forward (before a pass), sampler (behind it), sequence (poisoned requests), any
@@ -29,9 +28,7 @@ class FaultsConfig:
 
 @dataclass
 class DebugConfig:
-    """Checks that cost time, and faults: `audit` checks the pool's invariants after every step, `profile` measures
-    where a step's time goes, `faults` are injected to see how the engine handles them.
-    """
+    """Checks that cost time, and faults that show how the engine handles them."""
 
     audit: bool = False  # check every invariant of the pool after each step
     profile: bool = False  # time the parts of each step; a run takes longer

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvlab.config.values import at_least, one_of, registered
+from kvlab.config.values import at_least, one_of
+from kvlab.registry import registry
 
 DTYPES = ("float32", "bfloat16", "float16")
 WEIGHTS = ("auto", "int8")
@@ -20,9 +21,9 @@ class AttentionConfig:
 
     def __post_init__(self) -> None:
         if self.backend != "auto":
-            registered("attention.backend", self.backend)
+            registry("attention.backend").check(self.backend)
         for name in self.prefer:
-            registered("attention.backend", name, key="attention.prefer")
+            registry("attention.backend").check(name, key="attention.prefer")
 
 
 @dataclass
@@ -37,7 +38,7 @@ class ExecutorConfig:
     kernels: bool = True  # false: PyTorch computes everything, and attention.backend=auto takes no kernel
 
     def __post_init__(self) -> None:
-        registered("executor.kind", self.kind)
+        registry("executor.kind").check(self.kind)
         one_of("executor.device", self.device, DEVICES)
         one_of("executor.dtype", self.dtype, DTYPES)
         one_of("executor.weights", self.weights, WEIGHTS)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlab.config.values import at_least, one_of, parse_bytes, registered
+from kvlab.config.values import at_least, one_of, parse_bytes
 from kvlab.errors import ConfigError
+from kvlab.registry import registry
 
 KV_DTYPES = ("auto", "int8")
 
@@ -27,9 +28,9 @@ class KVConfig:
     eviction: str = "lru"  # which cached block is evicted first
 
     def __post_init__(self) -> None:
-        registered("kv.backend", self.backend)
+        registry("kv.backend").check(self.backend)
         one_of("kv.dtype", self.dtype, KV_DTYPES)
-        registered("kv.eviction", self.eviction)
+        registry("kv.eviction").check(self.eviction)
         at_least("kv.block_size", self.block_size, 1)
         at_least("kv.num_blocks", self.num_blocks, 1)
         if self.memory is not None and self.num_blocks is not None:

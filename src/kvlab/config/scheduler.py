@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvlab.config.values import at_least, one_of, registered
+from kvlab.config.values import at_least, one_of
 from kvlab.errors import ConfigError
+from kvlab.registry import registry
 
 EXHAUSTION = ("preempt", "fail")
 
@@ -18,7 +19,7 @@ class PreemptionConfig:
 
     def __post_init__(self) -> None:
         if self.victim is not None:
-            registered("scheduler.preemption.victim", self.victim)
+            registry("scheduler.preemption.victim").check(self.victim)
 
 
 @dataclass
@@ -46,18 +47,13 @@ class SchedulerConfig:
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)  # which sequence is preempted
 
     def __post_init__(self) -> None:
-        registered("scheduler.policy", self.policy)
-        registered("scheduler.order", self.order)
+        registry("scheduler.policy").check(self.policy)
+        registry("scheduler.order").check(self.order)
         if self.on_exhaustion is not None:
             one_of("scheduler.on_exhaustion", self.on_exhaustion, EXHAUSTION)
-        for name in (
-            "max_batch_size",
-            "max_batched_tokens",
-            "long_prefill_threshold",
-            "max_decode_seqs",
-            "max_waiting_requests",
-        ):
+        for name in ("max_batch_size", "max_batched_tokens", "long_prefill_threshold", "max_decode_seqs"):
             at_least(f"scheduler.{name}", getattr(self, name), 1)
+        at_least("scheduler.max_waiting_requests", self.max_waiting_requests, 1)
         at_least("scheduler.max_wait_ms", self.max_wait_ms, 0)
         at_least("scheduler.aging_s", self.aging_s, 0.001)
         at_least("scheduler.default_deadline_s", self.default_deadline_s, 0)
@@ -65,28 +61,18 @@ class SchedulerConfig:
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"scheduler.{name}", getattr(self, name), "must be in [0, 1)")
         if self.max_batched_tokens < self.max_batch_size:
-            raise ConfigError(
-                "scheduler.max_batched_tokens",
-                self.max_batched_tokens,
-                f"is less than scheduler.max_batch_size={self.max_batch_size}: a step could not decode "
-                "every running sequence",
-            )
+            text = f"is less than scheduler.max_batch_size={self.max_batch_size}: a step could not decode every"
+            raise ConfigError("scheduler.max_batched_tokens", self.max_batched_tokens, f"{text} running sequence")
         self._refuse_contradictions()
 
     def _refuse_contradictions(self) -> None:
         longest, victim = self.long_prefill_threshold, self.preemption.victim
         if longest is not None and longest > self.max_batched_tokens:
-            raise ConfigError(
-                "scheduler.long_prefill_threshold",
-                longest,
-                f"is more than scheduler.max_batched_tokens={self.max_batched_tokens}: it would limit nothing",
-            )
+            text = f"is more than scheduler.max_batched_tokens={self.max_batched_tokens}: it would limit nothing"
+            raise ConfigError("scheduler.long_prefill_threshold", longest, text)
         if self.on_exhaustion == "fail" and victim is not None:
-            raise ConfigError(
-                "scheduler.preemption.victim",
-                victim,
-                "scheduler.on_exhaustion=fail never preempts; leave it null, or set on_exhaustion=preempt",
-            )
+            text = "scheduler.on_exhaustion=fail never preempts; leave it null, or set on_exhaustion=preempt"
+            raise ConfigError("scheduler.preemption.victim", victim, text)
         if self.policy != "static":
             return
         whole = "each sequence of a static batch gets all its memory at once"

@@ -6,7 +6,6 @@ import math
 import re
 
 from kvlab.errors import ConfigError
-from kvlab.registry import registry
 
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)}
@@ -17,13 +16,6 @@ def one_of(key: str, value: str, known: tuple[str, ...]) -> None:
     """Raise ConfigError, with the known values, unless `value` is one of them."""
     if value not in known:
         raise ConfigError(key, value, f"unknown; known: {', '.join(known)}")
-
-
-def registered(axis: str, name: str, *, key: str | None = None) -> None:
-    """Raise ConfigError, with the known names, unless the registry of this axis knows the name. `key`: the setting
-    that holds the name, where it is not called as the axis is.
-    """
-    registry(axis).check(name, key=key)
 
 
 def at_least(key: str, value: float | None, least: float) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvlab.config.values import at_least, one_of, registered
+from kvlab.config.values import at_least, one_of
 from kvlab.errors import ConfigError
+from kvlab.registry import registry
 
 ARRIVALS = ("burst", "uniform", "poisson")
 DISTRIBUTIONS = ("uniform", "lognormal")
@@ -13,9 +14,7 @@ DISTRIBUTIONS = ("uniform", "lognormal")
 
 @dataclass
 class LengthConfig:
-    """A length in tokens between two bounds, both included: uniform, or log-normal with its `median` and the
-    `sigma` of its logarithm, cut off at the bounds.
-    """
+    """A length in tokens between two bounds, both included."""
 
     min: int = 1  # shortest, in tokens
     max: int = 1  # longest, in tokens
@@ -48,7 +47,7 @@ class WorkloadConfig:
     temperature: float = 0.0  # of sampling; 0: greedy
 
     def __post_init__(self) -> None:
-        registered("workload.source", self.source)
+        registry("workload.source").check(self.source)
         one_of("workload.arrival", self.arrival, ARRIVALS)
         at_least("workload.temperature", self.temperature, 0)
         if self.source == "jsonl":

@@ -1,8 +1,9 @@
-"""What a workload is, in a few figures: enough to tell two apart, and to make it again."""
+"""A workload in a few figures: enough to compare two, and to make the same requests again."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,6 @@ import numpy as np
 
 from kvlab.config import WorkloadConfig
 from kvlab.core import Request
-from kvlab.workloads.digest import workload_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +34,31 @@ def describe_workload(
 ) -> WorkloadFacts:
     """The facts of a configuration's requests, as `build_requests` made them."""
     settings = {key: value for key, value in dataclasses.asdict(config).items() if value is not None}
-    if config.path is not None:
-        kind, origin = "local", {"uri": str(Path(config.path).expanduser().absolute())}
-    else:
-        kind, origin = "synthetic", {}
+    origin = {} if config.path is None else {"uri": str(Path(config.path).expanduser().absolute())}
     return WorkloadFacts(
         name=config.name,
         digest=workload_digest(requests),
-        source_type=kind,
+        source_type="local" if origin else "synthetic",
         source=origin | settings | {"seed": seed, "vocab_size": vocab_size},
         profile=_profile(requests),
     )
+
+
+def workload_digest(requests: Sequence[Request]) -> str:
+    """16 hexadecimal digits over every request's arrival, prompt, output length, samples, priority, deadline and
+    what it follows.
+    """
+    digest = hashlib.sha256()
+    for request in requests:
+        sampling = request.sampling
+        head: tuple[object, ...] = request.arrival_s, sampling.max_tokens, sampling.n, request.salt, request.follows
+        if request.priority:  # so that workloads without keep their digests
+            head += (request.priority,)
+        if request.deadline_s is not None:
+            head += ("deadline", request.deadline_s)
+        digest.update(repr(head).encode())
+        digest.update(np.array(request.prompt_token_ids, dtype=np.int64).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _profile(requests: Sequence[Request]) -> dict[str, Any]:

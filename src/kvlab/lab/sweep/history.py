@@ -1,4 +1,4 @@
-"""What the tracking store knows of runs that were made before, and the parent run of a sweep or search."""
+"""Earlier runs in the tracking store, and the parent run of a sweep or search."""
 
 from __future__ import annotations
 
@@ -51,20 +51,15 @@ class History:
     def close_open_runs(self, parent: TrackedRun, *, exclusive: bool = True) -> int:
         """Mark as interrupted the children of a parent that a killed process left open; returns their number.
 
-        Raises ConfigError where the parent or a child is still being made by a living process, unless several
-        processes may work at it (not `exclusive`).
+        Raises ConfigError where the process of the parent or of a child is alive, unless several processes may work
+        at it (not `exclusive`).
         """
         running = self._children(parent, "RUNNING")
-        if exclusive:
-            for run in [parent, *running] if parent.state == "RUNNING" else running:
-                if is_alive(run.tags.get("kvlab.process")):
-                    host, pid, _ = run.tags["kvlab.process"].rsplit(":", 2)
-                    raise ConfigError(
-                        "resume",
-                        "true",
-                        f"{run.name!r} of this sweep is still running, as process {pid} on {host}; wait for it, or "
-                        "end it",
-                    )
+        for run in [parent, *running] if parent.state == "RUNNING" else running:
+            if exclusive and is_alive(run.tags.get("kvlab.process")):
+                host, pid, _ = run.tags["kvlab.process"].rsplit(":", 2)
+                text = f"of this sweep is still running, as process {pid} on {host}; wait for it, or end it"
+                raise ConfigError("resume", "true", f"{run.name!r} {text}")
         closed = 0
         for run in running:
             alive = is_alive(run.tags.get("kvlab.process"))
@@ -95,22 +90,16 @@ class History:
             known[digest] = runs[1:]
         return found
 
-    def seconds_per_job(self, configs: Iterable[RunConfig]) -> list[float | None]:
-        """How long each is likely to take: the median of the latest runs of that model on that workload."""
-        known: dict[tuple[str, str, int], float | None] = {}
-        estimates = []
-        for config in configs:
-            workload = config.workload
-            key = (config.model.name, workload.name, workload.num_requests)
-            if key not in known:
-                query = (
-                    f"params.`model.name` = '{key[0]}' and params.`workload.name` = '{key[1]}' and "
-                    f"params.`workload.num_requests` = '{key[2]}' and attributes.status = 'FINISHED'"
-                )
-                runs = self._find(query, limit=_RECENT)
-                known[key] = median(run.seconds or 0.0 for run in runs) if runs else None
-            estimates.append(known[key])
-        return estimates
+    def seconds_per_job(self, configs: Iterable[RunConfig | None]) -> list[float | None]:
+        """How long each is likely to take: the median of the latest runs of that model on that workload. None where
+        there is no such run; a configuration that contradicts itself takes no time.
+        """
+        known: dict[str, float | None] = {"": 0.0}
+        queries = ["" if config is None else _similar_runs(config) for config in configs]
+        for query in {*queries} - {*known}:
+            runs = self._find(query, limit=_RECENT)
+            known[query] = median(run.seconds or 0.0 for run in runs) if runs else None
+        return [known[query] for query in queries]
 
     def fetch(self, run: TrackedRun, directory: Path, name: str) -> None:
         """Put the results of a run into a directory: its files, or where the store has lost them its figures."""
@@ -135,11 +124,18 @@ def open_history(tracking: TrackingConfig, *, required: bool = False) -> History
     """
     if tracking.backend == "off":
         if required:
-            raise ConfigError(
-                "resume", "true", "with tracking=off nothing is known of earlier runs; track them, or leave it out"
-            )
+            text = "with tracking=off nothing is known of earlier runs; track them, or leave it out"
+            raise ConfigError("resume", "true", text)
         return None
     return History(open_store(tracking, Path(), create=True), tracking)
+
+
+def _similar_runs(config: RunConfig) -> str:
+    workload = config.workload
+    return (
+        f"params.`model.name` = '{config.model.name}' and params.`workload.name` = '{workload.name}' and "
+        f"params.`workload.num_requests` = '{workload.num_requests}' and attributes.status = 'FINISHED'"
+    )
 
 
 def finished_run(config: RunConfig) -> TrackedRun | None:

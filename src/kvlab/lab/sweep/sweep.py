@@ -185,10 +185,9 @@ def _assign_directories(directory: Path, points: Sequence[Point], done: Sequence
 
 def _estimates(history: History | None, configs: Sequence[RunConfig | None]) -> list[float | None]:
     """Seconds that each job is likely to take; None where unknown."""
-    if history is not None:
-        with suppress(TrackingError):
-            known = iter(history.seconds_per_job(config for config in configs if config))
-            return [next(known) if config else 0.0 for config in configs]
+    with suppress(TrackingError):
+        if history is not None:
+            return history.seconds_per_job(configs)
     return [None] * len(configs)
 
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -65,21 +65,18 @@ def _parse(row: Any, generator: np.random.Generator, vocab_size: int) -> tuple[t
         raise ValueError("not a JSON object")
     unknown = sorted(set(row) - set(FIELDS) - set(SAMPLING_FIELDS))
     if unknown:
-        known = ", ".join(FIELDS + SAMPLING_FIELDS)
-        raise ValueError(f"unknown field {unknown[0]!r}; known: {known}")
+        raise ValueError(f"unknown field {unknown[0]!r}; known: {', '.join(FIELDS + SAMPLING_FIELDS)}")
     if ("prompt_token_ids" in row) == ("prompt_tokens" in row):
         raise ValueError("needs either prompt_token_ids or prompt_tokens")
     max_tokens = _whole(row, "max_tokens")
     arrival_s = _seconds(row.get("arrival_s", 0.0))
-    priority = row.get("priority", 0)
-    if type(priority) is not int:
+    if type(priority := row.get("priority", 0)) is not int:
         raise ValueError(f"priority={priority!r}: must be a whole number; the lowest goes first")
     if "prompt_tokens" in row:
         count = _whole(row, "prompt_tokens")
         if count > _LONGEST_PROMPT:
             raise ValueError(f"prompt_tokens={count}: at most {_LONGEST_PROMPT}")
-        prompt = random_prompt(generator, count, vocab_size)
-        return prompt, max_tokens, arrival_s, priority
+        return random_prompt(generator, count, vocab_size), max_tokens, arrival_s, priority
     ids = row["prompt_token_ids"]
     if not isinstance(ids, list) or not ids or any(type(token) is not int for token in ids):
         raise ValueError("prompt_token_ids: must be a list of at least one token id")
@@ -99,12 +96,8 @@ def _with_sampling(request: Request, row: dict[str, Any], vocab_size: int) -> Re
 
 
 def _seconds(value: Any) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    try:
-        if number and math.isfinite(value) and value >= 0:
-            return float(value)
-    except OverflowError:  # an integer beyond any float
-        pass
+    if type(value) in (int, float) and 0 <= value <= sys.float_info.max:
+        return float(value)
     raise ValueError(f"arrival_s={repr(value)[:40]}: must be a number of seconds, at least 0")
 
 
