@@ -42,9 +42,8 @@ def find_run(name: str, root: Path = Path()) -> Path:
     for file in (file for folder in ("outputs", "multirun") for file in (root / folder).rglob("summary.json")):
         if json.loads(file.read_text()).get("run_id") == name:
             return file.parent
-    raise ConfigError(
-        "run", name, "is no output directory with a summary.json, nor the id of a run in outputs/ or multirun/"
-    )
+    text = "is no output directory with a summary.json, nor the id of a run in outputs/ or multirun/"
+    raise ConfigError("run", name, text)
 
 
 def read_run(directory: Path) -> tuple[dict[str, Any], RunConfig, list[StepRecord]]:

@@ -1,4 +1,4 @@
-"""An engine: model, memory, scheduler, attention and executor."""
+"""The settings of an engine: all that a run has but its workload and its records."""
 
 from __future__ import annotations
 
@@ -28,11 +28,8 @@ class EngineConfig:
         at_least("seed", self.seed, 0)
         tokens, size = self.scheduler.max_batched_tokens, self.kv.block_size
         if tokens < size and registry("kv.backend").get(self.kv.backend).is_paged():
-            raise ConfigError(
-                "scheduler.max_batched_tokens",
-                tokens,
-                f"is less than kv.block_size={size}: a step could not fill a block",
-            )
+            text = f"is less than kv.block_size={size}: a step could not fill a block"
+            raise ConfigError("scheduler.max_batched_tokens", tokens, text)
 
     @property
     def kv_dtype(self) -> str:

@@ -34,8 +34,7 @@ class KVConfig:
         at_least("kv.block_size", self.block_size, 1)
         at_least("kv.num_blocks", self.num_blocks, 1)
         if self.memory is not None and self.num_blocks is not None:
-            raise ConfigError(
-                "kv.memory", self.memory, f"kv.num_blocks={self.num_blocks} is given too; give one of them"
-            )
+            text = f"kv.num_blocks={self.num_blocks} is given too; give one of them"
+            raise ConfigError("kv.memory", self.memory, text)
         if self.memory is not None and parse_bytes(self.memory, key="kv.memory") == 0:
             raise ConfigError("kv.memory", self.memory, "must be more than 0 bytes")

@@ -83,10 +83,8 @@ class SchedulerConfig:
             ("preemption.victim", victim, None, f"{whole}, so that none is preempted"),
         ):
             if value not in (None, allowed):
-                instead = "null" if allowed is None else allowed
-                raise ConfigError(
-                    f"scheduler.{key}", value, f"{reason}; leave it {instead}, or take scheduler.policy=continuous"
-                )
+                text = f"leave it {'null' if allowed is None else allowed}, or take scheduler.policy=continuous"
+                raise ConfigError(f"scheduler.{key}", value, f"{reason}; {text}")
 
     @property
     def reserves_output(self) -> bool:

@@ -58,9 +58,8 @@ class WorkloadConfig:
         for name, length in (("prompt_len", self.prompt_len), ("output_len", self.output_len)):
             at_least(f"workload.{name}.min", length.min, 1)
             if length.max < length.min:
-                raise ConfigError(
-                    f"workload.{name}.max", length.max, f"is less than workload.{name}.min={length.min}"
-                )
+                text = f"is less than workload.{name}.min={length.min}"
+                raise ConfigError(f"workload.{name}.max", length.max, text)
             one_of(f"workload.{name}.distribution", length.distribution, DISTRIBUTIONS)
             at_least(f"workload.{name}.sigma", length.sigma, 0)
             if length.distribution == "lognormal" and not (length.median and length.median > 0):
@@ -70,6 +69,5 @@ class WorkloadConfig:
         for name in ("num_groups", "turns", "samples", "priorities"):
             at_least(f"workload.{name}", getattr(self, name), 1)
         if self.arrival != "burst" and not (self.rate and self.rate > 0):
-            raise ConfigError(
-                "workload.rate", self.rate, f"workload.arrival={self.arrival} needs requests per second"
-            )
+            text = f"workload.arrival={self.arrival} needs requests per second"
+            raise ConfigError("workload.rate", self.rate, text)

@@ -86,7 +86,6 @@ def memory_settings(
     config: EngineConfig, device: str, attention: str, *, native: bool, by_chance: bool = True
 ) -> EngineSettings:
     """What of a configuration decides the memory of an engine, on this device with this attention backend."""
-    max_seq_len = config.model.max_seq_len
     return EngineSettings(
         dtype=config.executor.dtype,
         device=device,
@@ -95,8 +94,8 @@ def memory_settings(
         int8_weights=config.executor.weights == "int8",
         max_batched_tokens=config.scheduler.max_batched_tokens,
         max_batch_size=config.scheduler.max_batch_size,
-        max_seq_len=max_seq_len,
-        block_size=POOLS.get(config.kv.backend).block_size_for(config.kv, max_seq_len),
+        max_seq_len=config.model.max_seq_len,
+        block_size=POOLS.get(config.kv.backend).block_size_for(config.kv, config.model.max_seq_len),
         by_chance=by_chance,
     )
 
@@ -135,12 +134,9 @@ def kv_spec(config: EngineConfig, model: DecoderConfig) -> KVSpec:
     """What the cache stores for a token. Raises ConfigError where int8 saves nothing."""
     spec, plain = model.kv_spec(config.kv_dtype), model.kv_spec(config.executor.dtype)
     if spec.is_scaled and spec.bytes_per_token >= plain.bytes_per_token:
-        raise ConfigError(
-            "kv.dtype",
-            config.kv_dtype,
-            f"with their scales, heads of {model.head_dim} numbers take {spec.bytes_per_token} bytes per token and "
-            f"in {plain.dtype} {plain.bytes_per_token}; use kv.dtype=auto",
-        )
+        text = f"with their scales, heads of {model.head_dim} numbers take {spec.bytes_per_token} bytes per token"
+        instead = f"in {plain.dtype} {plain.bytes_per_token}; use kv.dtype=auto"
+        raise ConfigError("kv.dtype", config.kv_dtype, f"{text} and {instead}")
     return spec
 
 

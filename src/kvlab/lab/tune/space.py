@@ -1,4 +1,4 @@
-"""What a search may try, and which of it fits: decided from a configuration, before anything runs."""
+"""The points that a search may try, and whether one fits: computed from a configuration, before anything runs."""
 
 from __future__ import annotations
 

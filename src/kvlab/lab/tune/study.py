@@ -19,7 +19,7 @@ _MAX_IDLE = 30  # suggestions in a row of which none is new and fits, before the
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What became of a trial: its value, or why it has none."""
+    """The result of a trial: its value, or why it has none."""
 
     value: float | None
     error: str | None = None
@@ -37,9 +37,8 @@ def open_study(storage: str, name: str, metric: str, trials: int) -> optuna.Stud
         study = optuna.create_study(storage=storage, study_name=name, direction=towards, load_if_exists=True)
     except Exception as error:  # SQLAlchemy's, a driver's, the operating system's
         reason = " ".join(str(error).split())[:300]
-        raise ConfigError(
-            "storage", storage, f"cannot be used: {reason}; write for example sqlite:///tune.db"
-        ) from error
+        text = f"cannot be used: {reason}; write for example sqlite:///tune.db"
+        raise ConfigError("storage", storage, text) from error
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         if not is_alive(trial.user_attrs.get("process")):
             study.tell(trial.number, state=TrialState.FAIL)
@@ -83,8 +82,7 @@ def search(
         earlier = next((t for t in counted(study) if t.params == trial.params), None)
         if earlier is not None:
             trial.set_user_attr("same_as", earlier.number)
-            state = None if earlier.value is not None else TrialState.FAIL
-            study.tell(trial, earlier.value, state=state)
+            study.tell(trial, earlier.value, state=TrialState.FAIL if earlier.value is None else None)
             continue
         try:
             check(values)
