@@ -61,7 +61,7 @@ def check(
     """
     values = other.values(condition.metric)
     if not values:
-        why = "its runs did not measure it" if other.members else f"none of its runs finished ({other.endings})"
+        why = "its runs did not measure it" if other.runs else f"none of its runs finished ({other.endings})"
         return Finding(True, f"{condition.text}: {other.name} has no {condition.metric}: {why}")
     value = median(values)
     sentence, decisive, doubt = f"{condition.metric} of {other.name} is {value:,.6g}", value, ""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kvlab.errors import ConfigError
@@ -21,35 +20,24 @@ class RunSet(NamedTuple):
     runs: tuple[RunRecord, ...]
 
 
-class Member(NamedTuple):
-    """A run of a group. Members of two groups with the same `partner` were made to be compared: they are the same
-    repeat of the same sweep, and alike in all that their groups do not say.
-    """
+class Group(NamedTuple):
+    """Runs that are repeats of each other. `runs` finished; `left_out` did not, and are compared in nothing.
 
-    run: RunRecord
-    partner: tuple[object, ...] | None  # None where the group has no order to pair by
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Runs that are repeats of each other. `members` finished; `left_out` did not, and are compared in nothing.
-    `mixed` are keys in which its own runs differ, which `by` left aside.
+    `turns` has the run of each turn of a sweep. Runs of two groups in the same turn were made to be compared: they
+    are the same repeat of the same sweep, and alike in all that their groups do not say. `mixed` are keys in which
+    its own runs differ, which `by` left aside.
     """
 
     name: str
-    members: tuple[Member, ...]
-    left_out: tuple[RunRecord, ...] = ()
-    mixed: tuple[str, ...] = ()
-
-    @property
-    def runs(self) -> list[RunRecord]:
-        """The runs that finished."""
-        return [member.run for member in self.members]
+    runs: list[RunRecord]
+    left_out: list[RunRecord]
+    turns: dict[tuple[object, ...], RunRecord]  # empty where the group has no order to pair by
+    mixed: list[str]
 
     @property
     def example(self) -> RunRecord:
         """A run that stands for the group: the first that finished, else the first."""
-        return (*self.runs, *self.left_out)[0]
+        return [*self.runs, *self.left_out][0]
 
     @property
     def endings(self) -> str:
@@ -63,9 +51,8 @@ class Group:
 
 def pairs_of(baseline: Group, other: Group) -> list[tuple[RunRecord, RunRecord]]:
     """Runs of both that were made in turn; none unless every run of the smaller group has its partner."""
-    partners = {member.partner: member.run for member in baseline.members if member.partner is not None}
-    found = [(partners[m.partner], m.run) for m in other.members if m.partner is not None and m.partner in partners]
-    return found if len(found) >= 2 and len(found) == min(len(baseline.members), len(other.members)) else []
+    found = [(baseline.turns[turn], run) for turn, run in other.turns.items() if turn in baseline.turns]
+    return found if len(found) >= 2 and len(found) == min(len(baseline.runs), len(other.runs)) else []
 
 
 def settings(run: RunRecord) -> dict[str, object]:
@@ -133,14 +120,13 @@ def _default_by(sets: Sequence[RunSet]) -> tuple[str, ...]:
 def _group(name: str, runs: Sequence[RunRecord], by: Sequence[str], varied: Sequence[str]) -> Group:
     finished = [run for run in runs if run.finished]
     rest = [key for key in varied if key not in by and key.split(".")[0] not in by] if by else []
-    partners = [_partner(run, rest, any_sweep=SET in by and bool(rest)) for run in finished]
-    distinct = len(set(partners)) == len(partners)  # two runs of a group cannot be the same repeat
-    members = tuple(Member(run, p if distinct else None) for run, p in zip(finished, partners, strict=True))
-    mixed = differing([settings(run) for run in runs])
-    return Group(name, members, tuple(run for run in runs if not run.finished), tuple(mixed))
+    turns = {_turn(run, rest, any_sweep=SET in by and bool(rest)): run for run in finished}
+    distinct = len(turns) == len(finished)  # two runs of a group cannot be the same repeat
+    left_out, mixed = [run for run in runs if not run.finished], differing([settings(run) for run in runs])
+    return Group(name, finished, left_out, turns if distinct else {}, mixed)
 
 
-def _partner(run: RunRecord, rest: Iterable[str], *, any_sweep: bool) -> tuple[object, ...]:
+def _turn(run: RunRecord, rest: Sequence[str], *, any_sweep: bool) -> tuple[object, ...]:
     """What a run has in common with those it was made in turn with."""
     sweep = run.tags.get("mlflow.parentRunId") or str(run.directory.resolve().parent)
     return ("" if any_sweep else sweep, run.config.get("repeat", 0), *(repr(run.config.get(key)) for key in rest))

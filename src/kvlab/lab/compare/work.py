@@ -22,7 +22,7 @@ def obstacle(baseline: Group, other: Group, by: Sequence[str] = ()) -> str | Non
     group of unlike runs is compared only pair by pair.
     """
     for group in (baseline, other):
-        if not group.members:
+        if not group.runs:
             return f"no run of {group.name} finished"
     pairs = pairs_of(baseline, other)
     for group in (baseline, other):

@@ -5,7 +5,7 @@ Both libraries are imported with this package, so import it late.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +28,16 @@ FOLDER, PAGE = "figures", "hover.html"
 
 def run_figures(record: RunRecord) -> dict[str, Figure]:
     """A run's figures by name: memory, pool_map, timeline, latency, without those that are `left_out`."""
-    steps, requests = record.steps(), record.requests()
+    steps, requests, missing = record.steps(), record.requests(), left_out(record)
     unit = unit_of(str(record.config.get("kv.backend")))
-    draw: dict[str, Callable[[], Figure]] = {
-        "memory": lambda: memory_figure(steps, unit=unit),
-        "pool_map": lambda: pool_map_figure(record.blocks(), steps, unit=unit),
-        "timeline": lambda: timeline_figure(requests),
-        "latency": lambda: latency_figure(requests),
-    }
-    missing = left_out(record)
-    return {name: figure() for name, figure in draw.items() if name not in missing}
+    figures = {}
+    if "memory" not in missing:
+        figures["memory"] = memory_figure(steps, unit=unit)
+    if "pool_map" not in missing:
+        figures["pool_map"] = pool_map_figure(record.blocks(), steps, unit=unit)
+    if requests:
+        figures |= {"timeline": timeline_figure(requests), "latency": latency_figure(requests)}
+    return figures
 
 
 def left_out(record: RunRecord) -> dict[str, str]:

@@ -24,7 +24,7 @@ AMOUNTS = "viridis"
 WIDTH, DPI = 8.4, 110  # inches and dots: 924 pixels, a README's width
 
 PHASES = {"queued": CACHED, "prefill": ORANGE, "decode": BLUE, "preempted": VERMILION}
-Grid = Literal["", "x", "y", "both"]  # the axes that have lines across the figure
+GridLines = Literal["", "x", "y", "both"]  # the axes that have lines across the figure
 
 
 def new_figure(height: float = 4.6, width: float = WIDTH) -> Figure:
@@ -34,7 +34,7 @@ def new_figure(height: float = 4.6, width: float = WIDTH) -> Figure:
     return figure
 
 
-def new_axes(height: float, x: str, y: str = "", *, grid: Grid = "both") -> tuple[Figure, Axes]:
+def new_axes(height: float, x: str, y: str = "", *, grid: GridLines = "both") -> tuple[Figure, Axes]:
     """A figure with one pair of axes and their labels."""
     figure = new_figure(height)
     axes = figure.add_subplot(xlabel=x, ylabel=y)
@@ -51,7 +51,7 @@ def title(axes: Axes, text: str, note: str = "") -> None:
         small.set_in_layout(False)  # or a long note would make the axes narrow
 
 
-def tidy(axes: Axes, *, grid: Grid = "y") -> None:
+def tidy(axes: Axes, *, grid: GridLines = "y") -> None:
     """A light frame, thousands with commas, a pale grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)

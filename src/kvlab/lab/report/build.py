@@ -106,7 +106,7 @@ class _Comparison:
         entry, name = entry_of(metric), self._baseline.name
         found = self.find(metric, group)
         if found is None:
-            why = f"no {metric}" if group.members else f"none of its runs finished ({group.endings})"
+            why = f"no {metric}" if group.runs else f"none of its runs finished ({group.endings})"
             return f"{group.name}: {why}."
         word = self.word(metric, group, found)
         before, after = (value_text(entry, median(g.values(metric))) for g in (self._baseline, group))
@@ -153,11 +153,11 @@ def _baseline_first(groups: list[Group], name: str | None) -> list[Group]:
 
 
 def _refuse_if_nothing_is_left(baseline: Group, others: Sequence[Group], refused: dict[str, str]) -> None:
-    if not baseline.members:
+    if not baseline.runs:
         run = baseline.example
         remedy = "; choose another with baseline=" if others else ""
         raise RecordError(f"{baseline.name}: none of its runs finished: {run.status}: {run.error or '-'}{remedy}")
-    alive = [group.name for group in others if group.members]
+    alive = [group.name for group in others if group.runs]
     if alive and all(name in refused for name in alive):
         raise RecordError(
             f"{alive[0]} and {baseline.name} cannot be compared: {refused[alive[0]]}. Where that is what you "

@@ -36,7 +36,7 @@ def add_figures(report: Report, wanted: Sequence[str] = ()) -> None:
         runs = [run for group in report.groups for run in (*group.runs, *group.left_out)]
         named = [row.metric for row in report.rows if row.metric in wanted][:_METRICS]
         add(None, figures.sweep_figures(runs, named), figures.interactive_sweep(runs))
-    for number, group in enumerate([group for group in report.groups if group.members][:_GROUPS]):
+    for number, group in enumerate([group for group in report.groups if group.runs][:_GROUPS]):
         run = group.example
         interactive = figures.interactive_run(run) if number < _INTERACTIVE_GROUPS else {}
         add(group.name, figures.run_figures(run), interactive)

@@ -14,7 +14,7 @@ def method_notes(groups: Sequence[Group], options: ReportOptions) -> list[str]:
     """How the figures were computed, in sentences."""
     if len(groups) == 1:
         return [f"Figures are medians of {_runs(len(groups[0].runs))}."]
-    baseline, others = groups[0], [group for group in groups[1:] if group.members]
+    baseline, others = groups[0], [group for group in groups[1:] if group.runs]
     paired = [group for group in others if pairs_of(baseline, group)]
     single = [group for group in others if group not in paired and min(len(group.runs), len(baseline.runs)) < 2]
     welch = [group for group in others if group not in paired and group not in single]
@@ -56,7 +56,7 @@ def warnings(groups: Sequence[Group], obstacles: Mapping[str, str], options: Rep
     for name, reason in obstacles.items():
         if options.force:
             found.append(f"{name}: compared because of force=true although {reason}.")
-        elif any(group.name == name and group.members for group in groups):
+        elif any(group.name == name and group.runs for group in groups):
             found.append(f"{name}: no verdict: {reason}. by= makes keys what is compared; force=true ignores this.")
     for fact in _MACHINE:
         values = {str(run.facts[fact]) for group in groups for run in group.runs if fact in run.facts}
