@@ -194,7 +194,7 @@ class TestWorkingMemory:
                 "model.max_seq_len=256",
                 *changed,
             ),
-            by_chance=temperature > 0,
+            random_sampling=temperature > 0,
         )
         taken, estimate = largest_step(plan, temperature), plan.working.peak - plan.working.small
         assert taken <= 1.05 * estimate <= 2 * taken

@@ -55,9 +55,9 @@ class EnginePlan:
         return self.weights.parameters
 
 
-def plan_engine(config: EngineConfig, *, by_chance: bool = True) -> EnginePlan:
-    """Check an engine's configuration, and compute what memory it needs. `by_chance`: whether any request samples
-    its tokens, which needs more working memory than greedy decoding.
+def plan_engine(config: EngineConfig, *, random_sampling: bool = True) -> EnginePlan:
+    """Check an engine's configuration, and compute what memory it needs. `random_sampling`: whether any request is
+    not greedy, which needs more working memory.
 
     Raises CapacityError, ConfigError, BackendError or DeviceError for what cannot work.
     """
@@ -77,13 +77,13 @@ def plan_engine(config: EngineConfig, *, by_chance: bool = True) -> EnginePlan:
     attention = registry.select(specs, backend)
     ops = select_ops(getattr(torch, config.executor.dtype), device, kernels=kernels, int8_weights=int8)
     native = isinstance(ops, CpuOps)
-    settings = memory_settings(config, device, attention.name, native=native, by_chance=by_chance)
+    settings = memory_settings(config, device, attention.name, native=native, random_sampling=random_sampling)
     weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
     return EnginePlan(config, device, model, weights, working, pool, attention, specs, ops, threads)
 
 
 def memory_settings(
-    config: EngineConfig, device: str, attention: str, *, native: bool, by_chance: bool = True
+    config: EngineConfig, device: str, attention: str, *, native: bool, random_sampling: bool = True
 ) -> EngineSettings:
     """What of a configuration decides the memory of an engine, on this device with this attention backend."""
     return EngineSettings(
@@ -96,7 +96,7 @@ def memory_settings(
         max_batch_size=config.scheduler.max_batch_size,
         max_seq_len=config.model.max_seq_len,
         block_size=POOLS.get(config.kv.backend).block_size_for(config.kv, config.model.max_seq_len),
-        by_chance=by_chance,
+        random_sampling=random_sampling,
     )
 
 

@@ -33,7 +33,7 @@ class EngineSettings:
     max_batch_size: int
     max_seq_len: int
     block_size: int  # of the pool
-    by_chance: bool = True  # whether tokens are sampled, rather than greedy
+    random_sampling: bool = True  # whether tokens are sampled, rather than greedy
 
     @property
     def element(self) -> int:
@@ -134,7 +134,7 @@ def working_memory(model: DecoderConfig, cache: KVSpec, settings: EngineSettings
     per_token = count.stream * model.hidden_size + max(count.wide * model.intermediate_size, heads)
     # Greedy decoding takes the largest of each row. Sampling copies the logits to float32, takes their softmax, and
     # sums that in float64; or, with top-k, sorts them.
-    per_logit = element + (7 * _FLOAT32 if settings.by_chance else 0)
+    per_logit = element + (7 * _FLOAT32 if settings.random_sampling else 0)
     if model.logit_soft_cap is not None:
         per_logit = max(per_logit, 3 * element)
     # The parts of a product are joined, then packed; an output layer of its own comes last.

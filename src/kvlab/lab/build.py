@@ -31,7 +31,7 @@ def plan_run(config: RunConfig) -> RunPlan:
     Raises a KvlabError for what cannot work: CapacityError for what does not fit in the pool or the machine,
     WorkloadError for a request that is too long, ConfigError, BackendError, DeviceError.
     """
-    plan = plan_engine(config, by_chance=may_sample(config.workload))
+    plan = plan_engine(config, random_sampling=may_sample(config.workload))
     requests = build_requests(config.workload, vocab_size=plan.model.vocab_size, seed=config.seed)
     check_longest_sequence(plan.pool, _check_lengths(requests, config))
     _check_memory(plan)

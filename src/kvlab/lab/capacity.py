@@ -124,7 +124,7 @@ def plan_capacity(
     config = replace(config, kv=replace(config.kv, backend=backend))
     native = config.executor.kernels and device == "cpu" and config.executor.dtype in ("float32", "bfloat16")
     sampled = may_sample(config.workload)
-    settings = memory_settings(config, device, _attention(config, device), native=native, by_chance=sampled)
+    settings = memory_settings(config, device, _attention(config, device), native=native, random_sampling=sampled)
     if settings.int8_weights and not (native and settings.is_packed):
         _refuse_int8(config, device)
     weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
