@@ -1,13 +1,14 @@
-"""The generated parts of docs/metrics.md: `python -m kvlab.lab.metrics_page docs/metrics.md` writes them."""
+"""Writes the generated parts of docs/metrics.md from the catalogue: python docs/_site/metrics.py."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from kvlab.lab.catalogue import SERIES, Metric, sections
+
+PAGE = Path(__file__).parents[1] / "metrics.md"
 
 
 def render(page: str) -> str:
@@ -34,5 +35,4 @@ def _row(name: str, entry: Metric) -> str:
 
 
 if __name__ == "__main__":
-    file = Path(sys.argv[1])
-    file.write_text(render(file.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
