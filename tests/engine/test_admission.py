@@ -1,4 +1,4 @@
-"""Who enters, when, and who does not."""
+"""Which sequences are admitted, and when."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tests.support.engines import drain, make_engine, request
 from tests.support.executors import RecordingExecutor
 from tests.support.model import expected_tokens
 from tests.support.pools import paged_pool, slotted_pool
-from tests.support.records import counted
 
 
 class TestFirstComeFirstServed:
@@ -23,15 +22,6 @@ class TestFirstComeFirstServed:
             engine.add_request(request(name, 6, 3))
         drain(engine)
         assert [list(step) for step in executor.steps] == [["d", "b"]] * 3 + [["c", "a"]] * 3
-
-    def test_the_head_of_the_line_is_never_overtaken(self) -> None:
-        """A small request behind one that does not fit waits, though it would fit itself."""
-        executor = RecordingExecutor()
-        engine = make_engine(executor=executor)
-        for each in (request("running", 60, 8), request("large", 60, 2), request("small", 4, 2)):
-            engine.add_request(each)
-        drain(engine)
-        assert executor.first_step_of("small") == executor.first_step_of("large") > 7
 
 
 class TestBatchLimit:
@@ -45,40 +35,9 @@ class TestBatchLimit:
         assert records[0].running == limit
         assert records[0].waiting == 10 - limit
 
-    def test_a_place_is_taken_in_the_step_after_it_was_left(self) -> None:
-        executor = RecordingExecutor()
-        engine = make_engine(executor=executor, max_batch_size=2)
-        for each in (request("short", 4, 2), request("long", 4, 9), request("next", 4, 1)):
-            engine.add_request(each)
-        drain(engine)
-        assert [list(step) for step in executor.steps[:3]] == [
-            ["short", "long"],
-            ["short", "long"],
-            ["long", "next"],
-        ]
-
 
 class TestMemoryBudget:
     """24 blocks of 4 tokens."""
-
-    @pytest.mark.parametrize(
-        ("reserve", "prompt_len", "entered"),
-        [
-            (0.2, 16, 4),  # 64 of 96 tokens; 80 would be more than 76.8
-            (0.2, 13, 4),  # a prompt counts in whole blocks
-            (0.2, 12, 6),  # 72
-            (0.0, 16, 6),  # 96
-            (0.5, 16, 3),  # 48
-        ],
-    )
-    def test_admission_leaves_the_reserve_alone(self, reserve: float, prompt_len: int, entered: int) -> None:
-        engine = make_engine(admission_reserve=reserve, max_batched_tokens=512)
-        for index in range(8):
-            engine.add_request(request(f"r{index}", prompt_len, 1))
-        record = engine.step()
-        assert record is not None
-        assert (record.running, record.waiting) == (entered, 8 - entered)
-        drain(engine)
 
     def test_the_reserve_is_a_share_of_what_is_free(self) -> None:
         engine = make_engine(max_batched_tokens=512)
@@ -116,17 +75,6 @@ class TestMemoryBudget:
         records = drain(engine)
         assert (records[0].running, records[0].waiting) == (3, 2)
 
-    def test_paged_runs_more_at_once_in_the_same_bytes(self) -> None:
-        pools = slotted_pool(1), paged_pool(24)
-        assert pools[0].stats().kv_bytes == pools[1].stats().kv_bytes
-        peaks = []
-        for pool in pools:
-            engine = make_engine(pool)
-            for index in range(6):
-                engine.add_request(request(f"r{index}", 6, 4))
-            peaks.append(max(record.running for record in drain(engine)))
-        assert peaks == [1, 6]
-
 
 class TestCandidates:
     """What a scheduler says, without the pool that has the last word."""
@@ -160,7 +108,7 @@ class TestCandidates:
 
 
 class TestTokenBudget:
-    def test_who_enters_takes_part_in_that_step(self) -> None:
+    def test_an_admitted_sequence_takes_part_in_that_step(self) -> None:
         """40 tokens a step: `a` and a part of `b` use them up, so `c` waits though there is memory."""
         executor = RecordingExecutor()
         engine = make_engine(executor=executor, max_batched_tokens=40)
@@ -171,7 +119,7 @@ class TestTokenBudget:
         drain(engine)
         assert [s.output_token_ids for s in sequences] == [expected_tokens(s.request) for s in sequences]
 
-    def test_with_none_left_nobody_enters(self) -> None:
+    def test_with_none_left_no_sequence_is_admitted(self) -> None:
         engine = make_engine(max_batched_tokens=8, max_batch_size=8)
         engine.add_request(request("a", 20, 2))
         waiting = engine.add_request(request("b", 4, 2))
@@ -183,8 +131,8 @@ class TestTokenBudget:
         drain(engine)
 
 
-def test_after_a_preemption_nobody_enters_in_that_step() -> None:
-    """Who entered would take what the running sequences have just given up."""
+def test_after_a_preemption_no_sequence_is_admitted_in_that_step() -> None:
+    """An admission would take the blocks that the running sequences have just given up."""
     engine = make_engine(admission_reserve=0)
     sequences = [engine.add_request(request(name, 20, 30)) for name in "abc"]
     small = engine.add_request(request("small", 1, 1))
@@ -202,33 +150,6 @@ def test_after_a_preemption_nobody_enters_in_that_step() -> None:
     assert small.output_token_ids == expected_tokens(small.request)
 
 
-class TestBlocksFreedInAStep:
-    def test_serve_an_admission_in_that_same_step(self) -> None:
-        executor = RecordingExecutor()
-        engine = make_engine(executor=executor)
-        for each in (request("first", 60, 3), request("second", 62, 2)):
-            engine.add_request(each)
-        records = drain(engine)
-        entered = executor.first_step_of("second")
-        assert entered == executor.first_step_of("first") + 3
-        assert counted(records[entered]).blocks_freed == 16
-        assert counted(records[entered]).blocks_allocated == 16
-        assert records[entered].prefill_tokens == 62
-
-    def test_of_an_aborted_sequence_too(self) -> None:
-        engine = make_engine()
-        engine.add_request(request("first", 60, 30))
-        engine.step()
-        second = engine.add_request(request("second", 60, 2))
-        engine.step()
-        assert second.status is SequenceStatus.WAITING
-        engine.abort("first")
-        record = engine.step()
-        assert record is not None
-        assert (record.running, counted(record).blocks_freed, record.prefill_tokens) == (1, 16, 60)
-        drain(engine)
-
-
 class Optimist(PagedKVCachePool):
     """Promises more than it has."""
 
@@ -239,7 +160,7 @@ class Optimist(PagedKVCachePool):
         return 10_000
 
 
-def test_the_pool_has_the_last_word_and_nobody_loses_the_place_in_the_queue() -> None:
+def test_a_sequence_that_the_pool_refuses_keeps_its_position_in_the_queue() -> None:
     pool = paged_pool()
     optimist = Optimist(24, 4, 96, pool.storage)
     executor = RecordingExecutor()
@@ -251,11 +172,3 @@ def test_the_pool_has_the_last_word_and_nobody_loses_the_place_in_the_queue() ->
     assert [executor.first_step_of(each.request_id) for each in asked] == [0, 0, 0, 3, 3, 3, 6]
     assert [sequence.output_token_ids for sequence in sequences] == [expected_tokens(each) for each in asked]
     assert [sequence.preemptions for sequence in sequences] == [0] * 7
-
-
-def test_three_times_the_capacity_submitted_at_once_all_completes() -> None:
-    engine = make_engine(max_batched_tokens=24)
-    asked = [request(f"r{index}", 5 + index % 7, 12) for index in range(18)]  # 18 to 24 tokens each
-    sequences = [engine.add_request(each) for each in asked]
-    drain(engine)
-    assert [sequence.output_token_ids for sequence in sequences] == [expected_tokens(each) for each in asked]

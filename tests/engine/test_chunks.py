@@ -18,22 +18,6 @@ def shares(executor: TableExecutor) -> list[list[int]]:
     return [[tokens for _, tokens in step] for step in executor.steps]
 
 
-def test_three_prompts_of_800_tokens() -> None:
-    """As vLLM's test of concurrent partial requests has it."""
-    executor = TableExecutor()
-    engine = table_engine(
-        table_pool(400, 16, max_seq_len=1024),
-        executor,
-        max_batched_tokens=1024,
-        long_prefill_threshold=400,
-        admission_reserve=0.0,
-    )
-    sequences = [engine.add_request(asked(number, 800, 3)) for number in range(3)]
-    drain(engine)
-    assert shares(executor)[:3] == [[400, 400, 224], [400, 400, 224], [1, 1, 352]]
-    assert [s.output_token_ids for s in sequences] == [undisturbed(s.request) for s in sequences]
-
-
 @pytest.mark.parametrize("threshold", [None, 1, 5, 16, 64])
 @pytest.mark.parametrize("budget", [8, 9, 23, 64, 512])
 @pytest.mark.parametrize("mixed", [True, False])
@@ -65,13 +49,3 @@ def test_a_long_prompt_leaves_tokens_to_those_behind_it() -> None:
         engine.add_request(request)
     drain(engine)
     assert executor.steps[0] == [("r0", 16), ("r1", 8)]
-
-
-def test_decode_goes_before_prefill() -> None:
-    executor = TableExecutor()
-    engine = table_engine(table_pool(60), executor, max_batched_tokens=8)
-    engine.add_request(asked(0, 4, 9))
-    engine.step()
-    engine.add_request(asked(1, 30, 1))
-    drain(engine)
-    assert executor.steps[1:5] == [[("r0", 1), ("r1", 7)]] * 4

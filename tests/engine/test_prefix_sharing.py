@@ -82,18 +82,6 @@ def test_a_salt_keeps_equal_prompts_apart() -> None:
     assert again.cached_tokens == 19
 
 
-def test_a_preempted_sequence_finds_its_own_blocks_and_that_is_no_hit() -> None:
-    """Nobody else takes the memory while it is away, so what it recomputes is its last block."""
-    engine = make_engine(sharing_pool(), admission_reserve=0)
-    sequences = [engine.add_request(request(name, 20, 30)) for name in "abc"]
-    records = drain(engine)
-    assert sum(s.preemptions for s in sequences)
-    assert sum(counted(record).hit_tokens for record in records) == 0
-    assert sum(counted(record).recompute_hit_tokens for record in records) > 0
-    assert sum(counted(record).prompt_tokens for record in records) == 60
-    assert [s.output_token_ids for s in sequences] == [expected_tokens(s.request) for s in sequences]
-
-
 def test_random_prompts_are_no_hits_whatever_is_preempted() -> None:
     engine = make_engine(sharing_pool(), admission_reserve=0, max_batched_tokens=16)
     asked = [request(f"r{index}", 9 + index, 25) for index in range(8)]

@@ -5,29 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvlab.engine.clock import LogicalClock
-from tests.support.engines import drain, make_engine, request
-from tests.support.executors import RecordingExecutor
-from tests.support.model import expected_tokens
-
-
-def test_nobody_enters_until_the_batch_is_done() -> None:
-    executor = RecordingExecutor()
-    engine = make_engine(executor=executor, policy="static", max_batch_size=2, max_wait_ms=0)
-    asked = [request(*shape) for shape in (("a", 4, 2), ("b", 4, 7), ("c", 4, 1), ("d", 4, 3))]
-    sequences = [engine.add_request(each) for each in asked]
-    drain(engine)
-    assert [list(step) for step in executor.steps] == [["a", "b"]] * 2 + [["b"]] * 5 + [["c", "d"]] + [["d"]] * 2
-    assert [sequence.output_token_ids for sequence in sequences] == [expected_tokens(each) for each in asked]
-
-
-def test_one_that_arrives_meanwhile_waits_too() -> None:
-    executor = RecordingExecutor()
-    engine = make_engine(executor=executor, policy="static", max_batch_size=4, max_wait_ms=0)
-    engine.add_request(request("a", 4, 5))
-    engine.step()
-    engine.add_request(request("late", 4, 1))
-    drain(engine)
-    assert executor.first_step_of("late") == 5
+from tests.support.engines import make_engine, request
 
 
 class TestWait:

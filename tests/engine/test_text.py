@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvlab.core import FinishReason, Request, SamplingParams, StepOutput
 from kvlab.engine.text import TextStream
-from tests.support.engines import Stream, drain, make_engine, request, run
+from tests.support.engines import Stream, drain, make_engine, request
 from tests.support.model import expected_tokens
 
 PIECES = ("a", "b", "ab", "ba", "aab", "c", "", "abc")
@@ -132,16 +132,6 @@ class TestThroughTheEngine:
     def asked(self, **sampling: Any) -> Request:
         return request("a", 21, 9, **sampling)
 
-    def test_a_stop_string_ends_a_request_and_its_tokens_stay(self) -> None:
-        tokens = expected_tokens(self.ASKED)
-        engine, stream = make_engine(detokenize=letters), Stream()
-        sequence = engine.add_request(self.asked(stop=(letters(tokens[3:5]),)), stream)
-        drain(engine)
-        assert sequence.output_token_ids == stream.tokens == tokens[:5]
-        assert sequence.text == "".join(output.text for output in stream.outputs) == letters(tokens[:3])
-        assert sequence.finish_reason is FinishReason.STOP
-        assert sequence.finished_s is not None
-
     def test_the_last_text_comes_with_the_end(self) -> None:
         tokens = expected_tokens(self.ASKED)
         engine, stream = make_engine(detokenize=letters), Stream()
@@ -149,14 +139,6 @@ class TestThroughTheEngine:
         drain(engine)
         assert [len(output.text) for output in stream.outputs[-2:]] == [0, 2]
         assert stream.ends == [FinishReason.LENGTH]
-
-    def test_the_text_of_a_stop_token_is_not_told(self) -> None:
-        tokens = expected_tokens(self.ASKED)
-        first = tokens.index(tokens[4])
-        engine = make_engine(detokenize=letters)
-        (sequence,) = run(engine, self.asked(stop_token_ids=(tokens[4],)))
-        assert sequence.text == letters(tokens[:first])
-        assert sequence.output_token_ids == tokens[: first + 1]
 
     def test_what_was_held_back_is_told_on_abort(self) -> None:
         tokens = expected_tokens(self.ASKED)

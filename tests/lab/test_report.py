@@ -60,13 +60,6 @@ def test_a_sweep_with_repeats_gets_verdicts(sweep):
     assert report.warnings == []
 
 
-def test_single_runs_get_deltas_and_no_verdict(make):
-    report = make({"rate": 100}, {"rate": 90, "kv__backend": "contiguous"})
-    cell = next(line for line in report.rows if line.metric == THROUGHPUT).cells[1]
-    assert (cell.delta, cell.interval, cell.word) == ("\u221210.0 %", "", "")
-    assert "no interval and no verdict" in report.headlines[0]
-
-
 def test_sets_that_ran_one_after_the_other_are_warned_of(tmp_path):
     runs = [record_run(tmp_path / str(n), 100 + n, facts={"started": float(n)}) for n in range(6)]
     report = build_report([RunSet("old", tuple(runs[:3])), RunSet("new", tuple(runs[3:]))], ReportOptions())

@@ -215,18 +215,6 @@ def test_optimize_that_no_run_has_lists_what_there_is(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (
-            ["-m", "sweep=policies,preemption"],
-            "sweep=policies: is a sweep (over workload and scheduler) inside a sweep",
-        ),
-        (
-            ["-m", "experiment=contiguous_vs_paged,null"],
-            "experiment=contiguous_vs_paged: is a sweep (over kv) inside",
-        ),
-        (
-            ["-m", "resume=true", "tracking=off", "kv.num_blocks=8,9"],
-            "resume=true: with tracking=off nothing is known",
-        ),
         (["-m", "repeats=1,2"], "repeats=1,2: is one for a whole sweep"),
         (["repeats=2", "repeat=1"], "repeat=1: repeats=2 counts them itself"),
         (["repeats=0"], "repeats=0: must be a number, at least 1"),
