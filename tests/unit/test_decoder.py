@@ -88,7 +88,7 @@ def test_each_layer_asks_for_its_own_attention() -> None:
 @pytest.mark.parametrize("cap", [None, 0.01])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("make_ops", [TorchOps, native_ops])
-def test_the_likeliest_tokens_without_the_other_logits(
+def test_the_top1_tokens_without_the_other_logits(
     make_ops: Callable[[], Ops], dtype: str, cap: float | None
 ) -> None:
     """A cap that low makes the logits of many tokens equal: the first of them is the most likely one."""
@@ -96,9 +96,9 @@ def test_the_likeliest_tokens_without_the_other_logits(
     decoder = dummy_decoder("qwen3_tiny", dtype, ops, cap)
     ids, rows = torch.arange(20), torch.tensor([0, 7, 19])
     logits = decoder.forward(ids, view_of(decoder, 20, dtype), rows)
-    values, places = decoder.forward_top1(ids, view_of(decoder, 20, dtype), rows)
+    values, indices = decoder.forward_top1(ids, view_of(decoder, 20, dtype), rows)
     expected = ops.topk(logits)
     assert torch.equal(values, expected.values)
-    assert torch.equal(places, expected.indices)
+    assert torch.equal(indices, expected.indices)
     none = decoder.forward_top1(ids, view_of(decoder, 20, dtype), rows[:0])
     assert none.values.shape == none.indices.shape == (0, 1)

@@ -8,7 +8,7 @@ import pytest
 
 from kvlab.errors import BlockError
 from kvlab.kv.allocator import BlockAllocator
-from tests.support.pools import paged, sharing, store
+from tests.support.pools import sharing, store
 
 
 class TestOwners:
@@ -97,19 +97,6 @@ class TestForceFree:
 
 
 class TestReclaimLeakedBlocks:
-    def test_frees_what_no_live_table_names_and_nothing_else(self) -> None:
-        pool = paged()
-        slot = pool.allocate_slot(8)
-        store(pool, [slot], [7])
-        pool.allocator.allocate(2, "a crashed worker")
-        pool.allocator.allocate(1)
-        pool.allocator.share(pool.tables.blocks(slot)[:1], "a crashed worker")
-        assert {finding.rule for finding in pool.audit()} == {"leaked"}
-        assert pool.reclaim_leaked_blocks() == 3
-        assert pool.audit() == []
-        assert (pool.stats().blocks_in_use, pool.stats().tokens_stored, pool.get_seq_len(slot)) == (2, 7, 7)
-        assert pool.reclaim_leaked_blocks() == 0
-
     def test_of_a_slot_that_was_lost(self) -> None:
         """Its table is gone, its references are not."""
         pool = sharing()

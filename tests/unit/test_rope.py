@@ -44,15 +44,6 @@ def test_position_0_is_left_as_it_is() -> None:
     assert torch.equal(rotate(x, *rotary.angles(torch.zeros(2, dtype=torch.int64))), x)
 
 
-def test_each_token_has_the_angles_of_its_own_position() -> None:
-    rotary = RotaryEmbedding(RopeConfig(10_000.0), 16, 100, torch.float32)
-    positions = torch.tensor([7, 0, 99, 7, 31])
-    x = torch.randn(5, 2, 16)
-    together = rotate(x, *rotary.angles(positions))
-    alone = [rotate(x[i : i + 1], *rotary.angles(positions[i : i + 1])) for i in range(5)]
-    assert torch.equal(together, torch.cat(alone))
-
-
 @given(shift=st.integers(0, 200))
 def test_products_depend_on_the_distance_alone(shift: int) -> None:
     rotary = RotaryEmbedding(RopeConfig(10_000.0), 64, 300, torch.float32)

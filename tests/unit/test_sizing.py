@@ -9,15 +9,12 @@ from hypothesis import strategies as st
 from kvlab.config import KVConfig
 from kvlab.errors import CapacityError, ConfigError, KvlabError
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
-from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.sizing import PoolSize, check_longest_sequence, size_pool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 
 SPEC = KVSpec(num_layers=28, num_kv_heads=8, head_dim=128, dtype="bfloat16")  # Qwen3-0.6B: 112 KiB per token
 TINY = KVSpec(num_layers=2, num_kv_heads=2, head_dim=4, dtype="float32")  # 128 bytes per token
-
-backends = pytest.mark.parametrize("backend", ["paged", "contiguous"])
 
 
 def test_bytes_per_token_count_k_and_v_of_kv_heads_on_every_layer() -> None:
@@ -31,34 +28,6 @@ def test_pool_size_is_what_the_tensors_take() -> None:
     storage = KVStorage(TINY, 5, 4)
     assert size.token_slots == 20
     assert size.num_bytes == storage.num_bytes == storage.keys.nbytes + storage.values.nbytes
-
-
-def test_num_blocks_of_pages_are_taken_as_they_are() -> None:
-    kv = KVConfig(backend="paged", block_size=16, num_blocks=100)
-    assert size_pool(kv, SPEC, max_batch_size=8, max_seq_len=1024) == PoolSize(100, 16, SPEC.bytes_per_token)
-
-
-def test_num_blocks_of_contiguous_slots_are_as_many_as_the_tokens_of_those_pages_hold() -> None:
-    kv = KVConfig(backend="contiguous", block_size=16, num_blocks=200)
-    assert size_pool(kv, SPEC, max_batch_size=8, max_seq_len=1024) == PoolSize(3, 1024, SPEC.bytes_per_token)
-
-
-@pytest.mark.parametrize(
-    ("backend", "memory", "blocks"),
-    [("paged", "1GiB", 585), ("contiguous", "1GiB", 9), ("paged", "1792KiB", 1), ("contiguous", "112MiB", 1)],
-)
-def test_memory_is_rounded_down_to_whole_blocks(backend: str, memory: str, blocks: int) -> None:
-    kv = KVConfig(backend=backend, memory=memory)
-    size = size_pool(kv, SPEC, max_batch_size=8, max_seq_len=1024)
-    assert size.num_blocks == blocks
-    assert size.block_size == (16 if backend == "paged" else 1024)
-
-
-@backends
-def test_with_neither_the_pool_has_the_bytes_of_contiguous_slots(backend: str) -> None:
-    size = size_pool(KVConfig(backend=backend), SPEC, max_batch_size=8, max_seq_len=1024)
-    assert size.num_bytes == 8 * 1024 * SPEC.bytes_per_token
-    assert size.num_blocks == (8 * 64 if backend == "paged" else 8)
 
 
 def test_giving_both_is_refused() -> None:
@@ -135,9 +104,6 @@ class TestTooSmall:
 
 
 class TestLongestSequence:
-    def test_one_that_fits_exactly_is_fine(self) -> None:
-        check_longest_sequence(PoolSize(4, 16, 128), 64)
-
     def test_one_token_more_is_refused_with_what_would_fit(self) -> None:
         with pytest.raises(CapacityError) as caught:
             check_longest_sequence(PoolSize(4, 16, 128), 65)
@@ -161,14 +127,10 @@ class TestLongestSequence:
 
 
 class TestPoolsOfNoBlock:
-    def test_paged_says_what_one_sequence_needs(self) -> None:
+    def test_contiguous_says_what_one_sequence_needs(self) -> None:
         with pytest.raises(
-            CapacityError, match=r"0 blocks holds no sequence; one of 100 tokens needs 7 blocks of 16"
+            CapacityError, match=r"0 blocks holds no sequence; one of 100 tokens needs 1 blocks of 100 tokens"
         ):
-            PagedKVCachePool(0, 16, 100)
-
-    def test_contiguous_too(self) -> None:
-        with pytest.raises(CapacityError, match=r"one of 100 tokens needs 1 blocks of 100 tokens"):
             ContiguousKVCachePool(0, 100)
 
 

@@ -7,11 +7,6 @@ from tests.support.pools import SPEC
 
 
 class TestStorage:
-    def test_blocks_are_shaped_by_heads_size_and_head_dim(self) -> None:
-        storage = KVStorage(SPEC, 5, 16)
-        assert storage.keys.shape == storage.values.shape == (2, 5, 2, 16, 4)
-        assert storage.keys.dtype == torch.float32
-
     def test_contiguous_and_paged_of_the_same_tokens_take_the_same_bytes(self) -> None:
         assert KVStorage(SPEC, 40, 16).num_bytes == KVStorage(SPEC, 10, 64).num_bytes
 

@@ -16,12 +16,6 @@ from tests.support.pools import SPEC, paged, store
 
 
 class TestBlockTables:
-    def test_a_position_is_in_the_block_and_at_the_offset_that_the_table_names(self) -> None:
-        tables = BlockTables(width=3, block_size=4)
-        slot = tables.add([7, 2, 5])
-        found = [tables.locate(slot, position) for position in (0, 3, 4, 7, 8, 11)]
-        assert found == [(7, 0), (7, 3), (2, 0), (2, 3), (5, 0), (5, 3)]
-
     @pytest.mark.parametrize("position", [-1, 8, 100])
     def test_a_position_outside_the_blocks_is_refused(self, position: int) -> None:
         tables = BlockTables(width=3, block_size=4)
