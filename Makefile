@@ -24,8 +24,8 @@ run: $(READY) ## Compare contiguous slots, pages and shared pages on a real mode
 test: $(READY) ## Run every requirement and every test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25
 
-test-fast: $(READY) ## Run the tests that are not marked slow, in 90 s on two cores
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 -m "not slow"
+test-fast: $(READY) ## Run the tests of memory, engine and models that are not slow: a minute on two cores
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 -m "not slow" tests/unit tests/engine tests/property
 
 wheel: $(READY) ## Build the wheel and try it in an empty environment and folder
 	.ci/wheel
