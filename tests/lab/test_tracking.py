@@ -1,57 +1,38 @@
-import contextlib
+"""What a run leaves in a store, and which store that is."""
+
 import itertools
-import json
 import math
 import os
-import re
-import socket
-import sqlite3
 import subprocess
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from kvlab.config import TrackingConfig
 from kvlab.errors import TrackingError
 from kvlab.lab.provenance import provenance
-from kvlab.lab.tracking import SERIES_POINTS, MlflowTracker, NullTracker, RunStatus, access, resolve_uri, start_run
-
-SLACK_S = 6.0  # a busy machine's share of a deadline
+from kvlab.lab.tracking import SERIES_POINTS, NullTracker, RunStatus, resolve_uri, start_run
+from tests.support.tracking import empty_store, start
 
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_TRUNCATE_LONG_VALUES", "false")  # what is cut, the tracker cuts
-    monkeypatch.setenv("NO_PROXY", "*")
-    monkeypatch.setenv("no_proxy", "*")
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """The one directory whose store most tests share: making a store takes seconds."""
-    return tmp_path_factory.mktemp("root with space")
+    folder = tmp_path_factory.mktemp("root with space")
+    (folder / "mlflow.db").write_bytes(empty_store())
+    return folder
 
 
 @pytest.fixture(scope="module")
 def client(root):
     from mlflow.tracking import MlflowClient
 
-    start(root).finish(RunStatus.FINISHED)  # the tracker makes the store, as in life
     return MlflowClient(tracking_uri=f"sqlite:///{root / 'mlflow.db'}")
-
-
-def start(root, *, uri=None, experiment="kvlab", timeout_s=10.0, params=None, tags=None, parent=None):
-    config = TrackingConfig(uri=uri, experiment=experiment, timeout_s=timeout_s)
-    return start_run(
-        config, root=root, run_name="a run", params=params or {}, tags=tags or {}, parent_run_id=parent
-    )
 
 
 # What is recorded
@@ -68,7 +49,7 @@ def test_params_are_written_as_text_and_cut(root, client):
     assert logged["long"] == "x" * 6000
 
 
-def test_tags_say_who_what_and_where(root, client):
+def test_tags_name_the_user_the_versions_and_the_machine(root, client):
     tracker = start(root, tags={"sweep": "block size", "long": "x" * 9000})
     run = client.get_run(tracker.run_id)
     assert run.info.run_name == "a run"
@@ -76,7 +57,7 @@ def test_tags_say_who_what_and_where(root, client):
     assert run.data.tags["long"] == "x" * 8000
     assert run.data.tags["host.cpus"] == str(os.cpu_count())
     assert {"host.name", "version.python", "version.torch", "mlflow.source.name"} <= run.data.tags.keys()
-    assert "git.commit" not in run.data.tags  # the store's root is in no repository
+    assert run.data.tags.get("mlflow.source.git.commit") == provenance().get("git.commit")
 
 
 def test_final_figures_have_no_steps_and_are_finite(root, client):
@@ -117,6 +98,8 @@ def test_series_are_sampled_with_their_ends_and_their_times(root, client):
 
 
 def test_artifacts_keep_their_folders_and_lie_beside_the_store(root, client, tmp_path):
+    (tmp_path / ".hydra").mkdir()  # hidden: not stored
+    (tmp_path / ".hydra" / "config.yaml").touch()
     (tmp_path / "figures").mkdir()
     (tmp_path / "summary.json").write_text("{}")
     (tmp_path / "figures" / "kv.png").write_bytes(b"png")
@@ -137,7 +120,7 @@ def test_artifacts_keep_their_folders_and_lie_beside_the_store(root, client, tmp
         (RunStatus.OUT_OF_MEMORY, "FAILED"),
     ],
 )
-def test_how_a_run_ended(root, client, status, theirs):
+def test_the_ending_of_a_run_is_recorded(root, client, status, theirs):
     tracker = start(root)
     assert client.get_run(tracker.run_id).info.status == "RUNNING"
     error = None if status is RunStatus.FINISHED else "E" * 9000
@@ -247,9 +230,6 @@ print(tracker.run_id)
     assert [err for _, err in said] == ["", ""]  # MLflow announces each step of making a store
 
 
-# What can go wrong
-
-
 def test_names_that_mlflow_refuses(root, client):
     tracker = start(root)
     with pytest.raises(TrackingError, match="kv/50%"):
@@ -259,252 +239,3 @@ def test_names_that_mlflow_refuses(root, client):
     experiment = client.get_experiment_by_name("kvlab").experiment_id
     (run,) = client.search_runs([experiment], "tags.marker = 'bad params'")
     assert run.info.status == "FAILED"  # not left running for ever
-
-
-def test_a_deleted_experiment_is_named(root, client):
-    start(root, experiment="gone")
-    client.delete_experiment(client.get_experiment_by_name("gone").experiment_id)
-    with pytest.raises(TrackingError, match=r"tracking\.experiment=gone: was deleted .* restore -x \d"):
-        start(root, experiment="gone")
-
-
-@pytest.mark.parametrize(
-    ("uri", "reason"),
-    [
-        ("sqlite:///{tmp}/missing/mlflow.db", "there is no directory {tmp}/missing"),
-        ("sqlite:///{tmp}", "unable to open database file"),
-        ("sqlite:///{tmp}/notes.txt", "file is not a database"),
-        ("sqlite://", "in memory"),
-        ("sqlite:///:memory:", "in memory"),
-        ("sqlite:nonsense", "parse"),
-        ("{tmp}/mlruns", "filesystem tracking backend"),
-        ("ftp://host", "unsupported URI"),
-        ("http://", "no host"),
-    ],
-)
-def test_stores_that_cannot_be_opened(tmp_path, uri, reason):
-    (tmp_path / "notes.txt").write_text("not a database " * 100)
-    uri, reason = uri.format(tmp=tmp_path), reason.format(tmp=tmp_path)
-    began = time.monotonic()
-    with pytest.raises(TrackingError) as raised:
-        start(tmp_path, uri=uri)
-    assert f"tracking.uri={uri}: " in str(raised.value)
-    assert reason in str(raised.value)
-    assert "tracking=off" in str(raised.value)
-    assert time.monotonic() - began < 15  # MLflow by itself tries for a minute and a half
-    assert not (tmp_path / "missing").exists()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_store_without_permission(tmp_path):
-    database = tmp_path / "mlflow.db"
-    database.touch(mode=0o400)
-    with pytest.raises(TrackingError, match="readonly database"):
-        start(tmp_path)
-    database.unlink()
-    (tmp_path / "mlflow.db.lock").unlink()
-    tmp_path.chmod(0o500)
-    with pytest.raises(TrackingError, match="Permission denied"):
-        start(tmp_path)
-
-
-def test_a_lock_that_is_never_released(root, client, monkeypatch):
-    monkeypatch.setattr(access, "LOCK_S", 0.1)
-    with FileLock(root / "mlflow.db.lock"), pytest.raises(TrackingError, match=r"has held .*mlflow\.db\.lock"):
-        start(root)
-
-
-def test_a_store_that_another_program_has_locked(root, client, monkeypatch):
-    monkeypatch.setattr(access, "SQLITE_BUSY_S", 0.1)
-    began = time.monotonic()
-    with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as other:
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(TrackingError, match="database is locked"):
-            start(root)
-    assert time.monotonic() - began < 15  # MLflow by itself waits for 20 s
-
-
-@contextlib.contextmanager
-def listening(*, backlog):
-    """A port that takes connections and never answers; without `backlog`, one that refuses them."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        if backlog:
-            taken.listen(backlog)
-        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
-
-
-def fails_in_time(tmp_path, uri, match):
-    began = time.monotonic()
-    with pytest.raises(TrackingError, match=match) as raised:
-        start(tmp_path, uri=uri, timeout_s=1.0)
-    assert time.monotonic() - began < 1.0 + SLACK_S
-    return str(raised.value)
-
-
-def test_a_server_that_refuses(tmp_path):
-    with listening(backlog=0) as uri:
-        assert f"tracking.uri={uri}: " in fails_in_time(tmp_path, uri, "Connection refused")
-
-
-def test_a_server_that_never_answers(tmp_path):
-    with listening(backlog=5) as uri:
-        fails_in_time(tmp_path, uri, r"no answer within 1 s \(tracking\.timeout_s\)")
-
-
-def test_a_host_that_cannot_be_found(tmp_path, monkeypatch):
-    def unknown(*args, **kwargs):
-        raise socket.gaierror(-2, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    message = fails_in_time(tmp_path, "http://user:secret@tracking.invalid", "Name or service not known")
-    assert "secret" not in message
-    assert "tracking.uri=http://tracking.invalid: " in message
-
-
-def test_a_name_server_that_never_answers(tmp_path, monkeypatch):
-    over = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: over.wait(30))
-    try:
-        fails_in_time(tmp_path, "http://tracking.invalid", "no answer within 1 s")
-    finally:
-        over.set()
-
-
-class StandIn(ThreadingHTTPServer):
-    """As much of a tracking server as a run needs. `faults` make it misbehave."""
-
-    daemon_threads = True
-
-    def __init__(self, *faults):
-        super().__init__(("127.0.0.1", 0), StandInHandler)
-        self.faults = set(faults)
-        self.over = threading.Event()
-        self.batches = []
-        self.uri = f"http://127.0.0.1:{self.server_address[1]}"
-
-    def __enter__(self):
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.stop()
-
-    def stop(self):
-        self.over.set()
-        self.shutdown()
-        self.server_close()
-
-
-class StandInHandler(BaseHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-    def do_GET(self):
-        self.answer()
-
-    def do_POST(self):
-        self.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-    def answer(self, body: Any = None) -> None:
-        path = self.path.partition("?")[0]
-        server: Any = self.server
-        if "hang" in server.faults and path != "/health":
-            server.over.wait(30)
-        status = 200
-        reply: Any = {}
-        if "not mlflow" in server.faults or (path == "/health" and "no health" in server.faults):
-            status, reply = 404, "no such page"
-        elif path.endswith("experiments/get-by-name"):
-            if "race" in server.faults:
-                status, reply = 404, {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "none"}
-            else:
-                reply = {"experiment": {"experiment_id": "7", "name": "kvlab", "lifecycle_stage": "active"}}
-        elif path.endswith("experiments/create"):
-            server.faults.discard("race")
-            status, reply = 400, {"error_code": "RESOURCE_ALREADY_EXISTS", "message": "exists"}
-        elif path.endswith("runs/create"):
-            info = {"run_id": "abc", "run_uuid": "abc", "experiment_id": "7", "status": "RUNNING"}
-            reply = {"run": {"info": info | {"start_time": body["start_time"]}, "data": {}}}
-        elif path.endswith("runs/log-batch"):
-            server.batches.append(body)
-        text = json.dumps(reply).encode()
-        with contextlib.suppress(OSError):  # the client may have gone
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-
-@pytest.mark.parametrize("fault", ["none", "race", "no health"])
-def test_a_server_is_used_and_shown_without_its_password(client, tmp_path, capfd, fault):
-    with StandIn(fault) as server:
-        tracker = start(tmp_path, uri=server.uri.replace("://", "://user:secret@") + "/", params={"a": 1})
-        assert isinstance(tracker, MlflowTracker)
-        assert tracker.where() == f"{server.uri}/#/experiments/7/runs/abc?workflowType=machine_learning"
-        tracker.log_metrics({"x": 2.0})
-        tracker.finish(RunStatus.FINISHED)
-    kinds = ["params", "metrics", "tags"]
-    assert [list(batch) for batch in server.batches] == [["run_id", kind] for kind in kinds]
-    assert capfd.readouterr() == ("", "")  # MLflow would print the URL at the end
-
-
-def test_a_server_that_hangs_once_it_is_asked_for_something(client, tmp_path):
-    with StandIn("hang") as server:
-        fails_in_time(tmp_path, server.uri, "no answer within 1 s")
-
-
-def test_a_server_that_hangs_or_dies_in_the_middle_of_a_run(client, tmp_path, capfd, caplog):
-    (tmp_path / "summary.json").touch()
-    with StandIn() as server:
-        tracker = start(tmp_path, uri=server.uri, timeout_s=1.0)
-        server.faults.add("hang")
-        began = time.monotonic()
-        with pytest.raises(TrackingError, match="no answer within 1 s"):
-            tracker.log_metrics({"x": 1.0})
-        assert 1.0 <= time.monotonic() - began < 1.0 + SLACK_S  # a second of its own
-        server.stop()
-        for call in (
-            lambda: tracker.log_metrics({"x": 1.0}),
-            lambda: tracker.log_series({"x": [(0, 0.0, 1.0)]}),
-            lambda: tracker.log_artifacts(tmp_path),
-            lambda: tracker.finish(RunStatus.FINISHED),
-        ):
-            with pytest.raises(TrackingError, match=re.escape(server.uri)):
-                call()
-        assert time.monotonic() - began < 2 * (1.0 + SLACK_S)
-    assert capfd.readouterr() == ("", "")  # the exception says it all
-    assert caplog.text == ""
-
-
-def test_a_server_that_is_something_else(client, tmp_path):
-    with StandIn("not mlflow") as server:
-        fails_in_time(tmp_path, server.uri, "404 .* tracking=off")
-
-
-# Provenance
-
-
-def test_provenance_knows_the_commit_and_whether_the_tree_was_dirty(tmp_path, monkeypatch):
-    def git(*arguments):
-        identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-        command = ["git", "-C", str(tmp_path), *identity, *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-    assert "git.commit" not in provenance(tmp_path)
-    git("init")
-    assert "git.commit" not in provenance(tmp_path)  # a repository without a commit
-    git("commit", "--allow-empty", "-m", "first")
-    facts = provenance(tmp_path)
-    assert (facts["git.commit"], facts["git.dirty"]) == (git("rev-parse", "HEAD"), "false")
-    (tmp_path / "new.py").touch()
-    assert provenance(tmp_path)["git.dirty"] == "true"
-    monkeypatch.setenv("PATH", "")
-    assert "git.commit" not in provenance(tmp_path)
-    assert provenance(tmp_path)["version.torch"]
-
-
-def test_provenance_names_the_program_without_this_machines_folders(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [str(tmp_path / "src" / "run.py")])
-    assert provenance(tmp_path)["program"] == str(Path("src", "run.py"))
-    assert provenance(tmp_path / "other")["program"] == "run.py"

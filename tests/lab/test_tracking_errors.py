@@ -1,38 +1,98 @@
 """Stores that cannot be opened: one sentence that names the setting and what would do."""
 
 import contextlib
+import os
 import sqlite3
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import time
 
 import pytest
+from filelock import FileLock
+from mlflow.tracking import MlflowClient
 
 from kvlab.config import TrackingConfig
 from kvlab.errors import TrackingError
-from kvlab.lab.tracking import RunStatus, open_store, start_run
+from kvlab.lab.tracking import RunStatus, access, open_store
+from tests.support.tracking import empty_store, start
 
 
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setenv("NO_PROXY", "*")
-    monkeypatch.setenv("no_proxy", "*")
+@pytest.fixture
+def root(tmp_path):
+    """A directory with a store in it."""
+    (tmp_path / "mlflow.db").write_bytes(empty_store())
+    return tmp_path
 
 
 def refusal(root, uri=None):
+    """The message of a store that a run cannot use."""
     with pytest.raises(TrackingError) as raised:
-        start_run(TrackingConfig(uri=uri), root=root, run_name="a", params={}, tags={})
+        start(root, uri=uri)
     message = str(raised.value)
     assert "\n" not in message
     return message
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    root = tmp_path_factory.mktemp("made")
-    start_run(TrackingConfig(), root=root, run_name="a", params={}, tags={}).finish(RunStatus.FINISHED)
-    return (root / "mlflow.db").read_bytes()
+@pytest.mark.parametrize(
+    ("uri", "reason"),
+    [
+        ("sqlite:///{tmp}/missing/mlflow.db", "there is no directory {tmp}/missing"),
+        ("sqlite:///{tmp}", "unable to open database file"),
+        ("sqlite:///{tmp}/notes.txt", "file is not a database"),
+        ("sqlite://", "in memory"),
+        ("sqlite:///:memory:", "in memory"),
+        ("sqlite:nonsense", "parse"),
+        ("{tmp}/mlruns", "filesystem tracking backend"),
+        ("ftp://host", "unsupported URI"),
+        ("http://", "no host"),
+    ],
+)
+def test_stores_that_cannot_be_opened(tmp_path, uri, reason):
+    (tmp_path / "notes.txt").write_text("not a database " * 100)
+    uri, reason = uri.format(tmp=tmp_path), reason.format(tmp=tmp_path)
+    began = time.monotonic()
+    message = refusal(tmp_path, uri)
+    assert message.startswith(f"tracking.uri={uri}: ")
+    assert reason in message
+    assert "tracking=off" in message
+    assert time.monotonic() - began < 15  # MLflow by itself tries for a minute and a half
+    assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_store_without_permission(tmp_path):
+    database = tmp_path / "mlflow.db"
+    database.touch(mode=0o400)
+    with pytest.raises(TrackingError, match="readonly database"):
+        start(tmp_path)
+    database.unlink()
+    (tmp_path / "mlflow.db.lock").unlink()
+    tmp_path.chmod(0o500)
+    with pytest.raises(TrackingError, match="Permission denied"):
+        start(tmp_path)
+
+
+def test_a_lock_that_is_never_released(root, monkeypatch):
+    monkeypatch.setattr(access, "LOCK_S", 0.1)
+    with FileLock(root / "mlflow.db.lock"), pytest.raises(TrackingError, match=r"has held .*mlflow\.db\.lock"):
+        start(root)
+
+
+def test_a_store_that_another_program_has_locked(root, monkeypatch):
+    monkeypatch.setattr(access, "SQLITE_BUSY_S", 0.1)
+    began = time.monotonic()
+    with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(TrackingError, match="database is locked"):
+            start(root)
+    assert time.monotonic() - began < 15  # MLflow by itself waits for 20 s
+
+
+def test_a_deleted_experiment_is_named(root):
+    client = MlflowClient(tracking_uri=f"sqlite:///{root / 'mlflow.db'}")
+    start(root, experiment="gone")
+    client.delete_experiment(client.get_experiment_by_name("gone").experiment_id)
+    with pytest.raises(TrackingError, match=r"tracking\.experiment=gone: was deleted .* restore -x \d"):
+        start(root, experiment="gone")
 
 
 @pytest.mark.parametrize(
@@ -42,40 +102,14 @@ def made(tmp_path_factory):
         ("df50e92ffc5e", "after a backup, mlflow db upgrade sqlite:///"),
     ],
 )
-def test_a_database_of_another_mlflow(tmp_path, made, revision, advice):
-    (tmp_path / "mlflow.db").write_bytes(made)
-    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
+def test_a_database_of_another_mlflow(root, revision, advice):
+    with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as database:
         database.execute("UPDATE alembic_version SET version_num = ?", [revision])
         database.commit()
-    message = refusal(tmp_path)
-    assert message.startswith(f"tracking.uri=sqlite:///{tmp_path}/mlflow.db: ")
+    message = refusal(root)
+    assert message.startswith(f"tracking.uri=sqlite:///{root}/mlflow.db: ")
     assert f"found version {revision}" in message
     assert advice in message
-
-
-@pytest.mark.parametrize("status", [401, 403])
-def test_a_server_that_wants_to_know_who_asks(tmp_path, status):
-    class Refusing(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *args):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Refusing)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    try:
-        uri = f"http://127.0.0.1:{server.server_address[1]}"
-        message = refusal(tmp_path, uri.replace("://", "://user:secret@"))
-    finally:
-        server.shutdown()
-        server.server_close()
-    assert message.startswith(f"tracking.uri={uri}: ")
-    assert str(status) in message
-    assert "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in message
-    assert "secret" not in message
 
 
 def test_postgresql_without_its_driver(tmp_path, monkeypatch):
@@ -99,9 +133,9 @@ def test_reading_does_not_make_a_store(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_reading_a_store(tmp_path, made):
-    (tmp_path / "mlflow.db").write_bytes(made)
-    store = open_store(TrackingConfig(), tmp_path)
+def test_reading_a_store(root):
+    start(root).finish(RunStatus.FINISHED)
+    store = open_store(TrackingConfig(), root)
     experiment = store.call("get_experiment_by_name", "kvlab").experiment_id
     (run,) = store.call("search_runs", [experiment])
     assert run.data.tags["kvlab.status"] == "finished"

@@ -2,8 +2,10 @@
 
 import json
 import subprocess
+import sys
 import time
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -12,21 +14,19 @@ from kvlab.config import LengthConfig, RunConfig, TrackingConfig, WorkloadConfig
 from kvlab.lab.drive import RunLog
 from kvlab.lab.provenance import provenance, uncommitted
 from kvlab.lab.recording import Recording, RunContext
-from kvlab.lab.tracking import RunStatus, start_run
+from kvlab.lab.tracking import RunStatus
 from kvlab.workloads import build_requests
 from kvlab.workloads.describe import describe_workload
+from tests.support.tracking import empty_store, start
 
 LENGTHS = LengthConfig(min=4, max=12)
 
 
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    return tmp_path_factory.mktemp("inputs")
+    folder = tmp_path_factory.mktemp("inputs")
+    (folder / "mlflow.db").write_bytes(empty_store())
+    return folder
 
 
 def client(root):
@@ -67,10 +67,7 @@ def test_a_file_of_requests_is_named(tmp_path):
 
 def test_the_workload_is_the_runs_input(root):
     said, _ = facts()
-    config = TrackingConfig()
-    ids = [
-        start_run(config, root=root, run_name="a", params={}, tags={}, workload=said, facts={}).run_id for _ in "ab"
-    ]
+    ids = [start(root, workload=said, facts={}).run_id for _ in "ab"]
     inputs = [client(root).get_run(run_id).inputs.dataset_inputs for run_id in ids]
     assert [len(given) for given in inputs] == [1, 1]
     dataset = inputs[0][0].dataset
@@ -85,8 +82,7 @@ def test_the_workload_is_the_runs_input(root):
 
 def test_system_metrics_are_sampled_apart_and_only_when_asked_for(root):
     for wanted in (False, True):
-        config = TrackingConfig(system_metrics=wanted)
-        tracker = start_run(config, root=root, run_name="a", params={}, tags={}, facts={})
+        tracker = start(root, system_metrics=wanted, facts={})
         tracker.watch_system()
         time.sleep(0.2)
         tracker.finish(RunStatus.FINISHED)
@@ -95,13 +91,31 @@ def test_system_metrics_are_sampled_apart_and_only_when_asked_for(root):
         assert ("system/system_memory_usage_megabytes" in logged) is wanted
 
 
-def repository(folder):
-    def git(*arguments):
-        identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-        subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
+def git(folder, *arguments):
+    """What git prints, in this folder."""
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
-    git("init")
-    git("commit", "--allow-empty", "-m", "first")
+
+def test_provenance_knows_the_commit_and_whether_the_tree_was_dirty(tmp_path, monkeypatch):
+    assert "git.commit" not in provenance(tmp_path)
+    git(tmp_path, "init")
+    assert "git.commit" not in provenance(tmp_path)  # a repository without a commit
+    git(tmp_path, "commit", "--allow-empty", "-m", "first")
+    facts = provenance(tmp_path)
+    assert (facts["git.commit"], facts["git.dirty"]) == (git(tmp_path, "rev-parse", "HEAD"), "false")
+    (tmp_path / "new.py").touch()
+    assert provenance(tmp_path)["git.dirty"] == "true"
+    monkeypatch.setenv("PATH", "")
+    assert "git.commit" not in provenance(tmp_path)
+    assert provenance(tmp_path)["version.torch"]
+
+
+def test_provenance_names_the_program_without_this_machines_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "src" / "run.py")])
+    assert provenance(tmp_path)["program"] == str(Path("src", "run.py"))
+    assert provenance(tmp_path / "other")["program"] == "run.py"
 
 
 def record(directory, config):
@@ -118,7 +132,8 @@ def record(directory, config):
 def test_a_run_says_where_it_was_made_and_that_the_tree_had_changes(tmp_path, monkeypatch):
     (tmp_path / "tree").mkdir()
     monkeypatch.setattr("kvlab.lab.provenance.SOURCE", tmp_path / "tree")
-    repository(tmp_path / "tree")
+    git(tmp_path / "tree", "init")
+    git(tmp_path / "tree", "commit", "--allow-empty", "-m", "first")
     off = RunConfig(tracking=TrackingConfig(backend="off"))
     said, summary = record(tmp_path, off)
     assert "uncommitted" not in said
@@ -147,21 +162,10 @@ def test_no_password_is_kept(tmp_path, root, monkeypatch):
     assert "secret" not in kept + str(run.data.tags) + str(run.data.params)
 
 
-def test_hidden_folders_are_not_stored(tmp_path, root):
-    tracker = start_run(TrackingConfig(), root=root, run_name="a", params={}, tags={}, facts={})
-    (tmp_path / ".hydra").mkdir()
-    (tmp_path / ".hydra" / "config.yaml").touch()
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "a.png").touch()
-    tracker.log_artifacts(tmp_path)
-    assert [file.path for file in client(root).list_artifacts(tracker.run_id)] == ["figures"]
-    assert [file.path for file in client(root).list_artifacts(tracker.run_id, "figures")] == ["figures/a.png"]
-
-
 def test_the_page_of_a_run_begins_with_its_command_and_its_choices(root):
     known = {"command": "python -m src.run " + " ".join(f"kv.num_blocks={i}" for i in range(12)), "host.name": "h"}
     tags = {"choice.kv": "paged", "host.name": "mine"}
-    tracker = start_run(TrackingConfig(), root=root, run_name="a", params={}, tags=tags, facts=known)
+    tracker = start(root, tags=tags, facts=known)
     kept = client(root).get_run(tracker.run_id).data.tags
     note = kept["mlflow.note.content"]
     assert max(map(len, note.splitlines())) <= 74

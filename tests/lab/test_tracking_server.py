@@ -34,13 +34,6 @@ def database():
         yield server
 
 
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setenv("NO_PROXY", "*")
-    monkeypatch.setenv("no_proxy", "*")
-
-
 @contextlib.contextmanager
 def mlflow_server(backend, artifacts):
     """The command of docs/tracking.md, on another port."""

@@ -7,11 +7,9 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ import kvlab.cli.run
 from kvlab.config import TrackingConfig
 from kvlab.lab.tracking import open_store
 from kvlab.lab.tracking.search import TrackedRun, find_runs
+from tests.support.tracking import empty_store
 
 ROOT = Path(__file__).resolve().parents[2]
 #: A model and a workload that take a fraction of a second.
@@ -74,15 +73,6 @@ def call(main: Callable[[], None], *arguments: str) -> Command:
     return Command(code, printed.getvalue())
 
 
-@cache
-def _empty_store() -> bytes:
-    """Making a store takes seconds; a copy takes none."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "store.db"
-        open_store(TrackingConfig(uri=f"sqlite:///{file}"), file.parent, create=True)
-        return file.read_bytes()
-
-
 @dataclass
 class Lab:
     """Runs `kvlab run` with `settings`, which those of a call override, in folders under `base`."""
@@ -97,7 +87,7 @@ class Lab:
     @classmethod
     def with_store(cls, base: Path, settings: Sequence[str] = TINY) -> Lab:
         """One whose store is there already, empty."""
-        (base / "store.db").write_bytes(_empty_store())
+        (base / "store.db").write_bytes(empty_store())
         return cls(base, settings)
 
     def arguments(self, *overrides: str, directory: str = "out") -> list[str]:
