@@ -8,19 +8,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvlab.cli import compose
-from kvlab.config import RunConfig
 from kvlab.models.families import decoder_config
 from kvlab.paths import CONF
+from tests.support.plans import MODELS, compose_run
 from tests.support.swept import SWEEPS, points_of
 
 NEEDS = {"model=checkpoint": ["model.path=somewhere"], "workload=jsonl": ["workload.path=somewhere"]}
 CHOICES = sorted(f"{file.parent.name}={file.stem}" for file in CONF.glob("*/*.yaml"))
-MODELS = sorted(file.stem for file in CONF.glob("model/*.yaml") if file.stem != "checkpoint")
-
-
-def compose_run(*overrides: str) -> RunConfig:
-    return compose.compose_run(overrides).config
 
 
 @pytest.mark.parametrize("choice", CHOICES)

@@ -15,7 +15,7 @@ from kvlab.lab.execute import RunContext, execute
 from kvlab.lab.quality import compare, quality_metrics
 from kvlab.lab.tracking import RunStatus
 from kvlab.models.ops import select_ops
-from tests.lab.test_compose import compose_run
+from tests.support.plans import compose_run
 
 TINY = ("model=qwen3_tiny", "executor=cpu", "kv.memory=1MiB", "model.max_seq_len=256")
 

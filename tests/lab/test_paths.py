@@ -17,7 +17,7 @@ from kvlab.errors import ConfigError, KernelError
 from kvlab.kernels.cpu import native
 from kvlab.kernels.cpu.native import instruction_set
 from kvlab.lab.execute import RunContext, execute
-from tests.lab.test_compose import compose_run
+from tests.support.plans import compose_run
 
 TINY = (
     "model=qwen3_tiny",

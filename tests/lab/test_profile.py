@@ -25,8 +25,8 @@ from kvlab.lab.execute import RunContext, RunResult, execute
 from kvlab.lab.profile import Part, ProfiledStep, Profiler, Span
 from kvlab.lab.roofline import MachineRates
 from kvlab.lab.trace import trace_events
-from tests.lab.test_compose import compose_run
 from tests.lab.test_metrics import step
+from tests.support.plans import compose_run
 
 SETTINGS = (
     "model=qwen3_tiny",

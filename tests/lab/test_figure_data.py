@@ -1,0 +1,173 @@
+"""The numbers behind the figures."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from kvlab.lab.artifacts import write_blocks
+from kvlab.lab.figures import blocks, style
+from kvlab.lab.figures.memory import memory_series
+from kvlab.lab.figures.pareto import Measured, measured_points, pareto_front
+from kvlab.lab.figures.points import THROUGHPUT, Point, metric_grid, varied_keys
+from kvlab.lab.figures.pool_map import pool_image
+from kvlab.lab.figures.timeline import shown_requests
+from kvlab.lab.records import read_run
+from kvlab.lab.requests import latencies_ms, request_phases
+from tests.support.drawn import A, C, D, F, S, events, request, step
+
+
+class TestNumbers:
+    def test_a_requests_phases_have_no_gaps(self) -> None:
+        assert request_phases(request()) == [("queued", 1, 2), ("prefill", 2, 3), ("decode", 3, 6)]
+
+    def test_a_preempted_request_waits_and_is_computed_again(self) -> None:
+        preempted = request(token_times_s=[3.0, 5.5, 6.0], preempted_s=[3.5], resumed_s=[5.0])
+        assert request_phases(preempted)[2:] == [
+            ("decode", 3, 3.5),
+            ("preempted", 3.5, 5),
+            ("prefill", 5, 5.5),
+            ("decode", 5.5, 6),
+        ]
+
+    def test_a_request_preempted_before_its_first_token_is_in_prefill_until_then(self) -> None:
+        preempted = request(preempted_s=[2.5], resumed_s=[2.75])
+        assert request_phases(preempted)[1:4] == [
+            ("prefill", 2, 2.5),
+            ("preempted", 2.5, 2.75),
+            ("prefill", 2.75, 3),
+        ]
+
+    def test_a_request_that_never_came_back_is_preempted_to_its_end(self) -> None:
+        gone = request(token_times_s=[3.0], preempted_s=[4.0], finish_reason="aborted")
+        assert request_phases(gone)[-1] == ("preempted", 4, 6)
+
+    def test_a_request_that_was_never_admitted_is_queued_to_its_end(self) -> None:
+        waiting = request(scheduled_s=None, token_times_s=None, finish_reason="aborted")
+        assert request_phases(waiting) == [("queued", 1, 6)]
+
+    def test_of_many_requests_one_in_so_many_is_shown_in_order_of_arrival(self) -> None:
+        shown, every = shown_requests(
+            [request(request_id=str(n), arrival_s=float(-n)) for n in range(1000)], most=400
+        )
+        assert every == 3
+        assert [each.name for each in shown][:3] == ["999", "996", "993"]
+        assert len(shown) == 334
+
+    def test_latencies_are_those_of_the_metrics(self) -> None:
+        found = latencies_ms([request(), request(finish_reason="failed"), request(token_times_s=[3.0], end_s=3.0)])
+        assert found == {
+            "ttft": [2000, 2000],
+            "e2el": [5000, 2000],
+            "tpot": [1500],
+            "itl": [1000, 2000],
+            "queue": [1000, 1000],
+        }
+
+    def test_memory_is_a_step_function_in_blocks(self) -> None:
+        steps = [
+            step(0, blocks_in_use=1, tokens_in_use=8, running=1),
+            step(1, blocks_in_use=3, blocks_cached=1, tokens_in_use=40, waiting=2, preempted=2),
+        ]
+        series = memory_series(steps)
+        assert series.at.tolist() == [0, 1, 2]
+        assert series.in_use.tolist() == [1, 3, 3]
+        assert series.tokens.tolist() == [0.5, 2.5, 2.5]
+        assert series.preempted_at.tolist() == [1, 1]
+        assert (series.capacity, series.block_tokens) == (4, 16)
+
+    def test_thinning_keeps_peaks_and_gaps(self) -> None:
+        values = np.full(100_000, 5.0)
+        values[77_777], values[22_222] = 9.0, 1.0
+        at, kept = style.thin(np.arange(100_000.0), values)
+        assert len(at) == len(kept) <= 2000
+        assert (kept.max(), kept.min()) == (9, 1)
+        assert (np.diff(at) >= 0).all()
+
+    def test_a_block_is_followed_from_holder_to_holder(self) -> None:
+        told = events(
+            (0, A, 0, 5), (1, S, 0, 6), (2, F, 0, 5), (3, F, 0, 6), (3, C, 0, -1), (5, D, 0, -1), (5, A, 0, 7)
+        )
+        found = blocks.stretches(told, 8)
+        assert list(zip(found.holder.tolist(), found.start.tolist(), found.end.tolist(), strict=True)) == [
+            (5, 0, 1),
+            (blocks.SHARED, 1, 2),
+            (6, 2, 3),
+            (blocks.CACHED, 3, 5),
+            (7, 5, 8),
+        ]
+
+    def test_a_sequence_that_came_and_went_within_a_step_is_not_lost(self) -> None:
+        found = blocks.stretches(events((2, A, 1, 3), (2, F, 1, 3)), 4)
+        grid = blocks.pool_grid(found, 2, [0, 1, 2, 3], 4.0, most_columns=4)
+        assert grid.cells.tolist() == [[-1] * 4, [-1, -1, 3, -1]]
+
+    def test_no_used_block_is_lost_in_a_pool_of_ten_thousand(self) -> None:
+        told = events((0, A, 5003, 1), (1, F, 5003, 1), (1, A, 9999, 2), (2, F, 9999, 2), (2, C, 9999, -1))
+        found = blocks.stretches(told, 100_000)
+        grid = blocks.pool_grid(found, 10_000, np.arange(100_000.0).tolist(), 100_000.0)
+        assert grid.blocks_per_row == 25
+        assert grid.cells.shape == (400, 800)
+        assert grid.cells[5003 // 25, 0] == 1
+        assert grid.cells[399, 0] == 2  # used beats cached within a cell
+        assert grid.cells[399, 1] == blocks.CACHED
+        assert grid.in_use[5003 // 25, 0] == pytest.approx(1 / 25)
+        assert grid.cached[399, 1] == pytest.approx(1 / 25)
+
+    def test_where_a_row_is_many_blocks_few_in_use_are_pale_but_not_white(self) -> None:
+        found = blocks.stretches(events((0, A, 0, 0)), 1)
+        few = pool_image(blocks.pool_grid(found, 100, [0], 1.0, most_rows=1, most_columns=1))[0, 0]
+        alone = pool_image(blocks.pool_grid(found, 1, [0], 1.0, most_columns=1))[0, 0]
+        assert alone.sum() < few.sum() < 3 * 255 - 60
+
+    def test_neighbours_get_different_colours(self) -> None:
+        cells = np.arange(70).reshape(70, 1).repeat(3, axis=1)
+        chosen = blocks.colour_numbers(cells, 7)
+        assert all(chosen[n] != chosen[n + 1] for n in range(69))
+        assert set(chosen.values()) == set(range(7))
+
+    def test_block_events_are_written_and_read_back(self, tmp_path: Path) -> None:
+        told = events((0, A, 3, 1), (0, S, 3, 0), (4, C, 3, -1))
+        write_blocks(tmp_path, told)
+        (tmp_path / "summary.json").write_text("{}")
+        back = read_run(tmp_path).blocks()
+        assert back is not None
+        for name in ("step", "event", "block", "sequence"):
+            assert getattr(back, name).tolist() == getattr(told, name).tolist()
+        assert pq.read_table(tmp_path / "blocks.parquet")["event"].to_pylist() == ["allocated", "shared", "cached"]
+        (tmp_path / "blocks.parquet").unlink()
+        assert read_run(tmp_path).blocks() is None
+
+    def test_a_grid_takes_the_median_of_repeats_and_knows_what_failed(self) -> None:
+        points = [
+            Point({"a": a, "b": b}, {THROUGHPUT: a * b + extra}, status)
+            for a, b, extra, status in (
+                (2, 10, 0.0, "finished"),
+                (2, 10, 4.0, "finished"),
+                (1, 10, 0.0, "finished"),
+                (1, 5, 0.0, "failed"),
+            )
+        ]
+        grid = metric_grid(points, "a", "b", THROUGHPUT)
+        assert (grid.rows, grid.columns) == ([1, 2], [5, 10])
+        np.testing.assert_equal(grid.values, [[math.nan, 10], [math.nan, 22]])
+        np.testing.assert_equal(grid.failed, [[1, 0], [math.nan, 0]])
+
+    def test_bookkeeping_is_not_what_was_varied(self) -> None:
+        points = [Point({"kv.num_blocks": n, "seed": n, "repeat": n, "tags.x": n, "same": 1}, {}) for n in (1, 2)]
+        assert varied_keys(points) == ["kv.num_blocks"]
+
+    def test_the_front_is_what_no_other_beats(self) -> None:
+        a, b, c, d = (Measured(name, x, y) for name, x, y in (("a", 1, 1), ("b", 2, 3), ("c", 3, 2), ("d", 2, 2)))
+        assert pareto_front([d, c, b, a]) == [a, b]
+
+    def test_repeats_are_one_point_of_the_front(self) -> None:
+        points = [
+            Point({"a": a, "repeat": repeat}, {"latency/tpot_ms_p50": x, THROUGHPUT: y})
+            for a, repeat, x, y in ((1, 0, 10, 100), (1, 1, 30, 300), (2, 0, 5, 50))
+        ]
+        assert measured_points(points) == [Measured("a=1", 20, 200), Measured("a=2", 5, 50)]

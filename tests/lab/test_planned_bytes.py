@@ -1,0 +1,246 @@
+"""The planner's bytes are those of the tensors that a run makes, for every model there is."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Iterator
+from ctypes import c_int, c_int64
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kvlab.attention.backends import ATTENTION_BACKENDS
+from kvlab.attention.backends.concat import ConcatAttention
+from kvlab.engine.build import EnginePlan, build_engine, plan_engine
+from kvlab.engine.executors.torch import build_decoder
+from kvlab.engine.memory import matrices
+from kvlab.kernels.cpu.linear import PackedWeight
+from kvlab.kernels.cpu.native import load
+from kvlab.kv.sizing import PoolSize
+from kvlab.kv.spec import KVSpec
+from kvlab.kv.storage import KVStorage
+from kvlab.models.decoder import Decoder, attention_specs
+from kvlab.models.rope import RotaryEmbedding
+from kvlab.models.weights import DummyWeights
+from tests.support.engines import sampling_batch
+from tests.support.plans import GIB, MODELS, composed, planned
+
+SMALL = [name for name in MODELS if name.endswith("_tiny")]
+kv_dtypes = pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+
+
+class TestCache:
+    @kv_dtypes
+    @pytest.mark.parametrize("backend", ["contiguous", "paged"])
+    @pytest.mark.parametrize("name", MODELS)
+    def test_equals_the_tensors_of_the_pool(self, name: str, backend: str, kv_dtype: str) -> None:
+        plan = planned(f"model={name}", f"kv.dtype={kv_dtype}")
+        pool = plan.pools[backend]
+        assert pool is not None
+        storage = KVStorage(plan.spec, pool.num_blocks, pool.block_size, "meta")
+        assert pool.num_bytes == storage.num_bytes == pool.token_slots * plan.spec.bytes_per_token
+        kv_heads, head_dim = plan.model.num_kv_heads, plan.model.head_dim
+        shape = (plan.model.num_layers, pool.num_blocks, kv_heads, pool.block_size, head_dim)
+        assert storage.keys.shape == storage.values.shape == shape
+        scales = 0
+        if kv_dtype == "int8":
+            assert storage.key_scales is not None
+            assert storage.value_scales is not None
+            scales = storage.key_scales.nbytes + storage.value_scales.nbytes
+        assert storage.keys.nbytes + storage.values.nbytes + scales == pool.num_bytes
+        # As much as fits, and no more.
+        left = 16 * GIB - plan.weights.total - plan.working.peak
+        assert 0 <= left - pool.num_bytes < pool.block_size * plan.spec.bytes_per_token
+
+    @kv_dtypes
+    @pytest.mark.parametrize("backend", ["contiguous", "paged"])
+    @pytest.mark.parametrize("name", MODELS)
+    def test_equals_the_pool_of_a_run_with_those_bytes(self, name: str, backend: str, kv_dtype: str) -> None:
+        plan = planned(f"model={name}", f"kv.dtype={kv_dtype}")
+        config = composed(f"model={name}", f"kv.dtype={kv_dtype}", f"kv={backend}")
+        left = 16 * GIB - plan.weights.total - plan.working.peak
+        run = plan_engine(replace(config, kv=replace(config.kv, memory=f"{left}B")))
+        assert run.pool == plan.pools[backend]
+        assert run.weights == plan.weights
+
+    @kv_dtypes
+    @pytest.mark.parametrize("backend", ["contiguous", "paged"])
+    @pytest.mark.parametrize("name", SMALL)
+    def test_equals_what_an_engine_allocates(self, name: str, backend: str, kv_dtype: str) -> None:
+        memory = 80 * 2**20
+        plan = planned(f"model={name}", f"kv.dtype={kv_dtype}", memory=memory)
+        left = memory - plan.weights.total - plan.working.peak
+        config = composed(f"model={name}", f"kv.dtype={kv_dtype}", f"kv={backend}", "executor=cpu")
+        engine = build_engine(plan_engine(replace(config, kv=replace(config.kv, memory=f"{left}B"))))
+        pool, stats = plan.pools[backend], engine.pool.stats()
+        assert pool is not None
+        storage: KVStorage = engine.pool.storage  # type: ignore[attr-defined]
+        assert storage.num_bytes == pool.num_bytes
+        assert (stats.blocks_total, stats.block_size) == (pool.num_blocks, pool.block_size)
+
+    def test_kv_heads_count_and_query_heads_do_not(self) -> None:
+        """Qwen3 4B has 32 query heads over 8 KV heads of 128: 2 x 36 x 8 x 128 x 2 bytes."""
+        plan = planned("model=qwen3_4b")
+        assert plan.spec.bytes_per_token == 2 * 36 * 8 * 128 * 2 == 147_456
+        assert planned("model=qwen3_4b", "kv.dtype=int8").spec.bytes_per_token == 2 * 36 * 8 * (128 + 4)
+        more_queries = planned("model=qwen3_tiny", "model.architecture.num_attention_heads=8")
+        assert more_queries.spec == planned("model=qwen3_tiny").spec
+        more_kv = planned("model=qwen3_tiny", "model.architecture.num_key_value_heads=4")
+        assert more_kv.spec.bytes_per_token == 2 * more_queries.spec.bytes_per_token
+
+    def test_is_as_large_as_the_configuration_says(self) -> None:
+        plan = planned("model=qwen3_4b", "kv.num_blocks=100", memory=None)
+        assert plan.pools["paged"] == PoolSize(100, 16, 147_456)
+        assert plan.pools["contiguous"] == PoolSize(1, 1024, 147_456)
+
+
+class TestWeights:
+    @pytest.mark.parametrize("kernels", ["true", "false"])
+    @pytest.mark.parametrize(
+        ("dtype", "weights"), [("bfloat16", "auto"), ("bfloat16", "int8"), ("float32", "auto"), ("float16", "auto")]
+    )
+    @pytest.mark.parametrize("name", SMALL)
+    def test_equal_the_tensors_of_a_loaded_model(self, name: str, dtype: str, weights: str, kernels: str) -> None:
+        if weights == "int8" and kernels == "false":
+            pytest.skip("int8 is computed by kernels")
+        overrides: tuple[str, ...] = (f"model={name}", f"executor.dtype={dtype}", f"executor.weights={weights}")
+        overrides += (f"executor.kernels={kernels}", "executor=cpu")
+        plan = planned(*overrides)
+        parameters, rotary = loaded_bytes(build_decoder(plan_engine(composed(*overrides))))
+        assert plan.weights.parameters == parameters
+        assert plan.weights.rotary == rotary
+
+    @pytest.mark.parametrize("name", MODELS)
+    def test_equal_the_tensors_of_every_model_on_a_device_that_packs_nothing(self, name: str) -> None:
+        plan = planned(f"model={name}", device="cuda")
+        config = plan.model
+        weights = DummyWeights(torch.bfloat16, "meta")
+        weights.take = lambda name, shape: torch.empty(shape, dtype=torch.bfloat16, device="meta")  # type: ignore[method-assign]
+        specs = attention_specs(config, "bfloat16", "meta")
+        parameters, rotary = loaded_bytes(Decoder(config, weights, ConcatAttention(), specs, 1024))
+        assert plan.weights.parameters == parameters
+        assert plan.weights.rotary == rotary
+
+    @pytest.mark.parametrize("name", MODELS)
+    def test_are_the_parameters_in_their_dtype(self, name: str) -> None:
+        """But for Gemma's norms, which stay in float32."""
+        model, weights = planned(f"model={name}").model, planned(f"model={name}").weights
+        assert weights.stored == model.num_parameters
+        wider = weights.norms // 2 if model.norm_offset else 0
+        assert weights.parameters == 2 * model.num_parameters + wider
+
+    @pytest.mark.parametrize("weights", ["auto", "int8"])
+    @pytest.mark.parametrize("name", MODELS)
+    def test_equal_what_the_kernels_pack_every_model_into(self, name: str, weights: str) -> None:
+        plan = planned(f"model={name}", f"executor.weights={weights}")
+        packed_bytes = load().kvlab_packed_linear_bytes
+        packed_bytes.restype = c_int64
+        packed = (
+            matrix.times * packed_bytes(c_int(matrix.outputs), c_int(matrix.inputs), c_int(weights == "int8"))
+            for matrix in matrices(plan.model)
+        )
+        assert plan.weights.matrices == sum(packed)
+
+    def test_outputs_are_padded_as_they_are_packed(self) -> None:
+        overrides = ("model=qwen3_tiny", "model.architecture.vocab_size=97", "executor=cpu")
+        plan = planned(*overrides)
+        packed = PackedWeight(torch.zeros(97, 64, dtype=torch.bfloat16))
+        assert loaded_bytes(build_decoder(plan_engine(composed(*overrides))))[0] <= plan.weights.parameters
+        assert packed.num_bytes <= 112 * 64 * 2
+
+
+class TestWorkingMemory:
+    @pytest.mark.parametrize("kernels", ["true", "false"])
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    @pytest.mark.parametrize("shape", ["wide", "vocabulary", "heads"])
+    def test_is_what_the_largest_step_takes(self, shape: str, temperature: float, kernels: str) -> None:
+        """Not twice as much; what else is allocated is small, and counted as such."""
+        changed = {
+            "wide": ["model.architecture.intermediate_size=4096"],
+            "vocabulary": ["model.architecture.vocab_size=32000"],
+            "heads": ["model.architecture.num_attention_heads=32", "model.architecture.num_key_value_heads=8"],
+        }[shape]
+        plan = plan_engine(
+            composed(
+                "model=qwen3_tiny",
+                "executor=cpu",
+                "executor.dtype=float32",
+                f"executor.kernels={kernels}",
+                "model.max_seq_len=256",
+                *changed,
+            ),
+            random_sampling=temperature > 0,
+        )
+        taken, estimate = largest_step(plan, temperature), plan.working.peak - plan.working.small
+        assert taken <= 1.05 * estimate <= 2 * taken
+
+    def test_of_a_plugin_s_attention_is_planned_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As that of a backend that copies a sequence, unless it is a kernel or names its own bytes."""
+        kinds: dict[str, dict[str, object]] = {
+            "copying": {},
+            "kernel": {"is_kernel": True},
+            "counted": {"working_bytes": staticmethod(lambda model, settings: model.head_dim)},
+        }
+        for name, attributes in kinds.items():
+            backend = type(name, (ConcatAttention,), {"name": name, **attributes})
+            monkeypatch.setitem(ATTENTION_BACKENDS._entries, name, backend)
+        found = {
+            name: plan_engine(composed("model=qwen3_tiny", f"attention.backend={name}")).working.attention
+            for name in ("concat", *kinds)
+        }
+        assert found == {"concat": found["concat"], "copying": found["concat"], "kernel": 0, "counted": 32}
+        assert found["concat"] > 0
+
+
+def loaded_bytes(model: Decoder) -> tuple[int, int]:
+    """Bytes of a model's parameters and of its rotary tables, each tensor once, wherever it is kept."""
+    rotary = [table for part in model._rotary for table in (part.cos, part.sin)]
+    mine = {id(table) for table in rotary}
+    parameters = {id(tensor): tensor.nbytes for tensor in _tensors(model, set()) if id(tensor) not in mine}
+    return sum(parameters.values()), sum(table.nbytes for table in rotary)
+
+
+def _tensors(thing: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    if id(thing) in seen or isinstance(thing, str | int | float | type | KVSpec | RotaryEmbedding):
+        return
+    seen.add(id(thing))
+    if isinstance(thing, torch.Tensor):
+        yield thing
+    elif type(thing).__module__.startswith("kvlab.") or isinstance(thing, list | tuple | dict):
+        for part in gc.get_referents(thing):
+            yield from _tensors(part, seen)
+    elif callable(thing):  # a partial or a bound method
+        for part in (getattr(thing, "keywords", None), getattr(thing, "__self__", None)):
+            yield from _tensors(part, seen)
+
+
+def largest_step(plan: EnginePlan, temperature: float) -> int:
+    """The most bytes that PyTorch had allocated at once during a full step, above those it had before."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from kvlab.core import Request, SamplingParams, Sequence
+    from kvlab.engine.sampler import Sampler
+    from kvlab.kv.pools.contiguous import ContiguousKVCachePool
+
+    model = build_decoder(plan)
+    settings = plan.config.scheduler
+    batch = settings.max_batch_size
+    each = settings.max_batched_tokens // batch
+    storage = KVStorage(plan.model.kv_spec("float32"), batch, 256)
+    pool = ContiguousKVCachePool(batch, 256, storage)
+    slots = [pool.allocate_slot(each) for _ in range(batch)]
+    sampling = SamplingParams(max_tokens=4, temperature=temperature, seed=1)
+    sequences = [
+        Sequence(Request(f"r{i}", tuple(range(each)), sampling), token_ids=list(range(each))) for i in range(batch)
+    ]
+    token_ids = torch.zeros(each * batch, dtype=torch.int64)
+    rows = torch.arange(each - 1, each * batch, each)
+    view, sampler = pool.view(slots, [each] * batch), Sampler()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
+        result = sampler(model.forward(token_ids, view, rows), sampling_batch(*sequences))
+    assert len(result.token_ids) == batch
+    events = [event for event in traced.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return max(itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda e: e.start_ns())))

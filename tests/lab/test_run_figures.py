@@ -1,0 +1,156 @@
+"""The figures and the trace of a real run whose memory does not hold all that runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from kvlab.lab import figures
+from kvlab.lab.figures import blocks
+from kvlab.lab.figures.interactive import page
+from kvlab.lab.figures.points import THROUGHPUT, sweep_points
+from kvlab.lab.recording import draw_figures
+from kvlab.lab.records import read_run, step_row
+from tests.lab.test_profile import run
+from tests.support.records import memory
+
+
+@pytest.fixture(scope="module")
+def pressed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose memory does not hold all that runs."""
+    directory = tmp_path_factory.mktemp("pressed")
+    pressure = "workload.system_len=16 workload.output_len.min=20 workload.output_len.max=24 kv.num_blocks=14"
+    result, said = run(directory, *pressure.split(), "kv.block_size=8", "scheduler.admission_reserve=0")
+    assert result.metrics["requests/preemptions"] > 0
+    assert "warning: the run's figures" not in said
+    return directory
+
+
+class TestARun:
+    """A real one, under pressure."""
+
+    def test_leaves_its_pictures(self, pressed: Path) -> None:
+        files = {file.name: file for file in (pressed / "figures").iterdir()}
+        assert set(files) == {"memory.png", "pool_map.png", "timeline.png", "latency.png", "hover.html"}
+        assert all(file.stat().st_size < 300_000 for name, file in files.items() if name.endswith(".png"))
+        text = files["hover.html"].read_text()
+        assert text.count("plotly.js v") == 1
+        assert "<script src=" not in text
+
+    def test_its_block_events_add_up_to_its_step_log(self, pressed: Path) -> None:
+        record, told = read_run(pressed), read_run(pressed).blocks()
+        assert told is not None
+        steps = record.steps()
+        found = blocks.stretches(told, len(steps))
+        for each in steps[:-1]:
+            if each.batch_seqs:
+                alive = (found.start <= each.index) & (found.end > each.index)
+                held = alive & (found.holder != blocks.CACHED)
+                assert held.sum() == memory(each).blocks_in_use, each.index
+        assert set(told.sequence.tolist()) <= set(range(-1, len(record.requests())))
+        assert (found.holder == blocks.SHARED).any()
+        assert (found.holder == blocks.CACHED).any()
+        assert not (found.holder == blocks.UNKNOWN).any()
+
+    def test_knows_when_each_sequence_was_preempted_and_came_back(self, pressed: Path) -> None:
+        records = read_run(pressed).requests()
+        for each in records:
+            assert all(gone < back for gone, back in zip(each.preempted_s, each.resumed_s, strict=True))
+        assert any(each.preempted_s for each in records)
+
+    def test_its_trace_is_in_the_trace_event_format(self, pressed: Path) -> None:
+        trace = json.loads((pressed / "trace.json").read_text())
+        assert set(trace) == {"displayTimeUnit", "traceEvents"}
+        open_: dict[int, list[str]] = {}
+        for event in trace["traceEvents"]:
+            assert {"name", "ph", "pid"} <= event.keys()
+            assert event["ph"] in "XCMbe"
+            if event["ph"] != "M":
+                assert event["ts"] >= 0
+            if event["ph"] == "X":
+                assert event["dur"] >= 0
+                assert "tid" in event
+            elif event["ph"] == "C":
+                assert all(isinstance(value, int) for value in event["args"].values())
+            elif event["ph"] == "b":
+                open_.setdefault(event["id"], []).append(event["name"])
+            elif event["ph"] == "e":
+                assert open_[event["id"]].pop() == event["name"]
+        assert len(open_) == 4
+        assert not any(open_.values())
+        steps = read_run(pressed).steps()
+        shown = [event for event in trace["traceEvents"] if event.get("cat") == "step"]
+        assert len(shown) == sum(each.batch_seqs > 0 for each in steps)
+        ends = {round(each["ts"] + each["dur"], 3) for each in shown}
+        for part in (event for event in trace["traceEvents"] if event["name"] == "execution"):
+            assert round(part["ts"] + part["dur"], 3) in ends
+        assert {"scheduling", "execution", "preempted"} <= {event["name"] for event in trace["traceEvents"]}
+
+    def test_runs_together_have_pictures_too(self, pressed: Path) -> None:
+        record = read_run(pressed)
+        other = dataclasses.replace(record, config={**record.config, "kv.num_blocks": 12})
+        assert set(figures.sweep_figures([record, other])) == {"throughput", "pareto", "capacity"}
+        longer = dataclasses.replace(other, config={**other.config, "kv.block_size": 16})
+        names = {"throughput", "sequences", "pareto", "capacity"}
+        assert set(figures.sweep_figures([record, other, longer])) == names
+        assert figures.sweep_figures([record]) == {}
+        html = page("two", figures.interactive_sweep([record, other]).values())
+        assert html.count("plotly.js v") == 1
+
+    def test_a_point_of_a_sweep_draws_no_page(self, pressed: Path, tmp_path: Path) -> None:
+        files = figures.save_run_figures(read_run(pressed), tmp_path, hover=False)
+        assert {file.suffix for file in files} == {".png"}
+
+    def test_without_figures_it_leaves_none(self, tmp_path: Path) -> None:
+        run(tmp_path, "figures=false")
+        assert not {"figures", "blocks.parquet", "trace.json"} & {file.name for file in tmp_path.iterdir()}
+
+    def test_a_picture_that_cannot_be_drawn_is_one_warning(self, tmp_path: Path) -> None:
+        said = Console(record=True, width=300)
+        (tmp_path / "summary.json").write_text("{}")
+        (tmp_path / "steps.parquet").write_text("no table")
+        draw_figures(tmp_path, said, hover=True)
+        text = said.export_text()
+        assert text.startswith("warning: the run's figures could not be drawn")
+        assert len(text.strip().splitlines()) == 1
+
+
+def test_a_choice_stands_for_all_that_it_decides(pressed: Path) -> None:
+    record = dataclasses.replace(read_run(pressed), choices={"workload": "burst16"})
+    settings = {"workload.name": "mixed32", "workload.arrival": "uniform", "workload.rate": 4.0}
+    other = dataclasses.replace(record, config={**record.config, **settings}, choices={"workload": "mixed32"})
+    assert [list(point.config) for point in sweep_points([record, other])] == [["workload"]] * 2
+
+
+def test_a_metric_that_was_asked_for_is_drawn(pressed: Path) -> None:
+    record = read_run(pressed)
+    other = dataclasses.replace(record, config={**record.config, "kv.num_blocks": 12})
+    drawn = figures.sweep_figures([record, other], ["kv/internal_fragmentation_mean", THROUGHPUT])
+    (axes,) = drawn["kv_internal_fragmentation_mean"].axes
+    assert axes.get_ylabel() == "unused part of blocks in use, %"
+
+
+def test_a_run_calls_its_blocks_what_its_pool_does(pressed: Path) -> None:
+    record = read_run(pressed)
+    slots = dataclasses.replace(record, config={**record.config, "kv.backend": "contiguous"})
+    for shown, unit in ((record, "block"), (slots, "slot"), (dataclasses.replace(record, config={}), "block")):
+        drawn = figures.run_figures(shown)
+        assert drawn["memory"].axes[0].get_ylabel() == f"{unit}s"
+        assert drawn["pool_map"].axes[0].get_ylabel() == f"{unit} of the pool"
+
+
+def test_a_run_of_an_engine_without_blocks_has_the_other_figures(pressed: Path, tmp_path: Path) -> None:
+    for name in ("summary.json", "requests.parquet"):
+        (tmp_path / name).write_bytes((pressed / name).read_bytes())
+    steps = [dataclasses.replace(each, pool=None, counters=None) for each in read_run(pressed).steps()]
+    pq.write_table(pa.Table.from_pylist([step_row(each) for each in steps]), tmp_path / "steps.parquet")
+    files = figures.save_run_figures(read_run(tmp_path))
+    assert {file.name for file in files} == {"timeline.png", "latency.png", "hover.html"}
+    assert "There is no memory: its steps have no blocks." in files[-1].read_text()
+    assert set(figures.sweep_figures([read_run(pressed), read_run(tmp_path)])) >= {"throughput", "capacity"}
