@@ -59,6 +59,14 @@ def test_without_a_folder_to_write_to_it_still_measures(
     assert measure_and_keep("float32") == MachineRates(2e9, 1e11)
 
 
+def test_a_folder_that_others_may_write_to_is_left_alone(measured: list[str], tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    assert measure_and_keep("float32") == MachineRates(2e9, 1e11)
+    assert known_rates("float32") is None
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_measurement_is_of_this_world(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "_SHAPES", ((64, 64),))

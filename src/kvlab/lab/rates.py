@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
+from kvlab.kernels.cpu.cache import cache_folder
 from kvlab.kernels.cpu.memory import empty
-from kvlab.kernels.cpu.native import cache_folder
 from kvlab.lab.machine import describe
 from kvlab.lab.roofline import MachineRates
 from kvlab.models.ops import select_ops
@@ -32,14 +32,17 @@ def known_rates(dtype: str) -> MachineRates | None:
     """The rates of this processor, number of threads, dtype and version of PyTorch, if they were measured before.
     They are in the folder that `KVLAB_CACHE` names, as kernels are.
     """
-    return _load(cache_folder() / _FILE).get(_key(dtype))
+    try:
+        return _load(cache_folder() / _FILE).get(_key(dtype))
+    except OSError:
+        return None
 
 
 def measure_and_keep(dtype: str) -> MachineRates:
     """Measure the rates, about two seconds, and put them where `known_rates` finds them."""
-    rates, file = measure(dtype), cache_folder() / _FILE
-    with suppress(OSError):  # a folder that cannot be written to costs a measurement each time
-        file.parent.mkdir(parents=True, exist_ok=True)
+    rates = measure(dtype)
+    with suppress(OSError):  # without a folder to keep them in, each time costs a measurement
+        file = cache_folder() / _FILE
         own = file.with_suffix(f".{os.getpid()}")
         own.write_text(json.dumps({**_load(file), _key(dtype): rates}, indent=1))
         own.replace(file)  # at once, since several processes may write it

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch  # first, so that the library uses the same OpenMP runtime as torch
 
 from kvlab.errors import KernelError
+from kvlab.kernels.cpu.cache import BUILD_PREFIX, building, cache_folder, check_folder, check_intact, keep
 from kvlab.kernels.cpu.interface import bind
 
 # Source files and an extra flag for each; those that take longest to compile come first.
@@ -39,14 +40,14 @@ _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-tra
 _CPU_FLAGS = {"avx512-bf16": "avx512_bf16", "avx512": "avx512dq", "avx2": "avx2"}
 
 # The environment variables that decide which library is loaded.
-_SETTINGS = ("CXX", "KVLAB_CPU_ARCH", "KVLAB_CXXFLAGS", "KVLAB_CACHE", "XDG_CACHE_HOME")
+_SETTINGS = ("CXX", "KVLAB_CPU_ARCH", "KVLAB_CXXFLAGS", "KVLAB_CACHE", "XDG_CACHE_HOME", "HOME")
 
 _log = logging.getLogger(__name__)
 
 
 def load() -> ctypes.CDLL:
-    """The library, compiled if it is not in the cache folder: `KVLAB_CACHE`, else `kvlab` in the user's cache
-    folder.
+    """The library, compiled if it is not in the cache folder (`cache_folder`). Where that folder cannot be used, or
+    others may write to it, a warning says so, and the library is compiled for this process alone.
 
     `CXX` names the compiler, `KVLAB_CPU_ARCH` the instruction set if it should not be this machine's own
     (`-march`: `x86-64-v3` for AVX2, `x86-64` for neither). `KVLAB_CXXFLAGS` are further flags for the compiler,
@@ -78,7 +79,7 @@ def _attempt(
 ) -> ctypes.CDLL | KernelError:
     """The library, or the reason why there is none. Cached either way, since every call of a kernel needs it."""
     try:
-        library = _find_or_build(compiler, architecture or "native", flags or "", cache_folder())
+        library = _find_or_build(compiler, architecture or "native", flags or "")
         _check_processor(_instruction_set(library), architecture)
         return library
     except KernelError as error:
@@ -95,20 +96,47 @@ def _open(path: Path) -> ctypes.CDLL:
     return library
 
 
-def _find_or_build(compiler: str | None, architecture: str, flags: str, cache: Path) -> ctypes.CDLL:
+def _find_or_build(compiler: str | None, architecture: str, flags: str) -> ctypes.CDLL:
     command = [_find_compiler(compiler), f"-march={architecture}", *_FLAGS, *shlex.split(flags)]
     folder = Path(__file__).parent
     text = "".join((folder / name).read_text() for name in (*(name for name, _ in _UNITS), *_HEADERS))
     key = hashlib.sha256(
         "\0".join([text, *command, _compiler_stamp(command[0]), _cpu(), torch.__version__]).encode()
     )
-    path = cache / f"kernels-{key.hexdigest()[:20]}.so"
-    if path.exists():
-        try:
-            return _open(path)
-        except OSError:  # truncated, or built on another system
-            _log.warning("%s cannot be loaded; building it again", path)
-    _build(command, path)
+    name = f"kernels-{key.hexdigest()[:20]}.so"
+    try:
+        path = cache_folder() / name
+        if (library := _load_intact(path)) is None:
+            with building(path.parent):
+                if (library := _load_intact(path, warn=True)) is None:  # or another process built it meanwhile
+                    _build(command, path)
+                    library = _load_built(command, path)
+        return library
+    except OSError as error:
+        advice = "KVLAB_CACHE names another folder to keep them in"
+        _log.warning("native kernels are compiled for this process alone: %s; %s", error, advice)
+    try:
+        with tempfile.TemporaryDirectory(prefix="kvlab-") as private:
+            path = Path(private).resolve() / name
+            check_folder(path.parent)
+            _build(command, path)
+            return _load_built(command, path)  # what is loaded stays when its file goes
+    except OSError as error:
+        raise KernelError(f"nor can they be compiled in a temporary folder: {error}") from error
+
+
+def _load_intact(path: Path, *, warn: bool = False) -> ctypes.CDLL | None:
+    """The library in the cache; None if it is not there, or not as it was built."""
+    try:
+        check_intact(path)
+        return _open(path)
+    except OSError as error:  # it is not there, was changed, or was built on another system
+        if warn and path.exists():
+            _log.warning("%s is not loaded, but built again: %s", path, error)
+        return None
+
+
+def _load_built(command: list[str], path: Path) -> ctypes.CDLL:
     try:
         return _open(path)
     except OSError as error:
@@ -136,26 +164,22 @@ def _find_compiler(wanted: str | None) -> str:
 
 
 def _build(command: list[str], path: Path) -> None:
-    """Compile all sources in parallel and link them into `path`. The file appears there complete or not at all,
-    also if several processes build it at the same time.
+    """Compile all sources in parallel and link them into `path`, which appears complete or not at all. Raises
+    OSError if its folder cannot be written to, KernelError for what the compiler says.
     """
     _log.info("compiling native kernels, once for this machine")
     start = time.perf_counter()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
-            objects = [Path(folder) / f"{number}.o" for number in range(len(_UNITS))]
-            compilations = [
-                [*command, *([flag] if flag else []), "-c", str(Path(__file__).parent / name), "-o", str(target)]
-                for (name, flag), target in zip(_UNITS, objects, strict=True)
-            ]
-            with ThreadPoolExecutor() as threads:
-                list(threads.map(_run, compilations))
-            library = Path(folder) / path.name
-            _run([*command, "-shared", *map(str, objects), "-o", str(library)])
-            library.replace(path)
-    except OSError as error:
-        raise KernelError(f"cannot build in {path.parent}: {error}; KVLAB_CACHE names another folder") from error
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=BUILD_PREFIX) as folder:
+        objects = [Path(folder) / f"{number}.o" for number in range(len(_UNITS))]
+        compilations = [
+            [*command, *([flag] if flag else []), "-c", str(Path(__file__).parent / name), "-o", str(target)]
+            for (name, flag), target in zip(_UNITS, objects, strict=True)
+        ]
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(_run, compilations))
+        library = Path(folder) / path.name
+        _run([*command, "-shared", *map(str, objects), "-o", str(library)])
+        keep(library, path)
     _log.info("compiled %s in %.1f s", path, time.perf_counter() - start)
 
 
@@ -163,13 +187,6 @@ def _run(command: list[str]) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         raise KernelError(f"{command[0]} failed:\n" + "\n".join(result.stderr.strip().splitlines()[:10]))
-
-
-def cache_folder() -> Path:
-    """The folder for files that are made for this machine."""
-    if folder := os.environ.get("KVLAB_CACHE"):
-        return Path(folder).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvlab"
 
 
 def _compiler_stamp(compiler: str) -> str:
