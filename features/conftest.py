@@ -43,7 +43,7 @@ from features.steps.sweep_steps import *
 from features.steps.table_steps import *
 from features.steps.tracking_steps import *
 from features.steps.weights_steps import *
-from kvlab.attention.registry import default_registry
+from kvlab.attention.registry import attention_backends
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, which nothing above does
@@ -83,8 +83,7 @@ _INTERPRETED = [] if torch.cuda.is_available() else ["triton"]
 
 @pytest.fixture(
     params=[
-        pytest.param(name, marks=pytest.mark.slow if name in _INTERPRETED else ())
-        for name in default_registry().names()
+        pytest.param(name, marks=pytest.mark.slow if name in _INTERPRETED else ()) for name in attention_backends()
     ]
 )
 def backend_name(request: pytest.FixtureRequest) -> str:

@@ -22,7 +22,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvlab.attention.base import AttentionBackend, AttentionSpec, Support
-from kvlab.attention.registry import default_registry
+from kvlab.attention.registry import attention_backends, select_backend
 from kvlab.errors import BackendError
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
@@ -157,14 +157,13 @@ def measure(
     view = make_view(case, dtype, device)
     q = torch.randn(case.batch * case.new, spec.num_heads, HEAD_DIM, device=device).to(getattr(torch, dtype))
     backends: dict[str, AttentionBackend] = {}
-    registry = default_registry()
-    registry.register(Gather.name, Gather)
+    among = {**attention_backends(), Gather.name: Gather}
     for name in names:
         try:
-            backends[name] = registry.select(spec, name)
+            backends[name] = select_backend(spec, name, among)
         except BackendError as error:
             print(error)
-    expected = registry.select(spec, ORACLE).forward(q, view, 0, spec).float()
+    expected = select_backend(spec, ORACLE, among).forward(q, view, 0, spec).float()
     errors: dict[str, float] = {}
     times: dict[str, list[float]] = {name: [] for name in backends}
     for name, backend in backends.items():  # and warm up, which may compile a kernel
@@ -253,7 +252,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--backends", default=",".join([*default_registry().names(), Gather.name]))
+    parser.add_argument("--backends", default=",".join([*attention_backends(), Gather.name]))
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--contexts", default="1024,4096,16384")
     parser.add_argument("--groups", default="2,4")

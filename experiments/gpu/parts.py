@@ -19,12 +19,12 @@ import torch
 
 from experiments.attention_backends.benchmark import Case, ReadProbe, measure
 from experiments.gpu.sizes import ROOT, Sizes, model
-from kvlab.attention.registry import default_registry
+from kvlab.attention.registry import select_backend
 from kvlab.config import KVConfig, ModelConfig, SchedulerConfig, WorkloadConfig
 from kvlab.core import Request
 from kvlab.engine.clock import WallClock
 from kvlab.engine.engine import Engine
-from kvlab.engine.executors.torch import SamplerProtocol, TorchExecutor
+from kvlab.engine.executors.torch import TorchExecutor
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.step import SamplingBatch, StepResult
@@ -176,16 +176,21 @@ class _Outputs(NamedTuple):
     logits: torch.Tensor
 
 
-class _Recorder:
-    """Keeps the logits it picks from: it is no GreedySampler, which would not be given any."""
+class _Recorder(Sampler):
+    """Keeps the logits it picks from."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.logits: list[torch.Tensor] = []
-        self._sampler = Sampler()
 
     def __call__(self, logits: torch.Tensor, batch: SamplingBatch) -> StepResult:
         self.logits.append(logits.cpu())
-        return self._sampler(logits, batch)
+        result: StepResult = super().__call__(logits, batch)
+        return result
+
+    def is_greedy(self, batch: SamplingBatch) -> bool:
+        """Never, so that all logits are stored."""
+        return False
 
 
 def _outputs(name: str, kv: str, attention: str, device: str, sizes: Sizes) -> _Outputs:
@@ -236,7 +241,7 @@ def _engine(
     dtype: str,
     workload: WorkloadConfig,
     seed: int = 0,
-    sampler: SamplerProtocol | None = None,
+    sampler: Sampler | None = None,
 ) -> tuple[Engine, list[Request], PoolSize]:
     """An engine, the requests it is to serve, and the size of its pool."""
     scheduler = SchedulerConfig(max_batched_tokens=2048)
@@ -244,7 +249,7 @@ def _engine(
     spec = decoder.kv_spec(dtype)
     size = size_pool(kv, spec, max_batch_size=scheduler.max_batch_size, max_seq_len=limit)
     specs = attention_specs(decoder, dtype, device)
-    backend = default_registry().select(specs, attention)
+    backend = select_backend(specs, attention)
     weights = open_weights("dummy", getattr(torch, dtype), device, norm_weight=decoder.initial_norm_weight)
     ops = select_ops(getattr(torch, dtype), device)
     executor = TorchExecutor(Decoder(decoder, weights, backend, specs, limit, ops), sampler or Sampler(), device)

@@ -12,7 +12,7 @@ from pytest_bdd import given, parsers, then, when
 
 from features.steps.support import NAMES, SPEC, Memory, MemorySize, memory_size, names_in, plain_attention
 from kvlab.attention.base import AttentionBackend, AttentionSpec
-from kvlab.attention.registry import default_registry
+from kvlab.attention.registry import select_backend
 from kvlab.errors import BackendError
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.view import CacheView
@@ -102,7 +102,7 @@ def attention(memory: Memory, backend_name: str, attention_options: dict[str, An
         memory.query_heads, spec.num_kv_heads, spec.head_dim, 0.3, spec.dtype, "cpu", **attention_options
     )
     try:
-        return Attention(default_registry().select(asked, backend_name), asked)
+        return Attention(select_backend(asked, backend_name), asked)
     except BackendError as error:
         pytest.skip(str(error))
 

@@ -8,7 +8,7 @@ import pytest
 from pytest_bdd import parsers, then, when
 
 from kvlab.attention.base import AttentionSpec
-from kvlab.attention.registry import default_registry
+from kvlab.attention.registry import select_backend
 from kvlab.errors import BackendError
 
 _SPEC = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, scale=8**-0.5, dtype="float32", device="cpu")
@@ -18,7 +18,7 @@ _SPEC = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, scale=8**-0.5, dt
 def ask(name: str, cap: int) -> str | BackendError:
     """The name of the backend that was given, or the refusal."""
     try:
-        return default_registry().select(replace(_SPEC, soft_cap=float(cap)), name).name
+        return select_backend(replace(_SPEC, soft_cap=float(cap)), name).name
     except BackendError as refusal:
         return refusal
 
@@ -35,4 +35,4 @@ def given_another(answer: str | BackendError, name: str) -> None:
     if isinstance(answer, BackendError):
         pytest.fail(str(answer))
     assert answer != name
-    assert default_registry().select(replace(_SPEC, soft_cap=30.0), answer).name == answer
+    assert select_backend(replace(_SPEC, soft_cap=30.0), answer).name == answer

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kvlab.attention.registry import default_registry
+from kvlab.attention.registry import select_backend
 from kvlab.models.config import DecoderConfig
 from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.families import read_config
@@ -113,11 +113,11 @@ def random_tokens(count: int, seed: int) -> tuple[int, ...]:
     return tuple(source.randrange(_SHAPE["vocab_size"]) for _ in range(count))
 
 
-def read_decoder(config: DecoderConfig, directory: Path, backend: str | None = None) -> Decoder:
+def read_decoder(config: DecoderConfig, directory: Path, backend: str = "auto") -> Decoder:
     """kvlab's decoder with the weights of a directory, and an attention backend by name or the fastest."""
     weights = open_weights(str(directory), torch.float32, "cpu")
     specs = attention_specs(config, "float32", "cpu")
-    return Decoder(config, weights, default_registry().select(specs, backend), specs, MAX_POSITIONS)
+    return Decoder(config, weights, select_backend(specs, backend), specs, MAX_POSITIONS)
 
 
 @dataclass

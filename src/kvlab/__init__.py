@@ -38,24 +38,13 @@ __all__ = [
     "StepOutput",
 ]
 
-_HOMES = {
-    "kvlab.config": (
-        "AttentionConfig",
-        "EngineConfig",
-        "ExecutorConfig",
-        "KVConfig",
-        "ModelConfig",
-        "SchedulerConfig",
-    ),
-    "kvlab.core": ("FinishReason", "Request", "SamplingParams", "StepOutput"),
-    "kvlab.engine.service": ("Engine",),
-    "kvlab.errors": ("KvlabError",),
-}
+#: Where they are; what takes longer to import comes later.
+_HOMES = ("kvlab.errors", "kvlab.core", "kvlab.config", "kvlab.engine.service")
 
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for, when it is asked for."""
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(home), name)
+    for home in _HOMES if name in __all__ else ():
+        if name in (found := vars(import_module(home))):
+            return found[name]
     raise AttributeError(f"module 'kvlab' has no attribute {name!r}")

@@ -86,8 +86,8 @@ class TestSupport:
         code = (
             "import sys, torch; before = 'triton' in sys.modules;"
             "from kvlab.attention.base import AttentionSpec;"
-            "from kvlab.attention.registry import default_registry;"
-            "default_registry().select(AttentionSpec(8, 2, 64, 0.2, 'float32', 'cpu'));"
+            "from kvlab.attention.registry import select_backend;"
+            "select_backend(AttentionSpec(8, 2, 64, 0.2, 'float32', 'cpu'));"
             "sys.exit('triton' in sys.modules and not before)"
         )
         assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.attention.base import AttentionSpec
-from kvlab.attention.registry import default_registry
+from kvlab.attention.registry import select_backend
 from kvlab.errors import BackendError, KernelError
 from kvlab.kernels.cpu import interface, native
 from kvlab.kernels.cpu.cache import keep
@@ -80,7 +80,7 @@ def test_without_a_compiler_auto_takes_the_next_and_says_so_once(
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with caplog.at_level(logging.WARNING):
-        assert [default_registry().select(SPEC).name for _ in range(3)] == ["sdpa"] * 3
+        assert [select_backend(SPEC).name for _ in range(3)] == ["sdpa"] * 3
     (message,) = caplog.messages
     assert "no C++ compiler" in message
     assert "CXX" in message
@@ -88,7 +88,7 @@ def test_without_a_compiler_auto_takes_the_next_and_says_so_once(
 
 def test_chosen_by_name_it_is_refused_with_the_compilers_words(broken_compiler: Path) -> None:
     with pytest.raises(BackendError, match="attention=cpu cannot run here") as refusal:
-        default_registry().select(SPEC, "cpu")
+        select_backend(SPEC, "cpu")
     assert str(broken_compiler) in str(refusal.value)
     assert "the disk is on fire" in str(refusal.value)
 
@@ -115,7 +115,7 @@ def test_a_compiler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_what_it_does_not_compute(spec: AttentionSpec, reason: str) -> None:
     with pytest.raises(BackendError, match=reason):
-        default_registry().select(spec, "cpu")
+        select_backend(spec, "cpu")
 
 
 @pytest.mark.usefixtures("needs_compiler")
@@ -125,5 +125,5 @@ def test_with_another_interface_auto_takes_the_next_and_says_why(
 ) -> None:
     monkeypatch.setitem(interface.CONSTANTS, "TILE_SIDE", 17)
     with caplog.at_level(logging.WARNING):
-        assert default_registry().select(SPEC).name == "sdpa"
+        assert select_backend(SPEC).name == "sdpa"
     assert "TILE_SIDE: 16 in the native library, 17 in Python" in caplog.text

@@ -49,13 +49,13 @@ class TestWeights:
         outputs = 2 * (256 + 64 + 256 + 64) + 512
         norms = 2 * (2 * 64 + 2 * 32) + 64
         assert plan.model.num_parameters == matrices + norms
-        assert plan.weight_bytes == matrices + 4 * outputs + 2 * norms
+        assert plan.weights.parameters == matrices + 4 * outputs + 2 * norms
 
     def test_an_embedding_of_its_own_stays_in_bfloat16(self) -> None:
         tied, untied = (
             plan_engine(
                 compose_run(*TINY, "executor.weights=int8", f"model.architecture.tie_word_embeddings={tied}")
-            ).weight_bytes
+            ).weights.parameters
             for tied in ("true", "false")
         )
         assert untied - tied == 512 * 64 * 2

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from kvlab.attention.backends.concat import ConcatAttention
 from kvlab.attention.backends.sdpa import SdpaAttention
 from kvlab.attention.base import AttentionBackend, AttentionSpec
-from kvlab.attention.registry import default_registry
+from kvlab.attention.registry import attention_backends, select_backend
 from kvlab.errors import BackendError
 from tests.parity.ragged import LAYER, RaggedBatch, make_batch, make_spec, naive_attention
 
-BACKENDS = [name for name in default_registry().names() if name != "concat"]
+BACKENDS = [name for name in attention_backends() if name != "concat"]
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 
 backends = pytest.mark.parametrize("name", BACKENDS)
-every_backend = pytest.mark.parametrize("name", default_registry().names())
+every_backend = pytest.mark.parametrize("name", attention_backends())
 dtypes = pytest.mark.parametrize("dtype", list(TOLERANCE))
 groups = pytest.mark.parametrize("group", [1, 2, 4])
 head_dims = pytest.mark.parametrize("head_dim", [16, 64, 80])
@@ -37,7 +37,7 @@ def lengths_around_blocks(b: int) -> list[tuple[int, int]]:
 def backend_for(name: str, spec: AttentionSpec) -> AttentionBackend:
     """The backend; a test that it cannot run is skipped with its own reason."""
     try:
-        return default_registry().select(spec, name)
+        return select_backend(spec, name)
     except BackendError as error:
         pytest.skip(str(error))
 
@@ -155,8 +155,8 @@ class TestSdpaRefuses:
         spec = make_spec(1, 16, soft_cap=30.0)
         assert not SdpaAttention().supports(spec).ok
         with pytest.raises(BackendError, match=r"attention=sdpa cannot run here: .*soft cap"):
-            default_registry().select(spec, "sdpa")
-        assert default_registry().select(spec, "auto").name != "sdpa"
+            select_backend(spec, "sdpa")
+        assert select_backend(spec, "auto").name != "sdpa"
 
     def test_attention_that_is_not_causal(self) -> None:
         spec = AttentionSpec(4, 2, 16, 0.25, "float32", "cpu", causal=False)

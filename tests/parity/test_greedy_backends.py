@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from kvlab.attention.registry import default_registry
+from kvlab.attention.registry import attention_backends
 from kvlab.cli.compose import compose_run
 from kvlab.engine.build import build_engine
 from kvlab.errors import BackendError
@@ -34,7 +34,7 @@ def greedy_tokens(model: str, kv: str, backend: str, *, short: bool) -> list[lis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", default_registry().names())
+@pytest.mark.parametrize("backend", attention_backends())
 @pytest.mark.parametrize("kv", ["contiguous", "paged"])
 @pytest.mark.parametrize("model", FAMILIES)
 def test_burst16(model: str, kv: str, backend: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from kvlab.attention.backends.concat import ConcatAttention
 from kvlab.attention.backends.triton import TritonAttention
 from kvlab.attention.base import AttentionSpec
-from kvlab.attention.registry import default_registry
+from kvlab.attention.registry import attention_backends, select_backend
 from kvlab.errors import BackendError
 from kvlab.kv.int8 import quantize
 from kvlab.kv.pool import BlockPool
@@ -26,7 +26,7 @@ from kvlab.models.ops.torch_ops import TorchOps
 from kvlab.models.rope import RotaryEmbedding
 from tests.parity.ragged import LAYER, RaggedBatch, make_batch, make_spec, naive_attention
 
-BACKENDS = [name for name in default_registry().names() if name not in ("concat", "triton")]
+BACKENDS = [name for name in attention_backends() if name not in ("concat", "triton")]
 TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-2}
 SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=16, dtype="int8")
 
@@ -39,7 +39,7 @@ def agree(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None
 
 def attend(name: str, batch: RaggedBatch, spec: AttentionSpec) -> torch.Tensor:
     try:
-        backend = default_registry().select(spec, name)
+        backend = select_backend(spec, name)
     except BackendError as error:
         pytest.skip(str(error))
     return backend.forward(batch.q, batch.view, LAYER, spec)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kvlab.attention.base import AttentionBackend
-from kvlab.attention.registry import default_registry
+from kvlab.attention.registry import select_backend
 from kvlab.errors import KernelError
 from kvlab.lab.profile import Part, Profiler, timed, timed_ops
 from kvlab.models.decoder import Decoder, attention_specs
@@ -79,7 +79,7 @@ def test_only_where_everything_is_native(models: Callable[[str], TinyModel]) -> 
     assert read_decoder(model.config, model.directory, "float32", CpuOps())._stack is None
     specs = attention_specs(model.config, "bfloat16", "cpu")
     weights = DummyWeights(torch.bfloat16, "cpu")
-    other = default_registry().select(specs, "sdpa")
+    other = select_backend(specs, "sdpa")
     assert Decoder(model.config, weights, other, specs, 64, CpuOps())._stack is None
 
 
@@ -153,7 +153,7 @@ def test_layers_of_one_kind_of_part_each_are_stacked(models: Callable[[str], Tin
 def test_its_parts_are_timed(models: Callable[[str], TinyModel]) -> None:
     config, profiler = models("gemma3").config, Profiler()
     specs = attention_specs(config, "bfloat16", "cpu")
-    attention = timed(default_registry().select(specs), profiler, forward=Part.ATTENTION)
+    attention = timed(select_backend(specs), profiler, forward=Part.ATTENTION)
     weights = DummyWeights(torch.bfloat16, "cpu", norm_weight=config.initial_norm_weight)
     decoder = Decoder(config, weights, attention, specs, 64, timed_ops(CpuOps(), profiler))
     start = profiler.now()

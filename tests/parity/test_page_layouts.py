@@ -9,7 +9,7 @@ import torch
 
 from kvlab.attention.backends.concat import ConcatAttention
 from kvlab.attention.base import AttentionBackend, AttentionSpec, layout_of
-from kvlab.attention.registry import AttentionRegistry, default_registry
+from kvlab.attention.registry import select_backend
 from kvlab.config import AttentionConfig, EngineConfig, ExecutorConfig, KVConfig, ModelConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
@@ -56,7 +56,7 @@ def test_the_same_in_either_layout(name: str, kv_dtype: str) -> None:
     """What is written, gathered and read block by block."""
     spec = make_spec(2, 16, kv_dtype=kv_dtype)
     try:
-        backend = default_registry().select(spec, name)
+        backend = select_backend(spec, name)
     except BackendError as error:
         pytest.skip(str(error))
     hnd, nhd = (make_batch(spec, 4, BATCH, layout=layout) for layout in PageLayout)
@@ -91,16 +91,13 @@ def test_a_layout_that_no_cache_has_is_refused_by_name() -> None:
         name = "blocked"
         layout = "HDN"
 
-    registry = AttentionRegistry()
-    registry.register("blocked", Blocked)
     spec = make_spec(2, 16)
     reason = "wants K and V laid out as HDN; a cache provides HND, NHD"
     with pytest.raises(BackendError, match=f"attention=blocked cannot run here: {reason}"):
-        registry.select(spec, "blocked")
+        select_backend(spec, "blocked", {"blocked": Blocked})
     with pytest.raises(BackendError, match=f"blocked: {reason}"):
-        registry.select(spec)
-    registry.register("nhd", NhdAttention)
-    assert registry.select(spec).name == "nhd"
+        select_backend(spec, among={"blocked": Blocked})
+    assert select_backend(spec, among={"blocked": Blocked, "nhd": NhdAttention}).name == "nhd"
 
 
 def storage_of(core: StepEngine) -> KVStorage:

@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from kvlab.attention.registry import default_registry
+from kvlab.attention.registry import select_backend
 from kvlab.core import Request
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.storage import KVStorage
@@ -49,7 +49,7 @@ def tiny_decoder() -> Decoder:
     """Holds no state between calls, so that all tests share it."""
     config = tiny_config()
     specs = attention_specs(config, "float32", "cpu")
-    return Decoder(config, LoudWeights(torch.float32, "cpu"), default_registry().select(specs), specs, 512)
+    return Decoder(config, LoudWeights(torch.float32, "cpu"), select_backend(specs), specs, 512)
 
 
 def prompt_for(name: str, length: int) -> tuple[int, ...]:

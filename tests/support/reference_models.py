@@ -11,7 +11,7 @@ import torch
 from omegaconf import OmegaConf
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvlab.attention.registry import default_registry
+from kvlab.attention.registry import select_backend
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.storage import KVStorage
 from kvlab.models.config import DecoderConfig
@@ -89,7 +89,7 @@ def read_decoder(config: DecoderConfig, directory: Path, dtype: str = "float32",
     """kvlab's decoder with a checkpoint's weights in `dtype`."""
     specs = attention_specs(config, dtype, "cpu")
     weights = SafetensorsWeights(directory, getattr(torch, dtype), "cpu")
-    return Decoder(config, weights, default_registry().select(specs), specs, MAX_POSITIONS, ops)
+    return Decoder(config, weights, select_backend(specs), specs, MAX_POSITIONS, ops)
 
 
 def random_texts(*lengths: int) -> list[list[int]]:

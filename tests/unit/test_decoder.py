@@ -8,7 +8,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from kvlab.attention.registry import default_registry
+from kvlab.attention.registry import select_backend
 from kvlab.config import ModelConfig
 from kvlab.errors import KernelError
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
@@ -35,7 +35,7 @@ def dummy_decoder(
     config = replace(config, logit_soft_cap=logit_soft_cap)
     weights = DummyWeights(getattr(torch, dtype), "cpu", norm_weight=config.initial_norm_weight)
     specs = attention_specs(config, dtype, "cpu")
-    return Decoder(config, weights, default_registry().select(specs), specs, 128, ops)
+    return Decoder(config, weights, select_backend(specs), specs, 128, ops)
 
 
 def native_ops() -> Ops:

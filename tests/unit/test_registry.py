@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from kvlab.attention.base import AttentionSpec, Support
-from kvlab.attention.registry import AttentionRegistry, default_registry
+from kvlab.attention.registry import Backends, attention_backends, select_backend
 from kvlab.errors import BackendError
 from kvlab.kv.view import CacheView
 
@@ -28,95 +30,43 @@ class Backend:
         raise NotImplementedError
 
 
-@pytest.fixture
-def registry() -> AttentionRegistry:
-    registry = AttentionRegistry()
-    registry.register("fast", lambda: Backend("fast", soft_cap=False))
-    registry.register("slow", lambda: Backend("slow"))
-    return registry
+BOTH: Backends = {"fast": partial(Backend, "fast", soft_cap=False), "slow": partial(Backend, "slow")}
 
 
-def test_names_are_in_order_of_speed(registry: AttentionRegistry) -> None:
-    registry.register("slowest", lambda: Backend("slowest"))
-    registry.register("fastest", lambda: Backend("fastest"), fastest=True)
-    assert registry.names() == ["fastest", "fast", "slow", "slowest"]
+def test_auto_takes_the_fastest_that_supports_the_spec() -> None:
+    assert select_backend(SPEC, among=BOTH).name == "fast"
+    assert select_backend(CAPPED, "auto", BOTH).name == "slow"
 
 
-@pytest.mark.parametrize("prefer", [None, "auto"])
-def test_auto_takes_the_fastest_that_supports_the_spec(registry: AttentionRegistry, prefer: str | None) -> None:
-    assert registry.select(SPEC, prefer).name == "fast"
-    assert registry.select(CAPPED, prefer).name == "slow"
+def test_a_named_one_is_taken_as_it_is_named() -> None:
+    assert select_backend(SPEC, "slow", BOTH).name == "slow"
 
 
-def test_a_named_one_is_taken_as_it_is_named(registry: AttentionRegistry) -> None:
-    assert registry.select(SPEC, "slow").name == "slow"
-
-
-def test_a_named_one_that_cannot_is_refused_with_its_reason(registry: AttentionRegistry) -> None:
+def test_a_named_one_that_cannot_is_refused_with_its_reason() -> None:
     with pytest.raises(BackendError, match="attention=fast cannot run here: fast has no soft cap"):
-        registry.select(CAPPED, "fast")
+        select_backend(CAPPED, "fast", BOTH)
 
 
-def test_an_unknown_one_lists_the_known(registry: AttentionRegistry) -> None:
+def test_an_unknown_one_lists_the_known() -> None:
     with pytest.raises(BackendError, match="attention=flash: unknown; known: auto, fast, slow"):
-        registry.select(SPEC, "flash")
-
-
-@pytest.mark.parametrize("prefer", [None, "auto"])
-def test_a_default_is_what_auto_means(registry: AttentionRegistry, prefer: str | None) -> None:
-    registry.set_default("slow")
-    assert registry.select(SPEC, prefer).name == "slow"
-    assert registry.select(SPEC, "fast").name == "fast"
-    registry.set_default(None)
-    assert registry.select(SPEC, prefer).name == "fast"
-
-
-def test_a_default_is_never_replaced_silently(registry: AttentionRegistry) -> None:
-    registry.set_default("fast")
-    with pytest.raises(BackendError, match="fast has no soft cap"):
-        registry.select(CAPPED)
-
-
-def test_an_unknown_default_is_refused_and_changes_nothing(registry: AttentionRegistry) -> None:
-    registry.set_default("slow")
-    with pytest.raises(BackendError, match="attention=flash: unknown"):
-        registry.set_default("flash")
-    assert registry.select(SPEC).name == "slow"
+        select_backend(SPEC, "flash", BOTH)
 
 
 def test_with_none_that_can_every_reason_is_given() -> None:
-    registry = AttentionRegistry()
-    registry.register("one", lambda: Backend("one", soft_cap=False))
-    registry.register("two", lambda: Backend("two", soft_cap=False))
+    among = {name: partial(Backend, name, soft_cap=False) for name in ("one", "two")}
     with pytest.raises(BackendError, match="one: one has no soft cap; two: two has no soft cap"):
-        registry.select(CAPPED)
-
-
-def test_a_name_is_registered_once(registry: AttentionRegistry) -> None:
-    with pytest.raises(BackendError, match="'fast' is registered already"):
-        registry.register("fast", lambda: Backend("other"))
-    assert registry.names() == ["fast", "slow"]
-
-
-def test_registries_share_nothing() -> None:
-    first, second = default_registry(), default_registry()
-    first.register("mine", lambda: Backend("mine"), fastest=True)
-    first.set_default("mine")
-    assert "mine" not in second.names()
-    assert second.select(SPEC).name != "mine"
+        select_backend(CAPPED, among=among)
 
 
 def test_every_backend_of_kvlab_has_the_name_it_is_registered_by() -> None:
-    registry = default_registry()
-    assert {"concat", "safe_softmax", "online_softmax", "sdpa"} <= set(registry.names())
     for name in ("concat", "safe_softmax", "online_softmax", "sdpa"):
-        assert registry.select(SPEC, name).name == name
+        assert select_backend(SPEC, name).name == name
 
 
-def test_every_layer_of_a_model_counts(registry: AttentionRegistry) -> None:
-    assert registry.select([SPEC, CAPPED]).name == "slow"
+def test_every_layer_of_a_model_counts() -> None:
+    assert select_backend([SPEC, CAPPED], among=BOTH).name == "slow"
     with pytest.raises(BackendError, match="attention=fast cannot run here"):
-        registry.select([SPEC, CAPPED], "fast")
+        select_backend([SPEC, CAPPED], "fast", BOTH)
 
 
 class Reluctant(Backend):
@@ -124,24 +74,22 @@ class Reluctant(Backend):
         return Support(True, "for tests, not for speed")
 
 
-def test_a_reservation_makes_auto_look_further(registry: AttentionRegistry) -> None:
-    registry.register("reluctant", lambda: Reluctant("reluctant"), fastest=True)
-    assert registry.select(SPEC).name == "fast"
-    assert registry.select(SPEC, "reluctant").name == "reluctant"
+def test_a_reservation_makes_auto_look_further() -> None:
+    among: Backends = {"reluctant": partial(Reluctant, "reluctant"), **BOTH}
+    assert select_backend(SPEC, among=among).name == "fast"
+    assert select_backend(SPEC, "reluctant", among).name == "reluctant"
 
 
 def test_a_reservation_is_better_than_nothing() -> None:
-    registry = AttentionRegistry()
-    registry.register("reluctant", lambda: Reluctant("reluctant"))
-    assert registry.select(SPEC).name == "reluctant"
+    assert select_backend(SPEC, among={"reluctant": partial(Reluctant, "reluctant")}).name == "reluctant"
 
 
 def test_preferred_backends_come_first_and_kernels_can_be_left_out() -> None:
-    assert default_registry(prefer=["concat"]).select(SPEC).name == "concat"
-    names = default_registry(kernels=False, prefer=["cpu"]).names()
+    assert select_backend(SPEC, among=attention_backends(prefer=["concat"])).name == "concat"
+    names = list(attention_backends(kernels=False, prefer=["cpu"]))
     assert names[0] == "sdpa"
     assert not {"cpu", "triton"} & set(names)
 
 
 def test_by_default_kernels_are_tried_first() -> None:
-    assert default_registry().names()[:3] == ["cpu", "triton", "sdpa"]
+    assert list(attention_backends())[:3] == ["cpu", "triton", "sdpa"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvlab.attention.base import AttentionBackend, AttentionSpec
-from kvlab.attention.registry import default_registry
+from kvlab.attention.registry import attention_backends, select_backend
 from kvlab.config import EngineConfig
 from kvlab.engine.engine import Engine
 from kvlab.engine.executors import EXECUTORS
@@ -31,7 +31,7 @@ from kvlab.models.ops.base import Ops
 from kvlab.models.ops.cpu_ops import CpuOps
 
 if TYPE_CHECKING:
-    from kvlab.engine.executors.torch import SamplerProtocol
+    from kvlab.engine.sampler import Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,6 @@ class EnginePlan:
     ops: Ops
     threads: int  # of the CPU
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the model's weights as they are loaded."""
-        return self.weights.parameters
-
 
 def plan_engine(config: EngineConfig, *, random_sampling: bool = True) -> EnginePlan:
     """Check an engine's configuration, and compute what memory it needs. `random_sampling`: whether any request is
@@ -70,11 +65,10 @@ def plan_engine(config: EngineConfig, *, random_sampling: bool = True) -> Engine
     )
     kernels, int8 = config.executor.kernels, config.executor.weights == "int8"
     specs = attention_specs(model, config.executor.dtype, device, config.kv_dtype)
-    registry = default_registry(kernels=kernels, prefer=config.attention.prefer)
-    backend = config.attention.backend
-    if backend not in registry.names() and backend in default_registry().names():
+    among, backend = attention_backends(kernels=kernels, prefer=config.attention.prefer), config.attention.backend
+    if backend in attention_backends().keys() - among.keys():
         raise ConfigError("attention.backend", backend, "is a kernel, and executor.kernels=false allows none")
-    attention = registry.select(specs, backend)
+    attention = select_backend(specs, backend, among)
     ops = select_ops(getattr(torch, config.executor.dtype), device, kernels=kernels, int8_weights=int8)
     native = isinstance(ops, CpuOps)
     settings = memory_settings(config, device, attention.name, native=native, random_sampling=random_sampling)
@@ -105,7 +99,7 @@ def build_engine(
     *,
     detokenize: Detokenizer | None = None,
     journal: BlockJournal | None = None,
-    sampler: SamplerProtocol | None = None,
+    sampler: Sampler | None = None,
     wrap: Callable[[Executor], Executor] | None = None,
 ) -> Engine:
     """Load the weights, allocate the pool, put the engine together. Raises WeightsError or CapacityError.

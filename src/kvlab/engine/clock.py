@@ -11,15 +11,12 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Seconds since the clock was started."""
-        ...
 
     def restart(self) -> None:
         """Make now 0."""
-        ...
 
     def wait_until(self, when: float) -> None:
         """Let time pass until `when`; returns at once if it has passed."""
-        ...
 
 
 class WallClock:

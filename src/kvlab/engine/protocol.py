@@ -38,7 +38,6 @@ class ServingEngine(Protocol):
     @property
     def clock(self) -> Clock:
         """The engine's time: what records and arrivals are measured by."""
-        ...
 
     def submit(
         self,
@@ -51,35 +50,28 @@ class ServingEngine(Protocol):
         Raises RequestRefusedError, changing nothing, for a request that cannot be served; QueueFullError where the
         waiting queue is full.
         """
-        ...
 
     def abort(self, request_id: str) -> bool:
         """End a request wherever it is; its records are reported before this returns. False if it is not here."""
-        ...
 
     def step(self) -> StepRecord | None:
         """Do some work. Returns a record of the step; None if there was nothing to do, or from an engine that keeps
         no steps.
         """
-        ...
 
     def has_work(self) -> bool:
         """Whether a request waits, runs, or has ended and still holds memory."""
-        ...
 
     def next_wakeup(self) -> float | None:
         """When to call `step` again after it returned None; None: when a request arrives. An engine that keeps no
         steps returns a time that has passed while it works.
         """
-        ...
 
     def stats(self) -> EngineStats:
         """The engine at this moment."""
-        ...
 
     def close(self) -> None:
         """Give back what the engine holds. It serves nothing afterwards."""
-        ...
 
 
 @runtime_checkable
@@ -88,7 +80,6 @@ class Auditable(Protocol):
 
     def audit(self) -> list[Finding]:
         """Every broken invariant; empty for sound memory."""
-        ...
 
 
 @runtime_checkable

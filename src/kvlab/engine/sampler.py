@@ -52,14 +52,14 @@ class Sampler:
         return StepResult(tokens, self._logprobs(logits, tokens, batch))
 
     def is_greedy(self, batch: SamplingBatch) -> bool:
-        """See GreedySampler."""
+        """Whether the largest logit of each row is enough, so that no others need be stored."""
         return all(
             sequence.is_greedy or (sequence.sampling.logprobs is None and _takes_top1(batch, row))
             for row, sequence in enumerate(batch.sequences)
         )
 
     def take_top1(self, top1: TopK, batch: SamplingBatch) -> StepResult:
-        """See GreedySampler. Raises SamplingError as a call does."""
+        """The tokens of the largest logits, `top1` `[len(batch), 1]`. Raises SamplingError as a call does."""
         return StepResult(self._finite(top1, batch))
 
     def _pick(self, scores: torch.Tensor, batch: SamplingBatch) -> list[int]:

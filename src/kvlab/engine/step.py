@@ -134,4 +134,3 @@ class Executor(Protocol):
         Whatever it raises fails the pass: the engine rolls the view back and runs the sequences again in halves. An
         error with `request_ids` names the requests that caused it.
         """
-        ...

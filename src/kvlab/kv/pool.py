@@ -6,7 +6,6 @@ To be read after `protocol.py`. The parts are `ledger` (who holds which block), 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -27,7 +26,7 @@ from kvlab.kv.table import BlockTables
 from kvlab.kv.view import CacheView
 
 
-class BlockPool(KVCachePool, ABC):
+class BlockPool(KVCachePool):
     """What all pools are. A contiguous slot is a block of `max_seq_len` tokens, so that pools differ in the size of
     a block, in what admission may count on, and in what a fork shares.
     """
@@ -165,14 +164,6 @@ class BlockPool(KVCachePool, ABC):
     def free_slot_count(self) -> int:
         """See KVCachePool."""
         return self.allocator.num_free()
-
-    @abstractmethod
-    def free_token_capacity(self) -> int | None:
-        """See KVCachePool."""
-
-    @abstractmethod
-    def is_paged(self) -> bool:
-        """See KVCachePool."""
 
     def stats(self) -> PoolStats:
         """See KVCachePool."""

@@ -18,12 +18,10 @@ class KVCachePool(Protocol):
     @property
     def block_size(self) -> int:
         """Token slots of a block."""
-        ...
 
     @property
     def max_sequence_tokens(self) -> int:
         """The longest sequence that fits when it has the pool to itself."""
-        ...
 
     def allocate_slot(
         self,
@@ -43,7 +41,6 @@ class KVCachePool(Protocol):
 
         Raises OutOfBlocksError if they do not fit now, SlotError if they never will.
         """
-        ...
 
     def fork_slot(self, slot: int, token_ids: Sequence[int] | None = None, *, rerun_last: bool = False) -> int:
         """Open a second slot with the same tokens; paged shares every block, contiguous copies.
@@ -53,7 +50,6 @@ class KVCachePool(Protocol):
 
         Raises OutOfBlocksError, or SlotError for a slot that is dead or in a step.
         """
-        ...
 
     def reserve(self, slots: Sequence[int], new_tokens: Sequence[int]) -> None:
         """Make room for each slot's tokens of the coming step, for all of them or for none.
@@ -63,7 +59,6 @@ class KVCachePool(Protocol):
         Raises OutOfBlocksError naming the slots that do not fit, SlotError for a slot that is dead, doubled or
         reserved already, and for more tokens than a sequence may have.
         """
-        ...
 
     def view(self, slots: Sequence[int], new_tokens: Sequence[int]) -> CacheView:
         """What a step over these slots sees; slots that are not reserved are reserved now.
@@ -71,48 +66,36 @@ class KVCachePool(Protocol):
         The view's `advance` or `rollback` ends the step. Raises as `reserve`, and SlotError where another number of
         tokens was reserved.
         """
-        ...
 
     def free_slot(self, slot: int) -> None:
         """Close a slot and give back its blocks. Raises SlotError for a dead one."""
-        ...
 
     def get_seq_len(self, slot: int) -> int:
         """Tokens of the slot that are computed: the position of the next one."""
-        ...
 
     def cached_tokens(self, slot: int) -> int:
         """Tokens that were served from the cache when the slot was opened."""
-        ...
 
     def prefix_tokens(self, token_ids: Sequence[int], salt: Salt = None) -> int:
         """Tokens of this prompt that a slot opened now would find in the prefix cache."""
-        ...
 
     def free_slot_count(self) -> int:
         """Sequences that could be opened now, if each needed one block."""
-        ...
 
     def free_token_capacity(self) -> int | None:
         """Token slots of free blocks; None where a token budget has no meaning (contiguous)."""
-        ...
 
     def is_paged(self) -> bool:
         """Whether a sequence may span several blocks."""
-        ...
 
     def stats(self) -> PoolStats:
         """Memory in use now."""
-        ...
 
     def counters(self) -> PoolCounters:
         """What was done since the start."""
-        ...
 
     def audit(self) -> list[Finding]:
         """Every broken invariant; empty for a sound pool."""
-        ...
 
     def reclaim_leaked_blocks(self) -> int:
         """Free every block that no live slot's table names; returns how many."""
-        ...

@@ -174,7 +174,7 @@ def _announce(plan: RunPlan, context: RunContext) -> None:
     weights = config.executor.dtype if config.executor.weights == "auto" else config.executor.weights
     context.console.print(
         f"{config.model.name}: {plan.model.num_parameters / 1e6:,.0f} M parameters, "
-        f"{format_bytes(plan.weight_bytes)} in {weights}; KV cache: {pool.num_blocks} {kind} of "
+        f"{format_bytes(plan.weights.parameters)} in {weights}; KV cache: {pool.num_blocks} {kind} of "
         f"{pool.block_size} tokens, {format_bytes(pool.num_bytes)} in {config.kv_dtype}; "
         f"attention: {plan.attention.name}, other kernels: {plan.ops.name}; "
         f"{len(plan.requests)} requests on {describe(plan.device)}"

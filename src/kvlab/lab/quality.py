@@ -33,7 +33,7 @@ def quality_metrics(plan: EnginePlan, requests: Sequence[Request]) -> tuple[dict
     reference = plan_engine(
         replace(config, kv=replace(config.kv, dtype="auto"), executor=replace(config.executor, weights="auto"))
     )
-    needed, available = reference.weight_bytes + _WORKING_MEMORY, available_memory(plan.device)
+    needed, available = reference.weights.parameters + _WORKING_MEMORY, available_memory(plan.device)
     if needed > available:
         return {}, (
             f"quality/*: not measured, as the model without int8 needs {format_bytes(needed)} and "

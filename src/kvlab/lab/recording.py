@@ -154,7 +154,7 @@ class Recording:
         if plan is not None and self._workload is not None:
             summary |= _resolved(plan) | {
                 "machine": describe(plan.device),
-                "weight_bytes": plan.weight_bytes,
+                "weight_bytes": plan.weights.parameters,
                 "bytes_per_weight": run_costs(plan).bytes_per_weight,
                 "kv_bytes_per_token": plan.pool.bytes_per_token,
                 "workload_digest": self._workload.digest,

@@ -9,7 +9,7 @@ from kvlab.registry import Registry
 if TYPE_CHECKING:
     from kvlab.engine.build import EnginePlan
     from kvlab.engine.clock import Clock
-    from kvlab.engine.executors.torch import SamplerProtocol
+    from kvlab.engine.sampler import Sampler
     from kvlab.engine.step import Executor
     from kvlab.kv.storage import KVStorage
 
@@ -25,12 +25,11 @@ class Execution(NamedTuple):
 class ExecutorBuilder(Protocol):
     """Builds an executor of one kind."""
 
-    def __call__(self, plan: EnginePlan, *, sampler: SamplerProtocol | None = None) -> Execution:
+    def __call__(self, plan: EnginePlan, *, sampler: Sampler | None = None) -> Execution:
         """What the plan's engine runs on; `sampler` replaces the kind's own.
 
         Raises WeightsError or CapacityError.
         """
-        ...
 
 
 EXECUTORS: Registry[ExecutorBuilder] = Registry("executor.kind", __name__)

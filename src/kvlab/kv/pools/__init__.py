@@ -20,11 +20,9 @@ class KVBackend(Protocol):
 
     def is_paged(self) -> bool:
         """Whether a sequence may span several blocks, so that `kv.block_size` is the size of a block."""
-        ...
 
     def block_size_for(self, config: KVConfig, max_seq_len: int) -> int:
         """Token slots of a block; sequences have up to `max_seq_len` tokens."""
-        ...
 
     def from_config(
         self,
@@ -36,7 +34,6 @@ class KVBackend(Protocol):
         journal: BlockJournal | None = None,
     ) -> KVCachePool:
         """A pool of `num_blocks` blocks over `storage`; None: without tensors. Its events go to the `journal`."""
-        ...
 
 
 POOLS: Registry[KVBackend] = Registry("kv.backend", __name__)

@@ -17,7 +17,6 @@ class WorkloadSource(Protocol):
 
     def __call__(self, config: WorkloadConfig, *, vocab_size: int, seed: int) -> list[Request]:
         """The requests of `config`, with token ids below `vocab_size`."""
-        ...
 
 
 WORKLOAD_SOURCES: Registry[WorkloadSource] = Registry("workload.source", __name__)
