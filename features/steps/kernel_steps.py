@@ -49,7 +49,7 @@ class Turning:
     def table(self, base: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and signed sines `[64, head_dim]` as the model computes them."""
         embedding = RotaryEmbedding(RopeConfig(base), self.q.shape[-1], 64, torch.float32)
-        cos, sin = embedding.angles(torch.arange(64))
+        cos, sin = embedding.tables.at(torch.arange(64))
         return cos.squeeze(1), sin.squeeze(1)
 
     def angles(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -351,11 +351,6 @@ class PoolCounters:
     same_step_hit_tokens: int = 0  # of those hits, in blocks that another sequence computes in the same step
     recompute_hit_tokens: int = 0  # tokens that a preempted sequence found again on its return
 
-    @property
-    def prefix_hit_rate(self) -> float:
-        """Hit tokens over prompt tokens, at first admissions; 0 where there were none."""
-        return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
-
     def __sub__(self, earlier: PoolCounters) -> PoolCounters:
         """What was added since `earlier`."""
         return PoolCounters(*(getattr(self, name) - getattr(earlier, name) for name in self.__slots__))

@@ -84,7 +84,7 @@ class TestCandidates:
         scheduler = build_scheduler(SchedulerConfig(max_batch_size=max_batch_size))
         waiting = [Sequence(request(f"r{index}", 4, 1)) for index in range(5)]
         for sequence in waiting:
-            scheduler.add(sequence)
+            scheduler.waiting.add(sequence)
         assert scheduler.candidate() is None  # admission is not open yet
         scheduler.begin_step(0.0)
         while (candidate := scheduler.candidate()) is not None:
@@ -100,7 +100,7 @@ class TestCandidates:
         scheduler = build_scheduler(SchedulerConfig())
         waiting = [Sequence(request(name, 4, 1)) for name in "ab"]
         for sequence in waiting:
-            scheduler.add(sequence)
+            scheduler.waiting.add(sequence)
         scheduler.begin_step(0.0)
         with pytest.raises(RuntimeError, match="'b' is not the candidate"):
             scheduler.admit(waiting[1])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvlab.kernels.cpu.attention import paged_attention
-from kvlab.kv.int8 import quantize
+from kvlab.kv.storage import quantize
 from tests.kernels.paged import assert_close, bits, make_paged, plain_attention, unchanged
 
 SCALE = 0.2

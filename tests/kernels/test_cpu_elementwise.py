@@ -90,8 +90,7 @@ def test_rotate_and_store(heads: int, kv_heads: int, head_dim: int, normed: bool
         qkv,
         keys,
         values,
-        rotary.cos,
-        rotary.sin,
+        *rotary.tables,
         positions,
         slots,
         q_weight=weights[0],
@@ -102,7 +101,7 @@ def test_rotate_and_store(heads: int, kv_heads: int, head_dim: int, normed: bool
     q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
     if normed:
         q, k = (functional.rms_norm(x, (head_dim,), w, 1e-6) for x, w in zip((q, k), weights, strict=True))
-    q, k = (rotate(x.double(), *(table.double() for table in rotary.angles(positions))) for x in (q, k))
+    q, k = (rotate(x.double(), *(table.double() for table in rotary.tables.at(positions))) for x in (q, k))
     assert_close(found, q)
     expected_keys, expected_values = keys.clone().fill_(NAN).double(), values.clone().fill_(NAN)
     for token, slot in enumerate(slots.tolist()):
@@ -129,7 +128,7 @@ def test_threads_share_tokens_and_change_nothing(dtype: torch.dtype) -> None:
             keys, values = torch.zeros(2, 13, kv_heads, 16, head_dim, dtype=dtype)
             positions = torch.arange(tokens)
             norms: dict[str, Any] = {"q_weight": weight, "k_weight": weight, "eps": 1e-6}
-            q = rotate_and_store(qkv, keys, values, rotary.cos, rotary.sin, positions, slots, **norms)
+            q = rotate_and_store(qkv, keys, values, *rotary.tables, positions, slots, **norms)
             gate = gated(qkv.view(tokens, -1), gelu=False)
             found.append((q, keys, values, gate, rms_norm(qkv.view(tokens, -1), weight.repeat(8), 1e-6)))
     finally:

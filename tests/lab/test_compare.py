@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 
 from kvlab.lab.catalogue import direction
-from kvlab.lab.compare.interval import Estimate, Method, estimate, is_worse, verdict
+from kvlab.lab.compare.interval import Estimate, estimate, is_worse, verdict
 from tests.support.recorded import THROUGHPUT
 
 LATENCY = "latency/ttft_ms_p50"
@@ -26,7 +26,7 @@ def test_pairs_give_the_paired_interval_on_logarithms():
     found = estimate(FIRST, SECOND, pairs=list(zip(FIRST, SECOND, strict=True)))
     expected = scipy.stats.ttest_rel(np.log(SECOND), np.log(FIRST)).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((math.expm1(expected.low), math.expm1(expected.high)))
-    assert found.method is Method.PAIRED
+    assert found.paired
     assert found.delta == pytest.approx(np.median(np.divide(SECOND, FIRST)) - 1, rel=0.01)
     low, high = interval(found)
     assert found.delta is not None
@@ -38,7 +38,7 @@ def test_without_pairs_the_interval_is_welchs():
     result = scipy.stats.ttest_ind(np.log(SECOND[:3]), np.log(FIRST), equal_var=False)
     expected = result.confidence_interval(0.99)
     assert (found.low, found.high) == pytest.approx((math.expm1(expected.low), math.expm1(expected.high)))
-    assert found.method is Method.WELCH
+    assert not found.paired
     assert found.delta == pytest.approx(np.median(SECOND[:3]) / np.median(FIRST) - 1)
     assert found.runs == (4, 3)
 
@@ -46,7 +46,7 @@ def test_without_pairs_the_interval_is_welchs():
 def test_one_run_has_a_delta_and_no_interval():
     found = estimate([100.0], [110.0, 111.0])
     assert found.delta == pytest.approx(0.105)
-    assert (found.low, found.high, found.method) == (None, None, Method.NONE)
+    assert (found.low, found.high, found.paired) == (None, None, False)
     assert verdict(THROUGHPUT, found) is None
 
 

@@ -197,7 +197,7 @@ class TestWorkingMemory:
 
 def loaded_bytes(model: Decoder) -> tuple[int, int]:
     """Bytes of a model's parameters and of its rotary tables, each tensor once, wherever it is kept."""
-    rotary = [table for part in model._rotary for table in (part.cos, part.sin)]
+    rotary = [table for part in model._rotary for table in part.tables]
     mine = {id(table) for table in rotary}
     parameters = {id(tensor): tensor.nbytes for tensor in _tensors(model, set()) if id(tensor) not in mine}
     return sum(parameters.values()), sum(table.nbytes for table in rotary)

@@ -13,12 +13,11 @@ from kvlab.attention.backends.triton import TritonAttention
 from kvlab.attention.base import AttentionSpec
 from kvlab.attention.registry import attention_backends, select_backend
 from kvlab.errors import BackendError
-from kvlab.kv.int8 import quantize
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
-from kvlab.kv.storage import KVStorage
+from kvlab.kv.storage import KVStorage, quantize
 from kvlab.models.config import RopeConfig
 from kvlab.models.ops.base import Norm, Ops
 from kvlab.models.ops.cpu_ops import CpuOps

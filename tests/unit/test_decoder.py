@@ -19,7 +19,7 @@ from kvlab.models.families import decoder_config
 from kvlab.models.ops.base import Ops
 from kvlab.models.ops.cpu_ops import CpuOps
 from kvlab.models.ops.torch_ops import TorchOps
-from kvlab.models.rope import RotaryEmbedding
+from kvlab.models.rope import Angles, RotaryEmbedding
 from kvlab.models.weights import DummyWeights
 from kvlab.paths import CONF
 
@@ -68,13 +68,13 @@ def test_dummy_weights_give_logits_that_depend_on_the_whole_prompt(name: str, dt
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rotary_angles_are_computed_once_for_each_table(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = dummy_decoder(name)
-    angles, calls = RotaryEmbedding.angles, []
+    angles, calls = TorchOps.angles, []
 
-    def counted(self: RotaryEmbedding, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        calls.append(self)
-        return angles(self, positions)
+    def counted(self: TorchOps, rotary: RotaryEmbedding, positions: torch.Tensor) -> Angles:
+        calls.append(rotary)
+        return angles(self, rotary, positions)
 
-    monkeypatch.setattr(RotaryEmbedding, "angles", counted)
+    monkeypatch.setattr(TorchOps, "angles", counted)
     last_logits(decoder, [1, 2, 3])
     assert len(calls) == len(set(calls)) == (2 if name == "gemma3_tiny" else 1)
 

@@ -35,22 +35,22 @@ def test_rotation_is_that_of_complex_numbers(head_dim: int, positions: list[int]
     rotary = RotaryEmbedding(RopeConfig(theta), head_dim, 300, torch.float32)
     x, at = torch.randn(len(positions), 3, head_dim), torch.tensor(positions)
     expected = rotate_complex(x, at, theta).float()
-    torch.testing.assert_close(rotate(x, *rotary.angles(at)), expected, atol=2e-4, rtol=0)
+    torch.testing.assert_close(rotate(x, *rotary.tables.at(at)), expected, atol=2e-4, rtol=0)
 
 
 def test_position_0_is_left_as_it_is() -> None:
     rotary = RotaryEmbedding(RopeConfig(10_000.0), 16, 4, torch.float32)
     x = torch.randn(2, 3, 16)
-    assert torch.equal(rotate(x, *rotary.angles(torch.zeros(2, dtype=torch.int64))), x)
+    assert torch.equal(rotate(x, *rotary.tables.at(torch.zeros(2, dtype=torch.int64))), x)
 
 
 @given(shift=st.integers(0, 200))
 def test_products_depend_on_the_distance_alone(shift: int) -> None:
     rotary = RotaryEmbedding(RopeConfig(10_000.0), 64, 300, torch.float32)
     q, k = torch.randn(2, 1, 1, 64)
-    near = rotate(q, *rotary.angles(torch.tensor([20]))) * rotate(k, *rotary.angles(torch.tensor([3])))
-    far = rotate(q, *rotary.angles(torch.tensor([20 + shift]))) * rotate(
-        k, *rotary.angles(torch.tensor([3 + shift]))
+    near = rotate(q, *rotary.tables.at(torch.tensor([20]))) * rotate(k, *rotary.tables.at(torch.tensor([3])))
+    far = rotate(q, *rotary.tables.at(torch.tensor([20 + shift]))) * rotate(
+        k, *rotary.tables.at(torch.tensor([3 + shift]))
     )
     torch.testing.assert_close(near.sum(), far.sum(), atol=1e-3, rtol=0)
 
@@ -58,7 +58,7 @@ def test_products_depend_on_the_distance_alone(shift: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dtype_is_kept(dtype: torch.dtype) -> None:
     rotary = RotaryEmbedding(RopeConfig(10_000.0), 16, 8, dtype)
-    assert rotate(torch.randn(1, 2, 16, dtype=dtype), *rotary.angles(torch.tensor([3]))).dtype == dtype
+    assert rotate(torch.randn(1, 2, 16, dtype=dtype), *rotary.tables.at(torch.tensor([3]))).dtype == dtype
 
 
 class TestFrequencies:

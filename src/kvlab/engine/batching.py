@@ -72,7 +72,7 @@ class BatchBuilder:
 
     def build(self, now: float) -> StepBatch:
         """Plan and reserve stage by stage, within `max_batched_tokens`."""
-        scheduler, stages = self._scheduler, self._scheduler.stages
+        scheduler, stages = self._scheduler, self._scheduler.order.stages
         scheduler.begin_step(now, self._cached_tokens)
         batch = StepBatch(decode_last=stages[0] is not Stage.DECODE)
         budget = scheduler.config.max_batched_tokens
@@ -112,7 +112,7 @@ class BatchBuilder:
             if self._journal is not None:
                 self._journal.assign(sequence.slot, sequence.key)
             self._scheduler.start(sequence)
-        self._scheduler.put_first(waiting)
+        self._scheduler.waiting.put_first(waiting)
 
     def _cached_tokens(self, sequence: Sequence) -> int:
         return self._pool.prefix_tokens(sequence.token_ids, sequence.request.salt)

@@ -110,7 +110,7 @@ class Engine:
         first, *others = (Sequence(request, index=index, stop_token_ids=stops) for index in range(asked.n))
         first.siblings = others
         self._outputs.add([first, *others], on_output, on_finish)
-        self.scheduler.add(first)
+        self.scheduler.waiting.add(first)
         return first
 
     def abort(self, request_id: str) -> bool:

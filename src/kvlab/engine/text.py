@@ -36,15 +36,7 @@ class TextStream:
         """The text that the next token makes certain, and whether a stop string ended it."""
         self._ids.append(token)
         self._left -= 1
-        return self._emit(self._decode())
-
-    def close(self) -> str:
-        """What was held back: nothing comes any more that could make it a stop string."""
-        text, self._held = self._held + self._decode(whole=False), ""
-        return text
-
-    def _emit(self, new: str) -> tuple[str, bool]:
-        before, self._held = len(self._held), self._held + new
+        before, self._held = len(self._held), self._held + self._decode()
         if self._left <= 0:
             # Only what ends in the new text counts: a stop string held before was found before, or came too early.
             starts = [self._held.find(each, max(0, before - len(each) + 1)) for each in self._stop]
@@ -55,6 +47,11 @@ class TextStream:
         cut = len(self._held) - self._may_become_stop()
         text, self._held = self._held[:cut], self._held[cut:]
         return text, False
+
+    def close(self) -> str:
+        """What was held back: nothing comes any more that could make it a stop string."""
+        text, self._held = self._held + self._decode(whole=False), ""
+        return text
 
     def _may_become_stop(self) -> int:
         """Length of the longest end of the held text that begins a stop string."""

@@ -8,8 +8,9 @@ import torch
 
 from kvlab.errors import CapacityError
 from kvlab.kernels.cpu.memory import empty
-from kvlab.kv.int8 import quantize
 from kvlab.kv.spec import KVSpec
+
+_SMALLEST = 1e-30  # a largest magnitude below this counts as 0 in int8
 
 
 class PageLayout(StrEnum):
@@ -51,11 +52,8 @@ class KVStorage:
             if spec.is_scaled:
                 self.key_scales = self._zeros(shape[:-1], torch.float32)
                 self.value_scales = self._zeros(shape[:-1], torch.float32)
-        except (
-            RuntimeError,
-            OSError,
-            OverflowError,
-        ) as error:  # torch has no narrower type for "no memory" on a CPU
+        # torch has no narrower type for "no memory" on a CPU
+        except (RuntimeError, OSError, OverflowError) as error:
             raise CapacityError(
                 f"KV cache of {num_blocks} blocks of {block_size} tokens "
                 f"({num_blocks * block_size * spec.bytes_per_token} bytes) does not fit on {self.device}: {error}"
@@ -69,14 +67,12 @@ class KVStorage:
         """On a CPU in large pages, as blocks are read from all over the pool, and all of it taken now: the first
         sequences are not to wait for memory.
         """
-        shape = self._in_memory(shape)
+        if self.layout is PageLayout.NHD:
+            layers, blocks, kv_heads, block_size, *rest = shape
+            shape = (layers, blocks, block_size, kv_heads, *rest)
         on_cpu = self.device.type == "cpu"
         zeros = empty(shape, dtype).zero_() if on_cpu else torch.zeros(shape, dtype=dtype, device=self.device)
         return zeros if self.layout is PageLayout.HND else zeros.transpose(2, 3)
-
-    def _in_memory(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        layers, blocks, kv_heads, block_size, *rest = shape
-        return shape if self.layout is PageLayout.HND else (layers, blocks, block_size, kv_heads, *rest)
 
     @property
     def num_bytes(self) -> int:
@@ -148,3 +144,14 @@ class KVStorage:
         """Copy whole blocks on every layer."""
         for tensor in self._tensors:
             tensor[:, target] = tensor[:, source]
+
+
+def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row of `x` `[..., n]` as int8 and the scale `[...]` float32 that it is to be multiplied by: the row's
+    largest magnitude / 127, so that 0 stays 0. A number that is not finite makes its row's scale so. The native
+    kernels do the same.
+    """
+    x = x.float()
+    magnitude = x.abs().amax(dim=-1)
+    inverse = 127 / magnitude.clamp(min=_SMALLEST)
+    return (x * inverse[..., None]).round().to(torch.int8), magnitude / 127

@@ -49,16 +49,11 @@ class RotaryEmbedding:
     ) -> None:
         angles = torch.outer(torch.arange(max_positions).float(), inverse_frequencies(rope, head_dim))
         angles = torch.cat([angles, angles], dim=-1)
-        self.cos = angles.cos().to(device=device, dtype=dtype)
         # The half-rotation's sign is folded into the sine, so that applying it needs no negation.
         sign = torch.ones(head_dim)
         sign[: head_dim // 2] = -1
-        self.sin = (angles.sin() * sign).to(device=device, dtype=dtype)
-        self.tables = Angles(self.cos, self.sin)
-
-    def angles(self, positions: torch.Tensor) -> Angles:
-        """The angles of the tokens' `positions` `[T]`, `[T, 1, head_dim]`."""
-        return self.tables.at(positions)
+        tables = (table.to(device=device, dtype=dtype) for table in (angles.cos(), angles.sin() * sign))
+        self.tables = Angles(*tables)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

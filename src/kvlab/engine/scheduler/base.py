@@ -10,7 +10,7 @@ from functools import cache
 from kvlab.config import SchedulerConfig
 from kvlab.core import Sequence, SequenceStatus
 from kvlab.engine.plan import Chunk, DecodeBatch
-from kvlab.engine.scheduler.orders import ORDERS, Stage, StepState
+from kvlab.engine.scheduler.orders import ORDERS, StepState
 from kvlab.engine.scheduler.victims import VICTIMS
 from kvlab.engine.scheduler.waiting_queue import WaitingQueue
 from kvlab.registry import Registry
@@ -44,18 +44,9 @@ class Scheduler(ABC):
         self._joined: list[Sequence] = []  # decode from the next step on
         self._left: list[int] = []  # slots of those that do not decode any more
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """What gets a step's tokens and memory, one after the other."""
-        return self.order.stages
-
     def has_work(self) -> bool:
         """Whether a sequence waits, runs, or has ended without having been retired."""
         return bool(self.running) or len(self.waiting) > 0
-
-    def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence."""
-        self.waiting.add(sequence)
 
     def retire(self) -> list[Sequence]:
         """Take the sequences that ended out of the running ones, and return them."""
@@ -143,10 +134,6 @@ class Scheduler(ABC):
         sequence.is_decoding = True
         self._prefilling.remove(sequence)
         self._joined.append(sequence)
-
-    def put_first(self, sequences: list[Sequence]) -> None:
-        """Queue sequences before the others of their rank, in this order."""
-        self.waiting.put_first(sequences)
 
     def victim(self) -> Sequence:
         """The running sequence that gives up its blocks when memory runs out."""

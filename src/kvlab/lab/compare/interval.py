@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from enum import StrEnum
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -30,14 +29,6 @@ MIN_EFFECT = 0.01  # a fraction
 SAME = "same"
 
 _NO_SPREAD = 1e-12  # relative: what rounding leaves of equal numbers
-
-
-class Method(StrEnum):
-    """How an interval was found."""
-
-    PAIRED = "paired"  # repeat by repeat
-    WELCH = "welch"  # as two independent samples
-    NONE = "none"  # one run each: no interval
 
 
 class Estimate(NamedTuple):
@@ -52,7 +43,7 @@ class Estimate(NamedTuple):
     delta: float | None
     low: float | None = None
     high: float | None = None
-    method: Method = Method.NONE
+    paired: bool = False  # whether the interval is that of repeats in turn; else of two independent samples
     runs: tuple[int, int] = (1, 1)  # of baseline and group that were used
 
 
@@ -87,7 +78,7 @@ def estimate(
     if min(runs) < 2:
         return Estimate(difference, delta, runs=runs)
     low, high = map(relative, _interval(first, second, confidence, paired=paired))
-    return Estimate(difference, delta, low, high, Method.PAIRED if paired else Method.WELCH, runs)
+    return Estimate(difference, delta, low, high, paired, runs)
 
 
 def verdict(metric: str, found: Estimate, min_effect: float = MIN_EFFECT) -> str | None:
@@ -116,7 +107,7 @@ def _against_zero(other: Sequence[float], difference: float, runs: tuple[int, in
     delta, end = (None, math.inf) if any(other) else (0.0, 0.0)
     if min(runs) < 2 or (any(other) and min(other) <= 0):
         return Estimate(difference, delta, runs=runs)
-    return Estimate(difference, delta, end, end, Method.WELCH, runs)
+    return Estimate(difference, delta, end, end, runs=runs)
 
 
 def _interval(

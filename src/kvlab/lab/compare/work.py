@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -36,18 +35,10 @@ def obstacle(baseline: Group, other: Group, by: Sequence[str] = ()) -> str | Non
     return None
 
 
-class Agreement(StrEnum):
-    """Whether outputs are the same."""
-
-    EQUAL = "equal"
-    DIFFER = "differ"
-    NOT_COMPARABLE = "not comparable"
-
-
 class OutputCheck(NamedTuple):
-    """Whether a run's outputs are those of another, and the same in words, with the reason."""
+    """Whether a run's outputs are known to be those of another, and what there is to say on it."""
 
-    agreement: Agreement
+    equal: bool
     text: str
 
 
@@ -55,9 +46,9 @@ def check_groups(baseline: Group, other: Group) -> OutputCheck:
     """Compare each finished run of a group with one run of the baseline; the first that differs is returned."""
     runs = [run for run in other.runs if run is not baseline.example]
     if not baseline.runs or not runs:
-        return OutputCheck(Agreement.NOT_COMPARABLE, "not comparable (no two finished runs)")
+        return OutputCheck(False, "not comparable (no two finished runs)")
     checks = [check_outputs(baseline.example, run) for run in runs]
-    return next((check for check in checks if check.agreement is not Agreement.EQUAL), checks[0])
+    return next((check for check in checks if not check.equal), checks[0])
 
 
 def check_outputs(first: RunRecord, second: RunRecord) -> OutputCheck:
@@ -65,11 +56,11 @@ def check_outputs(first: RunRecord, second: RunRecord) -> OutputCheck:
     temperature 0: they depend on the model and the prompt alone.
     """
     if reason := _not_comparable(first, second):
-        return OutputCheck(Agreement.NOT_COMPARABLE, f"not comparable ({reason})")
+        return OutputCheck(False, f"not comparable ({reason})")
     one, two = ({record.key: record.output_token_ids for record in run.requests()} for run in (first, second))
     common = [key for key in one if key in two]
     if not common:
-        return OutputCheck(Agreement.NOT_COMPARABLE, "not comparable (no outputs of the same requests were kept)")
+        return OutputCheck(False, "not comparable (no outputs of the same requests were kept)")
     different = [key for key in common if one[key] != two[key]]
     missing = len(one.keys() ^ two.keys())
     text = f"equal for {len(common)} requests"
@@ -79,7 +70,7 @@ def check_outputs(first: RunRecord, second: RunRecord) -> OutputCheck:
         index = next(index for index, (token, other) in enumerate(tokens) if token != other)
         text = f"differ for {len(different)} of {len(common)} requests (first: {which}, token {index})"
     text += f"; {missing} in one of the runs alone" if missing else ""
-    return OutputCheck(Agreement.DIFFER if different or missing else Agreement.EQUAL, text)
+    return OutputCheck(not different and not missing, text)
 
 
 def _not_comparable(first: RunRecord, second: RunRecord) -> str | None:

@@ -116,7 +116,7 @@ class _Comparison:
             return f"{group.name} against {name}: {figures}; {reason}."
         interval = interval_text(found)
         wide = interval if interval == "exact" else f"{self._options.confidence:g} % interval {interval}"
-        runs = f"{found.runs[0]} and {found.runs[1]} runs" if found.method == "welch" else f"{found.runs[0]} pairs"
+        runs = f"{found.runs[0]} pairs" if found.paired else f"{found.runs[0]} and {found.runs[1]} runs"
         what = f"the same as {name}{_reservation(found)}" if word == SAME else f"{word} than {name}"
         return f"{group.name} is {what}: {figures} ({wide}, {runs})."
 

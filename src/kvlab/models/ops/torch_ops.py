@@ -84,7 +84,7 @@ class TorchOps(Ops):
 
     def angles(self, rotary: RotaryEmbedding, positions: torch.Tensor) -> Angles:
         """See Ops."""
-        return rotary.angles(positions)
+        return rotary.tables.at(positions)
 
     def rotate_and_store(
         self, qkv: torch.Tensor, norms: tuple[Norm, Norm] | None, angles: Angles, view: CacheView, layer: int
