@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.storage import KVStorage
-from tests.property.reference import Content, Step, indexed, kv_of, look
+from tests.property.reference import Content, Step, block_of, indexed, look, stored_kv_of
 
 
 class PoolInvariants(RuleBasedStateMachine):
@@ -40,13 +40,13 @@ class PoolInvariants(RuleBasedStateMachine):
                 found.setdefault(block, []).append((entry, content))
         return found
 
-    def held(self, block: int, entry: int) -> int:
+    def held(self, holders: list[tuple[int, Content]], entry: int) -> int:
         """Tokens in a block that is its holders' `entry`; who counts on the coming step knows of more."""
         size = self.pool.block_size
         return max(
             (
                 max(0, min(content.stored - entry * size, size))
-                for _, content in self.holders()[block]
+                for _, content in holders
                 if entry not in content.pending
             ),
             default=0,
@@ -54,7 +54,8 @@ class PoolInvariants(RuleBasedStateMachine):
 
     def is_being_filled(self, block: int, entry: int) -> bool:
         """Whether a block is published but not computed."""
-        return block in self.holders() and self.held(block, entry) < self.pool.block_size
+        holders = self.holders()
+        return block in holders and self.held(holders[block], entry) < self.pool.block_size
 
     @invariant()
     def no_finding(self) -> None:
@@ -63,20 +64,23 @@ class PoolInvariants(RuleBasedStateMachine):
     @invariant()
     def stored_content_is_bit_for_bit(self) -> None:
         """Of every sequence, through the gather that attention uses, and through block and offset."""
+        assert self.storage is not None
         slots = [slot for slot, content in self.model.items() if content.length]
         view = look(self.pool, slots)
+        tables = view.block_tables.tolist()
         for index, slot in enumerate(slots):
             content = self.model[slot]
             assert view.lengths[index] == self.pool.get_seq_len(slot) == content.length
             if content.pending:  # not computed yet
                 continue
-            block, offset = self.pool.tables.locate(slot, content.length - 1)
-            for layer, (k, v) in enumerate(content.kv(0, content.length)):
+            expected = content.stored_kv(content.length, self.storage)
+            for layer, (k, v) in enumerate(expected):
                 keys, values = view.gather(layer, index)
                 assert torch.equal(keys, k)
                 assert torch.equal(values, v)
-                assert torch.equal(view.keys(layer)[block, :, offset], k[:, -1])
-                assert torch.equal(view.values(layer)[block, :, offset], v[:, -1])
+            entry, offset = divmod(content.length - 1, self.pool.block_size)
+            assert self.pool.tables.locate(slot, content.length - 1) == (tables[index][entry], offset)
+            assert torch.equal(block_of(self.storage, tables[index][entry])[:, :, :, offset], expected[:, :, :, -1])
 
     @invariant()
     def an_open_view_sees_what_was_written(self) -> None:
@@ -87,7 +91,8 @@ class PoolInvariants(RuleBasedStateMachine):
             content = self.model[slot]
             if not inside.issuperset(content.pending.values()):
                 continue
-            expected = content.kv(0, self.step.view.lengths[index])
+            assert self.storage is not None
+            expected = content.stored_kv(self.step.view.lengths[index], self.storage)
             for layer in self.step.written:
                 keys, values = self.step.view.gather(layer, index)
                 assert torch.equal(keys, expected[layer, 0])
@@ -103,13 +108,12 @@ class PoolInvariants(RuleBasedStateMachine):
         pending = set()
         for (salt, tokens), block in indexed(self.pool).items():
             entry = len(tokens) // size - 1
-            if block in holders and self.held(block, entry) < size:
+            if block in holders and self.held(holders[block], entry) < size:
                 pending.add(block)
                 continue
-            for offset in range(size):
-                kv = kv_of(salt, tokens[: entry * size + offset + 1])
-                assert torch.equal(self.storage.keys[:, block, :, offset], kv[:, 0])
-                assert torch.equal(self.storage.values[:, block, :, offset], kv[:, 1])
+            ends = range(entry * size + 1, len(tokens) + 1)
+            kv = [stored_kv_of(salt, tokens[:end], self.storage.keys.dtype) for end in ends]
+            assert torch.equal(block_of(self.storage, block), torch.stack(kv, dim=3))
         if not self.prepared and self.step is None:
             assert not pending
         assert self.pool._sharing is not None
@@ -149,10 +153,10 @@ class PoolInvariants(RuleBasedStateMachine):
         self.rewound &= set(references)
         held = {block: int(pool._ledger.occupancy._held[block]) for block in references}
         for block, holders in self.holders().items():
-            sure = self.held(block, holders[0][0])
+            sure = self.held(holders, holders[0][0])
             assert held[block] == sure or (block in self.rewound and sure < held[block] <= pool.block_size)
         tokens = sum(held.values())
-        in_use, cached = len(references), set(indexed(pool).values()) - set(references)
+        in_use, cached = len(references), set(pool.allocator._contents) - set(references)
         assert pool.tables.live == set(self.model)
         for slot, content in self.model.items():
             assert len(pool.tables.blocks(slot)) == content.blocks

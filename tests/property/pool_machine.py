@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from kvlab.errors import OutOfBlocksError, SlotError
-from tests.property.reference import SPEC, Step
-from tests.property.sequence_rules import SequenceRules, alphabet, picks, prompts
+from kvlab.kv.protocol import Salt
+from tests.property.reference import SPEC, Step, computed_dtype, state
+from tests.property.sequence_rules import SequenceRules, alphabet, picks, prompts, salts
 
 Wanted = list[tuple[int, int]]
 steps: st.SearchStrategy[Wanted] = st.lists(st.tuples(picks, st.integers(1, 7)), min_size=1, max_size=4)
@@ -210,7 +211,8 @@ class PoolMachine(SequenceRules):
             kv[:, :, : max(0, content.stored - content.length)] = torch.nan
             parts.append(kv)
         if parts:
-            k, v = torch.cat(parts, dim=2).transpose(1, 2).contiguous()
+            assert self.storage is not None
+            k, v = torch.cat(parts, dim=2).transpose(1, 2).contiguous().to(computed_dtype(self.storage))
             step.view.update(layer, k, v)
         step.written.add(layer)
 
@@ -233,7 +235,16 @@ class PoolMachine(SequenceRules):
             with self.refused(RuntimeError, match="already"):
                 call()
 
-    # Calls that no state allows
+    # Calls that change nothing
+
+    @rule(tokens=prompts, salt=salts)
+    def ask(self, tokens: list[int], salt: Salt) -> None:
+        """What a prompt would find, and what is leaked: nothing."""
+        before = state(self.pool)
+        found = len(self.hits(tokens, salt)) if self.sharing else 0
+        assert self.pool.prefix_tokens(tokens, salt) == found * self.pool.block_size
+        assert self.pool.reclaim_leaked_blocks() == 0
+        assert state(self.pool) == before
 
     @precondition(lambda self: self.model)
     @rule(pick=picks, dead=st.integers(-1, 40))
@@ -249,8 +260,8 @@ class PoolMachine(SequenceRules):
             pool.allocate_slot(4, keep_free=-1)
         if slot in self.busy():
             for call in (pool.reserve, pool.view):
-                with self.refused(SlotError, match="reserved|max_seq_len"):
-                    call([slot], [17])
+                with self.refused(SlotError, match="max_seq_len"):
+                    call([slot], [pool.max_seq_len + 1])
             return
         for call in (pool.reserve, pool.view):
             if dead not in self.model:

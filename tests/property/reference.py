@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import zlib
 from array import array
+from ast import literal_eval
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 import torch
 
+from kvlab.kv.int8 import quantize
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.prefix import Prefix
 from kvlab.kv.protocol import Salt
 from kvlab.kv.spec import KVSpec
+from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
 
 SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=4, dtype="float32")
-SALTS: tuple[Salt, ...] = (None, "tenant")
 
 Key = tuple[Salt, tuple[int, ...]]  # a salt and all tokens of a prefix
 
@@ -24,9 +27,31 @@ Key = tuple[Salt, tuple[int, ...]]  # a salt and all tokens of a prefix
 @lru_cache(maxsize=20_000)
 def kv_of(salt: Salt, tokens: tuple[int, ...]) -> torch.Tensor:
     """K and V of the last of these tokens, `[layers, 2, kv_heads, head_dim]`: of all before it, as in a decoder."""
-    seed = [SALTS.index(salt), *tokens]
+    seed = [zlib.crc32(repr(salt).encode()), *tokens]
     shape = (SPEC.num_layers, 2, SPEC.num_kv_heads, SPEC.head_dim)
     return torch.from_numpy(np.random.default_rng(seed).random(shape, dtype=np.float32))
+
+
+def computed_dtype(storage: KVStorage) -> torch.dtype:
+    """What a model gives to be stored: numbers of the storage's type, which int8 is made of."""
+    return storage.keys.dtype if storage.key_scales is None else torch.float32
+
+
+@lru_cache(maxsize=20_000)
+def stored_kv_of(salt: Salt, tokens: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """`kv_of` as it is read back from a storage of this type: rounded, or in int8 and back."""
+    if dtype is not torch.int8:
+        return kv_of(salt, tokens).to(dtype)
+    numbers, scales = quantize(kv_of(salt, tokens))
+    return numbers * scales[..., None]
+
+
+def block_of(storage: KVStorage, block: int) -> torch.Tensor:
+    """K and V of a block on every layer, `[layers, 2, kv_heads, block_size, head_dim]`, from the tensors."""
+    kv = torch.stack([storage.keys[:, block], storage.values[:, block]], dim=1)
+    if storage.key_scales is None or storage.value_scales is None:
+        return kv
+    return kv * torch.stack([storage.key_scales[:, block], storage.value_scales[:, block]], dim=1)[..., None]
 
 
 @dataclass
@@ -59,6 +84,11 @@ class Content:
             return torch.empty(SPEC.num_layers, 2, SPEC.num_kv_heads, 0, SPEC.head_dim)
         return torch.stack([kv_of(*self.key(position + 1)) for position in range(start, end)], dim=3)
 
+    def stored_kv(self, length: int, storage: KVStorage) -> torch.Tensor:
+        """The same of the first positions, at least one, as it is read back from a storage."""
+        dtype = storage.keys.dtype
+        return torch.stack([stored_kv_of(*self.key(position + 1), dtype) for position in range(length)], dim=3)
+
 
 @dataclass
 class Step:
@@ -88,9 +118,16 @@ def indexed(pool: BlockPool) -> dict[Key, int]:
         return {}
     found = {}
     for block, node in pool.allocator._contents.items():
-        salt = next(salt for salt in SALTS if pool.index._roots.get(repr(salt).encode()) is _root(node))
-        found[salt, _tokens(node)] = block
+        root = _root(node)
+        assert pool.index._roots[root.key[1]] is root
+        found[_salt(root.key[1]), _tokens(node)] = block
     return found
+
+
+@lru_cache
+def _salt(text: bytes) -> Salt:
+    salt: Salt = literal_eval(text.decode())
+    return salt
 
 
 def _root(node: Prefix) -> Prefix:

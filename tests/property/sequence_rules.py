@@ -169,8 +169,9 @@ class SequenceRules(PoolInvariants):
         return slot
 
     @precondition(lambda self: self.model)
-    @rule(pick=picks, rerun=st.booleans())
-    def fork_slot(self, pick: int, rerun: bool) -> None:
+    @rule(pick=picks, rerun=st.booleans(), told=st.booleans())
+    def fork_slot(self, pick: int, rerun: bool, told: bool) -> None:
+        """`told`: the copy has a list of its own, so that the pool knows its further tokens."""
         slot = self.slot(pick)
         if slot in self.busy():
             with self.refused(SlotError, match=f"slot {slot} is in a step"):
@@ -184,10 +185,12 @@ class SequenceRules(PoolInvariants):
                 self.pool.fork_slot(slot, tokens, rerun_last=rerun)
             return
         with self.taking(own):
-            copy = self.pool.fork_slot(slot, tokens, rerun_last=rerun)
+            copy = self.pool.fork_slot(slot, tokens if told else None, rerun_last=rerun)
         assert copy not in self.model
         length = source.length - (1 if rerun and source.length else 0)
-        self.model[copy] = replace(source, tokens=tokens, length=length, pending=dict(source.pending))
+        self.model[copy] = replace(
+            source, tokens=tokens, told=source.told and told, length=length, pending=dict(source.pending)
+        )
         same = self.pool.tables.blocks(slot) == self.pool.tables.blocks(copy)
         assert same == (self.pool.is_paged() or not source.blocks)
 

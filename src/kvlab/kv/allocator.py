@@ -133,7 +133,7 @@ class BlockAllocator:
             self._references[block] += 1
         self.num_references += len(blocks)
         self.total_allocated += len(reused)
-        if owner is not None:
+        if owner is not None and blocks:
             self._own(blocks, owner)
         if self._journal is not None:
             self._journal.add(BlockEvent.SHARED, blocks, owner)
@@ -178,7 +178,7 @@ class BlockAllocator:
         self.total_freed += len(released)
         if all_of_owner:
             del self._owned[owner]
-        elif owner is not None:
+        elif owner is not None and blocks:
             self._disown(blocks, owner)
         return list(released)
 
