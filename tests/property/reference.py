@@ -11,12 +11,11 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from kvlab.kv.int8 import quantize
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.prefix import Prefix
 from kvlab.kv.protocol import Salt
 from kvlab.kv.spec import KVSpec
-from kvlab.kv.storage import KVStorage
+from kvlab.kv.storage import KVStorage, quantize
 from kvlab.kv.view import CacheView
 
 SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=4, dtype="float32")
