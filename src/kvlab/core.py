@@ -7,6 +7,15 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple
 
+# The most that one request may ask for: none takes the memory or the time of the others.
+MAX_SAMPLES = 128
+MAX_LOGPROBS = 20
+MAX_STOPS = 16  # stop strings
+MAX_STOP_CHARS = 1024  # of each
+MAX_STOP_TOKENS = 300
+MAX_WHOLE = 2**31 - 1  # of whole numbers that nothing else bounds
+MAX_TEMPERATURE = 1e9  # and repetition penalty: float32 still divides by it
+
 
 class FinishReason(StrEnum):
     """Why a sequence ended."""

@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_MOST_SHOWN = 200  # characters of a value
+
+
+def printable(text: str) -> str:
+    """The text with control characters, which a terminal would obey, as escapes; tabs and ends of lines stay."""
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def shown(value: object, text_of: Callable[[object], str] = str) -> str:
+    """A user's value in a message: on one line, without control characters, cut where it is long."""
+    try:
+        text = printable(text_of(value)).replace("\n", "\\n")
+    except ValueError:  # Python writes no whole number of more than some 4,000 digits
+        text = "(a number of thousands of digits)"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text):,} characters)"
 
 
 class KvlabError(Exception):
@@ -13,7 +31,7 @@ class ConfigError(KvlabError, ValueError):
     """A setting is wrong. The message names the key, the value and what would do."""
 
     def __init__(self, key: str, value: object, reason: str) -> None:
-        super().__init__(f"{key}={'null' if value is None else value}: {reason}")
+        super().__init__(f"{shown(key)}={'null' if value is None else shown(value)}: {reason}")
         self.key = key
         self.value = value
 

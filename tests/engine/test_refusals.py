@@ -72,7 +72,7 @@ def test_stop_strings_need_text() -> None:
         {"min_p": 0.999, "temperature": 1.0},
         {"min_tokens": 5},
         {"seed": -(2**100), "temperature": 1.0},
-        {"logprobs": 1000},
+        {"logprobs": 20},
         {"repetition_penalty": 1e9},
     ],
     ids=str,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from kvlab.errors import ConfigError
 
+MOST = 10**15  # of any number: what is computed from a few of them is a number still
+MOST_SECONDS = 366 * 86400  # a year: who waits for longer has mistyped
+_MOST_BYTES = 2**60
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)}
 _UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)}
@@ -18,10 +20,12 @@ def one_of(key: str, value: str, known: tuple[str, ...]) -> None:
         raise ConfigError(key, value, f"unknown; known: {', '.join(known)}")
 
 
-def at_least(key: str, value: float | None, least: float) -> None:
-    """Raise ConfigError unless `value` is None or a finite number of at least `least`."""
-    if value is not None and not (value >= least and math.isfinite(value)):
-        raise ConfigError(key, value, f"must be a number, at least {least}")
+def at_least(key: str, value: float | None, least: float, most: float = MOST) -> None:
+    """Raise ConfigError unless `value` is None or a number from `least` to `most`."""
+    if value is None or least <= value <= most:
+        return
+    text = f"at least {least}" if not value > most else f"at most {most:.15g}"
+    raise ConfigError(key, value, f"must be a number, {text}")
 
 
 def parse_bytes(text: str, *, key: str) -> int:
@@ -32,7 +36,9 @@ def parse_bytes(text: str, *, key: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
     if not match or match[2].lower() not in _UNITS:
         raise ConfigError(key, text, "is not a size; write for example 512MiB, 4GiB or 2GB")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    size = float(match[1]) * _UNITS[match[2].lower()]
+    at_least(key, size, 0, _MOST_BYTES)
+    return int(size)
 
 
 def format_bytes(count: float) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvlab.config.values import at_least, one_of
+from kvlab.config.values import MOST_SECONDS, at_least, one_of
+from kvlab.core import MAX_SAMPLES, MAX_TEMPERATURE, MAX_WHOLE
 from kvlab.errors import ConfigError
 from kvlab.registry import registry
 
 ARRIVALS = ("burst", "uniform", "poisson")
 DISTRIBUTIONS = ("uniform", "lognormal")
+_MOST_SIGMA = 20.0  # e to the power of 20: lengths up to half a thousand million times the median
+_MOST_ZIPF = 100.0  # all requests in the first group
 
 
 @dataclass
@@ -49,25 +52,48 @@ class WorkloadConfig:
     def __post_init__(self) -> None:
         registry("workload.source").check(self.source)
         one_of("workload.arrival", self.arrival, ARRIVALS)
-        at_least("workload.temperature", self.temperature, 0)
+        at_least("workload.temperature", self.temperature, 0, MAX_TEMPERATURE)
         if self.source == "jsonl":
-            if self.path is None:
+            if not self.path:
                 raise ConfigError("workload.path", self.path, "workload=jsonl needs workload.path=<file>")
             return
-        at_least("workload.num_requests", self.num_requests, 1)
+        for name, least in (
+            ("num_requests", 1),
+            ("num_groups", 1),
+            ("turns", 1),
+            ("system_len", 0),
+            ("group_len", 0),
+        ):
+            at_least(f"workload.{name}", getattr(self, name), least)
+        at_least("workload.samples", self.samples, 1, MAX_SAMPLES)
+        at_least("workload.priorities", self.priorities, 1, MAX_WHOLE)
+        at_least("workload.zipf", self.zipf, 0, _MOST_ZIPF)
+        at_least("workload.think_s", self.think_s, 0, MOST_SECONDS)
         for name, length in (("prompt_len", self.prompt_len), ("output_len", self.output_len)):
-            at_least(f"workload.{name}.min", length.min, 1)
-            if length.max < length.min:
-                text = f"is less than workload.{name}.min={length.min}"
-                raise ConfigError(f"workload.{name}.max", length.max, text)
-            one_of(f"workload.{name}.distribution", length.distribution, DISTRIBUTIONS)
-            at_least(f"workload.{name}.sigma", length.sigma, 0)
-            if length.distribution == "lognormal" and not (length.median and length.median > 0):
-                raise ConfigError(f"workload.{name}.median", length.median, "lognormal needs a median, in tokens")
-        for name in ("system_len", "group_len", "zipf", "think_s"):
-            at_least(f"workload.{name}", getattr(self, name), 0)
-        for name in ("num_groups", "turns", "samples", "priorities"):
-            at_least(f"workload.{name}", getattr(self, name), 1)
-        if self.arrival != "burst" and not (self.rate and self.rate > 0):
+            _check_length(f"workload.{name}", length)
+        self._check_rate()
+
+    def _check_rate(self) -> None:
+        if self.arrival == "burst":
+            return
+        if not self.rate:
             text = f"workload.arrival={self.arrival} needs requests per second"
             raise ConfigError("workload.rate", self.rate, text)
+        at_least("workload.rate", self.rate, 0)
+        if self.num_requests > self.rate * MOST_SECONDS:
+            least = f"{self.num_requests / MOST_SECONDS:.1g} requests per second, or fewer requests"
+            text = f"the last of {self.num_requests} requests would arrive in more than a year; take"
+            raise ConfigError("workload.rate", self.rate, f"{text} {least}")
+
+
+def _check_length(key: str, length: LengthConfig) -> None:
+    at_least(f"{key}.min", length.min, 1)
+    if length.max < length.min:
+        raise ConfigError(f"{key}.max", length.max, f"is less than {key}.min={length.min}")
+    at_least(f"{key}.max", length.max, 1, MAX_WHOLE)
+    one_of(f"{key}.distribution", length.distribution, DISTRIBUTIONS)
+    at_least(f"{key}.sigma", length.sigma, 0, _MOST_SIGMA)
+    if length.distribution == "lognormal":
+        if not length.median:
+            raise ConfigError(f"{key}.median", length.median, "lognormal needs a median, in tokens")
+        at_least(f"{key}.median", length.median, 1e-3)

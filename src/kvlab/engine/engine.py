@@ -16,7 +16,7 @@ from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.step import Executor, StepResult
 from kvlab.engine.text import Detokenizer
-from kvlab.engine.validation import check_deadline, check_fits, check_prompt, check_queue, check_sampling
+from kvlab.engine.validation import check_fits, check_prompt, check_queue, check_sampling, check_urgency
 from kvlab.errors import RequestRefusedError
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
@@ -99,7 +99,7 @@ class Engine:
             raise RequestRefusedError(f"request {request_id!r} is in the engine already")
         check_prompt(request, self._vocab_size)
         check_sampling(request_id, asked, vocab_size=self._vocab_size, has_text=self._has_text)
-        check_deadline(request)
+        check_urgency(request)
         check_fits(request, self.pool.max_sequence_tokens)
         check_queue(request, self.scheduler.waiting, self.scheduler.config.max_waiting_requests)
         if asked.seed is None:

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable
+from typing import TypeGuard
 
-from kvlab.core import Request, SamplingParams
+from kvlab.core import (
+    MAX_LOGPROBS,
+    MAX_SAMPLES,
+    MAX_STOP_CHARS,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+    MAX_TEMPERATURE,
+    MAX_WHOLE,
+    Request,
+    SamplingParams,
+)
 from kvlab.engine.scheduler.waiting_queue import WaitingQueue
-from kvlab.errors import QueueFullError, RequestRefusedError
+from kvlab.errors import QueueFullError, RequestRefusedError, shown
 
 _COUNTS = (
-    ("max_tokens", 1, ""),
-    ("n", 1, " sample"),
-    ("top_k", 0, "; 0 keeps all tokens"),
-    ("min_tokens", 0, ""),
-    ("logprobs", 0, "; 0 reports the sampled tokens alone, None nothing"),
+    ("max_tokens", 1, MAX_WHOLE, ""),
+    ("n", 1, MAX_SAMPLES, " sample"),
+    ("top_k", 0, MAX_WHOLE, "; 0 keeps all tokens"),
+    ("min_tokens", 0, MAX_WHOLE, ""),
+    ("logprobs", 0, MAX_LOGPROBS, "; 0 reports the sampled tokens alone, None nothing"),
 )
+
 _NUMBERS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("temperature", lambda x: x >= 0, "a number, at least 0; 0 is greedy"),
     ("top_p", lambda x: 0 < x <= 1, "a number in (0, 1]; 1 keeps all tokens"),
@@ -28,23 +39,30 @@ _NUMBERS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 def check_prompt(request: Request, vocab_size: int | None) -> None:
     """Raise RequestRefusedError for a prompt that is empty, or no tokens of this vocabulary (None: any)."""
     prompt, name = request.prompt_token_ids, f"request {request.request_id!r}"
+    if not isinstance(prompt, tuple | list):
+        raise RequestRefusedError(f"{name}: prompt_token_ids={shown(prompt, repr)}; must be a tuple of token ids")
     if not prompt:
         raise RequestRefusedError(f"{name}: an empty prompt")
     if not {int}.issuperset(map(type, prompt)):
         wrong = next(token for token in prompt if type(token) is not int)
-        raise RequestRefusedError(f"{name}: token id {wrong!r} is no whole number")
+        raise RequestRefusedError(f"{name}: token id {shown(wrong, repr)} is no whole number")
     low, high = min(prompt), max(prompt)
     if vocab_size is not None and (low < 0 or high >= vocab_size):
         wrong = low if low < 0 else high
-        raise RequestRefusedError(f"{name}: token id {wrong} is outside the vocabulary of {vocab_size}")
+        raise RequestRefusedError(f"{name}: token id {shown(wrong)} is outside the vocabulary of {vocab_size}")
 
 
-def check_deadline(request: Request) -> None:
-    """Raise RequestRefusedError for a deadline that is not behind the arrival."""
-    seconds = request.deadline_s
-    if seconds is not None and not (type(seconds) in (int, float) and 0 < seconds <= sys.float_info.max):
-        name = f"request {request.request_id!r}"
-        raise RequestRefusedError(f"{name}: deadline_s={seconds!r}; must be seconds, more than 0, or None")
+def check_urgency(request: Request) -> None:
+    """Raise RequestRefusedError for a priority that is no whole number, or a deadline that is not behind the
+    arrival.
+    """
+    name, priority, seconds = f"request {request.request_id!r}", request.priority, request.deadline_s
+    if not _is_whole(priority) or abs(priority) > MAX_WHOLE:
+        text = f"must be a whole number from -{MAX_WHOLE} to {MAX_WHOLE}; the lowest goes first"
+        raise RequestRefusedError(f"{name}: priority={shown(priority, repr)}; {text}")
+    if seconds is not None and not (_is_number(seconds) and seconds > 0):
+        text = "must be seconds, more than 0, or None"
+        raise RequestRefusedError(f"{name}: deadline_s={shown(seconds, repr)}; {text}")
 
 
 def check_fits(request: Request, most: int) -> None:
@@ -79,37 +97,53 @@ def check_sampling(request_id: str, sampling: SamplingParams, *, vocab_size: int
     wrong = _first_wrong(sampling, vocab_size, has_text)
     if wrong is not None:
         name, advice = wrong
-        raise RequestRefusedError(f"request {request_id!r}: {name}={getattr(sampling, name)!r}; {advice}")
+        value = shown(getattr(sampling, name), repr)
+        raise RequestRefusedError(f"request {request_id!r}: {name}={value}; {advice}")
 
 
 def _first_wrong(sampling: SamplingParams, vocab_size: int | None, has_text: bool) -> tuple[str, str] | None:
     """A parameter that will not do and what would."""
-    for name, least, unit in _COUNTS:
+    for name, least, most, unit in _COUNTS:
         value = getattr(sampling, name)
         if name == "logprobs" and value is None:
             continue
-        if not _is_whole(value) or value < least:
-            return name, f"at least {least}{unit}" if _is_whole(value) else "must be a whole number"
+        if not _is_whole(value):
+            return name, "must be a whole number"
+        if not least <= value <= most:
+            return name, f"at least {least}{unit}" if value < least else f"at most {most}"
     for name, holds, advice in _NUMBERS:
         value = getattr(sampling, name)
-        if not (_is_whole(value) or isinstance(value, float)) or not (math.isfinite(value) and holds(value)):
+        if not (_is_number(value) and holds(value)):
             return name, advice
+        if value > MAX_TEMPERATURE:
+            return name, f"at most {MAX_TEMPERATURE:.0e}"
     if sampling.seed is not None and not _is_whole(sampling.seed):
         return "seed", "must be a whole number, or None for a new one"
     if sampling.ignore_eos not in (True, False):
         return "ignore_eos", "must be true or false"
     if sampling.min_tokens > sampling.max_tokens:
         return "min_tokens", f"at most max_tokens={sampling.max_tokens}"
-    tokens = sampling.stop_token_ids
-    limit = math.inf if vocab_size is None else vocab_size
+    tokens, stops = sampling.stop_token_ids, sampling.stop
+    limit = MAX_WHOLE if vocab_size is None else vocab_size
     if not isinstance(tokens, tuple) or not all(_is_whole(token) and 0 <= token < limit for token in tokens):
-        return "stop_token_ids", f"must be a tuple of token ids, from 0 to below {limit:.0f}"
-    if not isinstance(sampling.stop, tuple) or not all(isinstance(s, str) and s for s in sampling.stop):
+        return "stop_token_ids", f"must be a tuple of token ids, from 0 to below {limit}"
+    if len(tokens) > MAX_STOP_TOKENS:
+        return "stop_token_ids", f"has {len(tokens)} token ids; at most {MAX_STOP_TOKENS}"
+    if not isinstance(stops, tuple) or not all(isinstance(text, str) and text for text in stops):
         return "stop", "must be a tuple of strings, none of them empty"
+    if len(stops) > MAX_STOPS:
+        return "stop", f"has {len(stops)} strings; at most {MAX_STOPS}"
+    if (longest := max(map(len, stops), default=0)) > MAX_STOP_CHARS:
+        return "stop", f"has a string of {longest:,} characters; at most {MAX_STOP_CHARS}"
     if sampling.stop and not has_text:
         return "stop", "needs text: give the engine a detokenizer, or use stop_token_ids"
     return None
 
 
-def _is_whole(value: object) -> bool:
+def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a number and no infinity; a whole number beyond all floats is none either."""
+    return (_is_whole(value) or isinstance(value, float)) and abs(value) <= sys.float_info.max

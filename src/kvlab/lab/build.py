@@ -32,7 +32,9 @@ def plan_run(config: RunConfig) -> RunPlan:
     WorkloadError for a request that is too long, ConfigError, BackendError, DeviceError.
     """
     plan = plan_engine(config, random_sampling=may_sample(config.workload))
-    requests = build_requests(config.workload, vocab_size=plan.model.vocab_size, seed=config.seed)
+    requests = build_requests(
+        config.workload, vocab_size=plan.model.vocab_size, seed=config.seed, memory=available_memory("cpu")
+    )
     check_longest_sequence(plan.pool, _check_lengths(requests, config))
     _check_memory(plan)
     return RunPlan(**{field.name: getattr(plan, field.name) for field in fields(plan)}, requests=requests)

@@ -2,21 +2,66 @@
 
 from __future__ import annotations
 
-from kvlab.config import WorkloadConfig
+import math
+
+from kvlab.config import LengthConfig, WorkloadConfig, format_bytes
 from kvlab.core import Request
+from kvlab.errors import CapacityError
 from kvlab.workloads.sources import WORKLOAD_SOURCES
 
+_REQUEST_BYTES = 1400  # measured: a request, and its sequence in an engine
+_TOKEN_BYTES = 48  # of a prompt: a number, and its places in request and sequence
+_SHARED_TOKEN_BYTES = 16  # the places alone
 
-def build_requests(config: WorkloadConfig, *, vocab_size: int, seed: int) -> list[Request]:
+
+def build_requests(
+    config: WorkloadConfig, *, vocab_size: int, seed: int, memory: int | None = None
+) -> list[Request]:
     """The workload's requests: those that follow no other by arrival, then those that do, each behind the one it
     follows. The same seed gives the same requests.
 
-    Raises WorkloadError for a file that cannot be read, naming the line.
+    Raises WorkloadError for a file that cannot be read, naming the line; CapacityError, before they are made
+    where that can be told, for requests that take more than `memory` bytes.
     """
-    requests = WORKLOAD_SOURCES.get(config.source)(config, vocab_size=vocab_size, seed=seed)
+    if memory is not None and config.path is None:
+        _check_settings(config, memory)
+        memory = None  # checked
+    requests: list[Request] = []
+    used = 0
+    for request in WORKLOAD_SOURCES.get(config.source)(config, vocab_size=vocab_size, seed=seed):
+        used += _REQUEST_BYTES + _TOKEN_BYTES * len(request.prompt_token_ids)
+        if memory is not None and used > memory:
+            raise CapacityError(
+                f"workload.name={config.name}: with request {len(requests) + 1} the requests take more than the "
+                f"{format_bytes(memory)} that are available; the {len(requests)} before it would fit"
+            )
+        requests.append(request)
     first = [request for request in requests if request.follows is None]
     later = [request for request in requests if request.follows is not None]
     return sorted(first, key=lambda request: request.arrival_s) + later
+
+
+def _check_settings(config: WorkloadConfig, memory: int) -> None:
+    """Raise CapacityError for settings whose requests will take more than `memory` bytes."""
+    own, shared = config.turns * _mean(config.prompt_len), config.system_len + config.group_len
+    each = config.turns * _REQUEST_BYTES + _TOKEN_BYTES * own + _SHARED_TOKEN_BYTES * shared
+    common = _TOKEN_BYTES * (config.system_len + config.num_groups * (config.group_len + 1))
+    needed, fitting = common + config.num_requests * each, int((memory - common) // each)
+    if needed > memory:
+        advice = f"workload.num_requests={fitting} would fit"
+        if fitting < 1:
+            advice = "not one of them fits: take shorter prompts, fewer groups or fewer turns"
+        raise CapacityError(
+            f"workload.num_requests={config.num_requests}: these requests would take {format_bytes(needed)} and "
+            f"{format_bytes(memory)} are available; {advice}"
+        )
+
+
+def _mean(length: LengthConfig) -> float:
+    """About the mean length, in tokens."""
+    if length.distribution == "lognormal" and length.median:
+        return max(length.min, min(length.max, length.median * math.exp(length.sigma**2 / 2)))
+    return (length.min + length.max) / 2
 
 
 def may_sample(config: WorkloadConfig) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from kvlab.config import WorkloadConfig
@@ -12,10 +13,10 @@ from kvlab.registry import Registry
 class WorkloadSource(Protocol):
     """Makes the requests of a workload, in any order. The same seed gives the same requests.
 
-    Raises WorkloadError for what cannot be read.
+    Raises WorkloadError for what cannot be read. A generator is stopped where the requests so far fill the memory.
     """
 
-    def __call__(self, config: WorkloadConfig, *, vocab_size: int, seed: int) -> list[Request]:
+    def __call__(self, config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterable[Request]:
         """The requests of `config`, with token ids below `vocab_size`."""
 
 

@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import codecs
 import json
-import sys
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,21 @@ from typing import Any
 import numpy as np
 
 from kvlab.config import WorkloadConfig
+from kvlab.config.values import MOST_SECONDS
 from kvlab.core import Request, SamplingParams
-from kvlab.engine.validation import check_deadline, check_sampling
-from kvlab.errors import WorkloadError
+from kvlab.engine.validation import check_sampling, check_urgency
+from kvlab.errors import WorkloadError, shown
 from kvlab.workloads.prompts import make_request, random_prompt
 from kvlab.workloads.sources import WORKLOAD_SOURCES
 
-_LONGEST_PROMPT = 100_000_000  # beyond any model; a typing error must not fill the memory
+MAX_PROMPT_TOKENS = 10_000_000  # beyond any model; a typing error must not fill the memory
+MAX_LINE_BYTES = 64 * 2**20  # room for as many token ids
 FIELDS = ("arrival_s", "prompt_token_ids", "prompt_tokens", "max_tokens", "priority", "deadline_s")
 SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams) if field.name not in FIELDS)
 
 
 @WORKLOAD_SOURCES.register("jsonl")
-def read_jsonl(config: WorkloadConfig, *, vocab_size: int, seed: int) -> list[Request]:
+def read_jsonl(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterator[Request]:
     """The requests in the file `workload.path`.
 
     One request per line: its `max_tokens`, its prompt as `prompt_token_ids` or as a number of random
@@ -35,55 +38,92 @@ def read_jsonl(config: WorkloadConfig, *, vocab_size: int, seed: int) -> list[Re
     A line may have other fields of SamplingParams too, in place of what the workload says. Raises WorkloadError
     naming the file and line for anything else.
     """
-    path = Path(config.path or "").expanduser()
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise WorkloadError(f"workload.path={path}: cannot be read: {reason}") from error
     generator = np.random.default_rng(seed)
-    requests: list[Request] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    made = 0
+    for number, line in _lines(config.path or ""):
         try:
-            row = json.loads(line)
-            prompt, max_tokens, arrival_s, priority = _parse(row, generator, vocab_size)
-            request = make_request(len(requests), prompt, max_tokens, arrival_s, config, seed, priority=priority)
-            request = replace(request, deadline_s=row.get("deadline_s"))
-            check_deadline(request)
-            requests.append(_with_sampling(request, row, vocab_size))
-        except (ValueError, RecursionError) as error:  # JSONDecodeError is a ValueError
-            raise WorkloadError(f"{path}, line {number}: {error}") from error
-    if not requests:
-        raise WorkloadError(f"workload.path={path}: holds no request")
-    return requests
+            row = _read_row(line)
+            prompt, max_tokens, arrival_s = _parse(row, generator, vocab_size)
+            request = make_request(made, prompt, max_tokens, arrival_s, config, seed)
+            request = replace(request, priority=row.get("priority", 0), deadline_s=row.get("deadline_s"))
+            check_urgency(request)
+            request = _with_sampling(request, row, vocab_size)
+        except ValueError as error:
+            raise WorkloadError(f"{shown(config.path)}, line {number}: {error}") from error
+        made += 1
+        yield request
+    if not made:
+        raise WorkloadError(f"workload.path={shown(config.path)}: holds no request")
 
 
-def _parse(row: Any, generator: np.random.Generator, vocab_size: int) -> tuple[tuple[int, ...], int, float, int]:
+def _lines(name: str) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that hold something, with their numbers from 1 on; one that is too long is cut."""
+    try:
+        path = Path(name).expanduser()
+        if not path.is_file() and path.exists() and not path.is_dir():
+            raise OSError(0, "it is a pipe or a device, not a file")  # to open one may wait for ever
+        file = path.open("rb")
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL in the name; ~ of a user that there is not
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise WorkloadError(f"workload.path={shown(name)}: cannot be read: {reason}") from error
+    with file:
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
+            line = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"")
+            if line.strip():
+                yield number, line
+
+
+def _read_row(line: bytes) -> dict[str, Any]:
+    """The JSON object of a line. Raises ValueError, saying what is wrong, for anything else."""
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(f"is longer than {MAX_LINE_BYTES // 2**20} MiB")
+    try:
+        row = json.loads(line.decode(), object_pairs_hook=_object)
+    except UnicodeDecodeError as error:
+        raise ValueError("it is not UTF-8 text") from error
+    except RecursionError as error:
+        raise ValueError("lists or objects are nested too deep") from error
+    except ValueError as error:
+        if "integer string conversion" in str(error):  # Python's own limit
+            raise ValueError("a number of thousands of digits") from error
+        raise
     if not isinstance(row, dict):
         raise ValueError("not a JSON object")
     unknown = sorted(set(row) - set(FIELDS) - set(SAMPLING_FIELDS))
     if unknown:
-        raise ValueError(f"unknown field {unknown[0]!r}; known: {', '.join(FIELDS + SAMPLING_FIELDS)}")
+        known = ", ".join(FIELDS + SAMPLING_FIELDS)
+        raise ValueError(f"unknown field {shown(unknown[0], repr)}; known: {known}")
+    return row
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        twice = next(name for name, _ in pairs if [key for key, _ in pairs].count(name) > 1)
+        raise ValueError(f"field {shown(twice, repr)} is there twice")
+    return row
+
+
+def _parse(
+    row: dict[str, Any], generator: np.random.Generator, vocab_size: int
+) -> tuple[tuple[int, ...], int, float]:
+    """Prompt, max_tokens and arrival of a row."""
     if ("prompt_token_ids" in row) == ("prompt_tokens" in row):
         raise ValueError("needs either prompt_token_ids or prompt_tokens")
     max_tokens = _whole(row, "max_tokens")
     arrival_s = _seconds(row.get("arrival_s", 0.0))
-    if type(priority := row.get("priority", 0)) is not int:
-        raise ValueError(f"priority={priority!r}: must be a whole number; the lowest goes first")
     if "prompt_tokens" in row:
         count = _whole(row, "prompt_tokens")
-        if count > _LONGEST_PROMPT:
-            raise ValueError(f"prompt_tokens={count}: at most {_LONGEST_PROMPT}")
-        return random_prompt(generator, count, vocab_size), max_tokens, arrival_s, priority
+        if count > MAX_PROMPT_TOKENS:
+            raise ValueError(f"prompt_tokens={shown(count)}: at most {MAX_PROMPT_TOKENS}")
+        return random_prompt(generator, count, vocab_size), max_tokens, arrival_s
     ids = row["prompt_token_ids"]
     if not isinstance(ids, list) or not ids or any(type(token) is not int for token in ids):
         raise ValueError("prompt_token_ids: must be a list of at least one token id")
     outside = next((token for token in ids if not 0 <= token < vocab_size), None)
     if outside is not None:
-        raise ValueError(f"prompt_token_ids: {outside} is outside the model's vocabulary of {vocab_size}")
-    return tuple(ids), max_tokens, arrival_s, priority
+        raise ValueError(f"prompt_token_ids: {shown(outside)} is outside the model's vocabulary of {vocab_size}")
+    return tuple(ids), max_tokens, arrival_s
 
 
 def _with_sampling(request: Request, row: dict[str, Any], vocab_size: int) -> Request:
@@ -96,13 +136,14 @@ def _with_sampling(request: Request, row: dict[str, Any], vocab_size: int) -> Re
 
 
 def _seconds(value: Any) -> float:
-    if type(value) in (int, float) and 0 <= value <= sys.float_info.max:
+    if type(value) in (int, float) and 0 <= value <= MOST_SECONDS:
         return float(value)
-    raise ValueError(f"arrival_s={repr(value)[:40]}: must be a number of seconds, at least 0")
+    text = f"must be a number of seconds, from 0 to {MOST_SECONDS} (a year)"
+    raise ValueError(f"arrival_s={shown(value, repr)}: {text}")
 
 
 def _whole(row: dict[str, Any], field: str) -> int:
     value = row.get(field)
     if type(value) is not int or value < 1:
-        raise ValueError(f"{field}={value!r}: must be a whole number, at least 1")
+        raise ValueError(f"{field}={shown(value, repr)}: must be a whole number, at least 1")
     return value

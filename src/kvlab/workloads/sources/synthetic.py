@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from kvlab.config import LengthConfig, WorkloadConfig
@@ -11,7 +13,7 @@ from kvlab.workloads.sources import WORKLOAD_SOURCES
 
 
 @WORKLOAD_SOURCES.register("synthetic")
-def synthesize(config: WorkloadConfig, *, vocab_size: int, seed: int) -> list[Request]:
+def synthesize(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterator[Request]:
     """`num_requests` requests, or conversations of `turns` requests, with random lengths and tokens.
 
     A prompt is [system | group | own]: tokens that all share, tokens that its group shares, tokens of its own.
@@ -25,25 +27,24 @@ def synthesize(config: WorkloadConfig, *, vocab_size: int, seed: int) -> list[Re
     system = random_prompt(tokens, config.system_len, vocab_size)
     groups = [random_prompt(tokens, config.group_len, vocab_size) for _ in range(config.num_groups)]
     popularity = 1.0 / np.arange(1, config.num_groups + 1) ** config.zipf
-    requests: list[Request] = []
+    made = 0
     for number in range(config.num_requests):
         priority = int(ranks.integers(config.priorities))
         group = groups[int(choices.choice(config.num_groups, p=popularity / popularity.sum()))]
         for turn in range(config.turns):
             prompt_len, output_len = _draw(lengths, config.prompt_len), _draw(lengths, config.output_len)
             own = random_prompt(tokens, prompt_len, vocab_size)
-            request = make_request(
-                len(requests),
+            yield make_request(
+                made,
                 own if turn else system + group + own,
                 output_len,
                 config.think_s if turn else arrivals[number],
                 config,
                 seed,
-                follows=requests[-1].request_id if turn else None,
+                follows=f"r{made - 1}" if turn else None,
                 priority=priority,
             )
-            requests.append(request)
-    return requests
+            made += 1
 
 
 def _arrivals(config: WorkloadConfig, generator: np.random.Generator) -> list[float]:
