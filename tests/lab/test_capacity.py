@@ -186,9 +186,32 @@ class TestRunThatDoesNotFit:
         assert 0 < needed < GIB
 
 
-def test_settings_of_a_plan_are_those_of_a_run() -> None:
-    plan = planned("model=qwen3_tiny", "executor=cpu")
-    run = build.plan_run(composed("model=qwen3_tiny", "executor=cpu"))
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("attention.prefer=[concat]",),
+        ("attention.prefer=[triton,online_softmax]",),  # the first that works here
+        ("executor.kernels=false",),
+        ("executor.dtype=float16", "attention.prefer=[cpu]"),  # which does not compute it
+    ],
+)
+def test_settings_of_a_plan_are_those_of_a_run(overrides: tuple[str, ...]) -> None:
+    overrides = ("model=qwen3_tiny", "executor=cpu", *overrides)
+    plan, run = planned(*overrides), build.plan_run(composed(*overrides))
     assert run.attention.name == plan.settings.attention
     assert run.working == plan.working
     assert weight_bytes(run.model, plan.settings) == run.weights
+
+
+@pytest.mark.parametrize(
+    ("overrides", "backend"),
+    [
+        ((), "triton"),
+        (("attention.prefer=[sdpa]",), "sdpa"),
+        (("attention.prefer=[cpu]",), "triton"),  # which runs on a CPU
+        (("kv.dtype=int8",), "sdpa"),
+    ],
+)
+def test_a_plan_for_a_gpu_needs_none(overrides: tuple[str, ...], backend: str) -> None:
+    assert planned("model=qwen3_tiny", *overrides, device="cuda").settings.attention == backend

@@ -23,13 +23,17 @@ def attention_backends(*, kernels: bool = True, prefer: Sequence[str] = ()) -> B
 
 
 def select_backend(
-    specs: AttentionSpec | Collection[AttentionSpec], wanted: str = "auto", among: Backends | None = None
+    specs: AttentionSpec | Collection[AttentionSpec],
+    wanted: str = "auto",
+    among: Backends | None = None,
+    *,
+    assume: str | None = None,
 ) -> AttentionBackend:
     """The backend `wanted`, or for `auto` the first of `among` (None: all) that computes every spec of a model's
     layers.
 
-    Raises BackendError, with the reason, for a named one that cannot compute the specs: a choice is never
-    replaced silently.
+    A plan for another machine may `assume` that one backend works, which is then not asked. Raises BackendError,
+    with the reason, for a named one that cannot compute the specs: a choice is never replaced silently.
     """
     specs = [specs] if isinstance(specs, AttentionSpec) else specs
     among = attention_backends() if among is None else among
@@ -38,7 +42,7 @@ def select_backend(
     reasons, second_best = {}, None
     for name in among if wanted == "auto" else [wanted]:
         backend = among[name]()
-        ok, reasons[name] = _supports_all(backend, specs)
+        ok, reasons[name] = Support(True) if name == assume else _supports_all(backend, specs)
         if ok and not reasons[name]:
             return backend
         if ok:

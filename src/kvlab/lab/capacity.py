@@ -16,6 +16,7 @@ from functools import partial
 from itertools import count, takewhile
 from typing import Any, NamedTuple, cast
 
+from kvlab.attention.registry import attention_backends, select_backend
 from kvlab.config import EngineConfig, KVConfig, RunConfig, format_bytes
 from kvlab.engine.build import kv_spec, memory_settings
 from kvlab.engine.memory import EngineSettings, WeightBytes, WorkingMemory, weight_bytes, working_memory
@@ -24,6 +25,7 @@ from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import PoolSize, size_pool
 from kvlab.kv.spec import KVSpec
 from kvlab.models.config import DecoderConfig
+from kvlab.models.decoder import attention_specs
 from kvlab.models.families import decoder_config
 from kvlab.workloads import may_sample
 
@@ -124,7 +126,9 @@ def plan_capacity(
     config = replace(config, kv=replace(config.kv, backend=backend))
     native = config.executor.kernels and device == "cpu" and config.executor.dtype in ("float32", "bfloat16")
     sampled = may_sample(config.workload)
-    settings = memory_settings(config, device, _attention(config, device), native=native, random_sampling=sampled)
+    settings = memory_settings(
+        config, device, _attention(config, model, device), native=native, random_sampling=sampled
+    )
     if settings.int8_weights and not (native and settings.is_packed):
         _refuse_int8(config, device)
     weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
@@ -187,13 +191,15 @@ def capacity_curve(
     return curves
 
 
-def _attention(config: EngineConfig, device: str) -> str:
-    """The backend that `auto` will find; where a kernel cannot be built it is another, that needs more."""
+def _attention(config: EngineConfig, model: DecoderConfig, device: str) -> str:
+    """The backend that a run on such a device takes. It may be another machine: there, kvlab's kernels work."""
     if config.attention.backend != "auto":
         return config.attention.backend
-    if config.executor.kernels and device == "cuda":
-        return "triton"
-    return "cpu" if config.executor.kernels and config.executor.dtype != "float16" else "sdpa"
+    dtype, kv_dtype = config.executor.dtype, config.kv_dtype
+    kernel, works = ("triton", kv_dtype != "int8") if device == "cuda" else ("cpu", dtype != "float16")
+    among = attention_backends(kernels=config.executor.kernels, prefer=config.attention.prefer)
+    specs = attention_specs(model, dtype, device, kv_dtype)
+    return select_backend(specs, among=among, assume=kernel if works else None).name
 
 
 def _refuse_int8(config: EngineConfig, device: str) -> None:
