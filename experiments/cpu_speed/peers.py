@@ -30,6 +30,7 @@ def vllm(directory: str, requests: Requests, *, eager: bool) -> Callable[[], int
 
     engine = LLM(
         model=directory,
+        trust_remote_code=False,
         load_format="dummy",
         dtype="bfloat16",
         skip_tokenizer_init=True,
@@ -56,8 +57,9 @@ def transformers(directory: str, requests: Requests) -> Callable[[], int]:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(directory)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+    config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    options = {"dtype": torch.bfloat16, "attn_implementation": "sdpa"}
+    model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options).eval()
 
     def run() -> int:
         for first in range(0, len(requests), PADDED_BATCH):

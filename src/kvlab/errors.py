@@ -34,6 +34,7 @@ class ConfigError(KvlabError, ValueError):
         super().__init__(f"{shown(key)}={'null' if value is None else shown(value)}: {reason}")
         self.key = key
         self.value = value
+        self.reason = reason
 
 
 class CapacityError(KvlabError, RuntimeError):

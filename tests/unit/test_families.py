@@ -202,7 +202,8 @@ def test_an_unknown_hub_id_says_how_to_point_at_a_directory(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"), [(None, "no config.json"), ("{", "is no JSON that can be read"), ("[]", "no model's")]
+    ("text", "reason"),
+    [(None, "no config.json"), ("{", "is no JSON that can be read"), ("[]", "holds no JSON object")],
 )
 def test_a_directory_without_a_configuration_says_so(tmp_path: Path, text: str | None, reason: str) -> None:
     if text is not None:

@@ -61,7 +61,7 @@ def _model_override(override: str) -> list[str]:
         )
     if file.name != "config.json":
         raise ConfigError("model", value, "a model's configuration is called config.json; rename it")
-    parent = file.resolve().parent
+    parent = file.parent.resolve()  # the file itself may be a link, as in a hub's cache
     quoted = ["'" + text.replace("'", "\\'") + "'" for text in (str(parent), parent.name)]
     return ["model=checkpoint", f"model.path={quoted[0]}", f"model.name={quoted[1]}"]
 

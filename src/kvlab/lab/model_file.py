@@ -5,12 +5,11 @@ Defaults fill in what a file leaves out; where no weights are read, the figures 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-from kvlab.errors import ConfigError
+from kvlab.errors import ConfigError, shown
 from kvlab.models.families import FAMILIES
+from kvlab.models.files import read_object
 
 _NEEDED = (
     "vocab_size",
@@ -32,15 +31,17 @@ _OPTIONAL = {
 def check_model_file(path: Path) -> None:
     """Raise ConfigError where a config.json is no model's, or leaves out a key that the memory depends on."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError("model", path, f"is no JSON that can be read ({error})") from error
-    family = values.get("model_type") if isinstance(values, dict) else None
+        values = read_object(path)
+    except ValueError as error:
+        raise ConfigError("model", path, str(error)) from error
+    family = values.get("model_type")
     if not isinstance(family, str):
         raise ConfigError("model", path, "has no model_type, so it is not a model's config.json")
     if family not in FAMILIES:
-        raise ConfigError("model", path, f"model_type {family} is unknown; known: {', '.join(FAMILIES)}")
-    text: Any = (values.get("text_config") or {}) if family == "gemma3" else values
+        raise ConfigError("model", path, f"model_type {shown(family)} is unknown; known: {', '.join(FAMILIES)}")
+    text = values
+    if family == "gemma3":  # of which a file that has no object there leaves out everything
+        text = inner if isinstance(inner := values.get("text_config"), dict) else {}
     missing = [key for key in _NEEDED if text.get(key) is None and key not in _OPTIONAL.get(family, ())]
     if missing:
         where = "text_config of " if family == "gemma3" else ""

@@ -6,7 +6,6 @@ transformers itself is not needed.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from kvlab.config import ModelConfig
 from kvlab.errors import ConfigError
 from kvlab.models.config import DecoderConfig, LayerConfig, RopeConfig
+from kvlab.models.files import read_object
 from kvlab.models.ops.torch_ops import ACTIVATIONS
 
 _DEFAULT_ROWS: dict[str, tuple[Any, Any, Any, Any]] = {  # llama, qwen2, qwen3, gemma3_text
@@ -58,41 +58,45 @@ _ROPE_KEYS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "or
 _ROPE_TYPES = {"default": _ROPE_KEYS[:1], "linear": _ROPE_KEYS[:2], "llama3": _ROPE_KEYS}
 _THETA = 10_000.0  # of a model that names none; full attention of Gemma 3:
 _GEMMA_THETA = 1_000_000.0
+_MOST_LAYERS = 10_000
 _GEMMA_PATTERN = 6  # every sixth layer of Gemma 3 sees all tokens
 
 
 def decoder_config(model: ModelConfig) -> DecoderConfig:
-    """The decoder that a model setting describes.
+    """The decoder that a model setting describes: by `model.path`, else by `model.architecture`.
 
     Raises ConfigError for a family that kvlab does not know, values that no decoder can have, or a `model.path`
-    without a readable config.json.
+    without a readable config.json. Code that the file names is never run.
     """
-    config = read_config(_values_of(model))
+    if model.path is None:
+        if model.family not in FAMILIES:
+            raise ConfigError("model.family", model.family, f"unknown; known: {', '.join(FAMILIES)}")
+        config = read_config({**model.architecture, "model_type": model.family})
+    else:
+        file = _config_file(model.path)
+        try:
+            values = read_object(file)
+        except ValueError as error:
+            raise ConfigError("model.path", model.path, f"{file} {error}") from error
+        try:
+            config = read_config(values)
+        except ConfigError as error:
+            raise ConfigError(error.key, error.value, f"{error.reason} (in {file})") from error
     if model.max_seq_len > config.max_position_embeddings:
         reason = f"{model.name} has positions up to {config.max_position_embeddings}"
         raise ConfigError("model.max_seq_len", model.max_seq_len, reason)
     return config
 
 
-def _values_of(model: ModelConfig) -> Mapping[str, Any]:
-    """The configuration in `model.path`, else `model.architecture`."""
-    if model.path is None:
-        if model.family not in FAMILIES:
-            raise ConfigError("model.family", model.family, f"unknown; known: {', '.join(FAMILIES)}")
-        return {**model.architecture, "model_type": model.family}
-    path = os.path.expanduser(model.path)
+def _config_file(where: str) -> Path:
+    """The config.json of a directory or of a hub id."""
+    path = os.path.expanduser(where)
     file = Path(path) / "config.json"
-    if not file.is_file():
-        if path.startswith(("/", "./", "../")) or Path(path).exists():
-            raise ConfigError("model.path", model.path, "there is no config.json in this directory")
-        file = _download(path)
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError("model.path", model.path, f"{file} is no JSON that can be read ({error})") from error
-    if not isinstance(values, dict):
-        raise ConfigError("model.path", model.path, f"{file} is no model's configuration")
-    return values
+    if os.path.lexists(file):
+        return file
+    if path.startswith(("/", "./", "../")) or os.path.lexists(path):
+        raise ConfigError("model.path", where, "there is no config.json in this directory")
+    return _download(path)
 
 
 def _download(repository: str) -> Path:
@@ -118,19 +122,23 @@ class _Values:
     def __call__(self, key: str) -> Any:
         return self._values.get(key)
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A number of something, at least 1; `default`, where there is one, for null."""
+    def count(self, key: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int:
+        """A number of something; `default`, where there is one, for null."""
         value = default if self(key) is None else self(key)
-        if not _is_positive(value) or not isinstance(value, int):
-            raise ConfigError(key, value, "has to be a whole number of at least 1")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise ConfigError(key, value, f"has to be a whole number of at least {least}, and at most {most}")
         return value
 
     def number(self, key: str) -> float:
         """A positive number."""
         value: float = self(key)
         if not _is_positive(value):
-            raise ConfigError(key, value, "has to be a number above 0")
+            raise ConfigError(key, value, f"has to be {_POSITIVE}")
         return value
+
+    def optional_number(self, key: str) -> float | None:
+        """A positive number, or null."""
+        return None if self(key) is None else self.number(key)
 
     def flag(self, key: str) -> bool:
         """True or false; null and what is left out is false."""
@@ -140,8 +148,18 @@ class _Values:
         return bool(value)
 
 
+_POSITIVE = "a number above 0, from 1e-12 to 1e12"  # with which float32 computes neither infinity nor NaN
+
+
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 1e-12 <= value <= 1e12
+
+
+def _object(key: str, value: Any) -> dict[str, Any]:
+    """Values by key; null has none."""
+    if not isinstance(value, dict | None):
+        raise ConfigError(key, value, "has to be an object, or null")
+    return value or {}
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
@@ -151,13 +169,15 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     """
     family = config.get("model_type")
     if family not in FAMILIES:
-        raise ConfigError("model_type", family, f"unknown family; known: {', '.join(FAMILIES)}")
+        code = ", and kvlab never runs the code that its auto_map names" if "auto_map" in config else ""
+        raise ConfigError("model_type", family, f"unknown family{code}; known: {', '.join(FAMILIES)}")
     if family == "gemma3":
-        family, eos, config = "gemma3_text", config.get("eos_token_id"), config.get("text_config") or {}
+        text = _object("text_config", config.get("text_config"))
+        family, eos, config = "gemma3_text", config.get("eos_token_id"), text
         config = config if eos is None else {**config, "eos_token_id": eos}
     values = _Values(family, config)
     activation_key = "hidden_activation" if values.gemma else "hidden_act"
-    if values(activation_key) not in ACTIVATIONS:
+    if values(activation_key) not in tuple(ACTIVATIONS):  # a value that cannot be hashed is not in there either
         raise ConfigError(activation_key, values(activation_key), f"unknown; known: {', '.join(ACTIVATIONS)}")
     if values.flag("mlp_bias"):
         raise ConfigError("mlp_bias", True, "the feed-forward has no biases; only false")
@@ -170,11 +190,13 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     if values("head_dim") is None and hidden % heads:
         raise ConfigError("num_attention_heads", heads, f"does not divide hidden_size={hidden}; give head_dim")
     head_dim = values.count("head_dim", default=hidden // heads)
-    bias, eos = values.flag("attention_bias"), values("eos_token_id")
+    if head_dim % 2:
+        raise ConfigError("head_dim", head_dim, "has to be even: rotary angles turn pairs of numbers")
+    bias, vocab_size = values.flag("attention_bias"), values.count("vocab_size")
     options = {"qkv_bias": bias, "output_bias": bias, **_OPTIONS[family]}
     return DecoderConfig(
         family=family,
-        vocab_size=values.count("vocab_size"),
+        vocab_size=vocab_size,
         hidden_size=hidden,
         intermediate_size=values.count("intermediate_size"),
         layers=_layers(values),
@@ -185,38 +207,51 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         rms_norm_eps=values.number("rms_norm_eps"),
         tie_word_embeddings=values.flag("tie_word_embeddings"),
         max_position_embeddings=values.count("max_position_embeddings"),
-        eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (eos,),
+        eos_token_ids=_eos_token_ids(values("eos_token_id"), vocab_size),
         activation=values(activation_key),
         embedding_scale=hidden**0.5 if values.gemma else None,
         # transformers 5 leaves this cap of Gemma 3 out; published checkpoints have none.
-        attention_soft_cap=values("attn_logit_softcapping"),
-        logit_soft_cap=values("final_logit_softcapping"),
+        attention_soft_cap=values.optional_number("attn_logit_softcapping"),
+        logit_soft_cap=values.optional_number("final_logit_softcapping"),
         **options,
     )
 
 
+def _eos_token_ids(value: Any, vocab_size: int) -> tuple[int, ...]:
+    """The ids that end a sequence: none, one, or a list of them."""
+    ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
+    for token in ids:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+            reason = f"has to be null, or token ids of the vocabulary, 0 to {vocab_size - 1}"
+            raise ConfigError("eos_token_id", value, reason)
+    return tuple(ids)
+
+
 def _layers(values: _Values) -> tuple[LayerConfig, ...]:
-    count, kinds = values.count("num_hidden_layers"), values("layer_types")
-    window = values("sliding_window") if values.gemma or values.flag("use_sliding_window") else None
+    count, kinds = values.count("num_hidden_layers", most=_MOST_LAYERS), values("layer_types")
+    windowed = values.gemma or values.flag("use_sliding_window")
+    window = values.count("sliding_window") if windowed and values("sliding_window") is not None else None
     if kinds is None:
         if values.gemma:
             every = values.count("sliding_window_pattern", default=_GEMMA_PATTERN)
             full = range(every - 1, count, every)
         else:
-            full = range(count if window is None else values("max_window_layers"))
+            full = range(count if window is None else values.count("max_window_layers", default=count, least=0))
         kinds = ["full_attention" if layer in full else "sliding_attention" for layer in range(count)]
+    if not isinstance(kinds, list | tuple) or not all(isinstance(kind, str) for kind in kinds):
+        raise ConfigError("layer_types", kinds, "has to be a list of names")
     if len(kinds) != count:
         raise ConfigError("layer_types", kinds, f"names {len(kinds)} layers of num_hidden_layers={count}")
     layers = {kind: _layer(values, kind, window) for kind in dict.fromkeys(kinds)}
     return tuple(layers[kind] for kind in kinds)
 
 
-def _layer(values: _Values, kind: str, window: Any) -> LayerConfig:
+def _layer(values: _Values, kind: str, window: int | None) -> LayerConfig:
     if kind == "full_attention":
         return LayerConfig(_rope(values, kind))
     if kind != "sliding_attention":
         raise ConfigError("layer_types", kind, "unknown; known: full_attention, sliding_attention")
-    if not isinstance(window, int) or window < 1:
+    if window is None:
         raise ConfigError("sliding_window", window, "layer_types has sliding layers: give a number of tokens")
     return LayerConfig(_rope(values, kind), window)
 
@@ -225,10 +260,11 @@ def _rope(values: _Values, kind: str) -> RopeConfig:
     """The rotary angles of a kind of layer. Published files have `rope_theta` and `rope_scaling`; those that
     transformers 5 wrote have both in `rope_parameters`, with a set for each kind of layer where they differ.
     """
-    scaling, parameters = values("rope_scaling") or {}, values("rope_parameters") or {}
+    scaling, parameters = (_object(key, values(key)) for key in ("rope_scaling", "rope_parameters"))
     key, theta_key, theta = "rope_parameters", "rope_theta", _THETA
     if values.gemma:
-        key, parameters = f"{key}.{kind}", parameters.get(kind) or {"rope_type": "default"}
+        key = f"{key}.{kind}"
+        parameters = _object(key, parameters.get(kind)) or {"rope_type": "default"}
         if kind == "full_attention":
             parameters, theta = {**parameters, **scaling}, _GEMMA_THETA
         else:
@@ -236,9 +272,10 @@ def _rope(values: _Values, kind: str) -> RopeConfig:
     else:
         parameters = scaling or parameters
         if any(isinstance(value, dict) for value in parameters.values()):
-            key, parameters = f"{key}.{kind}", parameters.get(kind)
-            if parameters is None:
+            key, own = f"{key}.{kind}", parameters.get(kind)
+            if own is None:
                 raise ConfigError(key, None, "needs at least rope_theta")
+            parameters = _object(key, own)
     parameters = {
         "rope_type": parameters.get("type", "default"),
         "rope_theta": theta if values(theta_key) is None else values(theta_key),
@@ -247,12 +284,16 @@ def _rope(values: _Values, kind: str) -> RopeConfig:
         **parameters,
     }
     rope_type, partial = parameters["rope_type"], parameters["partial_rotary_factor"]
-    if rope_type not in _ROPE_TYPES:
+    if rope_type not in tuple(_ROPE_TYPES):
         raise ConfigError(f"{key}.rope_type", rope_type, f"unknown; known: {', '.join(_ROPE_TYPES)}")
     if partial not in (None, 1.0):
         raise ConfigError(f"{key}.partial_rotary_factor", partial, "whole heads are rotated; only 1.0")
     numbers: list[Any] = [parameters.get(name) for name in _ROPE_TYPES[rope_type]]
     for name, number in zip(_ROPE_KEYS, numbers, strict=False):
         if not _is_positive(number):
-            raise ConfigError(f"{key}.{name}", number, f"rope_type={rope_type} needs a number above 0")
-    return RopeConfig(*numbers)
+            raise ConfigError(f"{key}.{name}", number, f"rope_type={rope_type} needs {_POSITIVE}")
+    rope = RopeConfig(*numbers)
+    if rope.high_freq_factor <= rope.low_freq_factor:
+        reason = f"has to be above low_freq_factor={rope.low_freq_factor}"
+        raise ConfigError(f"{key}.high_freq_factor", rope.high_freq_factor, reason)
+    return rope

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from kvlab.errors import WeightsError
+from kvlab.errors import WeightsError, shown
+from kvlab.models.files import check_file, read_object
 
 _TILE = 1_048_583  # a prime, so that rows of a weight do not repeat
 _BIAS_DEVIATION = 0.1
+_DTYPES = ("F64", "F32", "F16", "BF16")  # what safetensors calls floating-point numbers without a scale
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _LANGUAGE_MODEL = "language_model."  # prefix of the decoder's tensors in a multimodal checkpoint
 
 
@@ -65,38 +68,48 @@ class SafetensorsWeights:
     """Tensors of a checkpoint directory: `model.safetensors`, or the shards its index names.
 
     Files are mapped into memory and read tensor by tensor. Of a multimodal checkpoint only the language model is
-    seen. Raises WeightsError where the directory holds no such files, or an index that names a file which is not
-    there.
+    seen. Raises WeightsError where the directory holds no such files, an index that names anything but files beside
+    it, or a tensor twice. Pickled weights are never read.
     """
 
     def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device | str) -> None:
         from safetensors import SafetensorError, safe_open
 
         self._directory, self._dtype, self._device = directory, dtype, device
-        owner: dict[str, Any] = {}
-        for file in self._files(directory):
+        owner: dict[str, tuple[Path, Any]] = {}
+        for file in _weight_files(directory):
             try:
                 handle: Any = safe_open(file, framework="pt", device="cpu")
-            except (OSError, SafetensorError) as error:
-                raise WeightsError(f"{file}: not a readable safetensors file ({error})") from error
-            owner.update(dict.fromkeys(handle.keys(), handle))
+            except (OSError, MemoryError, SafetensorError) as error:
+                raise WeightsError(f"{file}: not a readable safetensors file ({shown(error)})") from error
+            for name in handle.keys():  # noqa: SIM118 - not iterable itself
+                if name in owner:
+                    raise WeightsError(f"{file}: tensor {shown(name)} is in {owner[name][0].name} too")
+                owner[name] = file, handle
         self._prefix = _LANGUAGE_MODEL if any(name.startswith(_LANGUAGE_MODEL) for name in owner) else ""
         ours = [name for name in owner if name.startswith(self._prefix)]
         self._owner = {name.removeprefix(self._prefix): owner[name] for name in ours}
         self._unused = set(self._owner)
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """See WeightSource. Raises WeightsError naming a tensor that is missing or has another shape."""
+        """See WeightSource. Raises WeightsError naming a tensor that is missing, has another shape, is stored as
+        anything but floating-point numbers, or holds one that is not finite.
+        """
         if name not in self._owner:
             raise WeightsError(f"{self._directory}: tensor {name} {list(shape)} is missing")
-        handle, stored = self._owner[name], self._prefix + name
-        found, needed = list(handle.get_slice(stored).get_shape()), list(shape)
+        (file, handle), stored = self._owner[name], self._prefix + name
+        part = handle.get_slice(stored)
+        found, needed, kind = list(part.get_shape()), list(shape), part.get_dtype()
         if found != needed:
-            raise WeightsError(f"{self._directory}: tensor {name} has shape {found}, the model needs {needed}")
+            raise WeightsError(f"{file}: tensor {name} has shape {shown(found)}, the model needs {needed}")
+        if kind not in _DTYPES:
+            raise WeightsError(f"{file}: tensor {name} is stored as {kind}; known: {', '.join(_DTYPES)}")
         self._unused.discard(name)
-        tensor: torch.Tensor = handle.get_tensor(stored)
         # Always a copy: a mapped tensor would keep the whole file in memory.
-        return tensor.to(device=self._device, dtype=self._dtype, copy=True)
+        tensor: torch.Tensor = handle.get_tensor(stored).to(device=self._device, dtype=self._dtype, copy=True)
+        if not all(math.isfinite(end) for end in tensor.aminmax()):  # one pass, and no second tensor
+            raise WeightsError(f"{file}: tensor {name} holds numbers that are not finite in {self._dtype}")
+        return tensor
 
     def finish(self) -> None:
         """See WeightSource. Tables that the model computes itself may be left over, and a stored copy of a tied
@@ -104,24 +117,51 @@ class SafetensorsWeights:
         """
         unused = self._unused - {"lm_head.weight"}
         if extra := sorted(name for name in unused if not name.endswith("rotary_emb.inv_freq")):
-            shown = ", ".join(extra[:5]) + (f" and {len(extra) - 5} more" if len(extra) > 5 else "")
-            raise WeightsError(f"{self._directory}: the model has no place for tensor(s) {shown}")
+            names = ", ".join(map(shown, extra[:5])) + (f" and {len(extra) - 5} more" if len(extra) > 5 else "")
+            raise WeightsError(f"{self._directory}: the model has no place for tensor(s) {names}")
 
-    @staticmethod
-    def _files(directory: Path) -> list[Path]:
-        single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-        if single.is_file():
-            return [single]
-        if not index.is_file():
-            raise WeightsError(f"{directory}: neither model.safetensors nor model.safetensors.index.json")
+
+def _weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a checkpoint. Raises WeightsError."""
+    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if os.path.lexists(single):
+        files = {single: str(single)}
+    elif os.path.lexists(index):
+        files = {directory / name: f"{index} names {shown(name)}, which" for name in _shards(index)}
+    else:
+        pickled = next(
+            (
+                f"; {file.name} may run code when it is read, and kvlab reads safetensors alone: convert it"
+                for file in sorted(directory.iterdir())
+                if file.suffix in _PICKLED
+            ),
+            "",
+        )
+        raise WeightsError(f"{directory}: neither {single.name} nor {index.name}{pickled}")
+    for file, subject in files.items():
         try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            missing = [name for name in names if not (directory / name).is_file()]
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise WeightsError(f"{index}: not an index of safetensors shards ({error!r})") from error
-        if missing:
-            raise WeightsError(f"{index} names {missing[0]}, which is not there")
-        return [directory / name for name in names]
+            check_file(file)
+        except ValueError as error:
+            raise WeightsError(f"{subject} {error}") from error
+    return list(files)
+
+
+def _shards(index: Path) -> list[str]:
+    """The names of the files that an index gives its tensors to: those of files beside it, which lead nowhere else.
+    (A file itself may be a link, as in a hub's cache: its owner made that, not who wrote the index.)
+    """
+    try:
+        weight_map = read_object(index).get("weight_map")
+    except ValueError as error:
+        raise WeightsError(f"{index}: not an index of safetensors shards (it {error})") from error
+    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise WeightsError(f"{index}: not an index of safetensors shards (weight_map has to name a file by tensor)")
+    for name in names:
+        if "/" in name or "\\" in name or not name.endswith(".safetensors"):
+            advice = "a shard has to be a .safetensors file beside the index, named without a folder"
+            raise WeightsError(f"{index}: weight_map names {shown(name)}; {advice}")
+    return sorted(set(names))
 
 
 def _bytes(tensor: torch.Tensor) -> Any:
