@@ -7,7 +7,7 @@ transformers itself is not needed.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,9 +155,9 @@ def _is_positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 1e-12 <= value <= 1e12
 
 
-def _object(key: str, value: Any) -> dict[str, Any]:
+def _object(key: str, value: Any) -> Mapping[str, Any]:
     """Values by key; null has none."""
-    if not isinstance(value, dict | None):
+    if not isinstance(value, Mapping | None):
         raise ConfigError(key, value, "has to be an object, or null")
     return value or {}
 
@@ -238,7 +238,7 @@ def _layers(values: _Values) -> tuple[LayerConfig, ...]:
         else:
             full = range(count if window is None else values.count("max_window_layers", default=count, least=0))
         kinds = ["full_attention" if layer in full else "sliding_attention" for layer in range(count)]
-    if not isinstance(kinds, list | tuple) or not all(isinstance(kind, str) for kind in kinds):
+    if not isinstance(kinds, Sequence) or isinstance(kinds, str) or not all(isinstance(kind, str) for kind in kinds):
         raise ConfigError("layer_types", kinds, "has to be a list of names")
     if len(kinds) != count:
         raise ConfigError("layer_types", kinds, f"names {len(kinds)} layers of num_hidden_layers={count}")
@@ -271,7 +271,7 @@ def _rope(values: _Values, kind: str) -> RopeConfig:
             theta_key = "rope_local_base_freq"
     else:
         parameters = scaling or parameters
-        if any(isinstance(value, dict) for value in parameters.values()):
+        if any(isinstance(value, Mapping) for value in parameters.values()):
             key, own = f"{key}.{kind}", parameters.get(kind)
             if own is None:
                 raise ConfigError(key, None, "needs at least rope_theta")
