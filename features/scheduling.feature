@@ -137,8 +137,10 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
 
     @R9.4
     Scenario Outline: The prompt of "first" is in the cache and one at a time is served, order=<order>
-      Given scheduling with order=<order>, max_batch_size=1
-      And a server without a model that shares prefixes, with 64 blocks of 4 tokens, whose steps take 0.1 seconds
+      Given the model "qwen3"
+      And scheduling with order=<order>, max_batch_size=1
+      And a clock on which each step takes 0.1 seconds
+      And a server with 64 blocks of 4 tokens that shares prefixes, on that clock
       And the requests
         | name  | prompt | output | deadline |
         | first | 30     | 4      | 1        |
@@ -150,6 +152,7 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
         | cached | 30     | 4      | 6        | first     |
       And the server steps until it has no work
       Then they entered in the order <entered>
+      And every answer is what transformers generates, token for token
 
       Examples:
         | order          | entered                            |
@@ -226,16 +229,18 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
   Rule: Decode goes before prefill, chunks stay within the step's tokens, and no chunk size changes an answer
 
     @R9.6
-    Scenario: Three prompts of 800 tokens, 1024 tokens a step, no more than 400 of one
-      Given scheduling with max_batched_tokens=1024, long_prefill_threshold=400, admission_reserve=0
-      And a server without a model, with 400 blocks of 16 tokens
+    Scenario: Three prompts of 400 tokens, 512 tokens a step, no more than 200 of one
+      Given the model "qwen3"
+      And scheduling with max_batched_tokens=512, long_prefill_threshold=200, admission_reserve=0
+      And a server with 100 blocks of 16 tokens
       And the requests
         | name | prompt | output |
-        | a    | 800    | 2      |
-        | b    | 800    | 2      |
-        | c    | 800    | 2      |
+        | a    | 400    | 2      |
+        | b    | 400    | 2      |
+        | c    | 400    | 2      |
       When the server steps until it has no work
-      Then its steps were "a 400, b 400, c 224; a 400, b 400, c 224; a, b, c 352; c"
+      Then its steps were "a 200, b 200, c 112; a 200, b 200, c 112; a, b, c 176; c"
+      And every answer is what transformers generates, token for token
 
     @R9.6
     Scenario Outline: 6 prompts in steps of up to <budget> tokens, at most <threshold> of one, mixed=<mixed>, through <memory>
@@ -374,12 +379,14 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
 
     @R9.9
     Scenario Outline: One that every other request goes before is complete while they never stop coming, order=<order>
-      Given scheduling with order=<order>, aging_s=<aging_s>, default_deadline_s=6, max_batch_size=3, max_decode_seqs=2
-      And a server without a model that shares prefixes, with 64 blocks of 4 tokens, whose steps take 0.1 seconds
+      Given the model "qwen3"
+      And scheduling with order=<order>, aging_s=<aging_s>, default_deadline_s=6, max_batch_size=3, max_decode_seqs=2
+      And a clock on which each step takes 0.1 seconds
+      And a server with 64 blocks of 4 tokens that shares prefixes, on that clock
       And the requests
         | name    | prompt | output | priority |
         | patient | 40     | 8      | 5        |
-      When for 300 steps shorter, more urgent requests with a cached prompt never stop coming, so that 6 always wait
+      When for 150 steps shorter, more urgent requests with a cached prompt never stop coming, so that 6 always wait
       Then "patient" was complete within <steps> steps
 
       Examples:
@@ -394,13 +401,15 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
 
     @R9.9
     Scenario Outline: Without aging it is never admitted, order=<order>
-      Given scheduling with order=<order>, aging_s=null, max_batch_size=3
-      And a server without a model that shares prefixes, with 64 blocks of 4 tokens, whose steps take 0.1 seconds
+      Given the model "qwen3"
+      And scheduling with order=<order>, aging_s=null, max_batch_size=3
+      And a clock on which each step takes 0.1 seconds
+      And a server with 64 blocks of 4 tokens that shares prefixes, on that clock
       When for 1 steps shorter, more urgent requests with a cached prompt never stop coming, so that 6 always wait
       And the requests arrive
         | name    | prompt | output | priority |
         | patient | 40     | 8      | 5        |
-      And for 300 steps shorter, more urgent requests with a cached prompt never stop coming, so that 6 always wait
+      And for 150 steps shorter, more urgent requests with a cached prompt never stop coming, so that 6 always wait
       Then "patient" has not been admitted
 
       Examples:

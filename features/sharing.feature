@@ -305,9 +305,11 @@ Feature: Sequences share the memory of what they have in common
       Given the model "qwen3"
       And a server with 16 blocks of 16 tokens that shares prefixes
       And a request "alice" of 40 prompt tokens and 8 output tokens
-      When the model fails in its next step, half-way
+      And the model fails half-way in every pass
+      When the server steps once
       Then "alice" has failed
-      When a request "bob" comes with the prompt of "alice" and 8 output tokens
+      When the fault is over
+      And a request "bob" comes with the prompt of "alice" and 8 output tokens
       And the server steps until it has no work
       Then "bob" found 0 of its prompt tokens in the cache
       And "bob" got what transformers generates, token for token

@@ -17,10 +17,7 @@ from features.steps.server import Server
 from features.steps.support import Memory, MemorySize, memory_size
 from kvlab.config import SchedulerConfig
 from kvlab.core import PoolCounters, PoolStats, Request, SamplingParams, StepRecord
-from kvlab.engine.clock import LogicalClock
-from kvlab.engine.step import StepInput, StepResult
 from kvlab.kv.sizing import PoolSize
-from kvlab.kv.view import CacheView
 from kvlab.lab.artifacts import write_artifacts
 from kvlab.lab.drive import RunLog, drive
 from kvlab.lab.metrics import run_metrics
@@ -52,25 +49,14 @@ def step_seconds(seconds: float) -> float:
 
 
 @given(
-    parsers.parse("a server with {size:Size}, on that clock", extra_types={"Size": memory_size}),
+    parsers.re(r"a server with (?P<size>[\w ]+? tokens)(?P<sharing> that shares prefixes)?, on that clock"),
+    converters={"size": memory_size, "sharing": bool},
     target_fixture="server",
 )
 def a_server_on_clock(
-    model: Checkpoint,
-    scheduling: SchedulerConfig,
-    size: MemorySize,
-    step_s: float,
-    monkeypatch: pytest.MonkeyPatch,
+    model: Checkpoint, scheduling: SchedulerConfig, size: MemorySize, sharing: bool, step_s: float
 ) -> Server:
-    server = Server.start(model, size, replace(scheduling))
-    server.engine.clock = LogicalClock()
-    execute = server.executor.execute
-
-    def timed(step: StepInput, view: CacheView) -> StepResult:
-        return replace(execute(step, view), elapsed_s=step_s)
-
-    monkeypatch.setattr(server.executor, "execute", timed)
-    return server
+    return Server.start(model, size, replace(scheduling), sharing=sharing, step_s=step_s)
 
 
 @when(

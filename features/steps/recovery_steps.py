@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import NoReturn
 
 import pytest
 from pytest_bdd import given, parsers, then, when
 
 from features.steps.checkpoints import random_tokens
+from features.steps.isolation_steps import Fault
 from features.steps.server import Server
 from features.steps.support import NAMES, Memory, names_in
 from features.steps.texts import Texts, books
-from kvlab.core import FinishReason, SamplingParams
+from kvlab.core import FinishReason, SamplingParams, SequenceSpec
+from kvlab.engine.step import StepInput
 from kvlab.errors import OutOfBlocksError, SlotError
 
 
@@ -132,7 +133,7 @@ def nothing_leaked(memory: Memory) -> None:
 
 
 @when("requests come, share, fork, are preempted, fail and are aborted", target_fixture="leaks")
-def normal_life(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+def normal_life(server: Server) -> list[object]:
     """What was leaked after each step."""
     leaks: list[object] = []
     for index in range(10):
@@ -141,18 +142,14 @@ def normal_life(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[object]
         sampling = SamplingParams(20, temperature=1.0, seed=index, n=samples)
         server.submit(f"request-{index}", prompt, 20, sampling=sampling)
 
-    def fail(*_: object) -> NoReturn:
-        raise RuntimeError("the device was lost")
-
     for number in range(1000):
         if not server.engine.has_work():
             break
-        with monkeypatch.context() as patch:
-            if number == 12:
-                patch.setattr(server.executor, "execute", fail)
-            if number % 7 == 5:
-                server.engine.abort(f"request-{number // 7}")
-            server.step()
+        fault = Fault(server, "before it computes", _everyone if number == 12 else _nobody)
+        if number % 7 == 5:
+            server.engine.abort(f"request-{number // 7}")
+        server.step()
+        fault.end()
         leaks.append(_leaks(server.memory))
     return leaks
 
@@ -168,6 +165,14 @@ def no_leaks(server: Server, leaks: list[object]) -> None:
     done = server.memory.pool.counters()
     assert min(done.hit_tokens, done.cow_copies, done.evicted_blocks) > 0
     assert not server.engine.has_work()
+
+
+def _everyone(step: StepInput) -> list[SequenceSpec]:
+    return list(step.sequences)
+
+
+def _nobody(_: StepInput) -> list[SequenceSpec]:
+    return []
 
 
 def _named(memory: Memory) -> set[int]:

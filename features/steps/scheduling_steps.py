@@ -12,14 +12,10 @@ from pytest_bdd import given, parsers, then, when
 
 from features.steps.checkpoints import random_tokens
 from features.steps.server import Server
-from features.steps.support import Memory, MemorySize, memory_size, names_in
+from features.steps.support import names_in
 from kvlab.config import PreemptionConfig, SchedulerConfig
 from kvlab.core import FinishReason, SequenceStatus
-from kvlab.engine.clock import LogicalClock, WallClock
-from kvlab.engine.engine import Engine
-from kvlab.engine.scheduler import build_scheduler
 from kvlab.errors import RequestRefusedError
-from tests.support.table import TableExecutor, table_pool
 
 
 @dataclass
@@ -39,32 +35,6 @@ def scheduling_with(settings: str) -> SchedulerConfig:
         else:
             values[key] = yaml.safe_load(value)
     return SchedulerConfig(**values)
-
-
-@given(
-    parsers.parse("a server without a model, with {size:Size}", extra_types={"Size": memory_size}),
-    target_fixture="server",
-)
-def a_table_server(scheduling: SchedulerConfig, size: MemorySize) -> Server:
-    """Its next token is a checksum of all that its memory holds of the sequence."""
-    executor = TableExecutor()
-    pool = table_pool(size.count, size.tokens, max_seq_len=size.count * size.tokens)
-    engine = Engine(pool, build_scheduler(scheduling), executor, WallClock())
-    return Server(engine, Memory(pool), executor, executor.steps)
-
-
-@given(
-    parsers.parse(
-        "a server without a model that shares prefixes, with {size:Size}, whose steps take {seconds:g} seconds",
-        extra_types={"Size": memory_size},
-    ),
-    target_fixture="server",
-)
-def a_timed_table_server(scheduling: SchedulerConfig, size: MemorySize, seconds: float) -> Server:
-    executor = TableExecutor(step_s=seconds)
-    pool = table_pool(size.count, size.tokens, max_seq_len=size.count * size.tokens, sharing=True)
-    engine = Engine(pool, build_scheduler(scheduling), executor, LogicalClock())
-    return Server(engine, Memory(pool), executor, executor.steps)
 
 
 @given("the requests")

@@ -9,7 +9,7 @@ from features.steps.checkpoints import Checkpoint
 from features.steps.support import Memory, MemorySize
 from kvlab.config import SchedulerConfig
 from kvlab.core import Request, SamplingParams, Sequence, StepOutput, StepRecord
-from kvlab.engine.clock import WallClock
+from kvlab.engine.clock import LogicalClock, WallClock
 from kvlab.engine.engine import Engine
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.step import Executor
@@ -34,14 +34,23 @@ class Server:
 
     @classmethod
     def start(
-        cls, model: Checkpoint, size: MemorySize, scheduling: SchedulerConfig, *, sharing: bool = False
+        cls,
+        model: Checkpoint,
+        size: MemorySize,
+        scheduling: SchedulerConfig,
+        *,
+        sharing: bool = False,
+        step_s: float | None = None,
     ) -> Server:
-        """A server of this model with this much memory for K and V."""
+        """A server of this model with this much memory for K and V. With `step_s` each step takes that many seconds
+        of a logical clock.
+        """
         longest = size.count * size.tokens if size.paged else size.tokens
         pool = size.build(model.config.kv_spec("float32"), longest, sharing=sharing)
         scheduler = build_scheduler(scheduling)
-        executor = RecordingExecutor(model.decoder)
-        return cls(Engine(pool, scheduler, executor, WallClock()), Memory(pool), executor, executor.passes)
+        executor = RecordingExecutor(model.decoder, step_s)
+        clock = WallClock() if step_s is None else LogicalClock()
+        return cls(Engine(pool, scheduler, executor, clock), Memory(pool), executor, executor.passes)
 
     def submit(
         self,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import NoReturn
 
-import pytest
 import torch
 from pytest_bdd import given, parsers, then, when
 
@@ -16,8 +14,6 @@ from features.steps.server import Server
 from features.steps.support import MemorySize, memory_size
 from kvlab.config import SchedulerConfig
 from kvlab.core import FinishReason
-from kvlab.engine.step import StepInput
-from kvlab.kv.view import CacheView
 from tests.support.records import counted
 
 _SIZE = {"Size": memory_size}
@@ -86,21 +82,6 @@ def asked_again(server: Server) -> None:
         request = sequence.request
         server.submit(f"{name}-again", request.prompt_token_ids, request.sampling.max_tokens)
     server.run()
-
-
-@when("the model fails in its next step, half-way")
-def model_fails(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first layer has written its K and V."""
-
-    def fail(step: StepInput, view: CacheView) -> NoReturn:
-        spec = view.storage.spec
-        garbage = torch.full((view.num_tokens, spec.num_kv_heads, spec.head_dim), 1e3)
-        view.update(0, garbage, garbage)
-        raise RuntimeError("the device was lost")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(server.executor, "execute", fail)
-        server.step()
 
 
 @when(parsers.parse("the server steps until each has {count:d} tokens"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,7 @@ def laboratory(tmp_path: Path) -> Commands:
 
 @given(parsers.parse('a sweep over "{text}" that was interrupted behind its first point'))
 def interrupted(laboratory: Commands, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Ctrl-C, as the second point begins to serve its requests."""
     from kvlab.lab import execute
     from kvlab.lab.drive import drive as original
 
@@ -52,7 +54,7 @@ def interrupted(laboratory: Commands, text: str, monkeypatch: pytest.MonkeyPatch
 
     def drive(*args: Any, **kwargs: Any) -> Any:
         if next(runs) == 1:
-            kwargs["should_stop"] = lambda: True
+            signal.raise_signal(signal.SIGINT)
         return original(*args, **kwargs)
 
     with monkeypatch.context() as patch:

@@ -7,14 +7,14 @@ import pytest
 from kvlab.core import StepRecord
 from kvlab.engine.clock import LogicalClock, WallClock
 from tests.support.engines import drain, make_engine, request, steps
-from tests.support.executors import SteadyExecutor
+from tests.support.executors import RecordingExecutor
 from tests.support.pools import slotted_pool
 from tests.support.records import counted, memory
 
 
 def test_times_are_those_of_the_engines_clock() -> None:
     clock = LogicalClock()
-    engine = make_engine(executor=SteadyExecutor(), clock=clock, max_batch_size=1)
+    engine = make_engine(executor=RecordingExecutor(step_s=1.0), clock=clock, max_batch_size=1)
     first, second = (engine.add_request(request(name, 4, 3)) for name in "ab")
     clock.wait_until(10.0)
     records = drain(engine)
@@ -29,7 +29,7 @@ def test_times_are_those_of_the_engines_clock() -> None:
 
 def test_the_first_admission_is_when_a_preempted_sequence_was_scheduled() -> None:
     clock = LogicalClock()
-    engine = make_engine(executor=SteadyExecutor(), clock=clock, admission_reserve=0)
+    engine = make_engine(executor=RecordingExecutor(step_s=1.0), clock=clock, admission_reserve=0)
     sequences = [engine.add_request(request(name, 20, 30)) for name in "abc"]
     drain(engine)
     assert sequences[2].preemptions

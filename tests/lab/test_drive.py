@@ -9,7 +9,7 @@ from kvlab.core import FinishReason, Request, SamplingParams, StepRecord
 from kvlab.engine.clock import LogicalClock
 from kvlab.lab.drive import RunLog, drive
 from tests.support.engines import assert_empty, make_engine
-from tests.support.executors import SteadyExecutor
+from tests.support.executors import RecordingExecutor
 from tests.support.model import expected_tokens, prompt_for
 from tests.support.pools import sharing_pool
 from tests.support.records import counted
@@ -55,7 +55,7 @@ def test_records_are_in_the_order_of_submission_samples_in_order() -> None:
 class TestConversations:
     def test_a_turn_has_the_conversation_as_prefix_and_arrives_after_its_end(self) -> None:
         clock = LogicalClock()
-        engine = make_engine(sharing_pool(), SteadyExecutor(), clock)
+        engine = make_engine(sharing_pool(), RecordingExecutor(step_s=1.0), clock)
         requests = [
             turn("a", 9, 3),
             turn("b", 5, 2, arrival_s=1.0),
@@ -81,7 +81,7 @@ class TestConversations:
 
     def test_a_turn_waits_among_those_still_to_arrive(self) -> None:
         clock = LogicalClock()
-        engine = make_engine(executor=SteadyExecutor(), clock=clock)
+        engine = make_engine(executor=RecordingExecutor(step_s=1.0), clock=clock)
         requests = [turn("a", 4, 2), turn("z", 4, 1, arrival_s=50.0), turn("a2", 4, 1, arrival_s=20.0, follows="a")]
         log = drive(engine, requests)
         assert [r.request_id for r in log.records] == ["a", "a2", "z"]
@@ -89,7 +89,7 @@ class TestConversations:
 
     def test_an_interrupted_conversation_has_no_further_turn(self) -> None:
         clock = LogicalClock()
-        engine = make_engine(executor=SteadyExecutor(), clock=clock)
+        engine = make_engine(executor=RecordingExecutor(step_s=1.0), clock=clock)
         log = drive(
             engine, [turn("a", 4, 5), turn("a2", 4, 1, follows="a")], should_stop=lambda: clock.now() >= 2.0
         )

@@ -20,10 +20,11 @@ def took_part(step: StepInput) -> Pass:
 
 
 class RecordingExecutor(TorchExecutor):
-    """Runs a decoder, by default the tiny one, and records each pass."""
+    """Runs a decoder, by default the tiny one, and records each pass; one takes `step_s` of a LogicalClock."""
 
-    def __init__(self, decoder: Decoder | None = None) -> None:
+    def __init__(self, decoder: Decoder | None = None, step_s: float | None = None) -> None:
         super().__init__(decoder or tiny_decoder(), Sampler())
+        self._step_s = step_s
         self.passes: list[Pass] = []
         self.sampled: list[int] = []  # tokens that each pass returned
 
@@ -31,7 +32,7 @@ class RecordingExecutor(TorchExecutor):
         self.passes.append(took_part(step))
         result = super().execute(step, view)
         self.sampled.append(len(result.token_ids))
-        return result
+        return result if self._step_s is None else replace(result, elapsed_s=self._step_s)
 
     @property
     def steps(self) -> list[dict[str, int]]:
@@ -40,13 +41,6 @@ class RecordingExecutor(TorchExecutor):
 
     def first_step_of(self, request_id: str) -> int:
         return next(index for index, step in enumerate(self.steps) if request_id in step)
-
-
-class SteadyExecutor(RecordingExecutor):
-    """Each pass takes a second of a LogicalClock."""
-
-    def execute(self, step: StepInput, view: CacheView) -> StepResult:
-        return replace(super().execute(step, view), elapsed_s=1.0)
 
 
 class FailingExecutor(RecordingExecutor):
