@@ -238,7 +238,7 @@ def _layers(values: _Values) -> tuple[LayerConfig, ...]:
         else:
             full = range(count if window is None else values.count("max_window_layers", default=count, least=0))
         kinds = ["full_attention" if layer in full else "sliding_attention" for layer in range(count)]
-    if not isinstance(kinds, Sequence) or isinstance(kinds, str) or not all(isinstance(kind, str) for kind in kinds):
+    if isinstance(kinds, str) or not (isinstance(kinds, Sequence) and all(isinstance(kind, str) for kind in kinds)):
         raise ConfigError("layer_types", kinds, "has to be a list of names")
     if len(kinds) != count:
         raise ConfigError("layer_types", kinds, f"names {len(kinds)} layers of num_hidden_layers={count}")
