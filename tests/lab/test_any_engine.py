@@ -26,7 +26,7 @@ from kvlab.lab.report.drawing import add_figures
 from kvlab.lab.report.options import ReportOptions
 from kvlab.lab.report.pages import write_report
 from kvlab.lab.report.terminal import print_report
-from kvlab.lab.trace import write_trace
+from kvlab.lab.trace import trace_events, write_trace
 from tests.support.runs import run_small
 
 
@@ -140,7 +140,7 @@ def serve(directory: Path, slots: int = 2, *, keeps_steps: bool = True) -> RunRe
     log = drive(engine, REQUESTS)
     summary = {"name": directory.name, "config": {"slots": slots}, "metrics": run_metrics(log)}
     write_artifacts(directory, log, summary, "")
-    write_trace(directory / "trace.json", directory.name, log.steps, log.records)
+    write_trace(directory / "trace.json", trace_events(directory.name, log.steps, log.records))
     return read_run(directory)
 
 

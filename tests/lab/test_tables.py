@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 
 from kvlab.cli.compose import compose_run
 from kvlab.lab.execute import RunContext, execute
-from kvlab.lab.tables import comparison_table, config_tree, memory_sentence, points_table, summary_table
+from kvlab.lab.tables import comparison_table, config_tree, memory_sentence, points_table
 from tests.support.runs import FEW_STEPS
 
 SLOTS = {
@@ -45,7 +45,7 @@ def cells(text: str, label: str) -> list[str]:
 
 
 def test_one_run_has_its_figures_and_a_dash_where_there_is_none() -> None:
-    text = printed(summary_table("paged", BLOCKS))
+    text = printed(comparison_table([("paged", BLOCKS)]))
     assert cells(text, "output tokens") == ["190.0 tok/s"]
     assert cells(text, "KV cache") == ["128.0 MiB"]
     assert cells(text, "duration") == ["-"]
@@ -130,7 +130,7 @@ def test_points_of_a_sweep_are_rows_with_their_settings() -> None:
 def test_names_that_look_like_markup_are_printed_as_they_are(name: str) -> None:
     settings = {"settings": {f"tags.{name}": name}, "name": name, "status": "finished", "metrics": {}}
     for shown in (
-        summary_table(name, SLOTS),
+        comparison_table([(name, SLOTS)]),
         comparison_table([(name, SLOTS), (name, BLOCKS)]),
         points_table([settings]),
         points_table([{"name": name, "status": "finished", "metrics": {}}]),

@@ -80,13 +80,13 @@ def _was_done(config: RunConfig) -> bool:
     from rich.console import Console
 
     from kvlab.lab.sweep.history import finished_run
-    from kvlab.lab.tables import summary_table
+    from kvlab.lab.tables import comparison_table
 
     run = finished_run(config)
     if run is None:
         return False
     console = Console()
-    console.print(summary_table(run.name, run.metrics))
+    console.print(comparison_table([(run.name, run.metrics)]))
     console.print(f"done before: run {run.run_id}", highlight=False)
     return True
 

@@ -20,7 +20,7 @@ Fail = Callable[[Sequence, str], None]
 @dataclass(slots=True)
 class StepBatch:
     """What takes part in a step, reserved in the pool: sequences that decode, chunks of those in prefill, and the
-    first chunks of those just admitted.
+    first chunks of those just admitted; and how many tokens its passes computed (see StepRecord).
     """
 
     decoding: DecodeBatch = field(default_factory=DecodeBatch)
@@ -28,6 +28,10 @@ class StepBatch:
     admitted: list[Chunk] = field(default_factory=list)
     preempted: int = 0
     decode_last: bool = False
+    recomputed: int = 0
+    sampled: int = 0
+    context: int = 0
+    attended: int = 0
 
     def plans(self, *, mixed: bool) -> list[StepPlan]:
         """The step's forward passes: one, or unless `mixed` one for those that decode and one for the others."""

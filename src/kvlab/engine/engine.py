@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvlab.core import FinishReason, Request, Sequence, StepRecord, TokenLogprobs
-from kvlab.engine.batching import BatchBuilder
+from kvlab.engine.batching import BatchBuilder, StepBatch
 from kvlab.engine.clock import Clock, LogicalClock
 from kvlab.engine.isolation import PassRunner
 from kvlab.engine.outputs import OutputProcessor
@@ -24,16 +24,6 @@ from kvlab.kv.protocol import KVCachePool
 
 _NO_STOPS: frozenset[int] = frozenset()
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _StepCounts:
-    """What the passes of a step computed, in tokens; see StepRecord."""
-
-    recomputed: int = 0
-    sampled: int = 0
-    context: int = 0
-    attended: int = 0
 
 
 class Engine:
@@ -63,7 +53,7 @@ class Engine:
         self._batches = BatchBuilder(pool, scheduler, self._fail, journal)
         self._runner = PassRunner(pool, executor, self._process_result, self._fail)
         self._outputs = OutputProcessor(scheduler, detokenize)
-        self._counts = _StepCounts()
+        self._batch = StepBatch()
         self._eos = frozenset(eos_token_ids)
         self._vocab_size = vocab_size
         self._has_text = detokenize is not None
@@ -159,14 +149,13 @@ class Engine:
         for sequence in retired:
             self.pool.free_slot(*slots_of([sequence]))
             sequence.slot = None
-        batch = self._batches.build(start)
+        batch = self._batch = self._batches.build(start)
         plans = batch.plans(mixed=self.scheduler.config.mixed)
         if not plans and not retired and not batch.preempted:
             return None
         running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
         views = [self.pool.view(plan.slots, plan.num_tokens) for plan in plans]
         launched = self.clock.now()
-        counts = self._counts = _StepCounts()
         failed_passes = self._runner.run(plans, views)
         if failed_passes:
             self._recover()
@@ -184,14 +173,14 @@ class Engine:
             batch_seqs=batch.num_sequences,
             prefill_tokens=batch.num_prefill_tokens,
             decode_tokens=len(batch.decoding),
-            recomputed_tokens=counts.recomputed,
+            recomputed_tokens=batch.recomputed,
             preempted=batch.preempted,
             schedule_ms=(launched - start) * 1000,
             execute_ms=(end - launched) * 1000,
             failed_passes=failed_passes,
-            sampled_tokens=counts.sampled,
-            context_tokens=counts.context,
-            attended_tokens=counts.attended,
+            sampled_tokens=batch.sampled,
+            context_tokens=batch.context,
+            attended_tokens=batch.attended,
             pool=self.pool.stats(),
             counters=self.pool.counters() - before,
         )
@@ -215,7 +204,7 @@ class Engine:
             self.clock.advance(result.elapsed_s)
         now, tokens = self.clock.now(), result.token_ids
         logprobs = result.logprobs or [None] * len(tokens)
-        self._counts.sampled += len(tokens)
+        self._batch.sampled += len(tokens)
         first = len(tokens) - len(plan.decoding) if plan.decode_last else len(plan.decoding)
         parts = [(tokens[:first], logprobs[:first]), (tokens[first:], logprobs[first:])]
         decoded, sampled = reversed(parts) if plan.decode_last else parts
@@ -226,8 +215,8 @@ class Engine:
         self, batch: DecodeBatch, tokens: list[int], logprobs: list[TokenLogprobs | None], now: float
     ) -> None:
         known = batch.num_known
-        self._counts.context += known
-        self._counts.attended += known
+        self._batch.context += known
+        self._batch.attended += known
         if not (self._outputs.needs_every_token or self.scheduler.ended or any(logprobs)):
             self._output_tokens += len(tokens)
             for row in batch.append(tokens, now):
@@ -240,16 +229,16 @@ class Engine:
     def _process_chunks(
         self, chunks: list[Chunk], tokens: list[int], logprobs: list[TokenLogprobs | None], now: float
     ) -> None:
-        counts, sampled = self._counts, iter(zip(tokens, logprobs, strict=True))
+        batch, sampled = self._batch, iter(zip(tokens, logprobs, strict=True))
         for sequence, count in chunks:
             before, after = sequence.num_computed, sequence.num_computed + count
             again = min(max(sequence.high_water - before, 0), count)
             sequence.num_prefilled = after
             sequence.high_water = max(sequence.high_water, after)
             sequence.recomputed_tokens += again
-            counts.recomputed += again
-            counts.context += after
-            counts.attended += count * (before + after + 1) // 2  # before + 1, before + 2, ..., after
+            batch.recomputed += again
+            batch.context += after
+            batch.attended += count * (before + after + 1) // 2  # before + 1, before + 2, ..., after
             if after < len(sequence.token_ids):
                 continue
             token, entry = next(sampled)

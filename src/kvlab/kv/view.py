@@ -16,14 +16,7 @@ from kvlab.kv.table import BlockTables
 class CacheView:
     """The cache as the flat batch of one step sees it: B sequences, T new tokens in all.
 
-    Tensors are on the storage's device:
-
-        positions    [T] int64      each new token's position in its sequence
-        slot_mapping [T] int64      block_id * block_size + offset of each new token; -1: stored already
-        query_start  [B + 1] int32  where each sequence's new tokens begin in the flat batch
-        seq_lens     [B] int32      tokens of each sequence once the step's are stored
-        block_tables [B, max_blocks] int32
-
+    Tensors (`positions`, `slot_mapping`, `query_start`, `seq_lens`, `block_tables`) are on the storage's device.
     The same figures for Python code are in `num_new`, `lengths` and `starts`, plain lists.
     """
 

@@ -32,8 +32,8 @@ from kvlab.lab.rates import known_rates, measure_and_keep
 from kvlab.lab.recording import Recording, print_note
 from kvlab.lab.recording import RunContext as RunContext
 from kvlab.lab.roofline import roofline, run_costs
-from kvlab.lab.tables import config_tree, profile_table, summary_table
-from kvlab.lab.trace import write_trace
+from kvlab.lab.tables import comparison_table, config_tree, profile_table
+from kvlab.lab.trace import trace_events, write_trace
 from kvlab.lab.tracking import RunStatus, Tracker
 
 
@@ -85,7 +85,8 @@ def _execute(
         metrics |= _efficiency(plan, log, may_measure=crowded is None)
         metrics |= profiler.metrics()
         if profiler.enabled or config.figures:
-            write_trace(context.directory / "trace.json", context.name, log.steps, log.records, profiler.steps)
+            events = trace_events(context.name, log.steps, log.records, profiler.steps)
+            write_trace(context.directory / "trace.json", events)
         if log.interrupted:
             status = RunStatus.INTERRUPTED
         elif log.completed:
@@ -186,7 +187,7 @@ def _announce(plan: RunPlan, context: RunContext) -> None:
 def _report(context: RunContext, result: RunResult, tracker: Tracker) -> None:
     console, metrics = context.console, result.metrics
     if metrics and not context.in_sweep:
-        console.print(summary_table(result.name, metrics))
+        console.print(comparison_table([(result.name, metrics)]))
         if "profile/other_share" in metrics:
             console.print(profile_table(metrics, list(Part)))
     if result.status is RunStatus.INTERRUPTED:

@@ -199,6 +199,15 @@ def read_run(directory: Path) -> RunRecord:
         raise RecordError(f"{file}: cannot be read as a run's summary: {error}") from error
 
 
+def read_summary(directory: Path) -> dict[str, Any] | None:
+    """The summary of the run in `directory`; None where it has none, or none yet that can be read."""
+    try:
+        found = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def read_sweep(directory: Path) -> list[RunRecord]:
     """The points of the sweep in `directory`, in the order they ran. Raises RecordError where there are none."""
     files = sorted(directory.glob(f"*/{SUMMARY}"), key=lambda file: (len(file.parent.name), file.parent.name))

@@ -31,13 +31,15 @@ def config_tree(config: Mapping[str, Any], choices: Mapping[str, str]) -> Tree:
     return tree
 
 
-def summary_table(name: str, metrics: Metrics) -> Table:
-    """A run's figures."""
-    return comparison_table([(name, metrics)])
+def count(number: int, noun: str) -> str:
+    """A number of things."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def comparison_table(runs: Sequence[tuple[str, Metrics]]) -> Table:
-    """Runs side by side. Each but the first has its ratio to the first beside it, green where that is better."""
+    """The figures of a run, or of several side by side. Each but the first has its ratio to the first beside it,
+    green where that is better.
+    """
     table = _new_table("")
     for number, (name, _) in enumerate(runs):
         table.add_column(escape(name), justify="right", overflow="fold", max_width=18 if len(runs) > 2 else None)

@@ -21,19 +21,13 @@ _MAX_REQUESTS = 1_000  # with a track each
 _STEPS, _REQUESTS, _THREAD = 1, 2, 1  # processes and thread
 
 
-def write_trace(
-    path: Path,
-    name: str,
-    steps: Sequence[StepRecord],
-    records: Sequence[RequestRecord] = (),
-    profiled: Iterable[ProfiledStep] = (),
-) -> None:
-    """Write the events as JSON. Times are microseconds since the run began."""
+def write_trace(path: Path, events: Iterable[dict[str, Any]]) -> None:
+    """Write the events as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     encode = json.JSONEncoder(separators=(",", ":")).encode
     with path.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-        file.write(",\n".join(map(encode, trace_events(name, steps, records, profiled))))
+        file.write(",\n".join(map(encode, events)))
         file.write("\n]}\n")
 
 
@@ -43,7 +37,9 @@ def trace_events(
     records: Sequence[RequestRecord] = (),
     profiled: Iterable[ProfiledStep] = (),
 ) -> Iterator[dict[str, Any]]:
-    """Steps with their parts, requests with their phases, and counters of sequences and blocks."""
+    """Steps with their parts, requests with their phases, and counters of sequences and blocks. Times are
+    microseconds since the run began.
+    """
     yield {"name": "process_name", "ph": "M", "pid": _STEPS, "args": {"name": name}}
     yield {"name": "thread_name", "ph": "M", "pid": _STEPS, "tid": _THREAD, "args": {"name": "engine"}}
     if records:

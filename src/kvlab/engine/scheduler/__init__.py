@@ -1,13 +1,12 @@
-"""Which sequences run in a step: one file per policy."""
+"""Which sequences run in a step."""
 
 from __future__ import annotations
 
 from kvlab.config import SchedulerConfig
 from kvlab.engine.scheduler.base import POLICIES, Scheduler
-from kvlab.engine.scheduler.continuous import ContinuousScheduler
 from kvlab.engine.scheduler.static import StaticScheduler
 
-__all__ = ["POLICIES", "ContinuousScheduler", "Scheduler", "StaticScheduler", "build_scheduler"]
+__all__ = ["POLICIES", "Scheduler", "StaticScheduler", "build_scheduler"]
 
 
 def build_scheduler(config: SchedulerConfig) -> Scheduler:

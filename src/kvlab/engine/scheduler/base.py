@@ -1,9 +1,8 @@
-"""What every scheduling policy does: a policy says when sequences may be admitted, an order which goes first."""
+"""The scheduler: its policy says when sequences may be admitted, its order which goes first."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
 
@@ -15,9 +14,13 @@ from kvlab.engine.scheduler.victims import VICTIMS
 from kvlab.engine.scheduler.waiting_queue import WaitingQueue
 from kvlab.registry import Registry
 
+POLICIES: Registry[type[Scheduler]] = Registry("scheduler.policy")
 
-class Scheduler(ABC):
-    """The sequences that wait and those that run.
+
+@POLICIES.register("continuous")
+class Scheduler:
+    """The sequences that wait and those that run. Unless a subclass says otherwise sequences are admitted and leave
+    in every step (continuous batching: Orca, OSDI 2022).
 
         add -> waiting --admit--> running --retire--> gone
                   ^______preempt______|
@@ -174,13 +177,10 @@ class Scheduler(ABC):
         self._decoding.remove(self._left)
         self._left = []
 
-    @abstractmethod
     def may_admit(self, now: float) -> bool:
         """Whether a waiting sequence may be admitted now. There is at least one."""
+        return True
 
-    @abstractmethod
     def next_wakeup(self) -> float | None:
         """When, with nothing running, to ask `may_admit` again; None: when something arrives."""
-
-
-POLICIES: Registry[type[Scheduler]] = Registry("scheduler.policy")
+        return None

@@ -26,9 +26,6 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         return (sequence for _, _, sequence in self._entries)
 
-    def __contains__(self, sequence: object) -> bool:
-        return sequence in self._positions
-
     @property
     def head(self) -> Sequence | None:
         """The first in the queue; None: none waits."""

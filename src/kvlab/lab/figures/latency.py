@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kvlab.core import RequestRecord
 from kvlab.lab.figures import style
 from kvlab.lab.requests import latencies_ms
+from kvlab.lab.tables import count
 
 _LATENCIES = {
     "ttft": ("First token", "request"),
@@ -48,7 +49,7 @@ def _distribution(axes: Any, name: str, unit: str, x: NDArray[np.float64]) -> No
     marks = np.percentile(x, _MARKS)
     axes.plot(marks, _MARKS, linestyle="none", marker="o", markersize=6, color=style.VERMILION, clip_on=False)
     words = [f"p{share} {style.number(mark)}" for share, mark in zip(_MARKS, marks.tolist(), strict=True)]
-    style.title(axes, name, f"{',  '.join(words)}  ({style.count(len(x), unit)})")
+    style.title(axes, name, f"{',  '.join(words)}  ({count(len(x), unit)})")
     low, high = float(x[0]), float(x[-1])
     if low > 0 and high / low > _WIDE:
         axes.set_xscale("log")

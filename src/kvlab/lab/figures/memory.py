@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kvlab.core import PoolStats, StepRecord
 from kvlab.lab.figures import style
+from kvlab.lab.tables import count
 
 
 class MemorySeries(NamedTuple):
@@ -66,7 +67,7 @@ def memory_figure(steps: Sequence[StepRecord], *, unit: str = "block") -> Figure
     above.set_xlim(min(series.at[0], 0), max(series.at[-1], 1e-3))
     below.set_xlabel("time, s")
     peak = 100 * float(series.in_use.max()) / max(series.capacity, 1)
-    heading = f"At most {peak:.0f} % of {style.count(series.capacity, unit)} in use"
+    heading = f"At most {peak:.0f} % of {count(series.capacity, unit)} in use"
     note = f"a {unit} has {series.block_tokens:,} token slots; between the line and the area's edge they are empty"
     style.title(above, heading, note)
     return figure

@@ -15,6 +15,7 @@ from kvlab.core import StepRecord
 from kvlab.kv.journal import BlockEvents
 from kvlab.lab.figures import style
 from kvlab.lab.figures.blocks import CACHED, FREE, SHARED, UNKNOWN, PoolGrid, colour_numbers, pool_grid, stretches
+from kvlab.lab.tables import count
 
 _PALEST = 0.35  # of a colour, where a single block of a row is in use
 
@@ -77,7 +78,7 @@ def pool_map_figure(events: BlockEvents | None, steps: Sequence[StepRecord], *, 
     note = "white is free"
     if grid.blocks_per_row > 1:
         note += f"; a row is {grid.blocks_per_row} {unit}s, paler where fewer of them are in use"
-    style.title(axes, f"Who held which of {style.count(grid.num_blocks, unit)}, and when", note)
+    style.title(axes, f"Who held which of {count(grid.num_blocks, unit)}, and when", note)
     present = [HOLDERS[holder] for holder in HOLDERS if holder != FREE and (grid.cells == holder).any()]
     several = tuple(Patch(color=colour) for colour in style.SEQUENCES[:4])
     handles = [several, *(Patch(color=colour) for _, colour in present)]

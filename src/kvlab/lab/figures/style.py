@@ -100,11 +100,6 @@ def logarithmic(axis: Any, low: float, high: float) -> None:
     plain(axis)
 
 
-def count(number: int, noun: str) -> str:
-    """A number of things."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def shorten(text: str, length: int = 42) -> str:
     """A name that fits: its middle left out where it is long."""
     half = (length - 1) // 2

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from kvlab.lab.compare.groups import Group, pairs_of
 from kvlab.lab.report.options import ReportOptions
+from kvlab.lab.tables import count
 
 _MACHINE = ("machine", "device", "threads")
 
@@ -13,7 +14,7 @@ _MACHINE = ("machine", "device", "threads")
 def method_notes(groups: Sequence[Group], options: ReportOptions) -> list[str]:
     """How the figures were computed, in sentences."""
     if len(groups) == 1:
-        return [f"Figures are medians of {_runs(len(groups[0].runs))}."]
+        return [f"Figures are medians of {count(len(groups[0].runs), 'run')}."]
     baseline, others = groups[0], [group for group in groups[1:] if group.runs]
     paired = [group for group in others if pairs_of(baseline, group)]
     single = [group for group in others if group not in paired and min(len(group.runs), len(baseline.runs)) < 2]
@@ -48,7 +49,7 @@ def method_notes(groups: Sequence[Group], options: ReportOptions) -> list[str]:
 def warnings(groups: Sequence[Group], obstacles: Mapping[str, str], options: ReportOptions) -> list[str]:
     """What speaks against the comparison."""
     found = [
-        f"{group.name}: {len(group.left_out)} of {_runs(len(group.left_out) + len(group.runs))} left out "
+        f"{group.name}: {len(group.left_out)} of {count(len(group.left_out) + len(group.runs), 'run')} left out "
         f"({group.endings})."
         for group in groups
         if group.left_out
@@ -81,7 +82,3 @@ def _which(some: Sequence[Group], others: Sequence[Group]) -> str:
         return "Groups are"
     names = ", ".join(group.name for group in some[:3])
     return f"{names}{' and others' if len(some) > 3 else ''} {'is' if len(some) == 1 else 'are'}"
-
-
-def _runs(count: int) -> str:
-    return f"{count} run{'s' * (count != 1)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import json
 import re
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from kvlab.errors import KvlabError, RecordError, TrackingError
 from kvlab.lab.compare.groups import RunSet
-from kvlab.lab.records import SUMMARY, RunRecord, read_run, read_sweep
+from kvlab.lab.records import SUMMARY, RunRecord, read_run, read_summary, read_sweep
 from kvlab.lab.report.options import ReportOptions
 from kvlab.lab.tracking import Store, open_store
 from kvlab.lab.tracking.search import TrackedRun, fetch_files, find_runs
@@ -75,8 +74,9 @@ class Sources:
 
     def _by_id(self, text: str) -> list[RunRecord]:
         """The run whose id this is or begins with: in the output directories, else in the store."""
-        files = [file for folder in _FOLDERS for file in sorted((self._root / folder).rglob(SUMMARY))]
-        local = [read_run(file.parent) for file in files if _run_id(file).startswith(text)]
+        runs_here = [file.parent for folder in _FOLDERS for file in sorted((self._root / folder).rglob(SUMMARY))]
+        known = {folder: (read_summary(folder) or {}).get("run_id") for folder in runs_here}
+        local = [read_run(folder) for folder, run_id in known.items() if str(run_id).startswith(text)]
         found = {record.run_id: [record] for record in local}
         problem = f"nor does {self._experiment} in the tracking store have it"
         if not found:
@@ -116,13 +116,6 @@ def _name(text: str) -> str:
     """A short name of an argument."""
     names = [Path(part).resolve().name if Path(part).exists() else part[:12] for part in text.split(",") if part]
     return " and ".join(names[:1] + [f"{len(names) - 1} more"] * (len(names) > 1))
-
-
-def _run_id(file: Path) -> str:
-    try:
-        return str(json.loads(file.read_text(encoding="utf-8")).get("run_id"))
-    except (OSError, ValueError, AttributeError):
-        return ""
 
 
 def _read_stored(store: Store, run: TrackedRun, directory: Path) -> RunRecord:

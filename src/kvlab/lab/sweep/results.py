@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from kvlab.lab.catalogue import direction
+from kvlab.lab.records import read_summary
 from kvlab.lab.sweep.plan import SweepPlan
 from kvlab.lab.tracking import RunStatus
 
@@ -38,7 +38,7 @@ def read_results(directory: Path, plan: SweepPlan, missing: RunStatus | None = N
     reason = "not run" if missing is RunStatus.INTERRUPTED else "its process ended without a result"
     results = []
     for point in plan.points:
-        summary = _read(directory / point.directory / "summary.json")
+        summary = read_summary(directory / point.directory)
         if summary is None and missing is not None:
             summary = {"status": missing.value, "error": reason, "metrics": {}, "choices": {}}
         if summary is not None:
@@ -87,15 +87,6 @@ def write_csv(results: Sequence[dict[str, Any]], path: Path) -> None:
         for result in results:
             row = [result["metrics"].get(name, "") for name in metrics]
             writer.writerow([result["name"], result["status"], result["error"] or "", *row])
-
-
-def _read(file: Path) -> dict[str, Any] | None:
-    """A run's summary; None where it has none yet, or another process is writing it just now."""
-    try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return None
-    return found
 
 
 def _median(group: str, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from kvlab.lab.progress import clock
 from kvlab.lab.sweep.plan import SweepPlan
 from kvlab.lab.sweep.results import best, medians, read_results
-from kvlab.lab.tables import comparison_table, memory_sentence, points_table
+from kvlab.lab.tables import comparison_table, count, memory_sentence, points_table
 
 _SIDE_BY_SIDE = 3  # more points than this get a row each instead of a column
 _POLL_S = 0.5
@@ -29,12 +29,12 @@ _WORDS = {
 def announcement(plan: SweepPlan, seconds: Sequence[float | None]) -> str:
     """How many jobs there are and how long they will take. `seconds`: of each job, None where unknown."""
     jobs, groups = len(plan.jobs), len({point.group for point in plan.points})
-    text = f"{plan.name}: {_count(groups, 'point')}"
+    text = f"{plan.name}: {count(groups, 'point')}"
     if plan.repeats > 1:
         text += f", {plan.repeats} times each"
     if plan.done_before:
-        text += f", {_count(len(plan.done_before), 'run')} done before"
-    text += f": {_count(jobs, 'job')}"
+        text += f", {count(len(plan.done_before), 'run')} done before"
+    text += f": {count(jobs, 'job')}"
     if plan.parallel != 1:
         text += f", {plan.parallel or 'all'} at once"
     if not jobs:
@@ -109,11 +109,7 @@ def print_results(results: Sequence[dict[str, Any]], plan: SweepPlan) -> None:
     text = ", ".join(f"{count} {_WORDS[status]}" for status, count in counts.items() if count)
     if plan.done_before:
         text += f"; {len(plan.done_before)} of them done before"
-    print(f"\n{_count(len(results), 'run')}: {text}")
+    print(f"\n{count(len(results), 'run')}: {text}")
     leader = best(results, plan.optimize)
     if leader and len(rows) > 1:
         print(f"best: {leader}")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

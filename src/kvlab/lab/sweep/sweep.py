@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import threading
@@ -19,6 +18,7 @@ from kvlab.config import RunConfig, TrackingConfig
 from kvlab.errors import CapacityError, KvlabError, RecordError, TrackingError
 from kvlab.lab.artifacts import write_summary
 from kvlab.lab.provenance import provenance, uncommitted
+from kvlab.lab.records import read_run, read_summary
 from kvlab.lab.sweep.history import History, close_parent, open_history
 from kvlab.lab.sweep.plan import Point, SweepPlan
 from kvlab.lab.sweep.results import metric_names, read_results, status_of, write_csv
@@ -165,10 +165,8 @@ def _assign_directories(directory: Path, points: Sequence[Point], done: Sequence
     """Give every point a directory: jobs get the numbers after those in use, points done before the next ones,
     unless the directory has their results already.
     """
-    there: dict[str, str] = {}
-    for file in directory.glob("*/summary.json"):
-        with suppress(OSError, ValueError):
-            there[str(json.loads(file.read_text(encoding="utf-8")).get("run_id"))] = file.parent.name
+    summaries = {file.parent.name: read_summary(file.parent) or {} for file in directory.glob("*/summary.json")}
+    there = {summary.get("run_id"): name for name, summary in summaries.items()}
     job = max((int(path.name) for path in directory.glob("*") if path.name.isdigit()), default=-1) + 1
     other = job + sum(run is None for run in done)
     assigned = []
@@ -210,7 +208,6 @@ def _draw(directories: Sequence[Path], folder: Path) -> None:
         return
     try:
         from kvlab.lab.figures import sweep_figures
-        from kvlab.lab.records import read_run
 
         for name, figure in sweep_figures([run for run in map(read_run, ended) if run.finished]).items():
             folder.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from optuna.trial import FrozenTrial, TrialState
 
 from kvlab.lab import catalogue
-from kvlab.lab.figures.style import BLUE, INK, VERMILION, count, new_figure, plain, tidy
+from kvlab.lab.figures.style import BLUE, INK, VERMILION, new_figure, plain, tidy
+from kvlab.lab.tables import count
 from kvlab.lab.tune.space import SEARCHED
 
 

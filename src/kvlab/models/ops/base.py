@@ -86,7 +86,6 @@ class Ops(LogitsOps, Protocol):
     """The arithmetic between and around attention. Half precision is rounded where a tensor is stored."""
 
     name: str  # with the instruction set, where there is a choice
-    tied_copies: int  # how often a weight that is embedding and output layer at once is held in memory
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False) -> Linear:
         """A product with `weight`, which may be stored in another form; with `lookup` its rows can be read, too."""

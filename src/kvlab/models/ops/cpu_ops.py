@@ -26,8 +26,6 @@ class CpuOps(Ops):
     Raises KernelError where the kernels cannot be compiled.
     """
 
-    tied_copies = 1
-
     def __init__(self, *, int8_weights: bool = False) -> None:
         self.name = f"native ({instruction_set()})"
         self._int8_weights = int8_weights

@@ -58,7 +58,6 @@ class TorchOps(Ops):
     """See Ops."""
 
     name = "torch"
-    tied_copies = 2
 
     def linear(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False
