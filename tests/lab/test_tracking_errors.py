@@ -122,7 +122,7 @@ def test_postgresql_without_its_driver(tmp_path, monkeypatch):
 def test_postgresql_that_is_not_there(tmp_path):
     pytest.importorskip("psycopg2")
     message = refusal(tmp_path, "postgresql://user:secret@127.0.0.1:9/runs")
-    assert message.startswith("tracking.uri=postgresql+psycopg2://127.0.0.1:9/runs: connection to server")
+    assert message.startswith("tracking.uri=postgresql+psycopg2://***@127.0.0.1:9/runs: connection to server")
     assert "Connection refused" in message
     assert "sqlalche.me" not in message
 

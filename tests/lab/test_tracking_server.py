@@ -131,7 +131,7 @@ def test_a_wrong_password_is_told_at_once(database, tmp_path):
     uri = database.create("closed").replace(PASSWORD, "guessed")
     message = fails(tmp_path, uri)
     assert message.startswith(
-        f"tracking.uri=postgresql+psycopg2://127.0.0.1:{database.port}/closed: connection to server"
+        f"tracking.uri=postgresql+psycopg2://***@127.0.0.1:{database.port}/closed: connection to server"
     )
     assert 'password authentication failed for user "kvlab"' in message
     assert "put the right user and password into tracking.uri" in message

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.paths import CONF
 from kvlab.plugins import load_plugins
 from kvlab.registry import KEYS, registry
+from kvlab.secrets import redact, redacted, take_from_environment
 
 GROUPS = ("model", "kv", "scheduler", "attention", "executor", "workload", "tracking")
 
@@ -33,19 +35,37 @@ def _names(plugins: Sequence[str]) -> str:
     return "\n".join(f"{key}: {', '.join(registry(key).names())}" for key in KEYS)
 
 
+def _environment(name: str, *default: Any) -> str | None:
+    """OmegaConf's own resolver, which notes what was taken: that is shown as it was written."""
+    take_from_environment(name)
+    _taken.append(name)
+    value: str | None = oc.env(name, *default)
+    return value
+
+
+_taken: list[str] = []
 # What conf/run.yaml refers to, so that no YAML names a Python object.
 ConfigStore.instance().store(name="schema", node=RunConfig)
 OmegaConf.register_new_resolver("kvlab_mode", _mode, replace=True)
 OmegaConf.register_new_resolver("kvlab_names", _names, replace=True)
+OmegaConf.register_new_resolver("oc.env", _environment, replace=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """A checked configuration, its text, and what was chosen in each group."""
+    """A checked configuration, what was chosen in each group, and how it is recorded: its text without secrets, and
+    by dotted key what is `written` of settings that came from the environment.
+    """
 
     config: RunConfig
-    yaml: str
     choices: dict[str, str]
+    yaml: str
+    written: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """The run's name, made up where it was given none."""
+        return self.written.get("run_name") or redact(self.config.run_name or run_title(self.config))
 
 
 def run_config(composed: DictConfig) -> RunConfig:
@@ -65,6 +85,33 @@ def without_hydra(composed: DictConfig) -> DictConfig:
     return run
 
 
+def composition(composed: DictConfig, choices: dict[str, str]) -> Composition:
+    """What Hydra composed, checked, and as it is recorded. Raises a KvlabError."""
+    config, run, written = run_config(composed), without_hydra(composed), dict[str, str]()
+    recorded = _as_written(run, OmegaConf.to_container(run, resolve=False), "", written)
+    return Composition(config, choices, OmegaConf.to_yaml(OmegaConf.create(recorded)), written)
+
+
+def _as_written(node: Any, raw: Any, prefix: str, written: dict[str, str]) -> dict[Any, Any]:
+    """The values of a DictConfig or ListConfig by key or index, without secrets. A text that the environment is
+    part of stays as it was written; it is also added to `written`.
+    """
+    recorded: dict[Any, Any] = {}
+    keys: Iterable[Any] = node if isinstance(node, DictConfig) else range(len(node))
+    for key in keys:
+        before = len(_taken)
+        value, text = node[key], raw[key]
+        if isinstance(value, DictConfig | ListConfig):
+            text = OmegaConf.to_container(value, resolve=False) if isinstance(text, str) else text
+            inner = _as_written(value, text, f"{prefix}{key}.", written)
+            recorded[key] = inner if isinstance(value, DictConfig) else list(inner.values())
+        elif isinstance(value, str) and len(_taken) > before:
+            recorded[key] = written[f"{prefix}{key}"] = text
+        else:
+            recorded[key] = redacted(str(key), value)
+    return recorded
+
+
 def run_title(config: RunConfig) -> str:
     """The name of a run that was given none."""
     return f"{config.model.name} {config.kv.backend} {config.workload.name}"
@@ -76,7 +123,7 @@ def compose_run(overrides: Sequence[str]) -> Composition:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             composed = compose("run", list(overrides), return_hydra_config=True)
         choices = {group: str(composed.hydra.runtime.choices[group]) for group in GROUPS}
-        return Composition(run_config(composed), OmegaConf.to_yaml(without_hydra(composed), resolve=True), choices)
+        return composition(composed, choices)
     except (HydraException, OmegaConfBaseException) as error:
         reason: BaseException = error
         while reason.__cause__ is not None and not isinstance(reason, KvlabError):

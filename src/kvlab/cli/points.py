@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from kvlab.cli.compose import run_config, run_title
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError, KvlabError
+from kvlab.secrets import redact, redacted, redacted_setting
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -69,7 +70,7 @@ def _values_by_key(
         values[key] = _values(override, key)
         varied.pop(key, None)
         if len(values[key]) > 1:
-            varied[key] = _written(override)
+            varied[key] = redacted(key, _written(override))
     return values, varied
 
 
@@ -98,10 +99,10 @@ def _composed_point(composed: DictConfig, chosen: dict[str, str], varied: dict[s
         digest = config_digest(config)
     except KvlabError:
         digest = digest_of(" ".join(chosen.values()))
-    group = " ".join(text for key, text in chosen.items() if key in varied)
-    group = group or composed.run_name or (run_title(config) if config else "run")
+    group = " ".join(redacted_setting(text) for key, text in chosen.items() if key in varied)
+    group = group or redact(composed.run_name or (run_title(config) if config else "run"))
     repeated = f" {chosen[_REPEAT]}" if _REPEAT in chosen and _REPEAT not in varied else ""
-    settings = {key.lstrip("+"): text.partition("=")[2] for key, text in chosen.items() if key in varied}
+    settings = {key.lstrip("+"): redacted(key, chosen[key].partition("=")[2]) for key in chosen if key in varied}
     point = Point(group + repeated, group, digest, settings=settings, repeat=int(composed.repeat))
     return ComposedPoint(list(chosen.values()), point, config)
 

@@ -61,7 +61,10 @@ def read_run(directory: Path) -> tuple[dict[str, Any], RunConfig, list[StepRecor
     steps = records.read_run(directory).steps()
     if not steps:
         raise ConfigError("run", directory, "ended before its first step; name one that produced tokens")
-    settings = OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(directory / "config.yaml"))
+    recorded = cast("DictConfig", OmegaConf.load(directory / "config.yaml"))
+    for key in ("run_name", "tags", "tracking"):  # which may refer to an environment that is no more
+        recorded.pop(key, None)
+    settings = OmegaConf.merge(OmegaConf.structured(RunConfig), recorded)
     return summary, run_config(cast("DictConfig", settings)), steps
 
 

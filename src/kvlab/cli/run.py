@@ -12,14 +12,15 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from kvlab.cli.compose import GROUPS, run_config, run_title
+from kvlab.cli.compose import GROUPS, composition
 from kvlab.cli.settings import fail
 from kvlab.config import RunConfig
 from kvlab.errors import KvlabError
 from kvlab.lab.sweep.plan import read_plan
 from kvlab.paths import CONF
+from kvlab.secrets import redacted_output
 
 _EXTRAS = {"joblib": ("hydra_joblib_launcher", "joblib"), "submitit": ("hydra_submitit_launcher", "slurm")}
 
@@ -27,6 +28,11 @@ _EXTRAS = {"joblib": ("hydra_joblib_launcher", "joblib"), "submitit": ("hydra_su
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="run")
 def job(cfg: DictConfig) -> None:
     """One run, alone or as a point of a sweep."""
+    with redacted_output():  # here too: a launcher may call this in another process
+        _run(cfg)
+
+
+def _run(cfg: DictConfig) -> None:
     hydra_config = HydraConfig.get()
     directory = Path(hydra_config.runtime.output_dir)
     point = None  # of a sweep
@@ -35,7 +41,8 @@ def job(cfg: DictConfig) -> None:
             fail(f"hydra/sweeper={sweeper}: a sweep needs kvlab's own; leave it out, or search with kvlab tune")
         point = read_plan(Path(hydra_config.sweep.dir)).job(directory.name)
     try:
-        config = run_config(cfg)
+        made = composition(cfg, {group: hydra_config.runtime.choices[group] for group in GROUPS})
+        config = made.config
         if config.resume and point is None and _was_done(config):
             return
         # Imported this late so that --help and a mistyped option answer at once.
@@ -46,10 +53,11 @@ def job(cfg: DictConfig) -> None:
         context = RunContext(
             directory=directory,
             root=Path(),
-            config_yaml=OmegaConf.to_yaml(cfg, resolve=True),
-            choices={group: hydra_config.runtime.choices[group] for group in GROUPS},
+            config_yaml=made.yaml,
+            written=made.written,
+            choices=made.choices,
             console=Console(),
-            name=point.name if point else config.run_name or run_title(config),
+            name=point.name if point else made.name,
             in_sweep=point is not None,
             parent_run_id=point.parent_run_id if point else None,
             heading=point.heading if point else None,
@@ -91,6 +99,7 @@ def _was_done(config: RunConfig) -> bool:
     return True
 
 
+@redacted_output()
 def main() -> None:
     """Run the command line. A launcher whose package is not installed is refused with a sentence."""
     for text in sys.argv[1:]:

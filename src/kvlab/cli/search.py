@@ -18,13 +18,13 @@ from kvlab.errors import ConfigError, KvlabError, TrackingError
 from kvlab.lab.execute import RunContext, execute
 from kvlab.lab.machine import available_memory
 from kvlab.lab.progress import clock
-from kvlab.lab.settings import without_password
 from kvlab.lab.sweep.digest import config_digest, digest_of
 from kvlab.lab.sweep.history import close_parent, open_history
 from kvlab.lab.tracking import NullTracker, RunStatus, Tracker
 from kvlab.lab.tune.pictures import draw_search, write_page, write_trials
 from kvlab.lab.tune.space import SEARCHED, build_space, check_fits
 from kvlab.lab.tune.study import Measured, best_trial, counted, open_study, search
+from kvlab.secrets import redact, redacted_setting
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -48,7 +48,8 @@ class Search:
         self.space = build_space(config, self.memory, fixed)
         parts = [self.metric, asked, config_digest(config, any_repeat=True), *sorted(fixed)]
         self.digest = digest_of("\n".join(parts))
-        self.name = f"{self.metric.replace('/', '-')}-{config.model.name}-{config.workload.name}-{self.digest[:8]}"
+        named = redact(f"{config.model.name}-{config.workload.name}")
+        self.name = f"{self.metric.replace('/', '-')}-{named}-{self.digest[:8]}"
         output = Path(settings.output).expanduser()
         self.storage = settings.storage or f"sqlite:///{output.resolve() / 'tune.db'}"
         self.directory = output / self.name
@@ -93,6 +94,7 @@ class Search:
                 directory=directory,
                 root=Path(),
                 config_yaml=point.yaml,
+                written=point.written,
                 choices=point.choices,
                 console=self.console,
                 name=name,
@@ -103,12 +105,12 @@ class Search:
             try:
                 result = execute(replace(point.config, repeat=repeat), context)
             except KvlabError as error:
-                return Measured(None, str(error))
+                return Measured(None, redact(str(error)))
             if result.status == "interrupted":
                 self.interrupted = True
                 return Measured(None, interrupted=True)
             if result.status != "finished":
-                return Measured(None, result.error or result.status)
+                return Measured(None, redact(result.error or result.status))
             if self.metric not in result.metrics:
                 known = ", ".join(sorted(result.metrics))
                 raise ConfigError("optimize", self.metric, f"the run does not have it; it has: {known}")
@@ -144,7 +146,7 @@ class Search:
         params = {
             "tune.optimize": self.metric,
             "tune.memory": self.memory,
-            "tune.storage": without_password(self.storage),
+            "tune.storage": redact(self.storage),
             "tune.study": self.name,
         }
         try:
@@ -165,7 +167,8 @@ class Search:
         if best is None:
             print(f"no trial has a value; why is in {pictures / 'trials.csv'}")
         else:
-            command = " ".join(["kvlab run", *map(shlex.quote, self.overrides), _overrides(best.params)])
+            words = [shlex.quote(redacted_setting(text)) for text in self.overrides]
+            command = " ".join(["kvlab run", *words, _overrides(best.params)])
             draw_search(study, self.metric).savefig(pictures / "tune.png")
             write_page(study, self.metric, command, pictures / "tune.html")
             self.console.rule(style="dim")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_args, get_or
 
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.lab.settings import setting as setting
+from kvlab.secrets import redact, redacted_output
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -80,6 +81,7 @@ def help_page(page: str | None, schema: type) -> str:
     return "\n".join([(page or "").strip(), "", *(f"  {name:<{width}}{text}" for name, text in rows)])
 
 
+@redacted_output()
 def run_command(page: str | None, schema: type, answer: Callable[[list[str]], int], *, bare: bool = True) -> None:
     """Print the help page where it is asked for, else `answer` the arguments and exit with its code, unless 0.
 
@@ -100,7 +102,7 @@ def run_command(page: str | None, schema: type, answer: Callable[[list[str]], in
 
 def fail(message: str) -> NoReturn:
     """End the process with code 2 and a sentence on stderr."""
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {redact(message)}", file=sys.stderr)
     sys.exit(2)
 
 

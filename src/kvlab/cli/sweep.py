@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from kvlab.cli.settings import fail
 from kvlab.errors import ConfigError, KvlabError
+from kvlab.secrets import redact
 
 if TYPE_CHECKING:
     from kvlab.config import TrackingConfig
@@ -86,7 +87,7 @@ class PlanningSweeper(Sweeper):
         choices = config.hydra.runtime.choices
         plan = SweepPlan(
             name=str(
-                config.run_name
+                redact(config.run_name or "")
                 or choices.get("experiment")
                 or choices.get("sweep")
                 or " ".join(["sweep", *varied] if varied else ["repeats"])

@@ -11,8 +11,10 @@ from pathlib import Path
 from kvlab.cli.settings import fail
 from kvlab.config import TrackingConfig
 from kvlab.errors import KvlabError
+from kvlab.secrets import redact, redacted_output, without_credentials
 
 
+@redacted_output()
 def main() -> None:
     """Start the page; for a store that has none to start, say where it is or how to fill it."""
     parser = argparse.ArgumentParser(prog="kvlab ui", description=__doc__)
@@ -20,24 +22,23 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=5000)
     options = parser.parse_args()
     # Imported this late so that --help answers at once.
-    from kvlab.lab.settings import without_password
     from kvlab.lab.tracking.uri import is_server, is_sqlite, resolve_uri, sqlite_path
 
     given = options.uri.removeprefix("tracking.uri=") if options.uri else None
     uri = resolve_uri(TrackingConfig(uri=given), Path())
     if is_server(uri):
-        print(f"runs go to a tracking server, which has a page of its own: {without_password(uri)}")
+        print(f"runs go to a tracking server, which has a page of its own: {redact(without_credentials(uri))}")
         return
     try:
         if is_sqlite(uri) and not sqlite_path(uri).exists():
             fail(f"nothing is tracked in {sqlite_path(uri)} yet: start a run with kvlab run, then come again")
     except (KvlabError, ValueError) as error:
-        fail(f"{without_password(uri)}: {error}")
+        fail(f"{redact(uri)}: {error}")
     # Not on the command line, where everybody on the machine could read a database's password.
     environment = os.environ | {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_DISABLE_TELEMETRY": "true"}
     command = [sys.executable, "-m", "mlflow", "ui", "--port", str(options.port)]
     page = f"http://127.0.0.1:{options.port}/#/experiments?workflowType=machine_learning"
-    print(f"{without_password(uri)}\n{page}\nCtrl-C ends it", flush=True)
+    print(f"{redact(uri)}\n{page}\nCtrl-C ends it", flush=True)
     try:
         os.execve(command[0], command, environment)
     except OSError as error:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvlab.config.values import one_of
 from kvlab.errors import ConfigError
+from kvlab.secrets import has_password, redact
 
 TRACKING_BACKENDS = ("mlflow", "off")
 
@@ -23,5 +24,9 @@ class TrackingConfig:
 
     def __post_init__(self) -> None:
         one_of("tracking.backend", self.backend, TRACKING_BACKENDS)
+        if self.artifacts is not None and has_password(self.artifacts):
+            text = "has a password in it, which the store would show to all its readers; leave it out, and set what"
+            variables = "MLflow takes from the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            raise ConfigError("tracking.artifacts", redact(self.artifacts), f"{text} {variables}")
         if not self.timeout_s > 0:
             raise ConfigError("tracking.timeout_s", self.timeout_s, "must be more than 0")

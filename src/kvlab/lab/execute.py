@@ -32,9 +32,11 @@ from kvlab.lab.rates import known_rates, measure_and_keep
 from kvlab.lab.recording import Recording, print_note
 from kvlab.lab.recording import RunContext as RunContext
 from kvlab.lab.roofline import roofline, run_costs
+from kvlab.lab.settings import as_recorded
 from kvlab.lab.tables import comparison_table, config_tree, profile_table
 from kvlab.lab.trace import trace_events, write_trace
 from kvlab.lab.tracking import RunStatus, Tracker
+from kvlab.secrets import redact
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +172,12 @@ def _announce(plan: RunPlan, context: RunContext) -> None:
     if context.in_sweep:
         context.console.rule(f"[bold]{escape(context.heading or context.name)}[/]", align="left", style="dim")
     else:
-        context.console.print(config_tree(dataclasses.asdict(config), context.choices))
+        recorded = as_recorded(dataclasses.asdict(config), context.written)
+        context.console.print(config_tree(recorded, context.choices))
     kind = f"{POOLS.get(config.kv.backend).unit}s"
     weights = config.executor.dtype if config.executor.weights == "auto" else config.executor.weights
     context.console.print(
-        f"{config.model.name}: {plan.model.num_parameters / 1e6:,.0f} M parameters, "
+        f"{redact(config.model.name)}: {plan.model.num_parameters / 1e6:,.0f} M parameters, "
         f"{format_bytes(plan.weights.parameters)} in {weights}; KV cache: {pool.num_blocks} {kind} of "
         f"{pool.block_size} tokens, {format_bytes(pool.num_bytes)} in {config.kv_dtype}; "
         f"attention: {plan.attention.name}, other kernels: {plan.ops.name}; "

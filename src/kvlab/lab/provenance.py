@@ -17,8 +17,8 @@ import psutil
 
 from kvlab.config import format_bytes
 from kvlab.lab.machine import processor
-from kvlab.lab.settings import without_password
 from kvlab.paths import SOURCE
+from kvlab.secrets import redacted_setting
 
 _PACKAGES = ("kvlab", "torch", "triton", "transformers", "mlflow")
 _GIT_TIMEOUT_S = 10.0
@@ -28,7 +28,7 @@ def provenance(source: Path | None = None) -> dict[str, str]:
     """Describe user, command, machine, package versions and, where `source` is in a git repository, its commit.
 
     Without `source` that is the checkout that kvlab runs from, or the working directory where it is a wheel.
-    Never raises: what cannot be found out is left out. No password of a URL is in it.
+    Never raises: what cannot be found out is left out. No secret is in it.
     """
     source = source or SOURCE or Path()
     program, root = Path(sys.argv[0] or "python").absolute(), source.absolute()
@@ -67,7 +67,7 @@ def _command() -> str:
     words = ["python", *sys.orig_argv[1:]] if sys.orig_argv else sys.argv
     if Path(words[1] if len(words) > 1 else "").name == "kvlab":  # the installed script
         words = ["kvlab", *words[2:]]
-    return without_password(shlex.join(words))
+    return shlex.join(map(redacted_setting, words))
 
 
 def _git(source: Path, *arguments: str) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,13 @@ from kvlab.lab.machine import describe, peak_memory
 from kvlab.lab.provenance import provenance, uncommitted
 from kvlab.lab.records import read_run, step_row
 from kvlab.lab.roofline import run_costs
-from kvlab.lab.settings import flatten, without_password
+from kvlab.lab.settings import as_recorded, flatten
 from kvlab.lab.sweep.digest import config_digest
 from kvlab.lab.sweep.process import this_process
 from kvlab.lab.tracking import NullTracker, RunStatus, Tracker, start_run
 from kvlab.lab.tracking.access import in_background
 from kvlab.plugins import loaded_plugins
+from kvlab.secrets import redact, redacted
 from kvlab.workloads.describe import WorkloadFacts, describe_workload
 
 
@@ -41,12 +42,13 @@ class RunContext:
 
     directory: Path
     root: Path
-    config_yaml: str
+    config_yaml: str  # without secrets
     choices: Mapping[str, str]
     console: Console
     name: str
     in_sweep: bool = False
     parent_run_id: str | None = None
+    written: Mapping[str, str] = field(default_factory=dict)  # of settings from the environment: what is recorded
     heading: str | None = None  # of a run in a sweep: which of how many it is; None: its name
 
 
@@ -63,14 +65,17 @@ class Recording:
 
     def __init__(self, config: RunConfig, context: RunContext, plan: RunPlan | None = None) -> None:
         self._config, self._context, self._plan = config, context, plan
+        self._params = flatten(as_recorded(dataclasses.asdict(config), context.written))
         self.error: str | None = None
         self.tracker: Tracker = NullTracker()
         self._started = time.time()  # seconds since 1970
         self._workload: WorkloadFacts | None = None
         if plan is not None:
-            self._workload = describe_workload(
+            found = describe_workload(
                 config.workload, plan.requests, vocab_size=plan.model.vocab_size, seed=config.seed
             )
+            source = redacted("source", found.source)
+            self._workload = dataclasses.replace(found, name=redact(found.name), source=source)
         self._facts: dict[str, str] = {}
         self._settled = False
         self._opening = in_background(self._open)
@@ -95,9 +100,10 @@ class Recording:
     def finish(self, log: RunLog, metrics: dict[str, float], status: RunStatus, error: str | None = None) -> None:
         """Write the run's files, then hand them to the store."""
         self.settle()
+        error = error and redact(error)
         directory = self._context.directory
         summary = self._summary(metrics, status, error)
-        write_artifacts(directory, log, summary, without_password(self._context.config_yaml))
+        write_artifacts(directory, log, summary, self._context.config_yaml)
         if self._config.figures and log.records:
             draw_figures(directory, self._context.console, hover=not self._context.in_sweep)
         try:
@@ -114,7 +120,7 @@ class Recording:
             self._config.tracking,
             root=self._context.root,
             run_name=self._context.name,
-            params=_params(self._config),
+            params=self._params,
             tags=self._tags(),
             parent_run_id=self._context.parent_run_id,
             workload=self._workload,
@@ -133,7 +139,7 @@ class Recording:
         if self._plan is not None and self._workload is not None:
             tags |= {f"resolved.{name}": str(value) for name, value in _resolved(self._plan).items()}
             tags["workload.digest"] = self._workload.digest
-        return tags | {key: without_password(value) for key, value in self._config.tags.items()}
+        return tags | {key[5:]: str(value) for key, value in self._params.items() if key.startswith("tags.")}
 
     def _summary(self, metrics: dict[str, float], status: RunStatus, error: str | None) -> dict[str, Any]:
         summary: dict[str, Any] = {
@@ -143,11 +149,12 @@ class Recording:
             "error": error,
             "metrics": metrics,
             "choices": dict(self._context.choices),
-            "config": _params(self._config),
+            "config": self._params,
             "started": self._started,
             "peak_memory_bytes": peak_memory(),
             "environment": self._facts,
             "config_digest": config_digest(self._config),
+            "settings_digest": config_digest(self._config, any_repeat=True),
             "repeat": self._config.repeat,
         }
         plan = self._plan
@@ -173,12 +180,6 @@ def _resolved(plan: RunPlan) -> dict[str, str | int]:
     """What was chosen for settings that are `auto`."""
     names = {"attention": plan.attention.name, "kernels": plan.ops.name, "device": plan.device}
     return names | {"threads": plan.threads}
-
-
-def _params(config: RunConfig) -> dict[str, object]:
-    """Every setting under its dotted key, and no password."""
-    flat = flatten(dataclasses.asdict(config))
-    return {key: without_password(value) if isinstance(value, str) else value for key, value in flat.items()}
 
 
 def _series(log: RunLog) -> dict[str, list[tuple[int, float, float]]]:

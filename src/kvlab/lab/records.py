@@ -22,6 +22,7 @@ from kvlab.core import FinishReason, PoolCounters, PoolStats, RequestRecord, Ste
 from kvlab.errors import RecordError
 from kvlab.kv.journal import BlockEvent, BlockEvents
 from kvlab.lab.settings import flatten
+from kvlab.secrets import redact
 
 SUMMARY, REQUESTS, STEPS, BLOCKS = "summary.json", "requests.parquet", "steps.parquet", "blocks.parquet"
 BLOCK_EVENTS = [event.name.lower() for event in BlockEvent]  # in blocks.parquet
@@ -88,7 +89,8 @@ def read_step(row: Mapping[str, Any]) -> StepRecord:
 
 def request_row(record: RequestRecord) -> dict[str, Any]:
     """A request's sample as a row."""
-    return {name: getattr(record, _REQUEST.get(name, name)) for name in REQUEST_SCHEMA.names}
+    row = {name: getattr(record, _REQUEST.get(name, name)) for name in REQUEST_SCHEMA.names}
+    return row | {"error": record.error and redact(record.error)}
 
 
 def read_request(row: Mapping[str, Any]) -> RequestRecord:

@@ -1,11 +1,12 @@
-"""Settings: fields with help, and how settings are recorded: dotted keys, no passwords, what is measured."""
+"""Settings: fields with help, and how settings are recorded: dotted keys, no secrets, what is measured."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Any
+
+from kvlab.secrets import redacted
 
 # Settings that name a run, or decide where it is recorded and how it is shown; no measurement depends on them.
 _NOT_MEASURED = frozenset({"tracking", "tags", "run_name", "optimize", "repeats", "resume", "figures"})
@@ -36,6 +37,11 @@ def measured(settings: Mapping[str, object], *, any_repeat: bool) -> dict[str, o
     return {key: value for key, value in settings.items() if key.partition(".")[0] not in left_out and value != []}
 
 
-def without_password(text: str) -> str:
-    """The text with neither user nor password in its URLs."""
-    return re.sub(r"(?<=://)[^/\s]*@", "", text)
+def as_recorded(config: Mapping[str, Any], written: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
+    """The settings without secrets. `written`: the text of those that came from the environment, by dotted key."""
+    return {
+        key: as_recorded(value, written, f"{prefix}{key}.")
+        if isinstance(value, Mapping)
+        else written.get(prefix + key, redacted(key, value))
+        for key, value in config.items()
+    }

@@ -56,8 +56,12 @@ def pairs_of(baseline: Group, other: Group) -> list[tuple[RunRecord, RunRecord]]
 
 
 def settings(run: RunRecord) -> dict[str, object]:
-    """The flat configuration less what changes nothing of what the run does."""
-    return measured(run.config, any_repeat=True)
+    """The flat configuration less what changes nothing of what the run does. Where the environment is part of it,
+    whose values are not recorded, a digest tells them apart.
+    """
+    found = measured(run.config, any_repeat=True)
+    hidden = any("${" in value for value in found.values() if isinstance(value, str))
+    return found | ({"environment": run.facts.get("settings_digest")} if hidden else {})
 
 
 def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:

@@ -25,6 +25,7 @@ from kvlab.lab.sweep.results import metric_names, read_results, status_of, write
 from kvlab.lab.sweep.status import SweepProgress, announcement, print_results
 from kvlab.lab.tracking import NullTracker, RunStatus, Tracker
 from kvlab.lab.tracking.search import TrackedRun
+from kvlab.secrets import redact
 
 _TRACKING_ERROR = "tracking_error.txt"  # in the directory of a run that the store did not take
 
@@ -141,7 +142,7 @@ def open_sweep(
 def record_failure(directory: Path, name: str, error: Exception) -> None:
     """Keep a point that could not run as a result, and print why; the sweep goes on."""
     kind = "does not fit" if isinstance(error, CapacityError) else "failed"
-    text = str(error) if isinstance(error, KvlabError) else f"{type(error).__name__}: {error}"
+    text = redact(str(error) if isinstance(error, KvlabError) else f"{type(error).__name__}: {error}")
     print(f"{name}: {kind}: {text}", file=sys.stderr)
     if not (directory / "summary.json").exists():
         write_summary(directory, {"name": name, "status": "failed", "error": text, "metrics": {}})

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import filelock
 
 from kvlab.errors import TrackingError
-from kvlab.lab.settings import without_password
+from kvlab.secrets import without_credentials
 
 LOCK_S = 120.0  # many processes may wait for a fresh store; the first takes seconds, each other a moment
 SQLITE_BUSY_S = 20.0
@@ -65,7 +65,7 @@ def probe(uri: str, timeout_s: float) -> None:
     """Check that something at `uri` answers over HTTP, with any status. Raises OSError if not."""
     try:
         with suppress(urllib.error.HTTPError):
-            urllib.request.urlopen(f"{without_password(uri).rstrip('/')}/health", timeout=timeout_s).close()
+            urllib.request.urlopen(f"{without_credentials(uri).rstrip('/')}/health", timeout=timeout_s).close()
     except urllib.error.URLError as error:
         if not isinstance(error.reason, ssl.SSLError):  # MLflow has settings of its own for certificates
             raise error.reason if isinstance(error.reason, OSError) else error from None

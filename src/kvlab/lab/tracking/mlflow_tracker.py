@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 import textwrap
 import time
@@ -21,6 +22,7 @@ from kvlab.lab.tracking.base import NullTracker, Point, RunStatus, Tracker
 from kvlab.lab.tracking.store import Store
 from kvlab.lab.tracking.system import SystemMetrics
 from kvlab.lab.tracking.uri import resolve_artifacts, resolve_uri
+from kvlab.secrets import redact, without_credentials
 from kvlab.workloads.describe import WorkloadFacts
 
 PARAM_CHARS, TAG_CHARS, _DATASET_NAME_CHARS = 6000, 8000, 500  # what MLflow takes
@@ -148,9 +150,14 @@ class MlflowTracker(Tracker):
 
     def where(self) -> str:
         """How to look at the run."""
-        if self._store.is_server:
-            return self._store.shown.rstrip("/") + self._fragment
-        uri, path = self._store.shown, self._store.path
+        store = self._store
+        if store.is_server:
+            return redact(without_credentials(store.uri)).rstrip("/") + self._fragment
+        uri, path = store.shown, store.path
+        if uri != store.uri:  # kvlab ui hands it on where nobody else can read it
+            shown = re.sub(r"\$\{oc\.env:(\w+)\}", r"$\1", uri)
+            command = "kvlab ui" if store.is_default else f'MLFLOW_TRACKING_URI="{shown}" kvlab ui'
+            return f"{command}\nhttp://127.0.0.1:5000{self._fragment}"
         if path is not None and path.parent == Path.cwd():
             uri = f"sqlite:///{path.name}"
         return f"mlflow ui --backend-store-uri {shlex.quote(uri)}\nhttp://127.0.0.1:5000{self._fragment}"

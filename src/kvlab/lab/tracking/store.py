@@ -12,9 +12,9 @@ from typing import Any
 
 from kvlab.config import TrackingConfig
 from kvlab.errors import TrackingError
-from kvlab.lab.settings import without_password
 from kvlab.lab.tracking.access import LOCK_S, database_lock, file_lock, import_client, in_background, probe
 from kvlab.lab.tracking.uri import is_database, is_server, is_sqlite, resolve_uri, sqlite_path
+from kvlab.secrets import redact
 
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # or the page shows what is for chats
 _REASON_CHARS = 400
@@ -41,7 +41,8 @@ class Store:
 
     def __init__(self, uri: str, timeout_s: float) -> None:
         self.uri = uri
-        self.shown = without_password(uri)
+        self.shown = redact(uri)
+        self.is_default = uri == resolve_uri(TrackingConfig(), Path())
         self.timeout_s = timeout_s
         self.deadline: float | None = None  # of all calls together; None: each has timeout_s of its own
         self.is_server = is_server(uri)
@@ -112,19 +113,19 @@ class Store:
         except Exception as error:  # MLflow's, SQLAlchemy's, requests', sqlite3's, the operating system's
             if isinstance(error, TrackingError) and str(error).startswith("tracking."):
                 raise
-            reason = _reason(error)
+            reason = _reason(error, self.uri)
             if isinstance(error, TimeoutError):
                 reason = f"no answer within {self.timeout_s:g} s (tracking.timeout_s)"
             advice = f"; {_advice(str(error), self.shown)}" if opening else ""
             raise TrackingError(f"tracking.uri={self.shown}: {reason}{advice}") from error
 
 
-def _reason(error: Exception) -> str:
-    """One line of what went wrong, without passwords, library names and stack traces."""
+def _reason(error: Exception, uri: str) -> str:
+    """One line of what went wrong, without secrets, library names and stack traces."""
     text = " ".join(str(error).split())
     text = re.sub(r"\(Background on this error at: \S+\)", "", text)
     text = re.sub(r"^\((?:psycopg2|sqlite3|pymysql)\.\w+\) ", "", text)
-    return without_password(text).strip()[:_REASON_CHARS]
+    return redact(text, uri).strip()[:_REASON_CHARS]
 
 
 def _advice(problem: str, shown: str) -> str:

@@ -12,6 +12,7 @@ from kvlab.errors import ConfigError, KvlabError
 from kvlab.lab.catalogue import direction
 from kvlab.lab.sweep.process import is_alive, this_process
 from kvlab.lab.tune.space import Space
+from kvlab.secrets import redact
 
 _STARTUP = 8  # trials at random before the sampler learns from them
 _MAX_IDLE = 30  # suggestions in a row of which none is new and fits, before the search ends
@@ -36,9 +37,9 @@ def open_study(storage: str, name: str, metric: str, trials: int) -> optuna.Stud
     try:
         study = optuna.create_study(storage=storage, study_name=name, direction=towards, load_if_exists=True)
     except Exception as error:  # SQLAlchemy's, a driver's, the operating system's
-        reason = " ".join(str(error).split())[:300]
+        reason = redact(" ".join(str(error).split()), storage)[:300]
         text = f"cannot be used: {reason}; write for example sqlite:///tune.db"
-        raise ConfigError("storage", storage, text) from error
+        raise ConfigError("storage", redact(storage), text) from error
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         if not is_alive(trial.user_attrs.get("process")):
             study.tell(trial.number, state=TrialState.FAIL)
@@ -87,7 +88,7 @@ def search(
         try:
             check(values)
         except KvlabError as error:
-            trial.set_user_attr("reason", str(error))
+            trial.set_user_attr("reason", redact(str(error)))
             yield study.tell(trial, state=TrialState.PRUNED)
             continue
         idle = 0
