@@ -73,7 +73,8 @@ def probe(uri: str, timeout_s: float) -> None:
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Hold the lock of a store that is a file, once the file is known to be writable."""
+    """Hold the lock of a store that is a file, once the file, if there is one, is known to be writable."""
+    path = path.resolve()  # one lock, whatever link leads there
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no directory {path.parent}")
     try:
@@ -81,9 +82,10 @@ def file_lock(path: Path) -> Iterator[None]:
     except filelock.Timeout as error:
         raise TrackingError(f"another process has held {path}.lock for {LOCK_S:g} s") from error
     with held:
-        with closing(sqlite3.connect(path, timeout=SQLITE_BUSY_S)) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("CREATE TABLE kvlab_may_write (x)")  # never committed
+        if path.exists():
+            with closing(sqlite3.connect(path, timeout=SQLITE_BUSY_S)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("CREATE TABLE kvlab_may_write (x)")  # never committed
         yield
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from kvlab.config import TrackingConfig
 from kvlab.errors import TrackingError
 from kvlab.lab.tracking.access import LOCK_S, database_lock, file_lock, import_client, in_background, probe
+from kvlab.lab.tracking.creation import make_if_needed
 from kvlab.lab.tracking.uri import is_database, is_server, is_sqlite, resolve_uri, sqlite_path
 from kvlab.secrets import redact
 
@@ -67,6 +68,8 @@ class Store:
             if self.is_server:
                 self._bounded(partial(probe, self.uri, self.timeout_s))
             with nullcontext() if self.path is None else file_lock(self.path):
+                if self.path is not None:
+                    make_if_needed(self.path.resolve())
                 self._client = self._bounded(make_client)
 
     def experiment_id(self, name: str, artifacts: str | None = None) -> str:
@@ -124,6 +127,7 @@ def _reason(error: Exception, uri: str) -> str:
     """One line of what went wrong, without secrets, library names and stack traces."""
     text = " ".join(str(error).split())
     text = re.sub(r"\(Background on this error at: \S+\)", "", text)
+    text = re.sub(r"\[SQL: .*", "", text)
     text = re.sub(r"^\((?:psycopg2|sqlite3|pymysql)\.\w+\) ", "", text)
     return redact(text, uri).strip()[:_REASON_CHARS]
 
@@ -143,4 +147,6 @@ def _advice(problem: str, shown: str) -> str:
         )
     if "password authentication failed" in problem or "no password supplied" in problem:
         return "put the right user and password into tracking.uri=postgresql://<user>:<password>@<host>/<database>"
+    if re.search(r"malformed|not a database", problem):
+        return f"bring back a copy of the file from before, or use {_OTHER_STORES}"
     return f"use {_OTHER_STORES}"
