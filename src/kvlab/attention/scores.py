@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
-from kvlab.attention.base import AttentionSpec, Support
+from kvlab.attention.base import AttentionBackend, AttentionSpec, Support
 from kvlab.kv.view import CacheView
 
 
@@ -68,7 +68,7 @@ def weighted_values(weights: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.einsum("hgnl,hld->hgnd", weights, v.float())
 
 
-class ReadableAttention(ABC):
+class ReadableAttention(AttentionBackend):
     """A backend that computes one sequence after another, in float32."""
 
     def supports(self, spec: AttentionSpec) -> Support:
@@ -76,7 +76,6 @@ class ReadableAttention(ABC):
         return Support(True)
 
     def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:
-        """See AttentionBackend."""
         out = torch.empty_like(q)
         for number in range(view.num_sequences):
             new = slice(view.starts[number], view.starts[number + 1])

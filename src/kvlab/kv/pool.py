@@ -81,7 +81,6 @@ class BlockPool(KVCachePool):
         keep_free: int = 0,
         resumed: bool = False,
     ) -> int:
-        """See KVCachePool."""
         tokens = initial_tokens if token_ids is None else len(token_ids)
         if tokens < 0 or keep_free < 0:
             raise SlotError(f"initial_tokens={tokens}, keep_free={keep_free}: must be at least 0")
@@ -100,7 +99,6 @@ class BlockPool(KVCachePool):
         return slot
 
     def fork_slot(self, slot: int, token_ids: Sequence[int] | None = None, *, rerun_last: bool = False) -> int:
-        """See KVCachePool."""
         tables = self.tables
         blocks = tables.blocks(slot)
         if tables.reserved[slot]:
@@ -119,17 +117,14 @@ class BlockPool(KVCachePool):
         return copy
 
     def free_slot(self, slot: int) -> None:
-        """See KVCachePool."""
         self.tables.check(slot)
         self._step.leave(slot)
         self._ledger.close(slot)
 
     def reserve(self, slots: Sequence[int], new_tokens: Sequence[int]) -> None:
-        """See KVCachePool."""
         self._step.reserve(slots, new_tokens)
 
     def view(self, slots: Sequence[int], new_tokens: Sequence[int]) -> CacheView:
-        """See KVCachePool."""
         rows, new = self._step.reserve_missing(slots, new_tokens)
         return CacheView(
             self.tables, self.storage, rows, new, on_advance=self._step.advance, on_rollback=self._step.rollback
@@ -148,25 +143,20 @@ class BlockPool(KVCachePool):
         return self.view(slots, [1] * len(slots))
 
     def get_seq_len(self, slot: int) -> int:
-        """See KVCachePool."""
         self.tables.check(slot)
         return int(self.tables.lengths[slot])
 
     def cached_tokens(self, slot: int) -> int:
-        """See KVCachePool."""
         self.tables.check(slot)
         return int(self.tables.cached[slot])
 
     def prefix_tokens(self, token_ids: Sequence[int], salt: Salt = None) -> int:
-        """See KVCachePool."""
         return len(self.index.match(token_ids, salt)) * self.block_size if self.index is not None else 0
 
     def free_slot_count(self) -> int:
-        """See KVCachePool."""
         return self.allocator.num_free()
 
     def stats(self) -> PoolStats:
-        """See KVCachePool."""
         allocator = self.allocator
         return PoolStats(
             block_size=self.block_size,
@@ -180,7 +170,6 @@ class BlockPool(KVCachePool):
         )
 
     def counters(self) -> PoolCounters:
-        """See KVCachePool."""
         allocator = self.allocator
         return PoolCounters(
             blocks_allocated=allocator.total_allocated,
@@ -196,11 +185,9 @@ class BlockPool(KVCachePool):
         )
 
     def audit(self) -> list[Finding]:
-        """See KVCachePool."""
         return audit(self.allocator, self.tables, self.index)
 
     def reclaim_leaked_blocks(self) -> int:
-        """See KVCachePool."""
         return self._ledger.reclaim()
 
     def _count_hits(self, slot: int, tokens: int, hits: list[int], *, resumed: bool) -> None:

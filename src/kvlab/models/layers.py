@@ -14,7 +14,7 @@ from kvlab.models.weights import WeightSource
 
 
 @dataclass(frozen=True, slots=True)
-class NormPart:
+class NormPart(LayerPart):
     """A norm of a whole row, `[T, hidden]`."""
 
     ops: Ops
@@ -25,7 +25,6 @@ class InputNorm(NormPart):
     """x = norm(residual): the first norm of a decoder, where nothing is left to add."""
 
     def __call__(self, residual: torch.Tensor, x: torch.Tensor, step: StepContext) -> ResidualAndX:
-        """See LayerPart."""
         return residual, self.ops.norm(residual, self.norm)
 
 
@@ -33,7 +32,6 @@ class ResidualNorm(NormPart):
     """residual += x, x = norm(residual), in one pass."""
 
     def __call__(self, residual: torch.Tensor, x: torch.Tensor, step: StepContext) -> ResidualAndX:
-        """See LayerPart."""
         return self.ops.add_norm(x, residual, self.norm)
 
 
@@ -41,12 +39,11 @@ class OutputNorm(NormPart):
     """x = norm(x): behind attention or MLP, before their output is added to the residual stream."""
 
     def __call__(self, residual: torch.Tensor, x: torch.Tensor, step: StepContext) -> ResidualAndX:
-        """See LayerPart."""
         return residual, self.ops.norm(x, self.norm)
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionPart:
+class AttentionPart(LayerPart):
     """Projections, norms of each head (None: the model has none), rotary angles, cache update, attention."""
 
     ops: Ops
@@ -58,7 +55,6 @@ class AttentionPart:
     out: Linear
 
     def __call__(self, residual: torch.Tensor, x: torch.Tensor, step: StepContext) -> ResidualAndX:
-        """See LayerPart."""
         heads = self.qkv(x).view(len(x), -1, self.spec.head_dim)
         q = self.ops.rotate_and_store(heads, self.norms, step.angles[self.rotary], step.view, self.layer)
         attended = step.attention.forward(q, step.view, self.layer, self.spec)
@@ -66,7 +62,7 @@ class AttentionPart:
 
 
 @dataclass(frozen=True, slots=True)
-class MlpPart:
+class MlpPart(LayerPart):
     """Gated feed-forward: down(activation(gate(x)) * up(x)) (Shazeer, 2020)."""
 
     ops: Ops
@@ -75,7 +71,6 @@ class MlpPart:
     down: Linear
 
     def __call__(self, residual: torch.Tensor, x: torch.Tensor, step: StepContext) -> ResidualAndX:
-        """See LayerPart."""
         return residual, self.down(self.ops.gated(self.gate_up(x), self.activation))
 
 

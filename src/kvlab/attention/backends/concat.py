@@ -15,7 +15,6 @@ class ConcatAttention(ReadableAttention):
     name = "concat"
 
     def attend(self, sequence: SequenceInStep) -> torch.Tensor:
-        """See ReadableAttention."""
         blocks = list(sequence.blocks())
         k = torch.cat([block.k for block in blocks], dim=1)
         v = torch.cat([block.v for block in blocks], dim=1)

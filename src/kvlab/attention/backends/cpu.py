@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvlab.attention.backends import ATTENTION_BACKENDS
-from kvlab.attention.base import AttentionSpec, Support
+from kvlab.attention.base import AttentionBackend, AttentionSpec, Support
 from kvlab.errors import KernelError
 from kvlab.kernels.cpu.attention import DTYPES, paged_attention
 from kvlab.kernels.cpu.native import load
@@ -13,7 +13,7 @@ from kvlab.kv.view import CacheView
 
 
 @ATTENTION_BACKENDS.register("cpu")
-class CpuAttention:
+class CpuAttention(AttentionBackend):
     """One call for the whole ragged batch: decode, prefill and chunks together."""
 
     name = "cpu"
@@ -37,7 +37,6 @@ class CpuAttention:
         return Support(True)
 
     def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:
-        """See AttentionBackend."""
         return paged_attention(
             q,
             view.keys(layer),

@@ -17,7 +17,6 @@ class OnlineSoftmaxAttention(ReadableAttention):
     name = "online_softmax"
 
     def attend(self, sequence: SequenceInStep) -> torch.Tensor:
-        """See ReadableAttention."""
         maximum = sequence.full(1, float("-inf"))
         total, weighted = sequence.full(1, 0.0), sequence.full(sequence.spec.head_dim, 0.0)
         for k, v, first in sequence.blocks():

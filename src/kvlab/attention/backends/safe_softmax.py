@@ -18,7 +18,6 @@ class SafeSoftmaxAttention(ReadableAttention):
     name = "safe_softmax"
 
     def attend(self, sequence: SequenceInStep) -> torch.Tensor:
-        """See ReadableAttention."""
         maximum = sequence.full(1, float("-inf"))
         for k, _, first in sequence.blocks():
             maximum = torch.maximum(maximum, sequence.scores(k, first).amax(dim=-1, keepdim=True))

@@ -6,12 +6,12 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvlab.attention.backends import ATTENTION_BACKENDS
-from kvlab.attention.base import AttentionSpec, Support
+from kvlab.attention.base import AttentionBackend, AttentionSpec, Support
 from kvlab.kv.view import CacheView
 
 
 @ATTENTION_BACKENDS.register("sdpa")
-class SdpaAttention:
+class SdpaAttention(AttentionBackend):
     """Gathers a sequence into a buffer small enough to stay in the processor's cache, then calls PyTorch.
 
     The query heads of a group have a dimension of their own, over which K and V have stride 0, so that K and V are
@@ -30,7 +30,6 @@ class SdpaAttention:
         return Support(True)
 
     def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:
-        """See AttentionBackend."""
         out = torch.empty_like(q)
         kv_heads, group, head_dim = spec.num_kv_heads, spec.group, spec.head_dim
         for sequence, (length, new) in enumerate(zip(view.lengths, view.num_new, strict=True)):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kvlab.attention.backends import ATTENTION_BACKENDS
-from kvlab.attention.base import AttentionSpec, Support
+from kvlab.attention.base import AttentionBackend, AttentionSpec, Support
 from kvlab.kv.view import CacheView
 
 _WIDEST_HEAD = 256
@@ -17,7 +17,7 @@ _LARGEST_GROUP = 128
 
 
 @ATTENTION_BACKENDS.register("triton")
-class TritonAttention:
+class TritonAttention(AttentionBackend):
     """A decode kernel for the sequences with one new token, a prefill kernel for those with more.
 
     A step may have both, in any order. Each kernel finds its sequences in the metadata on the device and leaves the
@@ -49,7 +49,6 @@ class TritonAttention:
         return Support(True)
 
     def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:
-        """See AttentionBackend."""
         # Imported here, since only this backend needs triton.
         from kvlab.kernels.triton.decode import paged_decode, plan_split
         from kvlab.kernels.triton.prefill import paged_prefill

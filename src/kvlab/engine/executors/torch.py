@@ -12,7 +12,7 @@ from kvlab.attention.base import layout_of
 from kvlab.engine.clock import WallClock
 from kvlab.engine.executors import EXECUTORS, Execution
 from kvlab.engine.sampler import Sampler
-from kvlab.engine.step import StepInput, StepResult
+from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
 from kvlab.models.decoder import Decoder
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from kvlab.engine.build import EnginePlan
 
 
-class TorchExecutor:
-    """The model's forward pass, then the sampler. See Executor."""
+class TorchExecutor(Executor):
+    """The model's forward pass, then the sampler."""
 
     def __init__(self, model: Decoder, sampler: Sampler, device: torch.device | str = "cpu") -> None:
         self._model = model
@@ -31,7 +31,6 @@ class TorchExecutor:
         self._device = torch.device(device)
 
     def execute(self, step: StepInput, view: CacheView) -> StepResult:
-        """See Executor."""
         sampling = step.sampling()
         batch = self._tensor(step.token_ids), view, self._tensor(step.logits_rows())
         if self._sampler.is_greedy(sampling):

@@ -13,10 +13,10 @@ from kvlab.kernels.cpu.layers import Layers, NativePart, in_order
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kv.view import CacheView
 from kvlab.models.layers import AttentionPart, InputNorm, MlpPart, OutputNorm, ResidualNorm
-from kvlab.models.ops.base import LayerPart, Norm, ResidualAndX
+from kvlab.models.ops.base import LayerPart, Linear, Norm, ResidualAndX, Stack
 
 
-class NativeLinear(PackedWeight):
+class NativeLinear(PackedWeight, Linear):
     """A product with a packed weight. One copy serves any number of rows, and look-ups."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, int8: bool) -> None:
@@ -24,11 +24,10 @@ class NativeLinear(PackedWeight):
         self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See Linear."""
         return self.multiply(x, self.bias)
 
 
-class NativeStack:
+class NativeStack(Stack):
     """See Stack. Made by `build`.
 
     `on_times`, where it is set, is called after each run with the names of the operations that were timed, and the
@@ -54,7 +53,6 @@ class NativeStack:
         return cls(layers, Layers(known, first.norm.weight.numel()))
 
     def __call__(self, residual: torch.Tensor, view: CacheView) -> ResidualAndX:
-        """See Stack."""
         residual, storage, timed = residual.contiguous(), view.storage, self._layers.timed
         times = None if self.on_times is None else torch.empty(len(timed) + 1, dtype=torch.float64)
         x = self._layers.run(

@@ -31,31 +31,25 @@ class CpuOps(Ops):
         self._int8_weights = int8_weights
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False) -> Linear:
-        """See Ops."""
         if weight.dtype == torch.bfloat16:
             return NativeLinear(weight, bias, int8=self._int8_weights)
         return TorchLinear(weight, bias, lookup=lookup)
 
     def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        """See Ops."""
         return elementwise.rms_norm(x, norm.weight, norm.eps)
 
     def add_norm(self, x: torch.Tensor, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
-        """See Ops."""
         return residual, elementwise.rms_norm(x, norm.weight, norm.eps, residual)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-        """See Ops."""
         return elementwise.gated(gate_up, gelu=activation == "gelu_pytorch_tanh")
 
     def angles(self, rotary: RotaryEmbedding, positions: torch.Tensor) -> Angles:
-        """See Ops."""
         return rotary.tables
 
     def rotate_and_store(
         self, qkv: torch.Tensor, norms: tuple[Norm, Norm] | None, angles: Angles, view: CacheView, layer: int
     ) -> torch.Tensor:
-        """See Ops."""
         if view.storage.layout is not PageLayout.HND:  # the kernel supports HND alone
             return TorchOps().rotate_and_store(qkv, norms, angles.at(view.positions), view, layer)
         q_norm, k_norm = norms or (None, None)
@@ -74,14 +68,11 @@ class CpuOps(Ops):
         )
 
     def stack(self, layers: Sequence[Sequence[LayerPart]], attention: AttentionBackend) -> NativeStack | None:
-        """See Ops."""
         return NativeStack.build(layers) if isinstance(attention, CpuAttention) else None
 
     def linear_top1(self, linear: Linear, x: torch.Tensor) -> TopK:
-        """See Ops."""
         found = linear.top1(x, linear.bias) if isinstance(linear, NativeLinear) else None
         return super().linear_top1(linear, x) if found is None else TopK(*found)
 
     def topk(self, x: torch.Tensor, count: int = 1) -> TopK:
-        """See LogitsOps."""
         return TopK(*topk(x, count))

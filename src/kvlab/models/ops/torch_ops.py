@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import Norm, Ops, TopK
+from kvlab.models.ops.base import Linear, Norm, Ops, TopK
 from kvlab.models.rope import Angles, RotaryEmbedding, rotate
 
 #: The gate's activation by the name that transformers gives it.
@@ -26,7 +26,7 @@ def _can_pack(weight: torch.Tensor) -> bool:
     return onednn and suits and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-class TorchLinear:
+class TorchLinear(Linear):
     """In bfloat16 on a CPU, oneDNN packs the weight once, which makes products of few rows twice as fast. Elsewhere
     this is an ordinary `torch.nn.functional.linear`.
     """
@@ -39,7 +39,6 @@ class TorchLinear:
         self._bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See Linear."""
         if not self._packed:
             return functional.linear(x, self._weight, self._bias)
         if not len(x):  # oneDNN refuses a batch of no rows
@@ -48,7 +47,6 @@ class TorchLinear:
         return y
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """See Linear."""
         if self._table is None:
             raise RuntimeError("this weight was made without `lookup`")
         return functional.embedding(ids, self._table)
@@ -62,33 +60,27 @@ class TorchOps(Ops):
     def linear(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False
     ) -> TorchLinear:
-        """See Ops."""
         return TorchLinear(weight, bias, lookup=lookup)
 
     def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        """See Ops."""
         if x.dtype == norm.weight.dtype:
             return functional.rms_norm(x, (x.shape[-1],), norm.weight, norm.eps)
         return functional.rms_norm(x.float(), (x.shape[-1],), norm.weight, norm.eps).to(x.dtype)
 
     def add_norm(self, x: torch.Tensor, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
-        """See Ops."""
         total = residual + x
         return total, self.norm(total, norm)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-        """See Ops."""
         gate, up = gate_up.chunk(2, dim=-1)
         return ACTIVATIONS[activation](gate) * up
 
     def angles(self, rotary: RotaryEmbedding, positions: torch.Tensor) -> Angles:
-        """See Ops."""
         return rotary.tables.at(positions)
 
     def rotate_and_store(
         self, qkv: torch.Tensor, norms: tuple[Norm, Norm] | None, angles: Angles, view: CacheView, layer: int
     ) -> torch.Tensor:
-        """See Ops."""
         q, k, v = self._split(qkv, norms, view)
         view.update(layer, rotate(k, *angles), v)
         return rotate(q, *angles)
@@ -102,7 +94,6 @@ class TorchOps(Ops):
         return (q, k, v) if norms is None else (self.norm(q, norms[0]), self.norm(k, norms[1]), v)
 
     def topk(self, x: torch.Tensor, count: int = 1) -> TopK:
-        """See LogitsOps."""
         if count == 1:  # max is several times faster than argmax for bfloat16 on a CPU
             return TopK(*x.max(dim=-1, keepdim=True))
         if count == x.shape[1]:

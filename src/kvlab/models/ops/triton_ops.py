@@ -19,21 +19,17 @@ class TritonOps(TorchOps):
     name = "triton"
 
     def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        """See Ops."""
         return rms_norm(x, norm.weight, norm.eps)
 
     def add_norm(self, x: torch.Tensor, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
-        """See Ops."""
         return residual, rms_norm(x, norm.weight, norm.eps, residual=residual)
 
     def angles(self, rotary: RotaryEmbedding, positions: torch.Tensor) -> Angles:
-        """See Ops."""
         return rotary.tables
 
     def rotate_and_store(
         self, qkv: torch.Tensor, norms: tuple[Norm, Norm] | None, angles: Angles, view: CacheView, layer: int
     ) -> torch.Tensor:
-        """See Ops."""
         q, k, v = self._split(qkv, norms, view)
         rotate_in_place(q, k, *angles, view.positions)
         if view.key_scales(layer) is None:

@@ -15,7 +15,6 @@ class EarliestDeadline(Order):
     """
 
     def rank(self, sequence: Sequence) -> float:
-        """See Order."""
         request = sequence.request
         slack = self.config.default_deadline_s if request.deadline_s is None else request.deadline_s
         return request.arrival_s + slack

@@ -16,7 +16,6 @@ class DecodeRoundRobin(Order):
         self._queue: list[Sequence] = []  # those that decoded longest ago come first
 
     def decoding(self, sequences: list[Sequence], budget: int) -> list[Sequence]:
-        """See Order."""
         still, known = set(sequences), set(self._queue)
         queue = [s for s in self._queue if s in still] + [s for s in sequences if s not in known]
         count = min(self.config.max_decode_seqs, budget)

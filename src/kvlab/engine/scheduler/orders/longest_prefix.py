@@ -22,7 +22,6 @@ class LongestPrefix(Order):
     """
 
     def choose(self, waiting: WaitingQueue, state: StepState) -> Sequence | None:
-        """See Order."""
         head = waiting.head
         if head is None or head.preemptions or head.index:  # preempted, or a further sample of a running request
             return head

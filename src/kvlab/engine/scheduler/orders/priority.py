@@ -13,5 +13,4 @@ class PriorityOrder(Order):
     """
 
     def rank(self, sequence: Sequence) -> float:
-        """See Order."""
         return self.aged(sequence.request.priority, sequence)

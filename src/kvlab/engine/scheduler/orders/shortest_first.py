@@ -15,5 +15,4 @@ class ShortestFirst(Order):
     """
 
     def rank(self, sequence: Sequence) -> float:
-        """See Order."""
         return self.aged(sequence.request.max_total_tokens / _TOKENS, sequence)
