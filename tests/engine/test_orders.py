@@ -149,7 +149,9 @@ class TestDeadline:
     @pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), float("inf"), True, "soon", 10**400])
     def test_a_deadline_that_is_not_behind_the_arrival_is_refused(self, wrong: float) -> None:
         engine = table_engine(table_pool(40))
-        with pytest.raises(RequestRefusedError, match=f"deadline_s={repr(wrong)[:100]}.*; must be seconds, more than 0"):
+        with pytest.raises(
+            RequestRefusedError, match=f"deadline_s={repr(wrong)[:100]}.*; must be seconds, more than 0"
+        ):
             engine.add_request(replace(asked("a", 4, 2), deadline_s=wrong))
 
 
