@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _MOST_SHOWN = 200  # characters of a value
@@ -126,6 +127,15 @@ class EngineStoppedError(KvlabError, RuntimeError):
 
 class TrackingError(KvlabError, RuntimeError):
     """The tracking store cannot be reached or refused what was logged; results stay on disk."""
+
+
+class OutputError(KvlabError, RuntimeError):
+    """A file or directory cannot be written; nothing of it is left. `reason` has the cause and what would do."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{printable(str(path))}: {reason}")
+        self.path = path
+        self.reason = reason
 
 
 class RecordError(KvlabError, ValueError):

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from kvlab.cli.report import read_options
-from kvlab.errors import ConfigError, RecordError
+from kvlab.errors import ConfigError, OutputError, RecordError
 from kvlab.lab.compare.groups import RunSet
 from kvlab.lab.report.build import build_report
 from kvlab.lab.report.drawing import add_figures
@@ -186,9 +186,9 @@ def test_names_are_escaped(make):
     assert "&lt;script&gt;" in page
 
 
-def test_a_report_that_cannot_be_written_names_its_key(make, tmp_path):
+def test_a_report_that_cannot_be_written_names_its_file(make, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"output=.*cannot be written"):
+    with pytest.raises(OutputError, match=r"file/report/report.md: cannot be written: (Not a dir|File ex)"):
         write_report(make({}), tmp_path / "file" / "report")
 
 

@@ -115,7 +115,7 @@ class TestARun:
         said = Console(record=True, width=300)
         (tmp_path / "summary.json").write_text("{}")
         (tmp_path / "steps.parquet").write_text("no table")
-        draw_figures(tmp_path, said, hover=True)
+        draw_figures(read_run(tmp_path), said, hover=True)
         text = said.export_text()
         assert text.startswith("warning: the run's figures could not be drawn")
         assert len(text.strip().splitlines()) == 1

@@ -12,6 +12,7 @@ Settings, in any order (tracking.uri, tracking.experiment and others choose the 
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Sequence
 from datetime import datetime
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlab.cli.settings import read_settings, run_command, unknown_setting
+from kvlab.errors import OutputError
+from kvlab.lab.files import sentences
 from kvlab.lab.report.options import ReportOptions
 
 if TYPE_CHECKING:
@@ -38,8 +41,11 @@ def read_options(arguments: Sequence[str]) -> tuple[ReportOptions, list[str]]:
     return options, runs
 
 
-def report(options: ReportOptions, runs: Sequence[str]) -> Report:
-    """Make the report, print it and write its files. Raises KvlabError for what the user can mend."""
+def report(options: ReportOptions, runs: Sequence[str]) -> tuple[Report, bool]:
+    """Make the report, print it and write its files. Returns it, and whether all its files were written.
+
+    Raises KvlabError for what the user can mend.
+    """
     from rich.console import Console
 
     from kvlab.lab.report.build import build_report
@@ -49,14 +55,18 @@ def report(options: ReportOptions, runs: Sequence[str]) -> Report:
     from kvlab.lab.report.terminal import print_report
 
     console = Console()
-    with tempfile.TemporaryDirectory(prefix="kvlab-report-") as folder:
+    with tempfile.TemporaryDirectory(prefix="kvlab-report-", ignore_cleanup_errors=True) as folder:
         made = build_report(Sources(options, Path(), Path(folder)).resolve(runs), options)
         print_report(made, console)
         if options.figures:
             add_figures(made, options.metrics)
-    page = write_report(made, _directory(options, runs))
-    console.print(f"report: {page}", highlight=False, soft_wrap=True)
-    return made
+    errors: list[OutputError] = []
+    page = write_report(made, _directory(options, runs), errors)
+    for sentence in sentences(errors):
+        print(f"warning: {sentence}", file=sys.stderr)
+    if not any(error.path == page for error in errors):
+        console.print(f"report: {page}", highlight=False, soft_wrap=True, markup=False)
+    return made, not errors
 
 
 def _directory(options: ReportOptions, runs: Sequence[str]) -> Path:
@@ -74,4 +84,5 @@ def main() -> None:
 
 
 def _answer(arguments: list[str]) -> int:
-    return VIOLATED if report(*read_options(arguments)).violated else 0
+    made, complete = report(*read_options(arguments))
+    return VIOLATED if made.violated else 0 if complete else 1

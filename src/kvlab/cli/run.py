@@ -5,9 +5,11 @@ Hydra composes the configuration and calls `job` for each run.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -26,13 +28,13 @@ _EXTRAS = {"joblib": ("hydra_joblib_launcher", "joblib"), "submitit": ("hydra_su
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="run")
-def job(cfg: DictConfig) -> None:
-    """One run, alone or as a point of a sweep."""
+def job(cfg: DictConfig) -> dict[str, Any] | None:
+    """One run, alone or as a point of a sweep. Returns a point's summary, and what of it was kept nowhere else."""
     with redacted_output():  # here too: a launcher may call this in another process
-        _run(cfg)
+        return _run(cfg)
 
 
-def _run(cfg: DictConfig) -> None:
+def _run(cfg: DictConfig) -> dict[str, Any] | None:
     hydra_config = HydraConfig.get()
     directory = Path(hydra_config.runtime.output_dir)
     point = None  # of a sweep
@@ -44,7 +46,7 @@ def _run(cfg: DictConfig) -> None:
         made = composition(cfg, {group: hydra_config.runtime.choices[group] for group in GROUPS})
         config = made.config
         if config.resume and point is None and _was_done(config):
-            return
+            return None
         # Imported this late so that --help and a mistyped option answer at once.
         from rich.console import Console
 
@@ -67,20 +69,17 @@ def _run(cfg: DictConfig) -> None:
         if point is not None:
             from kvlab.lab.sweep.sweep import record_failure
 
-            record_failure(directory, point.name, error)
-            return
+            return record_failure(directory, point.name, error)
         if isinstance(error, KvlabError):
             fail(str(error))
         raise
     if point is not None:
-        if result.tracking_error:
-            from kvlab.lab.sweep.sweep import record_tracking_error
-
-            record_tracking_error(directory, result.tracking_error)
         if result.status == "interrupted" and point.in_sweep_process:
             raise KeyboardInterrupt  # it was meant for the sweep
-    elif result.status != "finished" or result.tracking_error:
+        return {**dataclasses.asdict(result), "choices": context.choices}
+    if result.status != "finished" or result.tracking_error or result.unwritten:
         sys.exit(130 if result.status == "interrupted" else 1)
+    return None
 
 
 def _was_done(config: RunConfig) -> bool:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from kvlab.cli.compose import Composition, compose_run
 from kvlab.config import format_bytes, parse_bytes
 from kvlab.engine.build import resolve_device
-from kvlab.errors import ConfigError, KvlabError, TrackingError
+from kvlab.errors import ConfigError, KvlabError, OutputError, TrackingError
 from kvlab.lab.execute import RunContext, execute
+from kvlab.lab.files import attempt, check_directory, replacing, sentences
 from kvlab.lab.machine import available_memory
 from kvlab.lab.progress import clock
 from kvlab.lab.sweep.digest import config_digest, digest_of
@@ -53,9 +54,10 @@ class Search:
         output = Path(settings.output).expanduser()
         self.storage = settings.storage or f"sqlite:///{output.resolve() / 'tune.db'}"
         self.directory = output / self.name
-        self.directory.mkdir(parents=True, exist_ok=True)
+        check_directory(self.directory)
         self.tracker: Tracker = NullTracker()
         self.interrupted = False
+        self.unwritten: list[object] = []
 
     def run(self) -> int:
         """Search, report, draw. Returns the exit code."""
@@ -76,7 +78,7 @@ class Search:
         if self.interrupted:
             print("interrupted: what was tried is kept; the same command goes on from there")
             return 130
-        return 0 if best_trial(study) is not None else 1
+        return 1 if best_trial(study) is None or self.unwritten else 0
 
     def _check(self, values: dict[str, int]) -> None:
         check_fits(self._compose(values).config, self.memory)
@@ -106,6 +108,7 @@ class Search:
                 result = execute(replace(point.config, repeat=repeat), context)
             except KvlabError as error:
                 return Measured(None, redact(str(error)))
+            self.unwritten += result.unwritten
             if result.status == "interrupted":
                 self.interrupted = True
                 return Measured(None, interrupted=True)
@@ -162,21 +165,28 @@ class Search:
 
     def _finish(self, study: Study) -> None:
         best, pictures = best_trial(study), self.directory / "search"
-        pictures.mkdir(exist_ok=True)
-        write_trials(study, pictures / "trials.csv")
+        errors: list[OutputError] = []
+        with attempt(errors):
+            write_trials(study, pictures / "trials.csv")
         if best is None:
             print(f"no trial has a value; why is in {pictures / 'trials.csv'}")
         else:
             words = [shlex.quote(redacted_setting(text)) for text in self.overrides]
             command = " ".join(["kvlab run", *words, _overrides(best.params)])
-            draw_search(study, self.metric).savefig(pictures / "tune.png")
-            write_page(study, self.metric, command, pictures / "tune.html")
+            with attempt(errors), replacing(pictures / "tune.png") as own:
+                draw_search(study, self.metric).savefig(own)
+            with attempt(errors):
+                write_page(study, self.metric, command, pictures / "tune.html")
             self.console.rule(style="dim")
             first, gain = study.trials[0], ""
             if first.value and best.number != first.number:
                 gain = f", {best.value / first.value:.2f} times that of the settings it began with"
             print(f"best: {self._value(best)}{gain}\n{command}")
-            print(f"pictures: {pictures / 'tune.html'}  {pictures / 'tune.png'}", flush=True)
+            if not errors:
+                print(f"pictures: {pictures / 'tune.html'}  {pictures / 'tune.png'}", flush=True)
+        for sentence in sentences(errors):
+            print(f"warning: {sentence}", file=sys.stderr)
+        self.unwritten += errors
         ended = RunStatus.FINISHED if best else RunStatus.FAILED
         metrics = {self.metric: best.value} if best else {}
         close_parent(self.tracker, RunStatus.INTERRUPTED if self.interrupted else ended, pictures, metrics)

@@ -96,8 +96,16 @@ def run_command(page: str | None, schema: type, answer: Callable[[list[str]], in
         code = answer(arguments)
     except KvlabError as error:
         fail(str(error))
+    except OSError as error:  # a disk that is full, a directory that is gone
+        fail(os_sentence(error))
     if code:
         sys.exit(code)
+
+
+def os_sentence(error: OSError) -> str:
+    """What the operating system refused, and of which file."""
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
 
 
 def fail(message: str) -> NoReturn:

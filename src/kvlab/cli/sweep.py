@@ -56,12 +56,12 @@ class PlanningSweeper(Sweeper):
         first = int(sweep.plan.jobs[0].directory) if jobs else 0
         # In this process one by one, to report and to stop in between.
         size = 1 if sweep.plan.parallel == 1 else self._max_batch_size or max(len(jobs), 1)
-        returned: list[Any] = []
         with sweep.running():
             for start in range(0, len(jobs), size):
                 try:
                     done = self._launcher.launch(jobs[start : start + size], initial_job_idx=first + start)
-                    returned += [job.return_value for job in done]
+                    for number, ended in enumerate(done, first + start):
+                        sweep.returned[str(number)] = ended.return_value
                 except Exception as error:  # a worker that was killed, a queue that is gone
                     reason = next(iter(str(error).strip().splitlines()), "")
                     sweep.problems.append(f"{type(error).__name__}: {reason}")
@@ -70,7 +70,7 @@ class PlanningSweeper(Sweeper):
                 sweep.progress.report()
         if code := sweep.close(figures=self._master.figures):
             sys.exit(code)
-        return returned
+        return list(sweep.returned.values())
 
     def _open(self, texts: list[str]) -> tuple[Sweep, list[list[str]]]:
         """Compose the points and open the sweep. Returns it with the overrides of each job. Raises a KvlabError."""

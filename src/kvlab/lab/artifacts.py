@@ -3,43 +3,61 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kvlab.errors import OutputError
 from kvlab.kv.journal import BlockEvents
 from kvlab.lab import records
 from kvlab.lab.drive import RunLog
+from kvlab.lab.files import attempt, replacing, write_text
 
 
-def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], config_yaml: str) -> None:
-    """Write a run's files into `directory`, which is made. Times are seconds since the run's start, or `_ms`."""
-    write_summary(directory, summary)
-    (directory / "config.yaml").write_text(config_yaml, encoding="utf-8")
-    _write(directory / records.REQUESTS, map(records.request_row, log.records), records.REQUEST_SCHEMA)
-    _write(directory / records.STEPS, map(records.step_row, log.steps), records.STEP_SCHEMA)
+def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], config_yaml: str) -> list[OutputError]:
+    """Write a run's files into `directory`, which is made. Times are seconds since the run's start, or `_ms`.
+
+    Each is tried, whatever became of the others. Returns why some could not be written.
+    """
+    requests, steps = map(records.request_row, log.records), map(records.step_row, log.steps)
+    writers: list[Callable[[], None]] = [
+        partial(write_summary, directory, summary),
+        partial(write_text, directory / "config.yaml", config_yaml),
+        partial(_write, directory / records.REQUESTS, requests, records.REQUEST_SCHEMA),
+        partial(_write, directory / records.STEPS, steps, records.STEP_SCHEMA),
+    ]
     if log.blocks is not None:
-        write_blocks(directory, log.blocks)
+        writers.append(partial(write_blocks, directory, log.blocks))
+    errors: list[OutputError] = []
+    for write in writers:
+        with attempt(errors):
+            write()
+    return errors
 
 
 def write_summary(directory: Path, summary: dict[str, Any]) -> None:
-    """Write summary.json alone."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Write summary.json alone. Raises OutputError."""
     text = json.dumps(summary, indent=2, sort_keys=True, default=str)
-    (directory / records.SUMMARY).write_text(text + "\n", encoding="utf-8")
+    write_text(directory / records.SUMMARY, text + "\n")
 
 
 def write_blocks(directory: Path, events: BlockEvents) -> None:
     """Write a run's block events: `step`, `block`, `event` by name, and the `sequence` whose reference it was as
-    its row in requests.parquet, -1 for none.
+    its row in requests.parquet, -1 for none. Raises OutputError.
     """
     names = pa.DictionaryArray.from_arrays(pa.array(events.event), pa.array(records.BLOCK_EVENTS))
     columns = {"step": events.step, "block": events.block, "event": names, "sequence": events.sequence}
-    pq.write_table(pa.table(columns), directory / records.BLOCKS)
+    _write_table(directory / records.BLOCKS, pa.table(columns))
 
 
 def _write(file: Path, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> None:
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), file)
+    _write_table(file, pa.Table.from_pylist(list(rows), schema=schema))
+
+
+def _write_table(file: Path, table: pa.Table) -> None:
+    with replacing(file) as own:
+        pq.write_table(table, own)

@@ -22,6 +22,7 @@ from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pools import POOLS
 from kvlab.lab.build import RunPlan, plan_run, planned_metrics
 from kvlab.lab.drive import RunLog, drive
+from kvlab.lab.files import attempt, check_directory, sentences
 from kvlab.lab.interrupt import stop_on_signal
 from kvlab.lab.machine import CpuWatch, describe, oversubscription
 from kvlab.lab.metrics import run_metrics
@@ -48,14 +49,18 @@ class RunResult:
     metrics: dict[str, float]
     error: str | None = None
     tracking_error: str | None = None
+    unwritten: tuple[str, ...] = ()  # why files are missing, a sentence each
 
 
 def execute(config: RunConfig, context: RunContext) -> RunResult:
     """Run a configuration. Ctrl-C ends it early and keeps what was measured.
 
-    Raises a KvlabError for a configuration that cannot work, which is recorded only as a point of a sweep. A
-    tracking store that fails is reported in the result; the files in the output directory are complete without it.
+    Raises a KvlabError for a configuration that cannot work, which is recorded only as a point of a sweep, and for
+    an output directory that cannot be written to before the run. A tracking store or a disk that fails later is
+    reported in the result: every other file is complete, and the figures are printed.
     """
+    if not context.in_sweep:  # whose directory was checked
+        check_directory(context.directory)
     with ExitStack() as guard:  # from the start: a signal that nothing handles would leave the run open
         return _execute(config, context, guard.enter_context(stop_on_signal(context.console)), guard.close)
 
@@ -88,7 +93,8 @@ def _execute(
         metrics |= profiler.metrics()
         if profiler.enabled or config.figures:
             events = trace_events(context.name, log.steps, log.records, profiler.steps)
-            write_trace(context.directory / "trace.json", events)
+            with attempt(tracking.unwritten):
+                write_trace(context.directory / "trace.json", events)
         if log.interrupted:
             status = RunStatus.INTERRUPTED
         elif log.completed:
@@ -104,7 +110,8 @@ def _execute(
         tracking.finish(log, metrics, _failure(error), reason)
         raise
     tracking.finish(log, metrics, status, engine_error)
-    result = RunResult(context.name, status, metrics, engine_error, tracking.error)
+    unwritten = tuple(sentences(tracking.unwritten))
+    result = RunResult(context.name, status, metrics, engine_error, tracking.error, unwritten)
     _report(context, result, tracking.tracker)
     return result
 
@@ -189,7 +196,7 @@ def _announce(plan: RunPlan, context: RunContext) -> None:
 
 def _report(context: RunContext, result: RunResult, tracker: Tracker) -> None:
     console, metrics = context.console, result.metrics
-    if metrics and not context.in_sweep:
+    if metrics and (result.unwritten or not context.in_sweep):
         console.print(comparison_table([(result.name, metrics)]))
         if "profile/other_share" in metrics:
             console.print(profile_table(metrics, list(Part)))

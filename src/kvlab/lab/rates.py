@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import timeit
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,8 +12,10 @@ from pathlib import Path
 
 import torch
 
+from kvlab.errors import OutputError
 from kvlab.kernels.cpu.cache import cache_folder
 from kvlab.kernels.cpu.memory import empty
+from kvlab.lab.files import write_text
 from kvlab.lab.machine import describe
 from kvlab.lab.roofline import MachineRates
 from kvlab.models.ops import select_ops
@@ -41,11 +42,9 @@ def known_rates(dtype: str) -> MachineRates | None:
 def measure_and_keep(dtype: str) -> MachineRates:
     """Measure the rates, about two seconds, and put them where `known_rates` finds them."""
     rates = measure(dtype)
-    with suppress(OSError):  # without a folder to keep them in, each time costs a measurement
+    with suppress(OSError, OutputError):  # without a folder to keep them in, each time costs a measurement
         file = cache_folder() / _FILE
-        own = file.with_suffix(f".{os.getpid()}")
-        own.write_text(json.dumps({**_load(file), _key(dtype): rates}, indent=1))
-        own.replace(file)  # at once, since several processes may write it
+        write_text(file, json.dumps({**_load(file), _key(dtype): rates}, indent=1))
     return rates
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,20 @@ from rich.console import Console
 from rich.markup import escape
 
 from kvlab.config import RunConfig
-from kvlab.errors import TrackingError
+from kvlab.errors import OutputError, TrackingError
 from kvlab.lab.artifacts import write_artifacts
 from kvlab.lab.build import RunPlan
 from kvlab.lab.catalogue import SERIES
 from kvlab.lab.drive import RunLog
+from kvlab.lab.files import sentences
 from kvlab.lab.machine import describe, peak_memory
 from kvlab.lab.provenance import provenance, uncommitted
-from kvlab.lab.records import read_run, step_row
+from kvlab.lab.records import RunRecord, make_run, step_row
 from kvlab.lab.roofline import run_costs
 from kvlab.lab.settings import as_recorded, flatten
 from kvlab.lab.sweep.digest import config_digest
 from kvlab.lab.sweep.process import this_process
-from kvlab.lab.tracking import NullTracker, RunStatus, Tracker, start_run
+from kvlab.lab.tracking import NullTracker, RunStatus, Tracker, send_all, start_run
 from kvlab.lab.tracking.access import in_background
 from kvlab.plugins import loaded_plugins
 from kvlab.secrets import redact, redacted
@@ -60,13 +62,15 @@ def print_note(console: Console, message: str, kind: str = "warning") -> None:
 class Recording:
     """A run's record; `plan` is None for a configuration that cannot work.
 
-    The first failure of the store is kept and ends its use; the files are written all the same.
+    A store or a disk that fails ends nothing: each file and each call is tried, `error` is the first of the store,
+    `unwritten` has the files that are missing.
     """
 
     def __init__(self, config: RunConfig, context: RunContext, plan: RunPlan | None = None) -> None:
         self._config, self._context, self._plan = config, context, plan
         self._params = flatten(as_recorded(dataclasses.asdict(config), context.written))
         self.error: str | None = None
+        self.unwritten: list[OutputError] = []
         self.tracker: Tracker = NullTracker()
         self._started = time.time()  # seconds since 1970
         self._workload: WorkloadFacts | None = None
@@ -91,7 +95,7 @@ class Recording:
         try:
             self.tracker = self._opening.result()
         except TrackingError as problem:
-            self._failed(problem)
+            self._failed(str(problem))
         warning = uncommitted(self._facts)
         if warning and not self._context.in_sweep:
             print_note(self._context.console, warning, "note")
@@ -101,17 +105,21 @@ class Recording:
         """Write the run's files, then hand them to the store."""
         self.settle()
         error = error and redact(error)
-        directory = self._context.directory
+        directory, console = self._context.directory, self._context.console
         summary = self._summary(metrics, status, error)
-        write_artifacts(directory, log, summary, self._context.config_yaml)
+        self.unwritten += write_artifacts(directory, log, summary, self._context.config_yaml)
         if self._config.figures and log.records:
-            draw_figures(directory, self._context.console, hover=not self._context.in_sweep)
-        try:
-            self.tracker.log_metrics(metrics)
-            self.tracker.log_series(_series(log))
-            self.tracker.log_artifacts(directory)
-            self.tracker.finish(status, error)
-        except TrackingError as problem:
+            record = make_run(directory, summary, log)
+            self.unwritten += draw_figures(record, console, hover=not self._context.in_sweep)
+        for sentence in sentences(self.unwritten):
+            print_note(console, sentence)
+        problem = send_all(
+            partial(self.tracker.log_metrics, metrics),
+            partial(self.tracker.log_series, _series(log)),
+            partial(self.tracker.log_artifacts, directory),
+            partial(self.tracker.finish, status, error),
+        )
+        if problem:
             self._failed(problem)
 
     def _open(self) -> Tracker:
@@ -169,11 +177,12 @@ class Recording:
             }
         return summary
 
-    def _failed(self, error: TrackingError) -> None:
-        self.error = str(error)
+    def _failed(self, problem: str) -> None:
+        self.error = problem
         self.tracker = NullTracker()
-        print_note(self._context.console, self.error)
-        self._context.console.print(f"the run's results are kept in {self._context.directory}", highlight=False)
+        print_note(self._context.console, problem)
+        if not self.unwritten:
+            self._context.console.print(f"the run's results are kept in {self._context.directory}", highlight=False)
 
 
 def _resolved(plan: RunPlan) -> dict[str, str | int]:
@@ -191,14 +200,16 @@ def _series(log: RunLog) -> dict[str, list[tuple[int, float, float]]]:
     }
 
 
-def draw_figures(directory: Path, console: Console, *, hover: bool) -> None:
-    """Draw the run whose files are in `directory` into `directory/figures`; with `hover` its HTML page too. A
-    figure that cannot be drawn costs a warning, never a run.
+def draw_figures(record: RunRecord, console: Console, *, hover: bool) -> list[OutputError]:
+    """Draw a run into `figures/` of its directory; with `hover` its HTML page too. Returns why some could not be
+    written. A figure that cannot be drawn costs a warning, never a run.
     """
+    errors: list[OutputError] = []
     try:
         from kvlab.lab.figures import save_run_figures  # Matplotlib takes half a second to import
 
-        save_run_figures(read_run(directory), hover=hover)
+        save_run_figures(record, hover=hover, errors=errors)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         print_note(console, f"the run's figures could not be drawn, its results are complete: {reason}")
+    return errors

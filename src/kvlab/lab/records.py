@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ import yaml
 from kvlab.core import FinishReason, PoolCounters, PoolStats, RequestRecord, StepRecord
 from kvlab.errors import RecordError
 from kvlab.kv.journal import BlockEvent, BlockEvents
+from kvlab.lab.drive import RunLog
 from kvlab.lab.settings import flatten
 from kvlab.secrets import redact
 
@@ -123,7 +124,7 @@ class RunRecord:
     directory: Path
     facts: Mapping[str, Any] = field(default_factory=dict)  # the summary's rest: machine, device, ...
     fetch: Callable[[], None] | None = None  # brings the files into `directory`, for a run of a tracking store
-    _known: dict[str, list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def finished(self) -> bool:
@@ -140,6 +141,8 @@ class RunRecord:
 
     def blocks(self) -> BlockEvents | None:
         """What happened to each block, sequences as indices of `requests`; None where the run kept no journal."""
+        if BLOCKS in self._known:
+            return cast(BlockEvents | None, self._known[BLOCKS])
         table = self._read(BLOCKS)
         if table is None:
             return None
@@ -161,7 +164,7 @@ class RunRecord:
         if name not in self._known:
             table = self._read(name)
             self._known[name] = [] if table is None else [read(row) for row in table.to_pylist()]
-        return self._known[name]
+        return cast(list[T], self._known[name])
 
     def _read(self, name: str) -> Any:
         """A table of the run; None where it kept none. Raises RecordError for one that cannot be read."""
@@ -184,19 +187,7 @@ def read_run(directory: Path) -> RunRecord:
         config, settings = summary.get("config"), directory / "config.yaml"
         if config is None:  # an older version's, or refused before it wrote one
             config = flatten(yaml.safe_load(settings.read_text("utf-8")) or {}) if settings.is_file() else {}
-        tags = {key[5:]: str(value) for key, value in config.items() if key.startswith("tags.")}
-        return RunRecord(
-            name=str(summary.get("name") or directory.name),
-            run_id=summary.get("run_id"),
-            status=str(summary.get("status", "finished")),
-            error=summary.get("error"),
-            config=config,
-            choices=summary.get("choices") or {},
-            metrics={key: float(value) for key, value in (summary.get("metrics") or {}).items()},
-            tags=summary.get("tags") or tags,
-            directory=directory,
-            facts={key: value for key, value in summary.items() if key not in _FIELDS},
-        )
+        return _record(directory, {**summary, "config": config})
     except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise RecordError(f"{file}: cannot be read as a run's summary: {error}") from error
 
@@ -208,6 +199,30 @@ def read_summary(directory: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def make_run(directory: Path, summary: Mapping[str, Any], log: RunLog) -> RunRecord:
+    """The same of a run that has just ended, whatever of its files could be written."""
+    record = _record(directory, summary)
+    record._known.update({STEPS: log.steps, REQUESTS: log.records, BLOCKS: log.blocks})
+    return record
+
+
+def _record(directory: Path, summary: Mapping[str, Any]) -> RunRecord:
+    config = summary["config"]
+    tags = {key[5:]: str(value) for key, value in config.items() if key.startswith("tags.")}
+    return RunRecord(
+        name=str(summary.get("name") or directory.name),
+        run_id=summary.get("run_id"),
+        status=str(summary.get("status", "finished")),
+        error=summary.get("error"),
+        config=config,
+        choices=summary.get("choices") or {},
+        metrics={key: float(value) for key, value in (summary.get("metrics") or {}).items()},
+        tags=summary.get("tags") or tags,
+        directory=directory,
+        facts={key: value for key, value in summary.items() if key not in _FIELDS},
+    )
 
 
 def read_sweep(directory: Path) -> list[RunRecord]:

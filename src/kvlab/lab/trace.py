@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.core import RequestRecord, StepRecord
+from kvlab.lab.files import replacing
 from kvlab.lab.profile import Part, ProfiledStep, Span
 from kvlab.lab.requests import request_phases
 
@@ -22,10 +23,9 @@ _STEPS, _REQUESTS, _THREAD = 1, 2, 1  # processes and thread
 
 
 def write_trace(path: Path, events: Iterable[dict[str, Any]]) -> None:
-    """Write the events as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write the events as JSON. Raises OutputError."""
     encode = json.JSONEncoder(separators=(",", ":")).encode
-    with path.open("w", encoding="utf-8") as file:
+    with replacing(path) as own, own.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
         file.write(",\n".join(map(encode, events)))
         file.write("\n]}\n")

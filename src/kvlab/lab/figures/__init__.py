@@ -5,12 +5,13 @@ Both libraries are imported with this package, so import it late.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from kvlab.errors import OutputError
 from kvlab.kv.pools import unit_of
 from kvlab.lab.figures.capacity_curve import capacity_figure
 from kvlab.lab.figures.interactive import heat_map_hover, page, pareto_hover, pool_map_hover, timeline_hover
@@ -21,6 +22,7 @@ from kvlab.lab.figures.pareto import measured_points, pareto_figure
 from kvlab.lab.figures.points import THROUGHPUT, metric_grid, sweep_points, varied_amounts
 from kvlab.lab.figures.pool_map import pool_map_figure
 from kvlab.lab.figures.timeline import timeline_figure
+from kvlab.lab.files import attempt, replacing, write_text
 from kvlab.lab.records import RunRecord
 
 FOLDER, PAGE = "figures", "hover.html"
@@ -100,18 +102,33 @@ def interactive_sweep(records: Sequence[RunRecord]) -> dict[str, Any]:
     return figures
 
 
-def save_run_figures(record: RunRecord, directory: Path | None = None, *, hover: bool = True) -> list[Path]:
+def save_run_figures(
+    record: RunRecord, directory: Path | None = None, *, hover: bool = True, errors: list[OutputError] | None = None
+) -> list[Path]:
     """Write a run's figures into `figures/` in `directory`, by default the run's own: a PNG each and, with
     `hover`, one HTML file that needs no network. Returns the files.
+
+    Raises OutputError for one that cannot be written; with `errors` it is kept there, and the others are tried.
     """
     folder = (directory or record.directory) / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    files = []
-    for name, figure in run_figures(record).items():
-        files.append(folder / f"{name}.png")
-        figure.savefig(files[-1])
+    files = save_figures(run_figures(record), folder, errors)
     if hover:
-        files.append(folder / PAGE)
         notes = [f"There is no {title_of(name)}: {reason}." for name, reason in left_out(record).items()]
-        files[-1].write_text(page(record.name, interactive_run(record).values(), notes), encoding="utf-8")
+        text = page(record.name, interactive_run(record).values(), notes)
+        with attempt(errors):
+            write_text(folder / PAGE, text)
+            files.append(folder / PAGE)
+    return files
+
+
+def save_figures(
+    figures: Mapping[str, Figure], folder: Path, errors: list[OutputError] | None = None
+) -> list[Path]:
+    """Write figures as `<name>.png` into a folder. Returns the files; `errors` as for `save_run_figures`."""
+    files = []
+    for name, figure in figures.items():
+        with attempt(errors):
+            with replacing(folder / f"{name}.png") as own:
+                figure.savefig(own)
+            files.append(folder / f"{name}.png")
     return files

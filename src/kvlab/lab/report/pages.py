@@ -10,8 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvlab.errors import ConfigError
+from kvlab.errors import OutputError
 from kvlab.lab.catalogue import SPEED, TIME, metric
+from kvlab.lab.files import attempt, replacing, write_text
 from kvlab.lab.report.model import Report, Row
 from kvlab.lab.report.rows import value_text
 
@@ -21,24 +22,24 @@ if TYPE_CHECKING:
 _FACTS = ("machine", "device", "threads", "attention", "kernels", "workload_digest", "run_id", "started")
 
 
-def write_report(report: Report, directory: Path) -> Path:
+def write_report(report: Report, directory: Path, errors: list[OutputError] | None = None) -> Path:
     """Write report.html, report.md and the images that the latter shows. Returns the page's path.
 
-    Raises ConfigError where nothing can be written.
+    Raises OutputError for a file that cannot be written; with `errors` it is kept there, and the others are tried.
     """
     shown = []
-    try:
-        (directory / "figures").mkdir(parents=True, exist_ok=True)
-        for number, image in enumerate(report.images):
-            stem = re.sub(r"[^\w.=-]+", "_", image.group or "all")[:60]
-            file = Path("figures") / f"{number:02d}-{image.name}-{stem}.png"
-            (directory / file).write_bytes(image.png)
+    for number, image in enumerate(report.images):
+        stem = re.sub(r"[^\w.=-]+", "_", image.group or "all")[:60]
+        file = Path("figures") / f"{number:02d}-{image.name}-{stem}.png"
+        with attempt(errors):
+            with replacing(directory / file) as own:
+                own.write_bytes(image.png)
             shown.append((f"{image.name}: {image.caption}", file))
-        (directory / "report.md").write_text(to_markdown(report, shown), encoding="utf-8")
-        page = directory / "report.html"
-        page.write_text(to_html(report), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError("output", directory, f"cannot be written: {error.strerror or error}") from error
+    page = directory / "report.html"
+    with attempt(errors):
+        write_text(directory / "report.md", to_markdown(report, shown))
+    with attempt(errors):
+        write_text(page, to_html(report))
     return page
 
 

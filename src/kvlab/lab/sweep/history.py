@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from kvlab.config import RunConfig, TrackingConfig
-from kvlab.errors import ConfigError, TrackingError
+from kvlab.errors import ConfigError, KvlabError
 from kvlab.lab.artifacts import write_summary
 from kvlab.lab.sweep.digest import config_digest
 from kvlab.lab.sweep.process import is_alive, this_process
-from kvlab.lab.tracking import RunStatus, Store, Tracker, open_store, start_run
+from kvlab.lab.tracking import RunStatus, Store, Tracker, open_store, send_all, start_run
 from kvlab.lab.tracking.search import TrackedRun, continue_run, fetch_files, find_runs, mark_interrupted
 
 _RECENT = 9  # runs that an estimate is made of
@@ -101,13 +103,20 @@ class History:
             known[query] = median(run.seconds or 0.0 for run in runs) if runs else None
         return [known[query] for query in queries]
 
-    def fetch(self, run: TrackedRun, directory: Path, name: str) -> None:
-        """Put the results of a run into a directory: its files, or where the store has lost them its figures."""
-        fetch_files(self.store, run.run_id, directory)
-        if not (directory / "summary.json").exists():
-            choices = {k.removeprefix("choice."): v for k, v in run.tags.items() if k.startswith("choice.")}
-            summary = {"name": name, "run_id": run.run_id, "status": "finished", "error": None}
-            write_summary(directory, summary | {"metrics": dict(run.metrics), "choices": choices})
+    def fetch(self, run: TrackedRun, directory: Path, name: str) -> dict[str, Any]:
+        """Put the results of a run into a directory: its files, or where the store has lost them its figures.
+        Returns these, which are known even where nothing can be written: then `unwritten` says why.
+        """
+        choices = {k.removeprefix("choice."): v for k, v in run.tags.items() if k.startswith("choice.")}
+        summary: dict[str, Any] = {"name": name, "run_id": run.run_id, "status": "finished", "error": None}
+        summary |= {"metrics": dict(run.metrics), "choices": choices}
+        try:
+            fetch_files(self.store, run.run_id, directory)
+            if not (directory / "summary.json").exists():
+                write_summary(directory, summary)
+        except KvlabError as error:
+            summary["unwritten"] = [str(error)]
+        return summary
 
     def _find(self, query: str, limit: int | None = None) -> list[TrackedRun]:
         return find_runs(self.store, self.tracking.experiment, query, limit=limit)
@@ -148,12 +157,10 @@ def close_parent(
     tracker: Tracker, status: RunStatus, folder: Path, metrics: Mapping[str, float] | None = None
 ) -> str | None:
     """Store the files in `folder` with a parent run and close it. Returns, and warns of, what the store refused."""
-    try:
-        tracker.log_metrics(metrics or {})
-        tracker.log_artifacts(folder)
-        tracker.finish(status)
-    except TrackingError as error:
-        print(f"warning: {error}", file=sys.stderr)
-        return str(error)
-    print(tracker.where())
-    return None
+    problem = send_all(
+        partial(tracker.log_metrics, metrics or {}),
+        partial(tracker.log_artifacts, folder),
+        partial(tracker.finish, status),
+    )
+    print(f"warning: {problem}" if problem else tracker.where(), file=sys.stderr if problem else sys.stdout)
+    return problem

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from kvlab.lab.files import write_text
 from kvlab.lab.sweep.process import this_process
 
 FILE = "sweep.json"
+_written: dict[Path, SweepPlan] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +72,17 @@ class SweepPlan:
         return Job(name, heading, self.parent_run_id, self.process == this_process())
 
     def write(self, directory: Path) -> None:
-        """Keep it in the sweep's directory."""
-        directory.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(dataclasses.asdict(self), indent=2)
-        (directory / FILE).write_text(text + "\n", encoding="utf-8")
+        """Keep it in the sweep's directory. Raises OutputError."""
+        _written[directory] = self
+        write_text(directory / FILE, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
 
 
 def read_plan(directory: Path) -> SweepPlan:
-    """The plan in a sweep's directory. Raises OSError where there is none."""
-    values = json.loads((directory / FILE).read_text(encoding="utf-8"))
+    """The plan in a sweep's directory, or that this process wrote there. Raises OSError where there is none."""
+    try:
+        values = json.loads((directory / FILE).read_text(encoding="utf-8"))
+    except OSError:  # removed since
+        if (plan := _written.get(directory.resolve())) is not None:
+            return plan
+        raise
     return SweepPlan(**{**values, "points": [Point(**point) for point in values["points"]]})

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 from kvlab.lab.catalogue import direction
+from kvlab.lab.files import replacing
 from kvlab.lab.records import read_summary
 from kvlab.lab.sweep.plan import SweepPlan
 from kvlab.lab.tracking import RunStatus
@@ -30,15 +32,21 @@ class Best:
         return f"{self.metric} = {self.value:,.4g} ({self.name})"
 
 
-def read_results(directory: Path, plan: SweepPlan, missing: RunStatus | None = None) -> list[dict[str, Any]]:
+def read_results(
+    directory: Path,
+    plan: SweepPlan,
+    missing: RunStatus | None = None,
+    returned: Mapping[str, dict[str, Any]] = MappingProxyType({}),
+) -> list[dict[str, Any]]:
     """The summaries in the order of the plan, each with its point's `name`, `group` and `settings`.
 
-    A point without a summary is left out, or has the status `missing`.
+    A summary that could not be written is that of `returned`, by the point's directory. A point without one is left
+    out, or has the status `missing`.
     """
     reason = "not run" if missing is RunStatus.INTERRUPTED else "its process ended without a result"
     results = []
     for point in plan.points:
-        summary = read_summary(directory / point.directory)
+        summary = read_summary(directory / point.directory) or returned.get(point.directory)
         if summary is None and missing is not None:
             summary = {"status": missing.value, "error": reason, "metrics": {}, "choices": {}}
         if summary is not None:
@@ -78,10 +86,9 @@ def status_of(results: Sequence[dict[str, Any]]) -> RunStatus:
 
 
 def write_csv(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """A row for each run."""
+    """A row for each run. Raises OutputError."""
     metrics = metric_names(results)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with replacing(path) as own, own.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["name", "status", "error", *metrics])
         for result in results:

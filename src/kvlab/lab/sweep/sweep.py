@@ -8,26 +8,26 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 
 from kvlab.config import RunConfig, TrackingConfig
-from kvlab.errors import CapacityError, KvlabError, RecordError, TrackingError
+from kvlab.errors import CapacityError, KvlabError, OutputError, RecordError, TrackingError
 from kvlab.lab.artifacts import write_summary
+from kvlab.lab.files import attempt, check_directory, sentences
 from kvlab.lab.provenance import provenance, uncommitted
 from kvlab.lab.records import read_run, read_summary
 from kvlab.lab.sweep.history import History, close_parent, open_history
 from kvlab.lab.sweep.plan import Point, SweepPlan
 from kvlab.lab.sweep.results import metric_names, read_results, status_of, write_csv
 from kvlab.lab.sweep.status import SweepProgress, announcement, print_results
-from kvlab.lab.tracking import NullTracker, RunStatus, Tracker
+from kvlab.lab.tracking import NullTracker, RunStatus, Tracker, send_all
 from kvlab.lab.tracking.search import TrackedRun
 from kvlab.secrets import redact
-
-_TRACKING_ERROR = "tracking_error.txt"  # in the directory of a run that the store did not take
 
 
 class Sweep:
@@ -37,6 +37,7 @@ class Sweep:
         self.plan = plan
         self.interrupted = False
         self.problems: list[str] = []  # of the launcher
+        self.returned: dict[str, dict[str, Any]] = {}  # what runs returned, by directory: a disk may be full
         self.progress = SweepProgress(directory, plan)
         self._directory, self._tracking = directory, tracking
         self._tracker = tracker  # of the parent run; None: the store did not take it
@@ -58,7 +59,8 @@ class Sweep:
     def close(self, *, figures: bool) -> int:
         """Show and keep the results of the runs, and close the parent run. Returns the exit code."""
         plan, directory, report = self.plan, self._directory, self._directory / "report"
-        results = read_results(directory, plan, RunStatus.INTERRUPTED if self.interrupted else RunStatus.FAILED)
+        missing = RunStatus.INTERRUPTED if self.interrupted else RunStatus.FAILED
+        results = read_results(directory, plan, missing, self.returned)
         print_results(results, plan)
         for problem in self.problems:
             print(f"the launcher failed: {problem}", file=sys.stderr)
@@ -66,13 +68,18 @@ class Sweep:
         unknown = bool(plan.optimize) and plan.optimize not in names
         if unknown and names:
             print(f"error: optimize={plan.optimize}: no run has it; there are: {', '.join(names)}", file=sys.stderr)
-        write_csv(results, report / "sweep.csv")
+        errors: list[OutputError] = []
+        with attempt(errors):
+            write_csv(results, report / "sweep.csv")
         if figures:
-            _draw([directory / point.directory for point in plan.points], report)
+            _draw([directory / point.directory for point in plan.points], report, errors)
+        for sentence in sentences(errors):
+            print(f"warning: {sentence}", file=sys.stderr)
         status = RunStatus.INTERRUPTED if self.interrupted else status_of(results)
-        lost = self._tracker is None or any(directory.glob(f"*/{_TRACKING_ERROR}"))
+        lost = self._tracker is None or any(result.get("tracking_error") for result in self.returned.values())
         if self._tracker is not None and not lost:
             lost = close_parent(self._tracker, status, report) is not None
+        lost = lost or bool(errors) or any(result.get("unwritten") for result in self.returned.values())
         if self.interrupted or self.problems:
             self._close_open_runs()
         print(f"results: {directory}")
@@ -109,6 +116,7 @@ def open_sweep(
     `configs` are those of the plan's points; None where one contradicts itself.
     Raises a KvlabError for a sweep that cannot begin.
     """
+    check_directory(directory)
     history: History | None = None
     tracker: Tracker | None = NullTracker()
     done: list[TrackedRun | None] = [None] * len(plan.points)
@@ -126,31 +134,41 @@ def open_sweep(
         print(f"warning: {error}", file=sys.stderr)
     points = _assign_directories(directory, plan.points, done)
     plan = replace(plan, points=points, parent_run_id=tracker.run_id if tracker else None)
-    plan.write(directory)
+    try:
+        plan.write(directory)
+    except OutputError as error:
+        if tracker is not None:
+            send_all(partial(tracker.finish, RunStatus.FAILED, str(error)))
+        raise
+    sweep = Sweep(plan, directory, tracking, tracker)
     for point, run in zip(points, done, strict=True):
         if history and run and not (directory / point.directory / "summary.json").exists():
-            history.fetch(run, directory / point.directory, point.name)
+            fetched = history.fetch(run, directory / point.directory, point.name)
+            sweep.returned[point.directory] = fetched
+            for sentence in fetched.get("unwritten", ()):
+                print(f"warning: {sentence}", file=sys.stderr)
     estimates = _estimates(history, [config for config, run in zip(configs, done, strict=True) if run is None])
     print(announcement(plan, estimates), flush=True)
     for point in plan.done_before:
         print(f"done before: {point.name} (run {point.done_before})", flush=True)
     if note := uncommitted(provenance()):
         Console().print(f"[yellow]note:[/] {note}", highlight=False, soft_wrap=True)
-    return Sweep(plan, directory, tracking, tracker)
+    return sweep
 
 
-def record_failure(directory: Path, name: str, error: Exception) -> None:
-    """Keep a point that could not run as a result, and print why; the sweep goes on."""
+def record_failure(directory: Path, name: str, error: Exception) -> dict[str, Any]:
+    """Keep a point that could not run as a result, and print why; the sweep goes on. Returns its summary."""
     kind = "does not fit" if isinstance(error, CapacityError) else "failed"
     text = redact(str(error) if isinstance(error, KvlabError) else f"{type(error).__name__}: {error}")
     print(f"{name}: {kind}: {text}", file=sys.stderr)
+    summary: dict[str, Any] = {"name": name, "status": "failed", "error": text, "metrics": {}}
     if not (directory / "summary.json").exists():
-        write_summary(directory, {"name": name, "status": "failed", "error": text, "metrics": {}})
-
-
-def record_tracking_error(directory: Path, text: str) -> None:
-    """Keep, for the process that closes the sweep, that the store did not take a run."""
-    (directory / _TRACKING_ERROR).write_text(text + "\n", encoding="utf-8")
+        try:
+            write_summary(directory, summary)
+        except OutputError as problem:
+            print(f"warning: {problem}", file=sys.stderr)
+            summary["unwritten"] = [str(problem)]
+    return summary
 
 
 def _done_before(history: History, parent: TrackedRun | None, plan: SweepPlan) -> list[TrackedRun | None]:
@@ -202,18 +220,19 @@ def _open_parent(
     return history.open_parent("sweep", plan.digest, parent, name=plan.name, params=params, tags=tags)
 
 
-def _draw(directories: Sequence[Path], folder: Path) -> None:
-    """Draw the finished runs in `directories` into `folder`. What cannot be drawn is a warning."""
+def _draw(directories: Sequence[Path], folder: Path, errors: list[OutputError]) -> None:
+    """Draw the finished runs in `directories` into `folder`. What cannot be drawn is a warning; what cannot be
+    written is kept in `errors`.
+    """
     ended = [directory for directory in directories if (directory / "summary.json").is_file()]
     if len(ended) < 2:
         return
     try:
-        from kvlab.lab.figures import sweep_figures
+        from kvlab.lab.figures import save_figures, sweep_figures
 
-        for name, figure in sweep_figures([run for run in map(read_run, ended) if run.finished]).items():
-            folder.mkdir(parents=True, exist_ok=True)
-            figure.savefig(folder / f"{name}.png")
-            print(f"figure: {folder / name}.png")
+        drawn = sweep_figures([run for run in map(read_run, ended) if run.finished])
+        for file in save_figures(drawn, folder, errors):
+            print(f"figure: {file}")
     except (RecordError, OSError, ValueError, KeyError, ArithmeticError) as error:
         print(f"warning: the sweep's figures could not be drawn: {error}")
     print(f"figures of each run: {folder.parent}/*/figures")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
+
+from kvlab.errors import TrackingError
 
 Point = tuple[int, float, float]  # step, seconds since the run started, value
 
@@ -43,6 +45,17 @@ class Tracker:
     def where(self) -> str:
         """How to look at the run: a line with the command that opens the store, except for a server, and a URL."""
         return "not tracked (tracking=off)"
+
+
+def send_all(*calls: Callable[[], None]) -> str | None:
+    """Make each of these calls of a store, whatever became of those before. Returns the first failure."""
+    problems = []
+    for call in calls:
+        try:
+            call()
+        except TrackingError as error:
+            problems.append(str(error))
+    return problems[0] if problems else None
 
 
 class NullTracker(Tracker):

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shlex
+import shutil
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from kvlab.config import TrackingConfig
-from kvlab.errors import TrackingError
+from kvlab.errors import OutputError, TrackingError
+from kvlab.lab.files import attempt, replacing, sentences
 from kvlab.lab.provenance import provenance
 from kvlab.lab.tracking.base import NullTracker, Point, RunStatus, Tracker
 from kvlab.lab.tracking.store import Store
@@ -131,12 +133,26 @@ class MlflowTracker(Tracker):
             self._system = SystemMetrics()
 
     def log_artifacts(self, directory: Path) -> None:
-        """Store a directory's files."""
+        """Store a directory's files: on this machine each whole or not at all, whatever became of others."""
         if not directory.is_dir():
             raise TrackingError(f"artifacts in {directory}: there is no such directory")
-        for entry in sorted(directory.iterdir()):
-            if not entry.name.startswith("."):  # Hydra's folder repeats config.yaml, passwords included
+        from mlflow.utils.file_utils import local_file_uri_to_path
+
+        # Hydra's folder, hidden, repeats config.yaml, passwords included.
+        entries = [entry for entry in sorted(directory.iterdir()) if not entry.name.startswith(".")]
+        uri = str(self._store.call("get_run", self.run_id).info.artifact_uri)
+        if not uri.startswith("file:"):
+            for entry in entries:
                 self._store.call("log_artifact", self.run_id, str(entry), bulk=True)
+            return
+        folder, errors = Path(local_file_uri_to_path(uri)), list[OutputError]()
+        for entry in entries:
+            for file in sorted(entry.rglob("*")) if entry.is_dir() else [entry]:
+                if file.is_file():
+                    with attempt(errors), replacing(folder / file.relative_to(directory)) as own:
+                        shutil.copyfile(file, own)
+        if errors:
+            raise TrackingError(f"tracking.artifacts: {'; '.join(sentences(errors))}")
 
     def finish(self, status: RunStatus, error: str | None = None) -> None:
         """Close the run."""
@@ -158,8 +174,9 @@ class MlflowTracker(Tracker):
             shown = re.sub(r"\$\{oc\.env:(\w+)\}", r"$\1", uri)
             command = "kvlab ui" if store.is_default else f'MLFLOW_TRACKING_URI="{shown}" kvlab ui'
             return f"{command}\nhttp://127.0.0.1:5000{self._fragment}"
-        if path is not None and path.parent == Path.cwd():
-            uri = f"sqlite:///{path.name}"
+        with suppress(FileNotFoundError):  # the working directory was removed
+            if path is not None and path.parent == Path.cwd():
+                uri = f"sqlite:///{path.name}"
         return f"mlflow ui --backend-store-uri {shlex.quote(uri)}\nhttp://127.0.0.1:5000{self._fragment}"
 
     def _log_points(self, points: Iterator[tuple[str, float, int, int]]) -> None:

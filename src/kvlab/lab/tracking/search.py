@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvlab.lab.files import writing
 from kvlab.lab.tracking.base import RunStatus
 from kvlab.lab.tracking.mlflow_tracker import TAG_CHARS, MlflowTracker
 from kvlab.lab.tracking.store import Store
@@ -72,10 +74,19 @@ def continue_run(store: Store, run_id: str, tags: Mapping[str, str]) -> MlflowTr
 
 
 def fetch_files(store: Store, run_id: str, directory: Path) -> None:
-    """Copy the files that are stored with a run into `directory`, which is made."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for file in store.call("list_artifacts", run_id):
-        store.call("download_artifacts", run_id, file.path, str(directory), bulk=True)
+    """Copy the files that are stored with a run into `directory`, which is made: each whole or not at all.
+
+    Raises a KvlabError.
+    """
+    with writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".", dir=directory, ignore_cleanup_errors=True) as folder:
+            for entry in store.call("list_artifacts", run_id):
+                store.call("download_artifacts", run_id, entry.path, folder, bulk=True)
+            for file in [path for path in Path(folder).rglob("*") if path.is_file()]:
+                target = directory / file.relative_to(folder)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(target)
 
 
 def _run(run: Any) -> TrackedRun:

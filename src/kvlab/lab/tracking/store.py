@@ -20,6 +20,7 @@ from kvlab.secrets import redact
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # or the page shows what is for chats
 _REASON_CHARS = 400
 _OTHER_STORES = "tracking.uri=sqlite:///<file>, tracking.uri=http://<host>:<port> or tracking=off"
+_DISK = re.compile("disk|readonly|unable to open")  # what SQLite says of a file that it cannot write or read
 _SCHEMA = re.compile(r"out-of-date database schema \(found version (\w+), but expected (\w+)\)")
 
 
@@ -49,6 +50,7 @@ class Store:
         self.is_server = is_server(uri)
         self.path: Path | None = None  # of a store that is a local file, once it is open
         self._client: Any = None
+        self._gone: TrackingError | None = None  # what it did not answer once; it is not asked again
 
     def connect(self, *, create: bool = True) -> None:
         """Reach the store; without `create`, one that is a local file has to be there."""
@@ -94,6 +96,8 @@ class Store:
 
     def call(self, method: str, *args: Any, bulk: bool = False, **kwargs: Any) -> Any:
         """Call a method of MlflowClient; `bulk` transfers are bounded request by request, not as a whole."""
+        if self._gone is not None:
+            raise self._gone
         with self._errors():
             function = partial(getattr(self._client, method), *args, **kwargs)
             return function() if bulk else self._bounded(function)
@@ -119,8 +123,11 @@ class Store:
             reason = _reason(error, self.uri)
             if isinstance(error, TimeoutError):
                 reason = f"no answer within {self.timeout_s:g} s (tracking.timeout_s)"
-            advice = f"; {_advice(str(error), self.shown)}" if opening else ""
-            raise TrackingError(f"tracking.uri={self.shown}: {reason}{advice}") from error
+            advice = f"; {_advice(str(error), self.shown)}" if opening or _DISK.search(reason) else ""
+            problem = TrackingError(f"tracking.uri={self.shown}: {reason}{advice}")
+            if isinstance(error, TimeoutError) and not opening:
+                self._gone = problem
+            raise problem from error
 
 
 def _reason(error: Exception, uri: str) -> str:
@@ -149,4 +156,6 @@ def _advice(problem: str, shown: str) -> str:
         return "put the right user and password into tracking.uri=postgresql://<user>:<password>@<host>/<database>"
     if re.search(r"malformed|not a database", problem):
         return f"bring back a copy of the file from before, or use {_OTHER_STORES}"
+    if "disk is full" in problem:
+        return f"free some space there, or use {_OTHER_STORES}"
     return f"use {_OTHER_STORES}"

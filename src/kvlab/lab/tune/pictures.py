@@ -14,14 +14,15 @@ from optuna.trial import FrozenTrial, TrialState
 
 from kvlab.lab import catalogue
 from kvlab.lab.figures.style import BLUE, INK, VERMILION, new_figure, plain, tidy
+from kvlab.lab.files import replacing, write_text
 from kvlab.lab.tables import count
 from kvlab.lab.tune.space import SEARCHED
 
 
 def write_trials(study: optuna.Study, path: Path) -> None:
-    """A row for each trial: its settings, its value, or why it has none."""
+    """A row for each trial: its settings, its value, or why it has none. Raises OutputError."""
     keys = [key for key in SEARCHED if any(key in trial.params for trial in study.trials)]
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with replacing(path) as own, own.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["trial", "state", *keys, "value", "reason"])
         for trial in study.trials:
@@ -57,7 +58,10 @@ def draw_search(study: optuna.Study, metric: str) -> Figure:
 
 
 def write_page(study: optuna.Study, metric: str, command: str, path: Path) -> None:
-    """One page that needs no network: the best command, and Optuna's own figures of the search."""
+    """One page that needs no network: the best command, and Optuna's own figures of the search.
+
+    Raises OutputError.
+    """
     from optuna import visualization
 
     done = _done(study)
@@ -88,7 +92,7 @@ def write_page(study: optuna.Study, metric: str, command: str, path: Path) -> No
         f"because they do not fit, {states.count(TrialState.FAIL)} failed or interrupted.",
         figures=figures,
     )
-    path.write_text(page, encoding="utf-8")
+    write_text(path, page)
 
 
 def _done(study: optuna.Study) -> list[FrozenTrial]:

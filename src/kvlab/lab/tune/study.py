@@ -36,14 +36,14 @@ def open_study(storage: str, name: str, metric: str, trials: int) -> optuna.Stud
     towards = "minimize" if direction(metric).more_is_better is False else "maximize"
     try:
         study = optuna.create_study(storage=storage, study_name=name, direction=towards, load_if_exists=True)
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if not is_alive(trial.user_attrs.get("process")):
+                study.tell(trial.number, state=TrialState.FAIL)
+        known = len(study.get_trials(deepcopy=False))
     except Exception as error:  # SQLAlchemy's, a driver's, the operating system's
         reason = redact(" ".join(str(error).split()), storage)[:300]
         text = f"cannot be used: {reason}; write for example sqlite:///tune.db"
         raise ConfigError("storage", redact(storage), text) from error
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        if not is_alive(trial.user_attrs.get("process")):
-            study.tell(trial.number, state=TrialState.FAIL)
-    known = len(study.get_trials(deepcopy=False))
     study.sampler = optuna.samplers.TPESampler(seed=known, n_startup_trials=min(_STARTUP, max(3, trials // 3)))
     return study
 
