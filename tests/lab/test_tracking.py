@@ -12,7 +12,7 @@ import pytest
 from kvlab.config import TrackingConfig
 from kvlab.errors import TrackingError
 from kvlab.lab.provenance import provenance
-from kvlab.lab.tracking import SERIES_POINTS, NullTracker, RunStatus, resolve_uri, start_run
+from kvlab.lab.tracking import SERIES_POINTS, RunStatus, Tracker, resolve_uri, start_run
 from tests.support.tracking import empty_store, start
 
 
@@ -159,7 +159,7 @@ def test_where_shows_the_run(root, client, monkeypatch):
 def test_off_records_nothing(tmp_path):
     config = TrackingConfig(backend="off", uri="http://127.0.0.1:9")
     tracker = start_run(config, root=tmp_path, run_name="a", params={}, tags={})
-    assert isinstance(tracker, NullTracker)
+    assert type(tracker) is Tracker
     assert tracker.run_id is None
     tracker.log_metrics({"%": math.nan})
     tracker.log_series({"x": [(0, 0.0, 0.0)]})

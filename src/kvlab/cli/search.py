@@ -21,7 +21,7 @@ from kvlab.lab.machine import available_memory
 from kvlab.lab.progress import clock
 from kvlab.lab.sweep.digest import config_digest, digest_of
 from kvlab.lab.sweep.history import close_parent, open_history
-from kvlab.lab.tracking import NullTracker, RunStatus, Tracker
+from kvlab.lab.tracking import RunStatus, Tracker
 from kvlab.lab.tune.pictures import draw_search, write_page, write_trials
 from kvlab.lab.tune.space import SEARCHED, build_space, check_fits
 from kvlab.lab.tune.study import Measured, best_trial, counted, open_study, search
@@ -55,7 +55,7 @@ class Search:
         self.storage = settings.storage or f"sqlite:///{output.resolve() / 'tune.db'}"
         self.directory = output / self.name
         check_directory(self.directory)
-        self.tracker: Tracker = NullTracker()
+        self.tracker = Tracker()
         self.interrupted = False
         self.unwritten: list[object] = []
 

@@ -19,26 +19,23 @@ class Clock(Protocol):
         """Let time pass until `when`; returns at once if it has passed."""
 
 
-class WallClock:
+class WallClock(Clock):
     """Real time."""
 
     def __init__(self) -> None:
         self.restart()
 
     def now(self) -> float:
-        """See Clock."""
         return time.perf_counter() - self._origin
 
     def restart(self) -> None:
-        """See Clock."""
         self._origin = time.perf_counter()
 
     def wait_until(self, when: float) -> None:
-        """See Clock."""
         time.sleep(max(0.0, when - self.now()))
 
 
-class LogicalClock:
+class LogicalClock(Clock):
     """Time that passes only where something says so: `wait_until`, and the engine for what its executor's
     StepResult gives as `elapsed_s`.
     """
@@ -47,15 +44,12 @@ class LogicalClock:
         self._now = 0.0
 
     def now(self) -> float:
-        """See Clock."""
         return self._now
 
     def restart(self) -> None:
-        """See Clock."""
         self._now = 0.0
 
     def wait_until(self, when: float) -> None:
-        """See Clock."""
         self._now = max(self._now, when)
 
     def advance(self, seconds: float) -> None:

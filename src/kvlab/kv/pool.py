@@ -64,12 +64,10 @@ class BlockPool(KVCachePool):
 
     @property
     def block_size(self) -> int:
-        """Token slots of a block."""
         return self.tables.block_size
 
     @property
     def max_sequence_tokens(self) -> int:
-        """The longest sequence that fits when it has the pool to itself."""
         return min(self.max_seq_len, self.allocator.num_blocks * self.block_size)
 
     def allocate_slot(

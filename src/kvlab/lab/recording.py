@@ -31,7 +31,7 @@ from kvlab.lab.roofline import run_costs
 from kvlab.lab.settings import as_recorded, flatten
 from kvlab.lab.sweep.digest import config_digest
 from kvlab.lab.sweep.process import this_process
-from kvlab.lab.tracking import NullTracker, RunStatus, Tracker, send_all, start_run
+from kvlab.lab.tracking import RunStatus, Tracker, send_all, start_run
 from kvlab.lab.tracking.access import in_background
 from kvlab.plugins import loaded_plugins
 from kvlab.secrets import redact, redacted
@@ -71,7 +71,7 @@ class Recording:
         self._params = flatten(as_recorded(dataclasses.asdict(config), context.written))
         self.error: str | None = None
         self.unwritten: list[OutputError] = []
-        self.tracker: Tracker = NullTracker()
+        self.tracker = Tracker()
         self._started = time.time()  # seconds since 1970
         self._workload: WorkloadFacts | None = None
         if plan is not None:
@@ -179,7 +179,7 @@ class Recording:
 
     def _failed(self, problem: str) -> None:
         self.error = problem
-        self.tracker = NullTracker()
+        self.tracker = Tracker()
         print_note(self._context.console, problem)
         if not self.unwritten:
             self._context.console.print(f"the run's results are kept in {self._context.directory}", highlight=False)

@@ -25,7 +25,7 @@ from kvlab.lab.sweep.history import History, close_parent, open_history
 from kvlab.lab.sweep.plan import Point, SweepPlan
 from kvlab.lab.sweep.results import metric_names, read_results, status_of, write_csv
 from kvlab.lab.sweep.status import SweepProgress, announcement, print_results
-from kvlab.lab.tracking import NullTracker, RunStatus, Tracker, send_all
+from kvlab.lab.tracking import RunStatus, Tracker, send_all
 from kvlab.lab.tracking.search import TrackedRun
 from kvlab.secrets import redact
 
@@ -118,7 +118,7 @@ def open_sweep(
     """
     check_directory(directory)
     history: History | None = None
-    tracker: Tracker | None = NullTracker()
+    tracker: Tracker | None = Tracker()
     done: list[TrackedRun | None] = [None] * len(plan.points)
     try:
         history = open_history(tracking, required=resume)

@@ -5,7 +5,7 @@ used through a client of its own: no active run, no global URI, so several runs 
 process. Whatever goes wrong with a store is a `TrackingError` that names it.
 """
 
-from kvlab.lab.tracking.base import NullTracker, RunStatus, Tracker, send_all
+from kvlab.lab.tracking.base import RunStatus, Tracker, send_all
 from kvlab.lab.tracking.mlflow_tracker import SERIES_POINTS, MlflowTracker, start_run
 from kvlab.lab.tracking.store import Store, open_store
 from kvlab.lab.tracking.uri import resolve_uri
@@ -13,7 +13,6 @@ from kvlab.lab.tracking.uri import resolve_uri
 __all__ = [
     "SERIES_POINTS",
     "MlflowTracker",
-    "NullTracker",
     "RunStatus",
     "Store",
     "Tracker",

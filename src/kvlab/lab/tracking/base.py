@@ -56,7 +56,3 @@ def send_all(*calls: Callable[[], None]) -> str | None:
         except TrackingError as error:
             problems.append(str(error))
     return problems[0] if problems else None
-
-
-class NullTracker(Tracker):
-    """Records nothing."""

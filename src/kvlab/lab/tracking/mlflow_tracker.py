@@ -20,7 +20,7 @@ from kvlab.config import TrackingConfig
 from kvlab.errors import OutputError, TrackingError
 from kvlab.lab.files import attempt, replacing, sentences
 from kvlab.lab.provenance import provenance
-from kvlab.lab.tracking.base import NullTracker, Point, RunStatus, Tracker
+from kvlab.lab.tracking.base import Point, RunStatus, Tracker
 from kvlab.lab.tracking.store import Store
 from kvlab.lab.tracking.system import SystemMetrics
 from kvlab.lab.tracking.uri import resolve_artifacts, resolve_uri
@@ -56,7 +56,7 @@ def start_run(
     not done all this within `tracking.timeout_s`.
     """
     if config.backend == "off":
-        return NullTracker()
+        return Tracker()
     all_tags = _all_tags(tags, provenance() if facts is None else facts)
     if parent_run_id is not None:
         all_tags["mlflow.parentRunId"] = parent_run_id
@@ -114,13 +114,11 @@ class MlflowTracker(Tracker):
         self._store.call("log_inputs", self.run_id, [DatasetInput(dataset, tags)])
 
     def log_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Record final figures."""
         # All at step 0: a name logged with steps in any run turns MLflow's bar charts into lines.
         now = time.time_ns() // 1_000_000
         self._log_points((name, value, now, 0) for name, value in metrics.items() if math.isfinite(value))
 
     def log_series(self, series: Mapping[str, Sequence[Point]]) -> None:
-        """Record sampled series."""
         self._log_points(
             (f"series/{name}", value, self._started_ms + round(seconds * 1000), step)
             for name, points in series.items()
@@ -128,7 +126,6 @@ class MlflowTracker(Tracker):
         )
 
     def watch_system(self) -> None:
-        """Start sampling."""
         if self._watches_system:
             self._system = SystemMetrics()
 
@@ -155,7 +152,6 @@ class MlflowTracker(Tracker):
             raise TrackingError(f"tracking.artifacts: {'; '.join(sentences(errors))}")
 
     def finish(self, status: RunStatus, error: str | None = None) -> None:
-        """Close the run."""
         from mlflow.entities import RunTag
 
         if self._system is not None:
@@ -165,7 +161,6 @@ class MlflowTracker(Tracker):
         self._store.call("set_terminated", self.run_id, _MLFLOW_STATUS.get(status, "FAILED"))
 
     def where(self) -> str:
-        """How to look at the run."""
         store = self._store
         if store.is_server:
             return redact(without_credentials(store.uri)).rstrip("/") + self._fragment
