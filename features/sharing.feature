@@ -402,7 +402,7 @@ Feature: Sequences share the memory of what they have in common
       Examples:
         | collision                                        |
         | every hash is the same                           |
-        | a block's hash says nothing of what is before it |
+        | a block's hash is its first byte                 |
         | hashes are one of three                          |
 
   Rule: Of equal blocks that are filled at the same time, one copy stays

@@ -133,6 +133,7 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     error: str | None = None
+    admission: int = 0  # counts the scheduler's admissions: of running sequences the last admitted has the highest
     preemptions: int = 0
     cached_tokens: int = 0  # prompt tokens served from the cache when it was first admitted
     recomputed_tokens: int = 0  # tokens computed again because of a preemption

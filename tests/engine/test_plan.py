@@ -42,7 +42,7 @@ class TestDecodeBatch:
         batch.add([decoding("e", 2, penalty=2.0)])
         assert [sequence.request.request_id for sequence in batch.sequences] == ["b", "d", "e"]
         assert [spec.request_id for spec in batch.specs] == ["b", "d", "e"]
-        assert batch.slots == [1, 3, 2]
+        assert batch.slots.tolist() == [1, 3, 2]
         batch.append([8, 9, 10], now=0.0)
         assert batch.histories() == {2: (1, 2, 3, 7, 10)}
         assert sequences[0].output_token_ids == [7]
@@ -63,14 +63,14 @@ def test_a_step_input_is_in_the_order_of_the_plan(decode_last: bool) -> None:
         assert step.sampled.tolist() == [1, 2, 3]
         assert step.histories == {1: (20, 21, 22, 23), 3: (1, 2, 3, 7)}
         assert (step.num_tokens.tolist(), step.num_outputs.tolist()) == ([1, 4, 1, 1], [0, 0, 1, 1])
-        assert plan.slots == [6, 5, 0, 1]
+        assert plan.slots.tolist() == [6, 5, 0, 1]
     else:
         assert names == ["a", "b", "second", "first"]
         assert step.token_ids.tolist() == [7, 7, 30, 20, 21, 22, 23]
         assert step.sampled.tolist() == [0, 1, 3]
         assert step.histories == {1: (1, 2, 3, 7), 3: (20, 21, 22, 23)}
         assert (step.num_tokens.tolist(), step.num_outputs.tolist()) == ([1, 1, 1, 4], [1, 1, 0, 0])
-        assert plan.slots == [0, 1, 6, 5]
+        assert plan.slots.tolist() == [0, 1, 6, 5]
     assert [names[row] for row in step.sampled] == [each.request_id for each in step.sampling().sequences]
 
 

@@ -143,7 +143,7 @@ class PoolInvariants(RuleBasedStateMachine):
             while above.parent is not None:
                 needed.add(id(above))
                 above = above.parent
-            roots.add(above.key[1])
+            roots.add(above.tokens)
         assert {id(node) for node in self.pool.index.nodes()} == needed
         assert set(self.pool.index._roots) == roots
 

@@ -118,8 +118,8 @@ def indexed(pool: BlockPool) -> dict[Key, int]:
     found = {}
     for block, node in pool.allocator._contents.items():
         root = _root(node)
-        assert pool.index._roots[root.key[1]] is root
-        found[_salt(root.key[1]), _tokens(node)] = block
+        assert pool.index._roots[root.tokens] is root
+        found[_salt(root.tokens), _tokens(node)] = block
     return found
 
 
@@ -137,7 +137,7 @@ def _tokens(node: Prefix) -> tuple[int, ...]:
     if node.parent is None:
         return ()
     own = array("q")
-    own.frombytes(node.key[1])
+    own.frombytes(node.tokens)
     return (*_tokens(node.parent), *own)
 
 

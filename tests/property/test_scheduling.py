@@ -98,7 +98,13 @@ def pools(draw: st.DrawFn) -> BlockPool:
 
 
 def columns(batch: DecodeBatch) -> list[object]:
-    return [batch.slots, batch.last_tokens.tolist(), batch.num_outputs.tolist(), batch.num_known, batch.specs]
+    return [
+        batch.slots.tolist(),
+        batch.last_tokens.tolist(),
+        batch.num_outputs.tolist(),
+        batch.num_known,
+        batch.specs,
+    ]
 
 
 @dataclass

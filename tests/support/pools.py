@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
@@ -62,35 +62,27 @@ def slotted_pool(num_slots: int = 4) -> ContiguousKVCachePool:
     return contiguous(num_slots, MAX_SEQ_LEN, spec=tiny_config().kv_spec("float32"))
 
 
-class _Key(tuple[int, bytes]):
-    """A key with a hash of the test's choice; equal as tuples are."""
+def collide(index: PrefixIndex, hash_function: Callable[[bytes], int]) -> None:
+    """Let an empty index find the blocks behind a prefix by this hash of their tokens."""
 
-    hash_function: Callable[[int, bytes], int]
+    class Tokens(bytes):
+        def __hash__(self) -> int:
+            return hash_function(self)
 
-    def __hash__(self) -> int:
-        return type(self).hash_function(*self)
-
-
-def collide(index: PrefixIndex, hash_function: Callable[[int, bytes], int]) -> None:
-    """Let an empty index find its nodes by this hash function."""
-    key = type("Key", (_Key,), {"hash_function": staticmethod(hash_function)})
-
-    class Nodes(dict[tuple[int, bytes], Prefix]):
-        def get(self, wanted: Any, default: Any = None) -> Any:
-            return super().get(key(wanted), default)
-
-        def setdefault(self, wanted: Any, node: Any = None) -> Any:
-            return super().setdefault(key(wanted), node)
-
-        def pop(self, wanted: Any, default: Any = None) -> Any:
-            return super().pop(key(wanted), default)
-
-    index._nodes = Nodes()
+    pack, pack_block = index._pack, index._pack_block
+    index._pack = lambda token_ids: [Tokens(tokens) for tokens in pack(token_ids)]  # type: ignore[method-assign]
+    index._pack_block = lambda *token_ids: Tokens(pack_block(*token_ids))
 
 
-def content(number: int) -> Prefix:
+def content(number: int, parent: Prefix | None = None, block: int | None = None) -> Prefix:
     """A content that no other number has."""
-    return Prefix(None, (number, b""))
+    return Prefix(parent, str(number).encode(), block)
+
+
+def fill(allocator: BlockAllocator, block: int, node: Prefix) -> None:
+    """A block holds this content."""
+    node.block = block
+    allocator.set_contents({block: node})
 
 
 def store(pool: BlockPool, slots: list[int], new: list[int]) -> None:

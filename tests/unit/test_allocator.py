@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvlab.errors import BlockError, KvlabError, OutOfBlocksError
 from kvlab.kv.allocator import BlockAllocator
-from tests.support.pools import content
+from tests.support.pools import content, fill
 
 
 def snapshot(allocator: BlockAllocator) -> tuple[object, ...]:
@@ -151,7 +151,7 @@ class TestShare:
     def test_an_unreferenced_block_with_content_is_taken_out_of_the_queue(self) -> None:
         allocator = BlockAllocator(3)
         held, cached = allocator.allocate(2)
-        allocator.set_content(cached, content(1))
+        fill(allocator, cached, content(1))
         assert allocator.free([cached]) == [cached]
         assert (allocator.num_free(), allocator.num_evictable()) == (2, 1)
         assert allocator.share([held, cached, cached]) == [cached]  # the one taken from the queue, once

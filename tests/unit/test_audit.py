@@ -72,8 +72,7 @@ class TestAudit:
         pool = sharing()
         (block,) = pool.tables.blocks(pool.allocate_slot(4))
         assert pool.index is not None
-        (node,) = pool.index.extend(pool.index.root(), range(4))
-        node.block = block
+        pool.index.extend(pool.index.root(), range(4), [block], {})
         assert self.broken(pool) == [("content", f"block {block}")]
 
     def test_a_cached_block_among_those_without_content(self) -> None:
@@ -92,7 +91,7 @@ class TestAudit:
     def test_content_that_the_index_cannot_find(self) -> None:
         pool, block = self.with_cached_block()
         assert pool.index is not None
-        pool.index._nodes.clear()
+        pool.index._roots.clear()
         assert self.broken(pool) == [("content", f"block {block}")]
 
     def test_content_that_is_said_to_be_elsewhere(self) -> None:

@@ -6,18 +6,18 @@ import pytest
 
 from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.eviction import EVICTION_POLICIES, FifoEviction, LfuEviction
-from tests.support.pools import content
+from tests.support.pools import content, fill
 
 
 def full(policy: str, count: int = 4) -> tuple[BlockAllocator, list[int], list[int]]:
     """An allocator of `count` blocks, all in use, filled in order; and a list of those that lost their content."""
     dropped: list[int] = []
     allocator = BlockAllocator(
-        count, EVICTION_POLICIES.get(policy)(), lambda nodes: dropped.extend(node.key[0] for node in nodes)
+        count, EVICTION_POLICIES.get(policy)(), lambda nodes: dropped.extend(int(node.tokens) for node in nodes)
     )
     blocks = allocator.allocate(count)
     for block in blocks:
-        allocator.set_content(block, content(block))
+        fill(allocator, block, content(block))
     return allocator, blocks, dropped
 
 
@@ -48,7 +48,7 @@ class TestOrder:
         allocator, (a, b, c, _), _ = full("fifo")
         allocator.free([a])
         assert allocator.allocate(1) == [a]
-        allocator.set_content(a, content(9))
+        fill(allocator, a, content(9))
         allocator.free([a, b, c])
         assert allocator.allocate(3) == [b, c, a]
 
@@ -120,11 +120,11 @@ class TestEveryPolicy:
 @pytest.mark.parametrize("policy", EVICTION_POLICIES.names())
 class TestChildrenBeforeParents:
     def test_a_parent_whose_child_is_used_again_may_go(self, policy: str) -> None:
-        parent, child = content(0), content(1)
-        child.parent = parent
+        parent = content(0)
+        child = content(1, parent)
         allocator = BlockAllocator(2, EVICTION_POLICIES.get(policy)())
         for block, node in zip(allocator.allocate(2), (parent, child), strict=True):
-            allocator.set_content(block, node)
+            fill(allocator, block, node)
         allocator.free([1, 0])
         allocator.share([1])
         assert allocator.allocate(1) == [0]

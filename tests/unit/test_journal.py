@@ -12,7 +12,7 @@ from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.journal import BlockEvent, BlockJournal
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.pools.paged import PagedKVCachePool
-from tests.support.pools import content
+from tests.support.pools import content, fill
 
 A, S, F, C, D = (
     BlockEvent.ALLOCATED,
@@ -35,7 +35,7 @@ def test_each_event_of_a_block_is_written_in_order() -> None:
     journal = BlockJournal()
     allocator = BlockAllocator(2, journal=journal)
     allocator.allocate(2, owner=7)
-    allocator.set_content(0, content(0))
+    fill(allocator, 0, content(0))
     allocator.share([0], owner=8)
     allocator.free([1, 0], owner=7)
     allocator.free([0], owner=8)
@@ -58,7 +58,7 @@ def test_content_that_is_taken_back_from_a_free_block_is_dropped() -> None:
     journal = BlockJournal()
     allocator = BlockAllocator(1, journal=journal)
     allocator.allocate(1)
-    allocator.set_content(0, content(0))
+    fill(allocator, 0, content(0))
     allocator.free([0])
     allocator.clear_content(0)
     assert [event for _, event, _, _ in entries(journal)] == [A, F, C, D]

@@ -48,7 +48,7 @@ class PassRunner:
                     self._attempt(plan, view)
                 else:  # its sequences may share blocks that the failed pass would have filled
                     view.rollback()
-                    self._retry(plan.sequences, plan.num_tokens)
+                    self._retry(plan.sequences, plan.num_tokens.tolist())
         finally:
             for view in open_views:  # only when interrupted
                 view.rollback()
@@ -75,7 +75,7 @@ class PassRunner:
 
     def _isolate(self, plan: StepPlan, error: Exception) -> None:
         """End the culprits of a failed pass, and run the others again."""
-        sequences, counts = plan.sequences, plan.num_tokens
+        sequences, counts = plan.sequences, plan.num_tokens.tolist()
         named = set(getattr(error, "request_ids", ()))
         culprits = [sequence for sequence in sequences if sequence.request.request_id in named]
         if len(sequences) == 1 or self._failed_alone >= _MAX_FAILED_ALONE:

@@ -49,9 +49,9 @@ class DecodeBatch:
         return len(self.sequences)
 
     @property
-    def slots(self) -> list[int]:
+    def slots(self) -> NDArray[np.int64]:
         """The pool's slots of the sequences."""
-        slots: list[int] = self._columns[_SLOT].tolist()
+        slots: NDArray[np.int64] = self._columns[_SLOT]
         return slots
 
     @property
@@ -141,14 +141,18 @@ class StepPlan:
         return self.join(self.decoding.sequences, [sequence for sequence, _ in self.chunks])
 
     @property
-    def slots(self) -> list[int]:
+    def slots(self) -> NDArray[np.int64]:
         """The pool's slots of the sequences."""
-        return self.join(self.decoding.slots, slots_of(sequence for sequence, _ in self.chunks))
+        return self.column(self.decoding.slots, slots_of(sequence for sequence, _ in self.chunks))
 
     @property
-    def num_tokens(self) -> list[int]:
+    def num_tokens(self) -> NDArray[np.int64]:
         """Tokens of each sequence."""
-        return self.join([1] * len(self.decoding), [count for _, count in self.chunks])
+        return self.column(np.ones(len(self.decoding), dtype=np.int64), [count for _, count in self.chunks])
+
+    def column(self, decoding: NDArray[np.int64], chunks: list[int]) -> NDArray[np.int64]:
+        """As `join`, of numbers."""
+        return np.concatenate(self.join([decoding], [np.asarray(chunks, dtype=np.int64)]))
 
     def join(self, decoding: list[T], chunks: list[T]) -> list[T]:
         """Values of the sequences that decode and of the chunks, in the order of the flat batch."""

@@ -87,16 +87,12 @@ class StepInput:
             if sequence.spec.is_penalized:
                 histories[row] = tuple(sequence.token_ids)
         specs = [sequence.spec for sequence, _ in chunks]
-
-        def column(decode: NDArray[np.int64], chunk: list[int]) -> NDArray[np.int64]:
-            return np.concatenate(plan.join([decode], [np.asarray(chunk, dtype=np.int64)]))
-
         return cls(
-            token_ids=column(decoding.last_tokens, token_ids),
-            num_tokens=column(np.ones(size, dtype=np.int64), [count for _, count in chunks]),
+            token_ids=plan.column(decoding.last_tokens, token_ids),
+            num_tokens=plan.num_tokens,
             sequences=tuple(specs) + decoding.specs if plan.decode_last else decoding.specs + tuple(specs),
-            num_outputs=column(decoding.num_outputs, [sequence.num_output_tokens for sequence, _ in chunks]),
-            sampled=column(np.arange(first_decode, first_decode + size), sampled),
+            num_outputs=plan.column(decoding.num_outputs, [sequence.num_output_tokens for sequence, _ in chunks]),
+            sampled=plan.column(np.arange(first_decode, first_decode + size), sampled),
             histories=histories,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
 from kvlab.errors import BlockError, OutOfBlocksError
 from kvlab.kv.eviction import EvictionPolicy, LruEviction
@@ -23,7 +23,7 @@ class BlockAllocator:
     total. A call that raises has changed nothing. A block costs O(1), plus what the eviction policy takes for one
     with content.
 
-    Which block has which content is stored here and nowhere else (`set_content`, `content`); the content's node
+    Which block has which content is stored here and nowhere else (`set_contents`, `content`); the content's node
     names its block. Taking a block with content from the queue is its eviction. `on_drop` is given contents
     that have lost their block. References may have owners, so that those of an owner that is gone can be found.
     With a `journal`, what happens to each block is written there.
@@ -182,11 +182,10 @@ class BlockAllocator:
             self._disown(blocks, owner)
         return list(released)
 
-    def set_content(self, block: int, node: Prefix) -> None:
-        """A referenced block without content holds a content that is in no other block: others may share it."""
-        self._contents[block] = node
-        node.block = block
-        self._cached.filled(block)
+    def set_contents(self, contents: Mapping[int, Prefix]) -> None:
+        """Referenced blocks without content hold those of nodes that name them now: others may share them."""
+        self._contents.update(contents)
+        self._cached.filled(contents)
 
     def clear_content(self, block: int) -> None:
         """A block's content may not be shared any more; unreferenced, it goes to the queue's head."""
@@ -270,7 +269,7 @@ class BlockAllocator:
         blocks = scratch[: -(count - evict) - 1 : -1]
         del scratch[len(scratch) - len(blocks) :]
         if evict:
-            evicted = [self._cached.victim() for _ in range(evict)]
+            evicted = self._cached.victims(evict)
             self._drop(evicted)
             if self._journal is not None:
                 self._journal.add(BlockEvent.DROPPED, evicted)

@@ -33,12 +33,16 @@ class EvictionPolicy(ABC):
     def victim(self) -> int:
         """Take out the block to evict now; there is at least one."""
 
+    def victims(self, count: int) -> list[int]:
+        """Take out the blocks to evict now, in order; there are as many."""
+        return [self.victim() for _ in range(count)]
+
     @abstractmethod
     def blocks(self) -> Iterable[int]:
         """The blocks that could be evicted, in any order."""
 
-    def filled(self, block: int) -> None:
-        """A referenced block has content from now on."""
+    def filled(self, blocks: Iterable[int]) -> None:
+        """These referenced blocks have content from now on."""
 
     def used(self, blocks: Sequence[int]) -> None:
         """The content of these blocks was hit; they are referenced, so that they are not in the queue now."""
@@ -74,6 +78,11 @@ class LruEviction(EvictionPolicy):
     def victim(self) -> int:
         """See EvictionPolicy."""
         return self._order.popitem(last=False)[0]
+
+    def victims(self, count: int) -> list[int]:
+        """See EvictionPolicy."""
+        take = self._order.popitem
+        return [take(last=False)[0] for _ in range(count)]
 
     def blocks(self) -> Iterable[int]:
         """See EvictionPolicy."""
@@ -162,10 +171,11 @@ class FifoEviction(RankedEviction):
         """When it got its content."""
         return self._filled[block]
 
-    def filled(self, block: int) -> None:
+    def filled(self, blocks: Iterable[int]) -> None:
         """See EvictionPolicy."""
-        self._clock += 1
-        self._filled[block] = self._clock
+        for block in blocks:
+            self._clock += 1
+            self._filled[block] = self._clock
 
     def forget(self, blocks: Sequence[int]) -> None:
         """See EvictionPolicy."""

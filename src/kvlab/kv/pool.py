@@ -18,7 +18,7 @@ from kvlab.kv.eviction import EvictionPolicy
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.ledger import BlockLedger
 from kvlab.kv.prefix import PrefixIndex
-from kvlab.kv.protocol import KVCachePool, Salt
+from kvlab.kv.protocol import KVCachePool, Numbers, Salt
 from kvlab.kv.sharing import PrefixSharing
 from kvlab.kv.step import StepPreparation
 from kvlab.kv.storage import KVStorage
@@ -119,10 +119,10 @@ class BlockPool(KVCachePool):
         self._step.leave(slot)
         self._ledger.close(slot)
 
-    def reserve(self, slots: Sequence[int], new_tokens: Sequence[int]) -> None:
+    def reserve(self, slots: Numbers, new_tokens: Numbers) -> None:
         self._step.reserve(slots, new_tokens)
 
-    def view(self, slots: Sequence[int], new_tokens: Sequence[int]) -> CacheView:
+    def view(self, slots: Numbers, new_tokens: Numbers) -> CacheView:
         rows, new = self._step.reserve_missing(slots, new_tokens)
         return CacheView(
             self.tables, self.storage, rows, new, on_advance=self._step.advance, on_rollback=self._step.rollback

@@ -3,30 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from struct import Struct
+from struct import Struct, pack
 
 
 class Prefix:
     """A full block's tokens behind a given prefix: a node of the tree of all known prefixes.
 
-    `block` is where their K and V are; None: they are not cached. The allocator sets and clears it. `key` is the
-    parent's id and the block's tokens.
+    `block` is where their K and V are; None: they are not cached. The allocator sets and clears it. `tokens` are
+    packed, 8 bytes each; those of a root are its salt. `uses` counts the slots that compute the node while another
+    block has it. Most nodes have one child or none: a dict is made for the second alone.
     """
 
-    __slots__ = ("block", "key", "parent", "uses")
+    __slots__ = ("block", "children", "parent", "tokens", "uses")
 
-    def __init__(self, parent: Prefix | None, key: tuple[int, bytes]) -> None:
+    def __init__(self, parent: Prefix | None, tokens: bytes, block: int | None = None) -> None:
         self.parent = parent
-        self.key = key
-        self.block: int | None = None
-        self.uses = 0  # nodes that have this one as parent, and slots that compute it while another block has it
+        self.tokens = tokens
+        self.block = block
+        self.uses = 0
+        self.children: dict[bytes, Prefix] | Prefix | None = None
+
+    def child(self, tokens: bytes) -> Prefix | None:
+        """The node of these tokens behind this one."""
+        children = self.children
+        if isinstance(children, Prefix):
+            return children if children.tokens == tokens else None
+        return None if children is None else children.get(tokens)
+
+    def add(self, tokens: bytes, block: int) -> Prefix:
+        """A new child in this block, whose tokens no other child has."""
+        child, children = Prefix(self, tokens, block), self.children
+        if children is None:
+            self.children = child
+        elif isinstance(children, Prefix):
+            self.children = {children.tokens: children, tokens: child}
+        else:
+            children[tokens] = child
+        return child
+
+    def remove(self, child: Prefix) -> bool:
+        """A child goes. False if it has gone already."""
+        children = self.children
+        if children is child:
+            self.children = None
+        elif not isinstance(children, dict) or children.get(child.tokens) is not child:
+            return False
+        else:
+            del children[child.tokens]
+            self.children = children or None
+        return True
 
 
 class PrefixIndex:
     """Full blocks by content. A content is a block's tokens, all tokens before them, and a salt.
 
-    Nodes are found by their parent and their tokens, and both are compared, not their hash alone: prompts whose
-    hashes collide never share. A node keeps its parent alive, so that no other object has the id in its key.
+    The contents are a tree. A child is found by comparing its tokens, not their hash alone: prompts whose hashes
+    collide never share.
 
     A node outlives its block while others need it, so what is cached behind an evicted block is found again once
     that block is computed anew.
@@ -34,20 +66,18 @@ class PrefixIndex:
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self._nodes: dict[tuple[int, bytes], Prefix] = {}
         self._roots: dict[bytes, Prefix] = {}  # by salt; a root goes with its last node
-        self._pack = Struct(f"{block_size}q").pack
+        self._pack_block = Struct(f"{block_size}q").pack
 
     def match(self, token_ids: Sequence[int], salt: Hashable = None) -> list[int]:
         """Blocks that hold the longest cached prefix of `token_ids`, in order; whole blocks only."""
-        node = self._roots.get(repr(salt).encode())
+        node, size = self._roots.get(repr(salt).encode()), self.block_size
         blocks: list[int] = []
-        if node is not None:
-            for tokens in self._split(token_ids):
-                node = self._nodes.get((id(node), tokens))
-                if node is None or node.block is None:
-                    break
-                blocks.append(node.block)
+        for start in range(0, len(token_ids) - size + 1, size):
+            node = node.child(self._pack_block(*token_ids[start : start + size])) if node is not None else None
+            if node is None or node.block is None:
+                break
+            blocks.append(node.block)
         return blocks
 
     def root(self, salt: Hashable = None) -> Prefix:
@@ -55,41 +85,72 @@ class PrefixIndex:
         text = repr(salt).encode()
         root = self._roots.get(text)
         if root is None:
-            root = self._roots[text] = Prefix(None, (0, text))
+            root = self._roots[text] = Prefix(None, text)
         return root
 
-    def extend(self, node: Prefix, token_ids: Sequence[int]) -> list[Prefix]:
-        """The nodes of these whole blocks of tokens behind `node`, in order, made where they are not there."""
-        path = []
-        for tokens in self._split(token_ids):
-            key = (id(node), tokens)
-            new = Prefix(node, key)
-            child = self._nodes.setdefault(key, new)
-            if child is new:
-                node.uses += 1
+    def extend(
+        self, node: Prefix, token_ids: Sequence[int], blocks: Sequence[int], new: dict[int, Prefix]
+    ) -> list[Prefix]:
+        """The nodes of these whole blocks of tokens behind `node`, in order, made where they are not there.
+
+        Nodes that have no block are in `blocks` from now on, and in `new` by block; those in another get a use.
+        """
+        if len(blocks) == 1 and node.children is None:  # as in decoding
+            new[blocks[0]] = only = node.children = Prefix(node, self._pack_block(*token_ids), blocks[0])
+            return [only]
+        parts, path = self._pack(token_ids), []
+        for tokens, block in zip(parts, blocks, strict=True):
+            child = node.child(tokens)
+            if child is None:
+                break
+            if child.block is None:
+                child.block, new[block] = block, child
+            elif child.block != block:
+                child.uses += 1
             path.append(child)
             node = child
+        if len(path) < len(parts):
+            made = self._branch(node, parts[len(path) :], blocks[len(path) :])
+            new.update(zip(blocks[len(path) :], made, strict=True))
+            path += made
         return path
+
+    @staticmethod
+    def _branch(node: Prefix, parts: list[bytes], blocks: Sequence[int]) -> list[Prefix]:
+        """A new node for each part, the first behind `node`, each other behind the one before."""
+        node = node.add(parts[0], blocks[0])
+        branch = [node]
+        for tokens, block in zip(parts[1:], blocks[1:], strict=True):
+            child = Prefix(node, tokens, block)
+            node.children = child  # what `add` does, at a third of its time
+            branch.append(child)
+            node = child
+        return branch
 
     def prune(self, nodes: Iterable[Prefix]) -> None:
         """Drop each of the nodes that has no block and no use, then its parents likewise."""
         for node in nodes:
-            while node.block is None and not node.uses:
+            while node.block is None and node.children is None and not node.uses:
                 parent = node.parent
                 if parent is None:
-                    del self._roots[node.key[1]]
+                    del self._roots[node.tokens]
                     break
-                if self._nodes.pop(node.key, None) is None:
+                if not parent.remove(node):
                     break  # it went with its last child, which is one of `nodes` too
-                parent.uses -= 1
                 node = parent
 
     def nodes(self) -> Iterator[Prefix]:
         """Every node except the roots."""
-        return iter(self._nodes.values())
+        waiting = list(self._roots.values())
+        while waiting:
+            node = waiting.pop()
+            children = node.children or {}
+            found = [children] if isinstance(children, Prefix) else list(children.values())
+            yield from found
+            waiting += found
 
-    def _split(self, token_ids: Sequence[int]) -> Iterator[bytes]:
+    def _pack(self, token_ids: Sequence[int]) -> list[bytes]:
         """The tokens of each whole block, 8 bytes a token."""
-        size, pack = self.block_size, self._pack
-        for start in range(0, len(token_ids) - size + 1, size):
-            yield pack(*token_ids[start : start + size])
+        size = 8 * self.block_size
+        packed = pack(f"{len(token_ids)}q", *token_ids)
+        return [packed[start : start + size] for start in range(0, len(packed) - size + 1, size)]

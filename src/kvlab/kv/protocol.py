@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvlab.core import PoolCounters, PoolStats
 from kvlab.kv.audit import Finding
 from kvlab.kv.view import CacheView
 
 Salt = str | int | None
+Numbers = Sequence[int] | NDArray[np.int64]
 
 
 class KVCachePool(Protocol):
@@ -51,7 +55,7 @@ class KVCachePool(Protocol):
         Raises OutOfBlocksError, or SlotError for a slot that is dead or in a step.
         """
 
-    def reserve(self, slots: Sequence[int], new_tokens: Sequence[int]) -> None:
+    def reserve(self, slots: Numbers, new_tokens: Numbers) -> None:
         """Make room for each slot's tokens of the coming step, for all of them or for none.
 
         Grows tables, copies a shared block that will be written, and lets later slots share what the step fills.
@@ -60,7 +64,7 @@ class KVCachePool(Protocol):
         reserved already, and for more tokens than a sequence may have.
         """
 
-    def view(self, slots: Sequence[int], new_tokens: Sequence[int]) -> CacheView:
+    def view(self, slots: Numbers, new_tokens: Numbers) -> CacheView:
         """What a step over these slots sees; slots that are not reserved are reserved now.
 
         The view's `advance` or `rollback` ends the step. Raises as `reserve`, and SlotError where another number of

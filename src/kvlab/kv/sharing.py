@@ -74,28 +74,25 @@ class PrefixSharing:
 
     def publish(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         """A step is reserved that fills blocks of these slots, bringing each to its length: publish them."""
-        ends = lengths // self._tables.block_size
-        lasts = self._tables.entries[rows, ends - 1]
+        size, entries, index = self._tables.block_size, self._tables.entries, self.index
+        ends = lengths // size
+        lasts = entries[rows, ends - 1]
+        new: dict[int, Prefix] = {}
         for slot, length, end, last in zip(
             rows.tolist(), lengths.tolist(), ends.tolist(), lasts.tolist(), strict=True
         ):
             state = self._slots[slot]
-            tokens, start = state.tokens, state.computed
+            tokens, start, others = state.tokens, state.computed, len(new)
             if length > len(tokens):
                 state.known = False
             if not state.known or start >= end:
                 continue
-            size = self._tables.block_size
-            nodes = self.index.extend(state.node or self.index.root(state.salt), tokens[start * size : end * size])
-            blocks = [last] if start + 1 == end else self._tables.entries[slot, start:end].tolist()
-            state.pending = nodes
-            for block, node in zip(blocks, nodes, strict=True):
-                if node.block is None:
-                    self._allocator.set_content(block, node)
-                    self._pending.add(block)
-                else:
-                    node.uses += 1
-                    state.elsewhere = True
+            blocks = [last] if start + 1 == end else entries[slot, start:end].tolist()
+            node = state.node or index.root(state.salt)
+            state.pending = index.extend(node, tokens[start * size : end * size], blocks, new)
+            state.elsewhere = len(new) - others < len(blocks)
+        self._allocator.set_contents(new)
+        self._pending.update(new)
 
     def settle(self, slots: Sequence[int]) -> None:
         """The step that filled these slots' pending blocks is done: give up those that another block equals."""
@@ -122,7 +119,8 @@ class PrefixSharing:
                 continue
             node.uses -= 1
             if node.block is None:  # the other was evicted meanwhile, or its step failed
-                self._allocator.set_content(block, node)
+                node.block = block
+                self._allocator.set_contents({block: node})
             else:
                 self._ledger.remap(slot, entry, node.block)
                 self.merged_blocks += 1

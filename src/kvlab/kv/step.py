@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.errors import SlotError
 from kvlab.kv.copy_on_write import CopyOnWrite
 from kvlab.kv.ledger import BlockLedger
+from kvlab.kv.protocol import Numbers
 from kvlab.kv.sharing import PrefixSharing
 
 Rows = NDArray[np.int64]  # slots, or a number for each of them
@@ -30,7 +29,7 @@ class StepPreparation:
         self._sharing = sharing
         self._max_seq_len = max_seq_len
 
-    def reserve(self, slots: Sequence[int], new_tokens: Sequence[int]) -> None:
+    def reserve(self, slots: Numbers, new_tokens: Numbers) -> None:
         """See KVCachePool."""
         rows, new = self._check(slots, new_tokens)
         reserved = rows[self._tables.reserved[rows] > 0]
@@ -38,7 +37,7 @@ class StepPreparation:
             raise SlotError(f"slot {reserved[0]} is reserved for this step already")
         self._reserve(rows, new)
 
-    def reserve_missing(self, slots: Sequence[int], new_tokens: Sequence[int]) -> tuple[Rows, Rows]:
+    def reserve_missing(self, slots: Numbers, new_tokens: Numbers) -> tuple[Rows, Rows]:
         """Reserve the slots that are not; returns all slots and their new tokens as arrays.
 
         Raises SlotError where another number of tokens was reserved.
@@ -105,12 +104,15 @@ class StepPreparation:
             fills = after // size > before // size
             self._sharing.publish(rows[fills], after[fills])
 
-    def _check(self, slots: Sequence[int], new_tokens: Sequence[int]) -> tuple[Rows, Rows]:
+    def _check(self, slots: Numbers, new_tokens: Numbers) -> tuple[Rows, Rows]:
         """Slots and numbers of tokens as arrays. Raises SlotError for what no step takes."""
         if len(slots) != len(new_tokens):
             raise SlotError(f"{len(slots)} slots but {len(new_tokens)} token counts")
         tables = self._tables
-        if not ({int}.issuperset(map(type, slots)) and {int}.issuperset(map(type, new_tokens))):
+        if not all(
+            isinstance(numbers, np.ndarray) or {int}.issuperset(map(type, numbers))
+            for numbers in (slots, new_tokens)
+        ):
             self._refuse(slots, new_tokens)
         rows, new = np.asarray(slots, dtype=np.int64), np.asarray(new_tokens, dtype=np.int64)
         if not len(rows):
@@ -127,9 +129,12 @@ class StepPreparation:
             )
         return rows, new
 
-    def _refuse(self, slots: Sequence[int], new_tokens: Sequence[int]) -> None:
+    def _refuse(self, slots: Numbers, new_tokens: Numbers) -> None:
         """Raise SlotError for the first slot or number that is wrong."""
         seen: set[int] = set()
+        slots, new_tokens = (
+            each.tolist() if isinstance(each, np.ndarray) else each for each in (slots, new_tokens)
+        )
         for slot, count in zip(slots, new_tokens, strict=True):
             self._tables.check(slot)
             if slot in seen:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import cache
+from operator import attrgetter
 
 from kvlab.config import SchedulerConfig
 from kvlab.core import Sequence, SequenceStatus
@@ -35,6 +37,7 @@ class Scheduler:
         self.order = ORDERS.get(config.order)(config)
         self.waiting = WaitingQueue(self.order.rank)
         self.running: list[Sequence] = []
+        self._admissions = 0
         self._victim = VICTIMS.get(config.preemption.victim or "last_admitted")
         self._longest_chunk = config.long_prefill_threshold or config.max_batched_tokens
         self._open = False
@@ -54,9 +57,10 @@ class Scheduler:
     def retire(self) -> list[Sequence]:
         """Take the sequences that ended out of the running ones, and return them."""
         ended, self.ended = [sequence for sequence in self.ended if sequence.slot is not None], []
+        for sequence in ended:
+            self._stop(sequence)
         if ended:
             finished = SequenceStatus.FINISHED
-            self.running = [sequence for sequence in self.running if sequence.status is not finished]
             self._prefilling = [sequence for sequence in self._prefilling if sequence.status is not finished]
         return ended
 
@@ -129,6 +133,8 @@ class Scheduler:
     def start(self, sequence: Sequence) -> None:
         """Add a sequence that has memory to the running ones."""
         sequence.status = SequenceStatus.RUNNING
+        self._admissions += 1
+        sequence.admission = self._admissions
         self.running.append(sequence)
         self._prefilling.append(sequence)
 
@@ -146,7 +152,7 @@ class Scheduler:
         """Move a running sequence, which still has its slot, to the front of the queue; all its tokens will be
         computed again.
         """
-        self.running.remove(sequence)
+        self._stop(sequence)
         if sequence.is_decoding:
             self._leave(sequence)
         else:
@@ -168,6 +174,10 @@ class Scheduler:
         self._prefilling = [sequence for sequence in running if not sequence.is_decoding]
         self._decoding = DecodeBatch(sequence for sequence in running if sequence.is_decoding)
         self._is_stale, self._joined, self._left = False, [], []
+
+    def _stop(self, sequence: Sequence) -> None:
+        """Take a sequence out of `running`, touching few of the others: there may be thousands."""
+        del self.running[bisect_left(self.running, sequence.admission, key=attrgetter("admission"))]
 
     def _leave(self, sequence: Sequence) -> None:
         if sequence.is_decoding and sequence.slot is not None:
