@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +20,9 @@ import kvlab.cli.run
 import kvlab.cli.tune
 import kvlab.cli.ui
 from kvlab.cli.compose import compose_run
-from kvlab.lab.tracking import MlflowTracker, Store
+from kvlab.config import TrackingConfig
+from kvlab.errors import TrackingError
+from kvlab.lab.tracking import MlflowTracker, Store, start_run
 from kvlab.secrets import redact, redacted, redacted_setting
 from tests.support.commands import TINY, Command, Lab, call
 
@@ -122,7 +125,7 @@ def test_runs_that_differ_in_the_environment_alone_are_not_repeats(
 
 
 @pytest.mark.slow
-def test_a_sweep_a_search_and_their_reports_keep_no_secret(lab: Lab) -> None:
+def test_a_sweep_a_search_and_their_reports_keep_no_secret(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     parallel = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     sweep = as_typed(kvlab.cli.run.main, *lab.arguments("-m", "figures=true", "kv.num_blocks=64,128", *SECRETS))
     spread = as_typed(
@@ -137,7 +140,9 @@ def test_a_sweep_a_search_and_their_reports_keep_no_secret(lab: Lab) -> None:
     roofline = as_typed(kvlab.cli.roofline.main, "run=out/0")
     commands = (sweep, spread, tune, report, roofline)
     assert [each.code for each in commands] == [0] * 5, "".join(each.output for each in commands)
-    check(lab.base, *commands)
+    workers = capfd.readouterr()
+    assert "KV cache" in workers.out
+    check(lab.base, *commands, Command(0, workers.out + workers.err))
     assert "kvlab run" in tune.output
     assert "'+tags.storage=http://***@host'" in tune.output
 
@@ -204,6 +209,14 @@ def test_a_store_with_a_password_is_opened_by_the_command_that_a_run_ends_with(
     assert command() == "kvlab ui"
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    """One that nobody listens at."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        yield int(closed.getsockname()[1])
+
+
 @pytest.mark.parametrize(
     "uri",
     [
@@ -216,16 +229,24 @@ def test_a_store_with_a_password_is_opened_by_the_command_that_a_run_ends_with(
         "mysql://user:{0}@127.0.0.1:{1}/kvlab",
         "nothing://user:{0}@127.0.0.1:{1}/kvlab",
         "postgresql://user:{0}@127.0.0.1:port/kvlab",
-        "${{oc.env:PLAIN_NAME}}",
     ],
 )
-def test_a_store_that_cannot_be_reached_is_named_without_its_password(lab: Lab, uri: str) -> None:
-    with socket.socket() as closed:  # bound, and nobody listens
-        closed.bind(("127.0.0.1", 0))
-        address = uri.format(MARK, closed.getsockname()[1])
-        ran = as_typed(kvlab.cli.run.main, *lab.arguments(f"tracking.uri='{address}'"))
+def test_a_store_that_cannot_be_reached_is_named_without_its_password(tmp_path: Path, port: int, uri: str) -> None:
+    config = TrackingConfig(uri=uri.format(MARK, port))
+    with pytest.raises(TrackingError, match=r"tracking\.uri=\w+(\+psycopg2)?://.*127") as raised:
+        start_run(config, root=tmp_path, run_name="a", params={}, tags={}, facts={})
+    assert MARK not in "".join(traceback.format_exception(raised.value))
+
+
+@pytest.mark.parametrize("given", ["MLFLOW_TRACKING_URI", "STORE"])
+def test_a_run_whose_store_is_not_there_keeps_no_secret(
+    lab: Lab, port: int, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv(given, f"postgresql://user:database-{MARK}@127.0.0.1:{port}/kvlab")
+    lab.uri = "null" if given == "MLFLOW_TRACKING_URI" else f"${{oc.env:{given}}}"
+    ran = as_typed(kvlab.cli.run.main, *lab.arguments(*SECRETS))
     assert ran.code == 1, ran.output
-    assert "warning: tracking.uri=" in ran.output
+    assert "warning: tracking.uri=postgresql+psycopg2://***@127.0.0.1:" in ran.output
     check(lab.base, ran)
 
 

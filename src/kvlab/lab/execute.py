@@ -102,7 +102,7 @@ def _execute(
         else:
             status = RunStatus.FAILED
             errors = [record.error for record in log.records if record.error]
-            engine_error = [*errors, *log.refused, "no request completed"][0]
+            engine_error = redact([*errors, *log.refused, "no request completed"][0])
     except KeyboardInterrupt:
         status = RunStatus.INTERRUPTED
     except Exception as error:

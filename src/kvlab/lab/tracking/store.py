@@ -127,7 +127,7 @@ class Store:
             problem = TrackingError(f"tracking.uri={self.shown}: {reason}{advice}")
             if isinstance(error, TimeoutError) and not opening:
                 self._gone = problem
-            raise problem from error
+            raise problem from None  # a cause may quote the address
 
 
 def _reason(error: Exception, uri: str) -> str:

@@ -43,7 +43,7 @@ def open_study(storage: str, name: str, metric: str, trials: int) -> optuna.Stud
     except Exception as error:  # SQLAlchemy's, a driver's, the operating system's
         reason = redact(" ".join(str(error).split()), storage)[:300]
         text = f"cannot be used: {reason}; write for example sqlite:///tune.db"
-        raise ConfigError("storage", redact(storage), text) from error
+        raise ConfigError("storage", redact(storage), text) from None  # a cause may quote the address
     study.sampler = optuna.samplers.TPESampler(seed=known, n_startup_trials=min(_STARTUP, max(3, trials // 3)))
     return study
 
