@@ -78,7 +78,7 @@ Feature: KV memory is handed out in pages
         | 256        | 8      |
 
     @R1.2
-    Scenario: No other size ever appears, whatever the lengths that come and go
+    Scenario: No other size ever appears, whatever the lengths of sequences
       Given a pool of 16 blocks of 16 tokens
       And a sequence "alice" of 40 tokens
       And a sequence "bob" of 1 token
@@ -143,7 +143,7 @@ Feature: KV memory is handed out in pages
       Then "alice" holds <blocks> blocks
       And every token of "alice" reads back as it was written
       When "alice" attends with 1 new token
-      Then everyone gets what plain attention gives
+      Then each sequence gets what plain attention gives
 
       Examples:
         | block_size | pool | blocks |

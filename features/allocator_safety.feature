@@ -1,6 +1,6 @@
 Feature: The allocator refuses what would break it, and finds what was lost
 
-  Rule: A block is freed by who holds it, once
+  Rule: A block is freed by its owner, once
 
     @R8.1
     Scenario Outline: Of 8 blocks, 0 to 3 are handed out; freeing <blocks> is refused
@@ -57,7 +57,7 @@ Feature: The allocator refuses what would break it, and finds what was lost
       And the allocator is as it was
 
     @R8.1
-    Scenario Outline: Sharing <block>, which nobody holds
+    Scenario Outline: Sharing <block>, which no sequence holds
       Given an allocator of 8 blocks
       And blocks 0, 1, 2, 3 are handed out, and 3 is freed again
       When blocks <block> are shared by mistake
@@ -100,7 +100,7 @@ Feature: The allocator refuses what would break it, and finds what was lost
     @R8.2
     Scenario: What is cached is not evicted for an allocation that fails
       Given a pool of 6 blocks of 16 tokens that shares prefixes
-      And a text "old" of 48 tokens came and went
+      And a text "old" of 48 tokens was stored and freed
       And a text "alice" of 20 tokens
       When a text "bob" of 65 tokens tries to enter
       Then it is refused: 5 blocks wanted, 4 free, 6 in the pool
@@ -109,7 +109,7 @@ Feature: The allocator refuses what would break it, and finds what was lost
     @R8.2
     Scenario Outline: A prompt of <tokens> tokens, 48 of them cached, comes when <free> blocks are free
       Given a pool of 6 blocks of 16 tokens that shares prefixes
-      And a text "old" of 48 tokens came and went
+      And a text "old" of 48 tokens was stored and freed
       And a text "alice" of <alice> tokens
       When a text "bob" of <tokens> tokens tries to enter whose first 48 are those of "old"
       Then it is refused: <wanted> blocks wanted, <free> free, 6 in the pool
@@ -135,7 +135,7 @@ Feature: The allocator refuses what would break it, and finds what was lost
       Then every token of "alice", "bob" and "carol" reads back as it was written
 
     @R8.2
-    Scenario: A fork whose copy has no room grows nobody
+    Scenario: A fork whose copy has no room grows no sequence
       Given a pool of 4 blocks of 16 tokens that shares prefixes
       And a text "alice" of 20 tokens
       And "bob" and "carol" are forked from "alice"
@@ -246,10 +246,10 @@ Feature: The allocator refuses what would break it, and finds what was lost
   Rule: Blocks that no table names are found and reclaimed
 
     @R8.5
-    Scenario: Blocks that were handed out and written down nowhere
+    Scenario: Blocks that were allocated and recorded nowhere
       Given a pool of 8 blocks of 16 tokens that shares prefixes
       And a text "alice" of 40 tokens
-      And 2 blocks are handed out and written down nowhere
+      And 2 blocks are allocated and recorded nowhere
       And "alice" was given a block that her table does not name
       Then 3 blocks are named by no table
       And the audit finds these 3 blocks leaked, and says who holds them
@@ -265,16 +265,16 @@ Feature: The allocator refuses what would break it, and finds what was lost
     Scenario: Figures stay right after a recovery
       Given a pool of 8 blocks of 16 tokens that shares prefixes
       And a text "alice" of 40 tokens
-      And 2 blocks are handed out and written down nowhere
+      And 2 blocks are allocated and recorded nowhere
       When leaked blocks are reclaimed
       Then 3 blocks of the pool are in use, 37.5 %
       And 8 token slots of the blocks in use are unused, 16.6667 % of them
 
     @R8.5
-    Scenario: A reference that nobody wrote down keeps a block of a sequence that has ended
+    Scenario: A reference that is recorded nowhere keeps a block of a sequence that has ended
       Given a pool of 8 blocks of 16 tokens that shares prefixes
       And a text "alice" of 40 tokens
-      And the first block of "alice" was shared once more, and that was written down nowhere
+      And the first block of "alice" was shared once more, and that was recorded nowhere
       When "alice" has ended
       Then 1 block is named by no table
       When leaked blocks are reclaimed
@@ -285,7 +285,7 @@ Feature: The allocator refuses what would break it, and finds what was lost
       And the first 2 blocks of "alice" are cached, and no more
 
     @R8.5
-    Scenario Outline: A server's normal life leaves none: <memory>
+    Scenario Outline: Normal operation of a server leaves none: <memory>
       Given the model "qwen3"
       And no admission reserve
       And a server with <memory> that shares prefixes

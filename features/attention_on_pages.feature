@@ -12,9 +12,9 @@ Feature: Attention reads and writes pages
       And a sequence "alice" of <tokens> tokens
       And every token slot without a token holds garbage
       When "alice" attends with 1 new token
-      Then everyone gets what plain attention gives
+      Then each sequence gets what plain attention gives
       When "alice" attends with 5 new tokens
-      Then everyone gets what plain attention gives
+      Then each sequence gets what plain attention gives
 
       Examples:
         | tokens |
@@ -29,7 +29,7 @@ Feature: Attention reads and writes pages
       And a sequence "alice" of 60 tokens
       When block <entry> of "alice" moves to another place in the pool, and its old place is wiped
       And "alice" attends with 1 new token
-      Then everyone gets what plain attention gives
+      Then each sequence gets what plain attention gives
 
       Examples:
         | entry |
@@ -94,13 +94,13 @@ Feature: Attention reads and writes pages
       And an empty sequence "half"
       And an empty sequence "last"
       When "whole" attends with <tokens> new tokens
-      Then everyone gets what plain attention gives
+      Then each sequence gets what plain attention gives
       When "half" grows by <half> tokens
       And "half" attends with <rest> new tokens
-      Then everyone gets what plain attention gives
+      Then each sequence gets what plain attention gives
       When "last" grows by <but_one> tokens
       And "last" attends with 1 new token
-      Then everyone gets what plain attention gives
+      Then each sequence gets what plain attention gives
 
       Examples:
         | block_size | pool | tokens | half | rest | but_one |
@@ -113,7 +113,7 @@ Feature: Attention reads and writes pages
         | 1          | 9    | 3      | 1    | 2    | 2       |
         | 64         | 9    | 129    | 64   | 65   | 128     |
 
-  Rule: In a batch, everyone gets what they get alone
+  Rule: In a batch, each sequence gets what it gets alone
 
     @R5.4 @every_backend
     Scenario Outline: Five sequences of 1 to 101 tokens in one batch, in <memory>
@@ -133,8 +133,8 @@ Feature: Attention reads and writes pages
         | carol    | 1      |
         | dave     | 40     |
         | erin     | 5      |
-      Then everyone gets what plain attention gives
-      And everyone gets what they get alone
+      Then each sequence gets what plain attention gives
+      And each sequence gets what it gets alone
 
       Examples:
         | memory                           |
@@ -150,8 +150,8 @@ Feature: Attention reads and writes pages
       And a sequence "bob" of 3 tokens
       And a sequence "carol" of 31 tokens
       When "alice", "bob" and "carol" attend with 1 new token each, 4 times
-      Then everyone gets what plain attention gives
-      And everyone gets what they get alone
+      Then each sequence gets what plain attention gives
+      And each sequence gets what it gets alone
 
   Rule: Query heads share K and V by index, and K and V are stored once
 
@@ -160,9 +160,9 @@ Feature: Attention reads and writes pages
       Given a pool of 8 blocks of 16 tokens for <heads> query heads and <kv_heads> KV heads
       And a sequence "alice" of 40 tokens
       When "alice" attends with 1 new token
-      Then everyone gets what plain attention gives with each KV head repeated <group> times
+      Then each sequence gets what plain attention gives with each KV head repeated <group> times
       When "alice" attends with 9 new tokens
-      Then everyone gets what plain attention gives with each KV head repeated <group> times
+      Then each sequence gets what plain attention gives with each KV head repeated <group> times
       And a token takes <bytes> bytes in the pool
 
       Examples:
@@ -199,9 +199,9 @@ Feature: Attention reads and writes pages
       And a sequence "bob" of 8 tokens
       And every token slot without a token holds garbage
       When "alice" and "bob" attend with 3 new tokens
-      Then everyone gets what plain attention gives
+      Then each sequence gets what plain attention gives
       When "alice" and "bob" attend with 1 new token
-      Then everyone gets what plain attention gives
+      Then each sequence gets what plain attention gives
 
       Examples: block sizes
         | heads | kv | dim | dtype    | block | window | cap |

@@ -104,10 +104,10 @@ Feature: A block table says where each token is
       When "alice" is prefilled with 90 tokens at once
       Then the blocks of "alice" are <order>
       When "alice" attends with 9 new tokens
-      Then everyone gets what plain attention gives
+      Then each sequence gets what plain attention gives
       And "alice" gets the same from a pool whose blocks are in order
       When "alice" attends with 1 new token
-      Then everyone gets what plain attention gives
+      Then each sequence gets what plain attention gives
       And "alice" gets the same from a pool whose blocks are in order
 
       Examples:

@@ -72,7 +72,7 @@ Feature: How many sequences fit
         | paged      | 10      |
         | contiguous | 5       |
 
-  Rule: What cannot be planned is told in a sentence
+  Rule: What cannot be planned is refused in a sentence
 
     @R13.1
     Scenario: A model is a name, a directory or its config.json

@@ -51,7 +51,7 @@ Feature: An answer ends when its request says so, and gives its memory back
       And its text is "ab"
 
     @R10.4
-    Scenario: What may become a stop string is held back, and told once it cannot
+    Scenario: What may become a stop string is held back, and output once it cannot
       Given a model that says "a|<|b|<|end|>|c"
       When a request asks for up to 7 tokens with the stop string "<end>"
       Then its outputs carry the texts "a", "", "<b", "", "", ""
@@ -79,7 +79,7 @@ Feature: An answer ends when its request says so, and gives its memory back
 
   Rule: An aborted request gives every block back, wherever it is
 
-    # "leaves" is behind "stays" in the line. What it held is free when the next step begins.
+    # "leaves" is behind "stays" in the waiting queue. What it held is free when the next step begins.
 
     @R9.10
     Scenario Outline: Aborted <state>, in <memory>
@@ -94,7 +94,7 @@ Feature: An answer ends when its request says so, and gives its memory back
       And "leaves" is aborted
       And the server steps once
       Then only "stays" holds blocks
-      And "leaves" was told once that it was aborted
+      And "leaves" got one output that says it was aborted
       When the server steps until it has no work
       Then "stays" got what transformers generates, token for token
       And every block is free
@@ -122,7 +122,7 @@ Feature: An answer ends when its request says so, and gives its memory back
       And "leaves" is aborted
       And the server steps once
       Then every block is free
-      And "leaves" was told once that it was aborted
+      And "leaves" got one output that says it was aborted
 
       Examples:
         | state      |

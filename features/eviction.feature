@@ -7,11 +7,11 @@ Feature: Cached blocks are evicted when memory is needed
     @R7.1
     Scenario Outline: Three prompts left one after the other, and <used> came again
       Given a pool of 6 blocks of 16 tokens that shares prefixes
-      And texts of 32 tokens came and went: "alice", "bob", "carol"
-      And a text "again" with the tokens of "<used>" came and went
-      When a text "new" of 32 tokens comes and goes
+      And texts of 32 tokens were stored and freed: "alice", "bob", "carol"
+      And a text "again" with the tokens of "<used>" was stored and freed
+      When a text "new" of 32 tokens is stored and freed
       Then <first> are evicted, and the others are not
-      When a text "newer" of 32 tokens comes and goes
+      When a text "newer" of 32 tokens is stored and freed
       Then <both> are evicted, and the others are not
 
       Examples:
@@ -24,15 +24,15 @@ Feature: Cached blocks are evicted when memory is needed
     Scenario: What is used for longest counts from when it is let go
       Given a pool of 5 blocks of 16 tokens that shares prefixes
       And a text "alice" of 32 tokens
-      And a text "bob" of 32 tokens came and went
+      And a text "bob" of 32 tokens was stored and freed
       When "alice" ends
-      And a text "new" of 48 tokens comes and goes
+      And a text "new" of 48 tokens is stored and freed
       Then "bob" are evicted, and the others are not
 
     @R7.1
     Scenario: A free block without content is taken ahead of any cached one
       Given a pool of 4 blocks of 16 tokens that shares prefixes
-      And a text "alice" of 48 tokens came and went
+      And a text "alice" of 48 tokens was stored and freed
       When a text "new" of 16 tokens arrives
       Then 0 blocks were evicted
       And the first 3 blocks of "alice" are cached, and no more
@@ -40,9 +40,9 @@ Feature: Cached blocks are evicted when memory is needed
     @R7.1
     Scenario Outline: Only part of a text came again: its first <tokens> tokens
       Given a pool of 6 blocks of 16 tokens that shares prefixes
-      And texts of 48 tokens came and went: "alice", "bob"
-      And a text "again" of <tokens> tokens came and went that are the first of "alice"
-      When a text "new" of <new> tokens comes and goes
+      And texts of 48 tokens were stored and freed: "alice", "bob"
+      And a text "again" of <tokens> tokens was stored and freed that are the first of "alice"
+      When a text "new" of <new> tokens is stored and freed
       Then the first <alice> blocks of "alice" are cached, and no more
       And the first <bob> blocks of "bob" are cached, and no more
 
@@ -56,17 +56,17 @@ Feature: Cached blocks are evicted when memory is needed
   Rule: What a running sequence holds is never evicted
 
     @R7.2
-    Scenario Outline: 60 strangers come and go while "alice" holds <blocks> of <pool> blocks, evicting by <policy>
+    Scenario Outline: 60 other texts are stored and freed while "alice" holds <blocks> of <pool> blocks, evicting by <policy>
       Given a pool of <pool> blocks of 16 tokens that shares prefixes and evicts by <policy>
       And a text "alice" of <tokens> tokens
       And "bob" is forked from "alice"
-      And what everybody reads is kept to compare with
-      When 60 texts of up to <most> tokens come and go
+      And what each sequence reads is kept to compare with
+      When 60 texts of up to <most> tokens are stored and freed
       Then at least 40 blocks were evicted
-      And everybody reads what was kept, bit for bit, before what is new
+      And each sequence reads what was kept, bit for bit, before what is new
       And "alice" holds <blocks> blocks
       When "alice" and "bob" grow by 1 token in the same step
-      Then everybody reads what was kept, bit for bit, before what is new
+      Then each sequence reads what was kept, bit for bit, before what is new
       And every token of "alice" and "bob" reads back as it was written
 
       Examples:
@@ -79,7 +79,7 @@ Feature: Cached blocks are evicted when memory is needed
     @R7.2
     Scenario: When only a running sequence's blocks are left, it is refused
       Given a pool of 4 blocks of 16 tokens that shares prefixes
-      And a text "old" of 16 tokens came and went
+      And a text "old" of 16 tokens was stored and freed
       And a text "alice" of 48 tokens
       When a text "bob" of 17 tokens tries to enter
       Then it is refused: 2 blocks wanted, 1 free, 4 in the pool
@@ -89,8 +89,8 @@ Feature: Cached blocks are evicted when memory is needed
     @R7.2
     Scenario Outline: The blocks a newcomer finds are not evicted for its own rest: <tokens> tokens, 48 of them cached
       Given a pool of 5 blocks of 16 tokens that shares prefixes
-      And a text "old" of 48 tokens came and went
-      And a text "other" of 16 tokens came and went
+      And a text "old" of 48 tokens was stored and freed
+      And a text "other" of 16 tokens was stored and freed
       When a text "new" of <tokens> tokens arrives whose first 48 are those of "old"
       Then "new" found 48 of its tokens in the cache and computed <rest>
       And <evicted> blocks were evicted
@@ -122,7 +122,7 @@ Feature: Cached blocks are evicted when memory is needed
     @R7.3
     Scenario: Calls that had to evict, and the blocks they reclaimed
       Given a pool of 6 blocks of 16 tokens that shares prefixes
-      And texts of 48 tokens came and went: "alice", "bob"
+      And texts of 48 tokens were stored and freed: "alice", "bob"
       Then blocks were evicted 0 times, 0 blocks in all
       When a text "carol" of 40 tokens arrives
       Then blocks were evicted 1 time, 3 blocks in all
@@ -151,7 +151,7 @@ Feature: Cached blocks are evicted when memory is needed
     @R7.4
     Scenario Outline: <evicted> of the 5 blocks of a text are evicted by <policy>
       Given a pool of 5 blocks of 16 tokens that shares prefixes and evicts by <policy>
-      And a text "alice" of 80 tokens came and went
+      And a text "alice" of 80 tokens was stored and freed
       When a text "new" of <tokens> tokens arrives
       Then <evicted> blocks were evicted
       And the first <left> blocks of "alice" are cached, and no more
@@ -174,9 +174,9 @@ Feature: Cached blocks are evicted when memory is needed
     @R7.4
     Scenario Outline: What two texts begin with goes after both of their ends, evicting by <policy>
       Given a pool of 5 blocks of 16 tokens that shares prefixes and evicts by <policy>
-      And a text "head" of 16 tokens came and went
-      And a text "alice" of 48 tokens came and went whose first 16 are those of "head"
-      And a text "bob" of 48 tokens came and went whose first 16 are those of "head"
+      And a text "head" of 16 tokens was stored and freed
+      And a text "alice" of 48 tokens was stored and freed whose first 16 are those of "head"
+      And a text "bob" of 48 tokens was stored and freed whose first 16 are those of "head"
       When a text "new" of <tokens> tokens arrives
       Then <evicted> blocks were evicted
       And the first <left> blocks of "head" are cached, and no more
@@ -210,10 +210,10 @@ Feature: Cached blocks are evicted when memory is needed
     @R7.5
     Scenario Outline: <policy> evicts <first>, then <second>, then <third>
       Given a pool of 6 blocks of 16 tokens that shares prefixes and evicts by <policy>
-      And texts of 32 tokens came and went: "alice", "bob", "carol"
-      And a text "again" with the tokens of "alice" came and went
-      And a text "again" with the tokens of "alice" came and went
-      And a text "again" with the tokens of "bob" came and went
+      And texts of 32 tokens were stored and freed: "alice", "bob", "carol"
+      And a text "again" with the tokens of "alice" was stored and freed
+      And a text "again" with the tokens of "alice" was stored and freed
+      And a text "again" with the tokens of "bob" was stored and freed
       When a text "new" of 32 tokens arrives
       Then "<first>" are evicted, and the others are not
       When a text "newer" of 32 tokens arrives
@@ -230,14 +230,14 @@ Feature: Cached blocks are evicted when memory is needed
     @R7.5
     Scenario: A count of hits ends with the content it was of
       Given a pool of 4 blocks of 16 tokens that shares prefixes and evicts by lfu
-      And a text "alice" of 32 tokens came and went
-      And a text "again" with the tokens of "alice" came and went
-      And a text "again" with the tokens of "alice" came and went
-      And a text "all" of 64 tokens came and went
-      When a text "bob" of 32 tokens comes and goes
-      And a text "carol" of 32 tokens comes and goes
-      And a text "again" with the tokens of "carol" comes and goes
-      And a text "new" of 32 tokens comes and goes
+      And a text "alice" of 32 tokens was stored and freed
+      And a text "again" with the tokens of "alice" was stored and freed
+      And a text "again" with the tokens of "alice" was stored and freed
+      And a text "all" of 64 tokens was stored and freed
+      When a text "bob" of 32 tokens is stored and freed
+      And a text "carol" of 32 tokens is stored and freed
+      And a text "again" with the tokens of "carol" is stored and freed
+      And a text "new" of 32 tokens is stored and freed
       Then "alice", "all", "bob" are evicted, and the others are not
 
     @R7.5
@@ -246,8 +246,8 @@ Feature: Cached blocks are evicted when memory is needed
       And sequences of up to 64 tokens
       When the server starts
       And its pool serves texts
-      Given texts of 32 tokens came and went: "alice", "bob"
-      And a text "again" with the tokens of "alice" came and went
+      Given texts of 32 tokens were stored and freed: "alice", "bob"
+      And a text "again" with the tokens of "alice" was stored and freed
       When a text "new" of 48 tokens arrives
       Then "<evicted>" is the text that lost blocks
 

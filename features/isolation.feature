@@ -12,7 +12,7 @@ Feature: A failure ends the sequences that cause it, and nothing else
       And 5 requests of 20 prompt tokens, the first 16 of which are the same, and 8 output tokens
       And the model fails <when> wherever "<culprit>" takes part, from its third token on
       When the server steps until it has no work
-      Then "<culprit>" failed with its first 2 tokens told
+      Then "<culprit>" failed after 2 tokens of output
       And every other answer is what transformers generates, token for token
       And every block is free
       When the fault is over
@@ -37,7 +37,7 @@ Feature: A failure ends the sequences that cause it, and nothing else
       And 4 requests of 20 prompt tokens, the first 16 of which are the same, and 8 output tokens
       And the model fails <when> wherever "request-0" takes part, from its first token on
       When the server steps until it has no work
-      Then "request-0" failed with its first 0 tokens told
+      Then "request-0" failed after 0 tokens of output
       And every other answer is what transformers generates, token for token
       And every block is free
 
@@ -48,7 +48,7 @@ Feature: A failure ends the sequences that cause it, and nothing else
         | with logits that are no numbers |
 
     @R10.1
-    Scenario: A fault that does not come back costs nobody anything
+    Scenario: A fault that does not come back fails no request
       Given the model "qwen3"
       And a server with 32 blocks of 8 tokens that shares prefixes
       And 4 requests of 20 prompt tokens, the first 16 of which are the same, and 8 output tokens
@@ -59,7 +59,7 @@ Feature: A failure ends the sequences that cause it, and nothing else
       And one pass failed
 
     @R10.1
-    Scenario: A device that is gone fails whom it was to compute, and no block leaks
+    Scenario: A device that is gone fails every request, and no block leaks
       Given the model "qwen3"
       And a server with 32 blocks of 8 tokens that shares prefixes
       And 4 requests of 20 prompt tokens, the first 16 of which are the same, and 8 output tokens

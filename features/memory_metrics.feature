@@ -1,5 +1,5 @@
 Feature: Figures about memory
-  What part of the pool is in use, what part of that is wasted, how fast blocks come and go.
+  What part of the pool is in use, what part of that is wasted, how fast blocks are allocated and freed.
 
   Rule: Utilisation is blocks in use over blocks in the pool
 
@@ -56,7 +56,7 @@ Feature: Figures about memory
         | 2 contiguous slots of 64 tokens | 40     | 24     | 37.5    |
 
     @R6.2
-    Scenario: It follows a sequence that grows, and one that leaves
+    Scenario: It follows a sequence that grows, and one that ends
       Given a pool of 8 blocks of 16 tokens
       And a sequence "alice" of 20 tokens
       And a sequence "bob" of 10 tokens
@@ -94,7 +94,7 @@ Feature: Figures about memory
       And 16 token slots of the blocks in use are unused, 25 % of them
       And every token of "alice" and "bob" reads back as it was written
 
-  Rule: Blocks that come and go are counted
+  Rule: Blocks that are allocated and freed are counted
 
     @R6.3
     Scenario: Blocks allocated and freed since the start

@@ -137,10 +137,10 @@ Feature: One pool of KV memory
         | is aborted after 3 tokens | 1 contiguous slot of 64 tokens | 1     | 1   |
 
     @R2.3
-    Scenario Outline: A reader aborts <whose> request at token 3 of <tokens>, while the engine hands that token out
+    Scenario Outline: A callback aborts <whose> request at token 3 of <tokens>, while the engine hands that token out
       Given the model "qwen3"
       And a server with 8 blocks of 16 tokens
-      And a request "alice" of 20 prompt tokens and <tokens> output tokens, whose reader aborts "<aborted>" at token 3
+      And a request "alice" of 20 prompt tokens and <tokens> output tokens, whose callback aborts "<aborted>" at token 3
       And a request "bob" of 20 prompt tokens and <tokens> output tokens
       When the server steps until it has no work
       Then every block is free
@@ -174,7 +174,7 @@ Feature: One pool of KV memory
     @R2.4
     Scenario Outline: A text of <tokens> tokens comes into 4 blocks of which <cached> are cached
       Given a pool of 4 blocks of 16 tokens that shares prefixes and evicts by <policy>
-      And a text "old" of <old> tokens came and went
+      And a text "old" of <old> tokens was stored and freed
       When a text "new" of <tokens> tokens arrives
       Then "new" holds <blocks> blocks
       And every token of "new" reads back as it was written
@@ -193,7 +193,7 @@ Feature: One pool of KV memory
     @R2.4
     Scenario: A sequence that grows by a token evicts a block for it
       Given a pool of 3 blocks of 16 tokens that shares prefixes
-      And a text "old" of 32 tokens came and went
+      And a text "old" of 32 tokens was stored and freed
       And a text "alice" of 16 tokens
       When "alice" grows by 1 token
       Then "alice" gets 1 more block, out of those that were free

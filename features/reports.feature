@@ -50,7 +50,7 @@ Feature: Reports
         | fail_if=throughput/output_tokens_per_s < -5%   | 3    | failed: throughput/output_tokens_per_s ... second ... first |
         | fail_if=throughput/output_tokens_per_s < -15%  | 0    | passed: throughput/output_tokens_per_s ... second ... first |
 
-  Rule: A mistake is told in a sentence
+  Rule: A mistake is named in a sentence
 
     @R13.6
     Scenario Outline: What cannot be reported

@@ -1,7 +1,7 @@
 Feature: Runs
   A run is composed on the command line, executed, and kept with all that is needed to compare it.
 
-  Rule: A run is composed from choices, and a mistake is told in a sentence
+  Rule: A run is composed from choices, and a mistake is named in a sentence
 
     @R13.1
     Scenario Outline: Every part is chosen on the command line
@@ -65,9 +65,9 @@ Feature: Runs
     Scenario: A run says what it served, where and by which program
       When I run "kv=paged scheduler=continuous attention=sdpa" on a tiny model
       Then the tracked run's input is the workload "burst16" with the digest of summary.json
-      And its profile tells of 4 requests and the lengths that requests.parquet has
+      And its profile has 4 requests and the lengths that requests.parquet has
       And its tags name "host.cpu host.os host.memory version.torch version.kvlab version.python command"
-      And the message tells of uncommitted changes if and only if the tag "git.dirty" does
+      And the message names uncommitted changes if and only if the tag "git.dirty" does
 
     @R13.2
     Scenario: The logs agree with the figures
@@ -132,7 +132,7 @@ Feature: Runs
   Rule: An interrupted run keeps what it measured
 
     @R13.5
-    Scenario Outline: A run that is told to stop is marked and keeps its figures
+    Scenario Outline: A run that is asked to stop is marked and keeps its figures
       When I start a run that would take minutes on a tiny model and send it "<signal>" once it produces tokens
       Then the command ends with status 130
       And the tracked run is "KILLED" with the tag "interrupted"

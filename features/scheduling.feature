@@ -106,7 +106,7 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
       Examples:
         | end           | event                     |
         | is complete   | is complete               |
-        | is taken back | is aborted after 2 tokens |
+        | is aborted    | is aborted after 2 tokens |
 
   Rule: First come, first served, and each other order does what its name says
 
@@ -160,7 +160,7 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
         | deadline       | "first", "soon", "cached", "new"   |
 
     @R9.4
-    Scenario: The head of the line that does not fit stops admission
+    Scenario: The head of the waiting queue that does not fit stops admission
       Given the model "qwen3"
       And a server with 24 blocks of 4 tokens
       And the requests
@@ -208,7 +208,7 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
       Then its steps were "a 4, b 4, c 4, d 4, e 4; a, b; c, d; e, a; b, c; d, e"
       And every answer is what transformers generates, token for token
 
-  Rule: A full line refuses with a clear answer, and nothing accepted is lost
+  Rule: A full waiting queue refuses with a clear answer, and nothing accepted is lost
 
     @R9.5
     Scenario: Three may wait
@@ -217,7 +217,7 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
       And a server with 64 blocks of 4 tokens
       And 3 requests of 8 prompt tokens and 4 output tokens
       When a request "fourth" of 8 prompt tokens and 4 output tokens is refused
-      Then it was told "'fourth': 3 requests are waiting, and scheduler.max_waiting_requests=3 allows no more"
+      Then the refusal says "'fourth': 3 requests are waiting, and scheduler.max_waiting_requests=3 allows no more"
       When the server steps once
       And the requests arrive
         | name  | prompt | output |
@@ -249,7 +249,7 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
       And a server with <memory>
       When 6 prompts of 3 to 60 tokens ask for 12 tokens each
       Then no step had more than <budget> tokens, nor more than <threshold> of a prompt
-      And who decodes was in every step, ahead of the prompts
+      And every decoding sequence was in every step, ahead of the prompts
       And every answer is what transformers generates, token for token
       And every block is free
 
@@ -263,7 +263,7 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
         | 16     | 5         | true  | 6 contiguous slots of 96 tokens            |
         | 16     | 5         | false | 6 contiguous slots of 96 tokens            |
 
-  Rule: When memory runs out one sequence gives way, returns first, and gets the tokens it would have had
+  Rule: When memory runs out one sequence is preempted, is admitted again first, and gets the tokens it would have had
 
     @R9.7
     Scenario Outline: The victim is <who>: preemption.victim=<victim>, in <memory>
@@ -275,12 +275,12 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
         | a    | 48     | 40     | 2        |
         | b    | 12     | 60     | 9        |
         | c    | 12     | 30     | 0        |
-      When the server steps until somebody is preempted
+      When the server steps until a sequence is preempted
       Then that is "<preempted>"
       And it has the tokens that it was given, and no blocks
       When the server steps until it has no work
       Then every answer is what transformers generates, token for token
-      And every token was told once
+      And every token was output once
       And the tokens computed again are counted
       And every block is free
 
@@ -293,7 +293,7 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
         | priority         | b         | who is least urgent            | 25 blocks of 4 tokens                      |
 
     @R9.7
-    Scenario: Who gave way enters before those that wait
+    Scenario: A preempted sequence enters before those that wait
       Given the model "qwen3"
       And scheduling with admission_reserve=0, max_batch_size=3
       And a server with 15 blocks of 4 tokens
@@ -316,7 +316,7 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
       And every answer is what transformers generates, token for token
 
     @R9.7
-    Scenario: Where nobody may be preempted, those that do not fit fail by name, and no other
+    Scenario: Where no sequence may be preempted, those that do not fit fail by name, and no other
       Given the model "qwen3"
       And scheduling with admission_reserve=0, on_exhaustion=fail, max_batched_tokens=128
       And a server with 21 blocks of 4 tokens
@@ -334,7 +334,7 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
       And a server with <memory>
       And 3 requests of 20 prompt tokens and 10 output tokens
       When a request "huge" of <prompt> prompt tokens and <output> output tokens is refused
-      Then it was told "the pool takes sequences of up to 96 tokens; <advice> would fit"
+      Then the refusal says "the pool takes sequences of up to 96 tokens; <advice> would fit"
       When the server steps until it has no work
       Then every answer is what transformers generates, token for token
 
@@ -351,7 +351,7 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
       When 1 request of 50 prompt tokens and 46 output tokens is served
       Then every answer is what transformers generates, token for token
 
-  Rule: Nobody starves
+  Rule: No request starves
 
     @R9.9
     Scenario Outline: Three times what fits, all at once, order=<order>, in <memory>

@@ -1,5 +1,5 @@
 Feature: Sequences share the memory of what they have in common
-  A full block is found by its tokens and all tokens before them, so that nobody computes or stores it twice.
+  A full block is found by its tokens and all tokens before them, so that it is computed and stored once.
 
   Rule: Sequences that begin alike have the same blocks, and the later one computes only the rest
 
@@ -28,9 +28,9 @@ Feature: Sequences share the memory of what they have in common
         | 64         | 4    | 80     | 70   | 1      | 64    | 16   | 3    |
 
     @R4.1
-    Scenario: A prompt is found again after the one who computed it is gone
+    Scenario: A prompt is found again after the sequence that computed it has ended
       Given a pool of 8 blocks of 16 tokens that shares prefixes
-      And a text "alice" of 70 tokens came and went
+      And a text "alice" of 70 tokens was stored and freed
       When a text "bob" of 60 tokens arrives whose first 50 are those of "alice"
       Then "bob" found 48 of its tokens in the cache and computed 12
       And 4 blocks are in use
@@ -87,7 +87,7 @@ Feature: Sequences share the memory of what they have in common
       Then the server computed 64 prompt tokens, and found 96 in the cache
       And every answer is what transformers generates, token for token
 
-  Rule: A block is free when the last one who references it has left
+  Rule: A block is free when its last reference is gone
 
     @R4.2
     Scenario Outline: <names> hold the same 2 blocks, <how>
@@ -135,10 +135,10 @@ Feature: Sequences share the memory of what they have in common
       Given a pool of 16 blocks of 16 tokens that shares prefixes
       And a text "alice" of 20 tokens
       And <forks> are forked from "alice"
-      And what everybody reads is kept to compare with
+      And what each sequence reads is kept to compare with
       When <writers> grow by <tokens> tokens in the same step
       Then <copies> blocks were copied
-      And everybody reads what was kept, bit for bit, before what is new
+      And each sequence reads what was kept, bit for bit, before what is new
       And no block that was in use has changed a bit but where a sequence wrote what is its own
       And <used> blocks are in use
 
@@ -190,7 +190,7 @@ Feature: Sequences share the memory of what they have in common
     @R4.3
     Scenario: A copy takes the room of something cached
       Given a pool of 3 blocks of 16 tokens that shares prefixes
-      And a text "old" of 16 tokens came and went
+      And a text "old" of 16 tokens was stored and freed
       And a text "alice" of 20 tokens
       And "bob" is forked from "alice"
       When "bob" grows by 1 token
@@ -203,9 +203,9 @@ Feature: Sequences share the memory of what they have in common
       Given a pool of 2 contiguous slots of 64 tokens holding texts
       And a text "alice" of 20 tokens
       And "bob" is forked from "alice"
-      And what everybody reads is kept to compare with
+      And what each sequence reads is kept to compare with
       When "alice" and "bob" grow by 1 token in the same step
-      Then everybody reads what was kept, bit for bit, before what is new
+      Then each sequence reads what was kept, bit for bit, before what is new
       And every token of "alice" and "bob" reads back as it was written
       And "alice" shares no blocks with "bob"
 

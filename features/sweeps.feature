@@ -1,5 +1,5 @@
 Feature: Sweeps
-  Many runs are one experiment: it says what it will do, goes on where it was stopped, and tells what failed.
+  Many runs are one experiment: it says what it will do, goes on where it was stopped, and reports what failed.
 
   Background:
     Given a laboratory with a store of its own
@@ -36,7 +36,7 @@ Feature: Sweeps
         | kv.num_blocks=9 | 1      |
       And the repeats of a point are tagged, and had the same requests
 
-  Rule: What failed is told at the end, by the exit code too
+  Rule: What failed is reported at the end, by the exit code too
 
     @R13.3 @slow
     Scenario Outline: The exit code

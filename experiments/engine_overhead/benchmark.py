@@ -3,7 +3,7 @@ once.
 
     python -m experiments.engine_overhead.benchmark [--running 64 256 2048] [--steps 1000] [--cpu-time]
 
-Sequences of 2,000 tokens on average (prompts of 1,744, then 512 tokens of output); whoever ends is replaced at
+Sequences of 2,000 tokens on average (prompts of 1,744, then 512 tokens of output); one that ends is replaced at
 once, so that steps decode, prefill in chunks, admit and retire as in service. The view's tensors are built as a
 model would have them built. A pool without tensors of its own.
 """

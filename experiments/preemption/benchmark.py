@@ -3,7 +3,7 @@
     python -m experiments.preemption.benchmark [overrides of python -m src.run] [--rounds 3] [--shares 0.7 0.5 0.3]
 
 First the workload runs in a pool in which all of it fits; the most blocks it had in use are what it needs. Then it
-runs in shares of them. All requests have to complete, whoever gave way how often.
+runs in shares of them. All requests have to complete, however often each is preempted.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from kvlab.kv.allocator import BlockAllocator
 
 
 @dataclass
-class Desk:
+class AllocatorCase:
     """An allocator, and how it was ahead of the latest call that was to be refused."""
 
     allocator: BlockAllocator
@@ -45,69 +45,69 @@ class Desk:
         self.mistake = str(refused.value)
 
 
-@given(parsers.parse("an allocator of {blocks:d} blocks"), target_fixture="desk")
-def an_allocator(blocks: int) -> Desk:
-    return Desk(BlockAllocator(blocks))
+@given(parsers.parse("an allocator of {blocks:d} blocks"), target_fixture="case")
+def an_allocator(blocks: int) -> AllocatorCase:
+    return AllocatorCase(BlockAllocator(blocks))
 
 
 @given(parsers.re(r"blocks (?P<taken>[\d, ]+) are handed out, and (?P<block>\d+) is (?P<what>freed again|shared)"))
-def handed_out(desk: Desk, taken: str, block: str, what: str) -> None:
+def handed_out(case: AllocatorCase, taken: str, block: str, what: str) -> None:
     wanted = _ids(taken)
-    assert sorted(desk.allocator.allocate(len(wanted))) == wanted
+    assert sorted(case.allocator.allocate(len(wanted))) == wanted
     if what == "shared":
-        desk.allocator.share([int(block)])
+        case.allocator.share([int(block)])
     else:
-        desk.allocator.free([int(block)])
+        case.allocator.free([int(block)])
 
 
 @given(parsers.parse('"{first}" owns {count:d} blocks and "{second}" {other:d}'))
-def owned(desk: Desk, first: str, count: int, second: str, other: int) -> None:
-    desk.owned = {
-        name: desk.allocator.allocate(blocks, owner=name) for name, blocks in ((first, count), (second, other))
+def owned(case: AllocatorCase, first: str, count: int, second: str, other: int) -> None:
+    case.owned = {
+        name: case.allocator.allocate(blocks, owner=name) for name, blocks in ((first, count), (second, other))
     }
 
 
 @given(parsers.parse("all but {free:d} blocks are handed out"))
-def all_blocks_but(desk: Desk, free: int) -> None:
-    desk.allocator.allocate(desk.allocator.num_blocks - free)
+def all_blocks_but(case: AllocatorCase, free: int) -> None:
+    case.allocator.allocate(case.allocator.num_blocks - free)
 
 
 @given(parsers.parse("{count:d} blocks are handed out"))
-def some_handed_out(desk: Desk, count: int) -> None:
-    desk.allocator.allocate(count)
+def some_handed_out(case: AllocatorCase, count: int) -> None:
+    case.allocator.allocate(count)
 
 
 @when(parsers.re(r"blocks (?P<blocks>-?\d+(?:, -?\d+)*) are (?P<what>freed|shared) by mistake"))
-def by_mistake(desk: Desk, blocks: str, what: str) -> None:
-    call = desk.allocator.free if what == "freed" else desk.allocator.share
-    desk.refuse(lambda: call(_ids(blocks)))
+def by_mistake(case: AllocatorCase, blocks: str, what: str) -> None:
+    call = case.allocator.free if what == "freed" else case.allocator.share
+    case.refuse(lambda: call(_ids(blocks)))
 
 
 @when(parsers.re(r"blocks (?P<blocks>\d+(?:, \d+)*) are freed"))
-def freed(desk: Desk, blocks: str) -> None:
-    desk.allocator.free(_ids(blocks))
+def freed(case: AllocatorCase, blocks: str) -> None:
+    case.allocator.free(_ids(blocks))
 
 
 @when(parsers.parse('"{first}" frees a block of his own and one of "{second}"'))
-def frees_anothers(desk: Desk, first: str, second: str) -> None:
-    desk.named = desk.owned[second][0]
-    desk.refuse(lambda: desk.allocator.free([desk.owned[first][0], desk.named], first))
+def frees_anothers(case: AllocatorCase, first: str, second: str) -> None:
+    case.named = case.owned[second][0]
+    case.refuse(lambda: case.allocator.free([case.owned[first][0], case.named], first))
 
 
 @when(parsers.re(r"(?P<count>[1-9]\d*) blocks are asked for"), target_fixture="refusal")
-def too_many(desk: Desk, count: str) -> OutOfBlocksError:
-    desk.before = desk.state()
-    assert not desk.allocator.can_allocate(int(count))
+def too_many(case: AllocatorCase, count: str) -> OutOfBlocksError:
+    case.before = case.state()
+    assert not case.allocator.can_allocate(int(count))
     with pytest.raises(OutOfBlocksError) as refused:
-        desk.allocator.allocate(int(count))
+        case.allocator.allocate(int(count))
     return refused.value
 
 
 @when("0 blocks are asked for", target_fixture="got")
-def none_asked(desk: Desk) -> list[int]:
-    desk.before = desk.state()
-    assert desk.allocator.can_allocate(0)
-    return desk.allocator.allocate(0)
+def none_asked(case: AllocatorCase) -> list[int]:
+    case.before = case.state()
+    assert case.allocator.can_allocate(0)
+    return case.allocator.allocate(0)
 
 
 @then("none is handed out")
@@ -116,31 +116,31 @@ def none_got(got: list[int]) -> None:
 
 
 @then(parsers.re(r"it is refused, naming block (?P<block>-?\d+)"))
-def refused_naming_a_block(desk: Desk, block: str) -> None:
-    assert re.search(rf"block {block}\b", desk.mistake)
+def refused_naming_a_block(case: AllocatorCase, block: str) -> None:
+    assert re.search(rf"block {block}\b", case.mistake)
 
 
 @then("it is refused, naming that block")
-def refused_naming_that(desk: Desk) -> None:
-    refused_naming_a_block(desk, str(desk.named))
+def refused_naming_that(case: AllocatorCase) -> None:
+    refused_naming_a_block(case, str(case.named))
 
 
 @then("the allocator is as it was")
-def unchanged(desk: Desk) -> None:
-    assert desk.before
-    assert desk.state() == desk.before
+def unchanged(case: AllocatorCase) -> None:
+    assert case.before
+    assert case.state() == case.before
 
 
 @then(parsers.parse("{count:d} blocks can still be had"))
-def can_be_had(desk: Desk, count: int) -> None:
-    assert len(set(desk.allocator.allocate(count))) == count
-    assert desk.allocator.num_free() == 0
+def can_be_had(case: AllocatorCase, count: int) -> None:
+    assert len(set(case.allocator.allocate(count))) == count
+    assert case.allocator.num_free() == 0
 
 
 @then(parsers.parse("all {count:d} blocks are free"))
-def all_free(desk: Desk, count: int) -> None:
-    assert desk.allocator.num_free() == count
-    assert desk.allocator.free_block_ids() == set(range(count))
+def all_free(case: AllocatorCase, count: int) -> None:
+    assert case.allocator.num_free() == count
+    assert case.allocator.free_block_ids() == set(range(count))
 
 
 def _ids(text: str) -> list[int]:

@@ -183,8 +183,8 @@ def attend_in_batch(memory: Memory, attention: Attention, datatable: list[list[s
     attention.step(memory, {name: int(tokens) for name, tokens in datatable[1:]})
 
 
-@then("everyone gets what plain attention gives")
-@then(parsers.parse("everyone gets what plain attention gives with each KV head repeated {group:d} times"))
+@then("each sequence gets what plain attention gives")
+@then(parsers.parse("each sequence gets what plain attention gives with each KV head repeated {group:d} times"))
 def as_plain_attention(memory: Memory, attention: Attention, group: int | None = None) -> None:
     assert group in (None, attention.spec.num_heads // attention.spec.num_kv_heads)
     assert attention.asked
@@ -195,7 +195,7 @@ def as_plain_attention(memory: Memory, attention: Attention, group: int | None =
         torch.testing.assert_close(asked.out.float(), expected, atol=tolerance, rtol=tolerance)
 
 
-@then("everyone gets what they get alone")
+@then("each sequence gets what it gets alone")
 @then(parsers.parse('"{name}" gets the same from a pool whose blocks are in order'))
 def as_alone(memory: Memory, attention: Attention) -> None:
     assert attention.asked

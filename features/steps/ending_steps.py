@@ -83,8 +83,8 @@ def only_holder(server: Server, name: str) -> None:
     assert server.blocks(name)
 
 
-@then(parsers.parse('"{name}" was told once that it was aborted'))
-def told_once(server: Server, name: str) -> None:
+@then(parsers.parse('"{name}" got one output that says it was aborted'))
+def aborted_once(server: Server, name: str) -> None:
     """Each of its samples was."""
     ends = [output for output in server.outputs[name] if output.finish_reason is not None]
     assert [output.finish_reason for output in ends] == [FinishReason.ABORTED] * len(ends)

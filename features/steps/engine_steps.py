@@ -82,7 +82,7 @@ def a_request(server: Server, name: str, prompt: int, output: int) -> None:
 @given(
     parsers.parse(
         'a request "{name}" of {prompt:d} prompt tokens and {output:d} output tokens, '
-        'whose reader aborts "{other}" at token {number:d}'
+        'whose callback aborts "{other}" at token {number:d}'
     )
 )
 def a_request_that_aborts(server: Server, name: str, prompt: int, output: int, other: str, number: int) -> None:

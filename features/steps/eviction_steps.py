@@ -18,13 +18,13 @@ from tests.support.records import counted
 _COUNT: dict[str, Callable[[str], object]] = {"count": int, "times": int}
 
 
-@given(parsers.parse('a text "{name}" of {tokens:d} tokens came and went that are the first of "{other}"'))
+@given(parsers.parse('a text "{name}" of {tokens:d} tokens was stored and freed that are the first of "{other}"'))
 def part_came_and_went(memory: Texts, name: str, tokens: int, other: str) -> None:
     memory.arrive(name, memory.tokens[other][:tokens])
     memory.end(name)
 
 
-@when(parsers.parse("{count:d} texts of up to {most:d} tokens come and go"))
+@when(parsers.parse("{count:d} texts of up to {most:d} tokens are stored and freed"))
 def many_come_and_go(memory: Texts, count: int, most: int) -> None:
     """Half of them begin as an earlier one did. What stays is read after each."""
     chance, known = random.Random(0), [memory.new_tokens_of(most)]

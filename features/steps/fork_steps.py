@@ -8,7 +8,7 @@ from pytest_bdd import given, parsers, then, when
 
 from features.steps.canary_steps import Canary
 from features.steps.support import NAMES, names_in
-from features.steps.texts import Texts, books
+from features.steps.texts import Texts, pool_state
 from kvlab.errors import OutOfBlocksError
 
 
@@ -19,7 +19,7 @@ def forked(memory: Texts, names: list[str], source: str) -> None:
         memory.fork(name, source)
 
 
-@given("what everybody reads is kept to compare with", target_fixture="canary")
+@given("what each sequence reads is kept to compare with", target_fixture="canary")
 def keep(memory: Texts) -> Canary:
     memory.kept = {name: memory.read(name) for name in memory.slots}
     memory.fill_unused(None)
@@ -29,7 +29,7 @@ def keep(memory: Texts) -> Canary:
 @when(parsers.parse('"{name}" tries to write {tokens:d} token'), target_fixture="refusal")
 def tries_to_write(memory: Texts, name: str, tokens: int) -> OutOfBlocksError:
     memory.know(name, memory.length(name) + tokens)
-    memory.books = books(memory)
+    memory.state = pool_state(memory)
     with pytest.raises(OutOfBlocksError) as refused:
         memory.step({name: tokens})
     return refused.value
@@ -46,7 +46,7 @@ def copies(memory: Texts, count: str) -> None:
     assert memory.pool.counters().cow_copies == int(count)
 
 
-@then("everybody reads what was kept, bit for bit, before what is new")
+@then("each sequence reads what was kept, bit for bit, before what is new")
 def reads_kept(memory: Texts) -> None:
     assert memory.kept
     for name, content in memory.kept.items():

@@ -84,15 +84,15 @@ def fault_is_over(fault: Fault) -> None:
     fault.end()
 
 
-@then(parsers.parse('"{name}" failed with its first {count:d} tokens told'), target_fixture="culprit")
+@then(parsers.parse('"{name}" failed after {count:d} tokens of output'), target_fixture="culprit")
 def failed_with(server: Server, model: Checkpoint, name: str, count: int) -> str:
     sequence = server.sequences[name]
     expected = model.generate(sequence.request.prompt_token_ids, sequence.request.sampling.max_tokens)
     assert sequence.finish_reason is FinishReason.FAILED
     assert sequence.error
-    told = server.outputs[name]
-    assert [output.token_id for output in told] == [*expected[:count], None]
-    assert told[-1].error == sequence.error
+    outputs = server.outputs[name]
+    assert [output.token_id for output in outputs] == [*expected[:count], None]
+    assert outputs[-1].error == sequence.error
     return name
 
 

@@ -11,7 +11,7 @@ from features.steps.checkpoints import random_tokens
 from features.steps.isolation_steps import Fault
 from features.steps.server import Server
 from features.steps.support import NAMES, Memory, names_in
-from features.steps.texts import Texts, books
+from features.steps.texts import Texts, pool_state
 from kvlab.core import FinishReason, SamplingParams, SequenceSpec
 from kvlab.engine.step import StepInput
 from kvlab.errors import OutOfBlocksError, SlotError
@@ -28,7 +28,7 @@ def shared_and_vanished(memory: Texts, owner: str, count: int, name: str) -> Non
     memory.pool.allocator.share(memory.last_blocks[owner], owner=owner)
 
 
-@given(parsers.parse("{count:d} blocks are handed out and written down nowhere"))
+@given(parsers.parse("{count:d} blocks are allocated and recorded nowhere"))
 def nowhere(memory: Texts, count: int) -> None:
     memory.last_blocks["nobody"] = memory.pool.allocator.allocate(count)
 
@@ -46,7 +46,7 @@ def table_dropped(memory: Texts, name: str) -> None:
     memory.gone[name] = slot
 
 
-@given(parsers.parse('the first block of "{name}" was shared once more, and that was written down nowhere'))
+@given(parsers.parse('the first block of "{name}" was shared once more, and that was recorded nowhere'))
 def shared_nowhere(memory: Texts, name: str) -> None:
     memory.last_blocks["nobody"] = memory.blocks(name)[:1]
     memory.pool.allocator.share(memory.last_blocks["nobody"])
@@ -70,7 +70,7 @@ def reclaim(memory: Memory) -> int:
 def ended_twice(memory: Texts, name: str) -> None:
     slot = memory.slots[name]
     memory.end(name)
-    memory.books = books(memory)
+    memory.state = pool_state(memory)
     with pytest.raises(SlotError, match=str(slot)):
         memory.pool.free_slot(slot)
 
@@ -83,7 +83,7 @@ def ended_twice(memory: Texts, name: str) -> None:
 def try_to_grow(memory: Texts, names: list[str], tokens: int) -> OutOfBlocksError:
     for name in names:
         memory.know(name, memory.length(name) + tokens)
-    memory.books = books(memory)
+    memory.state = pool_state(memory)
     with pytest.raises(OutOfBlocksError) as refused:
         memory.step(dict.fromkeys(names, tokens))
     return refused.value

@@ -99,8 +99,8 @@ def not_admitted(server: Server, name: str) -> None:
     assert server.sequences[name].scheduled_s is None
 
 
-@when("the server steps until somebody is preempted")
-def until_somebody_is_preempted(server: Server) -> None:
+@when("the server steps until a sequence is preempted")
+def until_a_sequence_is_preempted(server: Server) -> None:
     server.step_until(lambda: any(sequence.preemptions for sequence in server.sequences.values()))
 
 
@@ -146,8 +146,8 @@ def entered_after_return(server: Server, late: str, preempted: str) -> None:
     assert server.sequences[preempted].preemptions > 0
 
 
-@then(parsers.parse('it was told "{text}"'))
-def was_told(refusal: Refusal, text: str) -> None:
+@then(parsers.parse('the refusal says "{text}"'))
+def refusal_says(refusal: Refusal, text: str) -> None:
     assert text in refusal.text
 
 
@@ -157,7 +157,7 @@ def within_budget(server: Server, budget: int, threshold: int) -> None:
     assert max(tokens for each in server.passes for _, tokens in each) <= threshold
 
 
-@then("who decodes was in every step, ahead of the prompts")
+@then("every decoding sequence was in every step, ahead of the prompts")
 def decode_first(server: Server) -> None:
     """From its first token on a sequence takes part in every step until its end, with one token."""
     passes = iter(server.passes)
@@ -192,8 +192,8 @@ def kept_its_tokens(server: Server) -> None:
     assert sequence.output_token_ids == [output.token_id for output in server.outputs[name]]
 
 
-@then("every token was told once")
-def told_once_each(server: Server) -> None:
+@then("every token was output once")
+def output_once_each(server: Server) -> None:
     for name, sequence in server.sequences.items():
         assert [output.token_id for output in server.outputs[name]] == sequence.output_token_ids
 

@@ -7,7 +7,7 @@ import torch
 from pytest_bdd import given, parsers, then, when
 
 from features.steps.support import NAMES, SPEC, MemorySize, memory_size, names_in
-from features.steps.texts import Texts, books
+from features.steps.texts import Texts, pool_state
 from kvlab.errors import OutOfBlocksError
 from tests.support.pools import collide
 
@@ -59,15 +59,15 @@ def a_salted_text(memory: Texts, name: str, tokens: int, salt: str) -> None:
     memory.arrive(name, memory.new_tokens_of(tokens), _salt(salt))
 
 
-@given(parsers.parse("texts of {tokens:d} tokens came and went: {names}"))
+@given(parsers.parse("texts of {tokens:d} tokens were stored and freed: {names}"))
 def texts_came_and_went(memory: Texts, tokens: int, names: str) -> None:
     for name in names_in(names):
         memory.arrive(name, memory.new_tokens_of(tokens))
         memory.end(name)
 
 
-@given(parsers.parse('a text "{name}" of {tokens:d} tokens came and went'))
-@when(parsers.parse('a text "{name}" of {tokens:d} tokens comes and goes'))
+@given(parsers.parse('a text "{name}" of {tokens:d} tokens was stored and freed'))
+@when(parsers.parse('a text "{name}" of {tokens:d} tokens is stored and freed'))
 def came_and_went(memory: Texts, name: str, tokens: int) -> None:
     memory.arrive(name, memory.new_tokens_of(tokens))
     memory.end(name)
@@ -80,7 +80,9 @@ def a_text_like(memory: Texts, name: str, tokens: int, same: int, other: str) ->
 
 
 @given(
-    parsers.parse('a text "{name}" of {tokens:d} tokens came and went whose first {same:d} are those of "{other}"')
+    parsers.parse(
+        'a text "{name}" of {tokens:d} tokens was stored and freed whose first {same:d} are those of "{other}"'
+    )
 )
 def a_text_like_came_and_went(memory: Texts, name: str, tokens: int, same: int, other: str) -> None:
     memory.arrive(name, _like(memory, other, same, tokens))
@@ -113,8 +115,8 @@ def a_copy(memory: Texts, name: str, other: str) -> None:
     memory.arrive(name, memory.tokens[other])
 
 
-@given(parsers.parse('a text "{name}" with the tokens of "{other}" came and went'))
-@when(parsers.parse('a text "{name}" with the tokens of "{other}" comes and goes'))
+@given(parsers.parse('a text "{name}" with the tokens of "{other}" was stored and freed'))
+@when(parsers.parse('a text "{name}" with the tokens of "{other}" is stored and freed'))
 def a_copy_came_and_went(memory: Texts, name: str, other: str) -> None:
     memory.arrive(name, memory.tokens[other])
     memory.end(name)
@@ -234,13 +236,13 @@ def cached_exactly(memory: Texts, count: str, name: str) -> None:
 
 @then("nothing has changed")
 def nothing_changed(memory: Texts) -> None:
-    assert memory.books
-    assert books(memory) == memory.books
+    assert memory.state
+    assert pool_state(memory) == memory.state
     memory.audit()
 
 
 def _refused(memory: Texts, name: str, tokens: list[int]) -> OutOfBlocksError:
-    memory.books = books(memory)
+    memory.state = pool_state(memory)
     with pytest.raises(OutOfBlocksError) as refused:
         memory.open_text(name, tokens)
     return refused.value

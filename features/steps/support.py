@@ -57,7 +57,7 @@ def names_in(text: str) -> list[str]:
 class Memory:
     """A pool, its sequences by name, and every K and V written through it, kept apart from the pool.
 
-    The books are audited after each change. `before` is the state ahead of the latest change.
+    The pool is audited after each change. `before` is the state ahead of the latest change.
     """
 
     pool: BlockPool
@@ -90,7 +90,7 @@ class Memory:
         return tuple(figure for tensor in tensors for figure in (tensor.data_ptr(), *tensor.shape))
 
     def free_blocks(self) -> set[int]:
-        """Ids of the blocks that nobody holds."""
+        """Ids of the blocks that no sequence holds."""
         return set(range(self.pool.allocator.num_blocks)) - self.pool.allocator.allocated_block_ids()
 
     def blocks(self, name: str) -> list[int]:
@@ -159,7 +159,7 @@ class Memory:
         return torch.stack([self.storage.keys[:, block, :, offset], self.storage.values[:, block, :, offset]], 1)
 
     def shuffle_free_blocks(self) -> None:
-        """Take all free blocks and give them back in another order, so that whoever comes next gets them
+        """Take all free blocks and give them back in another order, so that the next sequence gets them
         scattered over the pool.
         """
         takers = [self.pool.allocate_slot(self.pool.block_size) for _ in self.free_blocks()]

@@ -19,7 +19,7 @@ from kvlab.kv.view import CacheView
 class Texts(Memory):
     """A pool that knows its sequences' tokens.
 
-    K and V of a token are a function of it and of every token before it: whoever is given blocks of another text
+    K and V of a token are a function of it and of every token before it: who is given blocks of another text
     reads something else than what is `written`, which is computed apart from the pool.
     """
 
@@ -27,7 +27,7 @@ class Texts(Memory):
     found: dict[str, int] = field(default_factory=dict)  # tokens that a text found in the cache
     computed: dict[str, int] = field(default_factory=dict)  # tokens of its prompt that it had to compute
     kept: dict[str, torch.Tensor] = field(default_factory=dict)  # contents to compare with later
-    books: dict[str, Any] = field(default_factory=dict)  # the pool ahead of a call that was refused
+    state: dict[str, Any] = field(default_factory=dict)  # the pool ahead of a call that was refused
     gone: dict[str, int] = field(default_factory=dict)  # slots of texts whose tables were dropped
     _fresh: count[int] = field(default_factory=lambda: count(1000))
     _made: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -111,8 +111,8 @@ class Texts(Memory):
         return len(self.pool.index.match(self.tokens[name]))
 
 
-def books(memory: Memory) -> dict[str, Any]:
-    """All that a refused call must leave as it was: the books, the order of the free blocks, K and V."""
+def pool_state(memory: Memory) -> dict[str, Any]:
+    """All that a refused call must leave as it was: tables, counters, the order of the free blocks, K and V."""
     pool = memory.pool
     allocator = copy.deepcopy(pool.allocator)
     return {

@@ -16,7 +16,7 @@ def workload_is_input(commands: list[Command], name: str) -> None:
     assert given.dataset.digest == commands[-1].summary["workload_digest"]
 
 
-@then(parsers.parse("its profile tells of {count:d} requests and the lengths that requests.parquet has"))
+@then(parsers.parse("its profile has {count:d} requests and the lengths that requests.parquet has"))
 def workload_profile(commands: list[Command], count: int) -> None:
     (given,) = commands[-1].tracked.inputs.dataset_inputs
     profile = json.loads(given.dataset.profile)
@@ -32,7 +32,7 @@ def tags_name(commands: list[Command], names: str) -> None:
     assert [name for name in names.split() if not tags.get(name)] == []
 
 
-@then(parsers.parse('the message tells of uncommitted changes if and only if the tag "{tag}" does'))
-def dirty_is_told(commands: list[Command], tag: str) -> None:
+@then(parsers.parse('the message names uncommitted changes if and only if the tag "{tag}" does'))
+def dirty_is_named(commands: list[Command], tag: str) -> None:
     dirty = commands[-1].tracked.data.tags.get(tag) == "true"
     assert ("uncommitted changes" in commands[-1].output) is dirty

@@ -218,7 +218,7 @@ class Sequence:
 class StepOutput:
     """What a step gave one request: a token, an end, or both.
 
-    `text` is what can be told since the last output: it lags behind the tokens while a character is incomplete,
+    `text` is what can be output since the last output: it lags behind the tokens while a character is incomplete,
     or while it may yet turn out to be part of a stop string.
     """
 

@@ -94,7 +94,7 @@ class TestAgainstTheReference:
     def test_tokens_depend_on_the_request_alone(
         self, asked: list[tuple[int, SamplingParams]], samples: int, num_blocks: int, budget: int, share: bool
     ) -> None:
-        """Whoever else is there, whatever the chunks, preempted or not, with a shared prefix or none."""
+        """Whatever else runs, whatever the chunks, preempted or not, with a shared prefix or none."""
         pool = (sharing_pool if share else paged_pool)(num_blocks)
         engine = make_engine(pool, eos=(17,), max_batch_size=6, max_batched_tokens=budget, admission_reserve=0)
         requests = [
@@ -332,8 +332,8 @@ class TestLogprobs:
         drain(engine)
         assert any(first.preemptions for first in firsts)
         for first in firsts:
-            told = [output.logprobs for output in outputs if output.request_id == first.request.request_id]
-            assert told == first.logprobs
+            received = [output.logprobs for output in outputs if output.request_id == first.request.request_id]
+            assert received == first.logprobs
             assert [one.top[0][0] for one in first.logprobs] == first.output_token_ids
             assert all(one.logprob == pytest.approx(one.top[0][1]) for one in first.logprobs)
 

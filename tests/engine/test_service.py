@@ -251,8 +251,8 @@ class TestStreams:
             mine = list(engine.generate(request("mine", 6, 10)))
             outputs = [stream.result(timeout=60) for stream in streams]
         assert tokens(mine, "mine") == expected_tokens(request("mine", 6, 10))
-        for asked, told in zip(ASKED, outputs, strict=True):
-            assert tokens(told, asked.request_id) == expected_tokens(asked)
+        for asked, received in zip(ASKED, outputs, strict=True):
+            assert tokens(received, asked.request_id) == expected_tokens(asked)
         idle(engine)
 
     def test_many_that_come_and_go_lose_nothing(self) -> None:
@@ -281,7 +281,7 @@ class TestCollapse:
         def fails() -> object:
             steps.append(1)
             if len(steps) == 3:
-                raise ZeroDivisionError("books do not balance")
+                raise ZeroDivisionError("counters do not add up")
             return step()
 
         engine.core.step = fails  # type: ignore[method-assign,assignment]
@@ -296,14 +296,14 @@ class TestCollapse:
 
         errors = asyncio.run(main())
         assert [str(error) for error in errors] == [
-            "the engine stopped: a step raised ZeroDivisionError: books do not balance"
+            "the engine stopped: a step raised ZeroDivisionError: counters do not add up"
         ] * 3
         assert all(isinstance(error, EngineStoppedError) for error in errors)
         wait_until(lambda: engine._worker is None)
 
     def test_is_told_to_the_loop_and_to_who_comes_later(self) -> None:
         engine = self.broken()
-        with pytest.raises(EngineStoppedError, match="books do not balance") as caught:
+        with pytest.raises(EngineStoppedError, match="counters do not add up") as caught:
             list(engine.generate(ASKED))
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
         for again in (lambda: list(engine.generate(ASKED)), lambda: engine.submit(ASKED[0]), engine.step):

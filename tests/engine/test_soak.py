@@ -162,7 +162,7 @@ def test_overload_with_aborts_and_faults(order: str, victim: str, share: float) 
     assert later_size - size < 16 * 2**20
     for name in ("preempted", "failed_passes", "failed", "aborted", "hit_tokens", "recompute_hit_tokens"):
         assert counts[name] > 0, name
-    assert counts["refused"] > 0 or order == "shortest_first"  # which keeps the line short
+    assert counts["refused"] > 0 or order == "shortest_first"  # which keeps the waiting queue short
     assert counts["length"] > 0.9 * counts["accepted"]
     recomputed = counts["recomputed_tokens"] / counts["computed_tokens"]
     print(

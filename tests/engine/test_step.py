@@ -78,9 +78,9 @@ def test_log_probabilities_come_back_in_the_result() -> None:
             return StepResult(tokens, [TokenLogprobs(-0.5) if each else None for each in asked])
 
     engine = table_engine(table_pool(60), Certain())
-    told, plain = engine.add_request(asked("a", (1,), 3, logprobs=0)), engine.add_request(asked("b", (2,), 3))
+    traced, plain = engine.add_request(asked("a", (1,), 3, logprobs=0)), engine.add_request(asked("b", (2,), 3))
     drain(engine)
-    assert told.logprobs == [TokenLogprobs(-0.5)] * 3
+    assert traced.logprobs == [TokenLogprobs(-0.5)] * 3
     assert plain.logprobs == []
 
 

@@ -1,4 +1,4 @@
-"""Text as its tokens come: characters whole, stop strings never told."""
+"""Text as its tokens come: characters whole, stop strings never output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def letters(ids: Sequence[int]) -> str:
     return "".join(chr(0x4E00 + token) for token in ids)
 
 
-def told(stream: TextStream, ids: Sequence[int]) -> tuple[list[str], bool]:
+def feed(stream: TextStream, ids: Sequence[int]) -> tuple[list[str], bool]:
     """What each token made certain, and whether a stop string ended it; the rest, if none did, comes last."""
     parts = []
     for token in ids:
@@ -66,7 +66,7 @@ class TestStopStrings:
     def test_any_text_ends_before_the_first_that_counts(
         self, ids: list[int], stop: list[str], min_tokens: int
     ) -> None:
-        parts, stopped = told(TextStream(pieces, (0, 5), stop, min_tokens), ids)
+        parts, stopped = feed(TextStream(pieces, (0, 5), stop, min_tokens), ids)
         expected, count = by_the_book(ids, stop, min_tokens)
         if count is None:
             assert ("".join(parts), stopped) == (expected, False)
@@ -82,26 +82,26 @@ class TestStopStrings:
         assert stream.close() == "ENO"
 
     def test_one_inside_another_ends_at_the_earlier(self) -> None:
-        parts, stopped = told(TextStream(pieces, (), ("abc", "b")), [5, 7])
+        parts, stopped = feed(TextStream(pieces, (), ("abc", "b")), [5, 7])
         assert ("".join(parts), stopped) == ("c", True)
 
     def test_none_in_the_prompt(self) -> None:
         stream = TextStream(utf8, b"the EN", ("END",))
-        assert "".join(told(stream, b"D of it")[0]) == "D of it"
+        assert "".join(feed(stream, b"D of it")[0]) == "D of it"
 
 
 class TestCharacters:
     TEXT = "naïve, 日本語 🎈 ok"
 
     def test_are_told_whole(self) -> None:
-        parts, _ = told(TextStream(utf8, b"prompt"), self.TEXT.encode())
+        parts, _ = feed(TextStream(utf8, b"prompt"), self.TEXT.encode())
         assert "".join(parts) == self.TEXT
         assert "\ufffd" not in "".join(parts)
         assert len(parts) == len(self.TEXT.encode()) + 1
 
     @pytest.mark.parametrize("cut", [1, 2, 3])
     def test_an_incomplete_one_is_told_at_the_end(self, cut: int) -> None:
-        parts, _ = told(TextStream(utf8, b"p"), b"go " + "🎈".encode()[:cut])
+        parts, _ = feed(TextStream(utf8, b"p"), b"go " + "🎈".encode()[:cut])
         assert parts[:-1] == ["g", "o", " "] + [""] * cut
         assert parts[-1].startswith("\ufffd")
 
@@ -113,7 +113,7 @@ class TestCharacters:
         """As those do whose words carry their space; the space between prompt and output is the output's."""
         words = [" one", " two", " three"]
         stream = TextStream(lambda ids: "".join(words[token] for token in ids).removeprefix(" "), (0,))
-        assert told(stream, [1, 2])[0] == [" two", " three", ""]
+        assert feed(stream, [1, 2])[0] == [" two", " three", ""]
 
     def test_the_cost_of_a_token_does_not_grow(self) -> None:
         sizes: list[int] = []
@@ -122,7 +122,7 @@ class TestCharacters:
             sizes.append(len(ids))
             return utf8(ids)
 
-        told(TextStream(decode, b"a long prompt " * 50), b"text " * 200)
+        feed(TextStream(decode, b"a long prompt " * 50), b"text " * 200)
         assert max(sizes) <= 6
 
 

@@ -89,10 +89,10 @@ class TestNumbers:
         assert (np.diff(at) >= 0).all()
 
     def test_a_block_is_followed_from_holder_to_holder(self) -> None:
-        told = events(
+        recorded = events(
             (0, A, 0, 5), (1, S, 0, 6), (2, F, 0, 5), (3, F, 0, 6), (3, C, 0, -1), (5, D, 0, -1), (5, A, 0, 7)
         )
-        found = blocks.stretches(told, 8)
+        found = blocks.stretches(recorded, 8)
         assert list(zip(found.holder.tolist(), found.start.tolist(), found.end.tolist(), strict=True)) == [
             (5, 0, 1),
             (blocks.SHARED, 1, 2),
@@ -107,8 +107,8 @@ class TestNumbers:
         assert grid.cells.tolist() == [[-1] * 4, [-1, -1, 3, -1]]
 
     def test_no_used_block_is_lost_in_a_pool_of_ten_thousand(self) -> None:
-        told = events((0, A, 5003, 1), (1, F, 5003, 1), (1, A, 9999, 2), (2, F, 9999, 2), (2, C, 9999, -1))
-        found = blocks.stretches(told, 100_000)
+        recorded = events((0, A, 5003, 1), (1, F, 5003, 1), (1, A, 9999, 2), (2, F, 9999, 2), (2, C, 9999, -1))
+        found = blocks.stretches(recorded, 100_000)
         grid = blocks.pool_grid(found, 10_000, np.arange(100_000.0).tolist(), 100_000.0)
         assert grid.blocks_per_row == 25
         assert grid.cells.shape == (400, 800)
@@ -131,13 +131,13 @@ class TestNumbers:
         assert set(chosen.values()) == set(range(7))
 
     def test_block_events_are_written_and_read_back(self, tmp_path: Path) -> None:
-        told = events((0, A, 3, 1), (0, S, 3, 0), (4, C, 3, -1))
-        write_blocks(tmp_path, told)
+        recorded = events((0, A, 3, 1), (0, S, 3, 0), (4, C, 3, -1))
+        write_blocks(tmp_path, recorded)
         (tmp_path / "summary.json").write_text("{}")
         back = read_run(tmp_path).blocks()
         assert back is not None
         for name in ("step", "event", "block", "sequence"):
-            assert getattr(back, name).tolist() == getattr(told, name).tolist()
+            assert getattr(back, name).tolist() == getattr(recorded, name).tolist()
         assert pq.read_table(tmp_path / "blocks.parquet")["event"].to_pylist() == ["allocated", "shared", "cached"]
         (tmp_path / "blocks.parquet").unlink()
         assert read_run(tmp_path).blocks() is None

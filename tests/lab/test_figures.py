@@ -46,15 +46,15 @@ class TestDrawing:
         assert "slot" in memory_figure(self.STEPS, unit="slot").axes[0].get_title(loc="left")
 
     def test_a_map_says_what_it_cannot_show(self) -> None:
-        for told in (None, events()):
-            (axes,) = pool_map_figure(told, self.STEPS).axes
+        for recorded in (None, events()):
+            (axes,) = pool_map_figure(recorded, self.STEPS).axes
             assert axes.texts
 
     def test_a_map_of_ten_thousand_blocks(self) -> None:
-        told = events(*((n % 2, A, n, n // 50) for n in range(10_000)))
+        recorded = events(*((n % 2, A, n, n // 50) for n in range(10_000)))
         steps = [step(each.index, blocks_total=10_000) for each in self.STEPS]
-        assert png(pool_map_figure(told, steps))
-        assert len(pool_map_hover(told, steps, []).to_json()) < 3_000_000
+        assert png(pool_map_figure(recorded, steps))
+        assert len(pool_map_hover(recorded, steps, []).to_json()) < 3_000_000
 
     def test_sweeps_of_two_amounts_of_one_and_of_names(self) -> None:
         two = [Point({"a": a, "b": b}, {THROUGHPUT: 1.0 * a * b}) for a in (1, 2) for b in (3, 4)]
@@ -91,8 +91,8 @@ class TestDrawing:
 
 
 def test_a_trace_of_more_requests_than_it_shows_has_so_many_tracks() -> None:
-    told = list(trace_events("x", [step(0)], [request() for _ in range(1500)]))
-    assert len({event["id"] for event in told if event["ph"] == "b"}) == 1000
+    recorded = list(trace_events("x", [step(0)], [request() for _ in range(1500)]))
+    assert len({event["id"] for event in recorded if event["ph"] == "b"}) == 1000
 
 
 def test_one_repeat_far_from_the_others_does_not_squeeze_the_bars(recwarn: pytest.WarningsRecorder) -> None:

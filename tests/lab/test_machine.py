@@ -80,5 +80,5 @@ def test_shared_cores_are_told(
     monkeypatch: pytest.MonkeyPatch, threads: int, busy: float, advice: str | None
 ) -> None:
     monkeypatch.setattr(machine, "visible_cores", lambda: Cores(4, 8))
-    told = oversubscription(threads, busy)
-    assert told is None if advice is None else told is not None and advice in told
+    given = oversubscription(threads, busy)
+    assert given is None if advice is None else given is not None and advice in given

@@ -44,16 +44,16 @@ class TestARun:
         assert "<script src=" not in text
 
     def test_its_block_events_add_up_to_its_step_log(self, pressed: Path) -> None:
-        record, told = read_run(pressed), read_run(pressed).blocks()
-        assert told is not None
+        record, recorded = read_run(pressed), read_run(pressed).blocks()
+        assert recorded is not None
         steps = record.steps()
-        found = blocks.stretches(told, len(steps))
+        found = blocks.stretches(recorded, len(steps))
         for each in steps[:-1]:
             if each.batch_seqs:
                 alive = (found.start <= each.index) & (found.end > each.index)
                 held = alive & (found.holder != blocks.CACHED)
                 assert held.sum() == memory(each).blocks_in_use, each.index
-        assert set(told.sequence.tolist()) <= set(range(-1, len(record.requests())))
+        assert set(recorded.sequence.tolist()) <= set(range(-1, len(record.requests())))
         assert (found.holder == blocks.SHARED).any()
         assert (found.holder == blocks.CACHED).any()
         assert not (found.holder == blocks.UNKNOWN).any()

@@ -1,4 +1,4 @@
-"""K and V in int8: every backend reads the same numbers, whoever stored them, and scales go wherever blocks go."""
+"""K and V in int8: every backend reads the same numbers, whichever wrote them, and scales go wherever blocks go."""
 
 from __future__ import annotations
 

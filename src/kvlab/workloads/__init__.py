@@ -21,7 +21,7 @@ def build_requests(
     follows. The same seed gives the same requests.
 
     Raises WorkloadError for a file that cannot be read, naming the line; CapacityError, before they are made
-    where that can be told, for requests that take more than `memory` bytes.
+    where that is known, for requests that take more than `memory` bytes.
     """
     if memory is not None and config.path is None:
         _check_settings(config, memory)
