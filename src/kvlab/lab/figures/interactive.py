@@ -85,7 +85,7 @@ def pool_map_hover(
         )
     )
     more = f"; a row is {grid.blocks_per_row} {unit}s" if grid.blocks_per_row > 1 else ""
-    heading = f"Who held which {unit}: a colour is a sequence, black shared, grey cached{more}"
+    heading = f"Each {unit} over time: a colour is a sequence, black shared, grey cached{more}"
     _lay_out(figure, heading, "time, s", unit)
     figure.update_yaxes(autorange="reversed")
     return figure
@@ -117,8 +117,8 @@ def pareto_hover(points: Sequence[Point]) -> Any:
     front = pareto_front(known)
     figure = go.Figure()
     for name, members, colour, mode in (
-        ("beaten by another", [point for point in known if point not in front], style.FAINT, "markers"),
-        ("beaten by none", front, style.BLUE, "lines+markers"),
+        ("dominated by another", [point for point in known if point not in front], style.FAINT, "markers"),
+        ("Pareto front", front, style.BLUE, "lines+markers"),
     ):
         figure.add_scatter(
             name=name,

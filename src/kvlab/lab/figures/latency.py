@@ -26,11 +26,11 @@ _MARKS = (50, 90, 99)
 
 
 def latency_figure(records: Sequence[RequestRecord]) -> Figure:
-    """Four distributions: which share of requests, or of gaps, took at most so long."""
+    """Four distributions: which share of requests, or of gaps, took at most as long."""
     latencies = latencies_ms(records)
     figure = style.new_figure(5.4)
     for index, (name, (words, unit)) in enumerate(_LATENCIES.items()):
-        label = "" if index % 2 else "share at most so long, %"
+        label = "" if index % 2 else "cumulative share, %"
         axes = figure.add_subplot(2, 2, index + 1, xlabel="ms", ylabel=label, ylim=(0, 102))
         style.tidy(axes, grid="both")
         _distribution(axes, f"{words} ({name})", unit, np.sort(latencies[name]))

@@ -68,7 +68,7 @@ def memory_figure(steps: Sequence[StepRecord], *, unit: str = "block") -> Figure
     below.set_xlabel("time, s")
     peak = 100 * float(series.in_use.max()) / max(series.capacity, 1)
     heading = f"At most {peak:.0f} % of {count(series.capacity, unit)} in use"
-    note = f"a {unit} has {series.block_tokens:,} token slots; between the line and the area's edge they are empty"
+    note = f"a {unit} has {series.block_tokens:,} token slots; those between line and edge hold no token"
     style.title(above, heading, note)
     return figure
 
@@ -80,7 +80,7 @@ def _draw_blocks(axes: Any, series: MemorySeries, unit: str) -> None:
     if series.cached.any():
         label = f"free {unit}s with cached content"
         axes.fill_between(at, in_use, both, color=style.CACHED, label=label, **area)
-    axes.step(at, tokens, where="post", color=style.BLUE, linewidth=1.4, label=f"tokens stored, in full {unit}s")
+    axes.step(at, tokens, where="post", color=style.BLUE, linewidth=1.4, label=f"stored tokens, as full {unit}s")
     axes.axhline(series.capacity, color=style.INK, linewidth=1.2, linestyle=(0, (4, 2)), label="capacity")
     axes.set(ylim=(0, series.capacity * 1.06), ylabel=f"{unit}s")
     style.whole(axes.yaxis)

@@ -51,18 +51,18 @@ def pareto_figure(points: Sequence[Point]) -> Figure:
     known = measured_points(points)
     front = pareto_front(known)
     figure, axes = style.new_axes(4.8, f"{X_LABEL}  (less is better)", f"{Y_LABEL}  (more is better)")
-    heading = f"{len(front)} of {len(known)} points are beaten by no other in both"
-    style.title(axes, heading, "to have more of one, a point on the line gives up some of the other")
+    heading = f"{len(front)} of {len(known)} points are on the Pareto front"
+    style.title(axes, heading, "no other point is at least as good in one and better in the other")
     if not known:
         style.nothing(axes, "no finished point has both metrics")
         return figure
     others = [point for point in known if point not in front]
     if others:
         _, x, y = zip(*others, strict=True)
-        axes.plot(x, y, "o", color=style.CACHED, markersize=6, label="beaten by another")
+        axes.plot(x, y, "o", color=style.CACHED, markersize=6, label="dominated by another")
     _, x, y = zip(*front, strict=True)
     line: Any = {"drawstyle": "steps-post", "linewidth": 1.4, "markersize": 7}
-    axes.plot(x, y, "-o", color=style.BLUE, label="beaten by none", **line)
+    axes.plot(x, y, "-o", color=style.BLUE, label="Pareto front", **line)
     axes.margins(x=0.12, y=0.12)
     _name_points(axes, front)
     style.plain(axes.xaxis)

@@ -67,8 +67,8 @@ def pool_map_figure(events: BlockEvents | None, steps: Sequence[StepRecord], *, 
     """Block by time."""
     figure, axes = style.new_axes(5.3, "time, s", f"{unit} of the pool", grid="")
     if events is None or not len(events.block) or not steps:
-        style.title(axes, f"Who held which {unit}")
-        style.nothing(axes, f"no {unit} was handed out" if events is not None else "the run kept no blocks.parquet")
+        style.title(axes, f"Each {unit} of the pool over time")
+        style.nothing(axes, f"no {unit} was allocated" if events is not None else "the run kept no blocks.parquet")
         return figure
     grid = run_grid(events, steps)
     extent = (0, grid.end_s, len(grid.cells) * grid.blocks_per_row, 0)
@@ -78,7 +78,9 @@ def pool_map_figure(events: BlockEvents | None, steps: Sequence[StepRecord], *, 
     note = "white is free"
     if grid.blocks_per_row > 1:
         note += f"; a row is {grid.blocks_per_row} {unit}s, paler where fewer of them are in use"
-    style.title(axes, f"Who held which of {count(grid.num_blocks, unit)}, and when", note)
+    style.title(
+        axes, f"{count(grid.num_blocks, unit)} of the pool over time, by the sequence that holds them", note
+    )
     present = [HOLDERS[holder] for holder in HOLDERS if holder != FREE and (grid.cells == holder).any()]
     several = tuple(Patch(color=colour) for colour in style.SEQUENCES[:4])
     handles = [several, *(Patch(color=colour) for _, colour in present)]

@@ -49,7 +49,7 @@ def timeline_figure(records: Sequence[RequestRecord]) -> Figure:
     figure, axes = style.new_axes(height, "time, s", "request, by arrival", grid="x")
     done = sum(record.completed for record in records)
     again = sum(record.preemptions > 0 for record in records)
-    note = "a line is a request" if every == 1 else f"every {_ordinal(every)} request is shown"
+    note = "a row is a request" if every == 1 else f"every {_ordinal(every)} request is shown"
     if again:
         note += f"; {again:,} were preempted and computed again"
     style.title(axes, f"{done:,} of {len(records):,} requests completed", note)
