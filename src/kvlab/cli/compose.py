@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from difflib import get_close_matches
 from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
+from kvlab.cli.mistakes import explained
 from kvlab.config import RunConfig
-from kvlab.errors import ConfigError, KvlabError
+from kvlab.errors import ConfigError
+from kvlab.lab.settings import flatten
 from kvlab.paths import CONF
 from kvlab.plugins import load_plugins
 from kvlab.registry import KEYS, registry
@@ -71,10 +73,41 @@ class Composition:
 def run_config(composed: DictConfig) -> RunConfig:
     """The run's part of what Hydra composed, its plugins imported, then checked: every command comes through here.
 
-    Raises a KvlabError.
+    Raises a KvlabError, also for an interpolation that does not resolve and for a key that was added with `+`.
     """
-    load_plugins(composed.plugins)
-    return cast(RunConfig, OmegaConf.to_object(without_hydra(composed)))
+    run = without_hydra(composed)
+    _check_keys(run)
+    with explained(_texts(run)):
+        load_plugins(run.plugins)
+        config = cast(RunConfig, OmegaConf.to_object(run))
+    for key, value in flatten(asdict(config)).items():
+        if isinstance(value, str) and ("\0" in value or (not value.isascii() and not _is_unicode(value))):
+            raise ConfigError(key, value, "is no text: files and tracking stores could not keep it")
+    return config
+
+
+def _texts(run: DictConfig) -> list[str]:
+    """Every setting as it was written, interpolations not resolved."""
+    written = cast("dict[str, object]", OmegaConf.to_container(run, resolve=False))
+    return [f"{key}={value}" for key, value in flatten(written).items()]
+
+
+def _check_keys(node: DictConfig, prefix: str = "") -> None:
+    """Raise ConfigError for a key that the schema does not have; Hydra lets `+key=value` add one."""
+    kind = OmegaConf.get_type(node)
+    known = [field.name for field in fields(kind)] if is_dataclass(kind) else [str(key) for key in node]
+    for key, value in cast("dict[str, object]", OmegaConf.to_container(node, resolve=False)).items():
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            hint = f"did you mean {prefix}{near[0]}? " if near else ""
+            raise ConfigError(f"{prefix}{key}", value, f"unknown; {hint}known: {', '.join(known)}")
+        if isinstance(value, dict):
+            _check_keys(node[key], f"{prefix}{key}.")
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it has no half of a surrogate pair, which is what Python makes of bytes that are no UTF-8."""
+    return not re.search("[\ud800-\udfff]", text)
 
 
 def without_hydra(composed: DictConfig) -> DictConfig:
@@ -112,6 +145,14 @@ def _as_written(node: Any, raw: Any, prefix: str, written: dict[str, str]) -> di
     return recorded
 
 
+def group_choices(choices: Mapping[str, object]) -> dict[str, str]:
+    """What was chosen in each group. Raises ConfigError where that is not one name."""
+    for group in GROUPS:
+        if not isinstance(choices.get(group), str):
+            raise ConfigError(group, choices.get(group), f"a run has one choice of {group}: {group}=name")
+    return {group: str(choices[group]) for group in GROUPS}
+
+
 def run_title(config: RunConfig) -> str:
     """The name of a run that was given none."""
     return f"{config.model.name} {config.kv.backend} {config.workload.name}"
@@ -119,16 +160,7 @@ def run_title(config: RunConfig) -> str:
 
 def compose_run(overrides: Sequence[str]) -> Composition:
     """Compose the run that `kvlab run <overrides>` would be. Raises ConfigError with Hydra's reason."""
-    try:
+    with explained(overrides):
         with initialize_config_dir(str(CONF), version_base="1.3"):
             composed = compose("run", list(overrides), return_hydra_config=True)
-        choices = {group: str(composed.hydra.runtime.choices[group]) for group in GROUPS}
-        return composition(composed, choices)
-    except (HydraException, OmegaConfBaseException) as error:
-        reason: BaseException = error
-        while reason.__cause__ is not None and not isinstance(reason, KvlabError):
-            reason = reason.__cause__
-        if isinstance(reason, KvlabError):
-            raise reason from error
-        text = " ".join(str(error).split()).partition(" Config search path:")[0]
-        raise ConfigError("settings", " ".join(overrides), text) from error
+        return composition(composed, group_choices(composed.hydra.runtime.choices))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from hydra.core.config_loader import ConfigLoader
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from kvlab.lab.sweep.plan import Point
 
+MAX_POINTS = 10_000
 _REPEAT = "repeat"
 
 
@@ -39,6 +41,10 @@ def compose_points(
     Raises ConfigError for what cannot be swept or is a sweep itself, and Hydra's errors as they are.
     """
     values, varied = _values_by_key(loader, texts, repeats)
+    count = math.prod(map(len, values.values()))
+    if count > MAX_POINTS:
+        reason = f"more than the {MAX_POINTS:,} points that a sweep may have; sweep fewer values, or use kvlab tune"
+        raise ConfigError("points", f"{count:,}", reason)
     swept = swept_keys(master)
     points = []
     for chosen in itertools.product(*values.values()):
@@ -82,7 +88,8 @@ def _values(override: Override, key: str) -> list[str]:
     if not override.is_discrete_sweep():
         text = "has no end of values; list them (a,b,c or range(1,9)), or search with kvlab tune"
         raise ConfigError(key, _written(override), text)
-    return [f"{key}={value}" for value in override.sweep_string_iterator()]
+    # One more than may be: a range can have any number of values, and a product above says that they are too many.
+    return [f"{key}={value}" for value in itertools.islice(override.sweep_string_iterator(), MAX_POINTS + 1)]
 
 
 def _written(override: Override) -> str:

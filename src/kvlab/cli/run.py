@@ -6,6 +6,7 @@ Hydra composes the configuration and calls `job` for each run.
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +17,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from kvlab.cli.compose import GROUPS, composition
+from kvlab.cli.compose import composition, group_choices
+from kvlab.cli.mistakes import mistake
 from kvlab.cli.settings import fail
 from kvlab.config import RunConfig
 from kvlab.errors import KvlabError
@@ -43,7 +45,7 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
             fail(f"hydra/sweeper={sweeper}: a sweep needs kvlab's own; leave it out, or search with kvlab tune")
         point = read_plan(Path(hydra_config.sweep.dir)).job(directory.name)
     try:
-        made = composition(cfg, {group: hydra_config.runtime.choices[group] for group in GROUPS})
+        made = composition(cfg, group_choices(hydra_config.runtime.choices))
         config = made.config
         if config.resume and point is None and _was_done(config):
             return None
@@ -105,7 +107,17 @@ def main() -> None:
         for name, (module, extra) in _EXTRAS.items():
             if text.startswith(f"hydra/launcher={name}") and find_spec(f"hydra_plugins.{module}") is None:
                 fail(f"{text}: needs a package that is not installed: pip install 'kvlab[{extra}]'")
+    asked = "HYDRA_FULL_ERROR" in os.environ
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # else Hydra prints a part of the traceback and exits
     try:
         job()
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        found = mistake(error, [text for text in sys.argv[1:] if not text.startswith("-")])
+        if found is None or asked:
+            raise
+        fail(str(found))
+    finally:
+        if not asked:
+            del os.environ["HYDRA_FULL_ERROR"]

@@ -13,7 +13,8 @@ from functools import cache
 from types import NoneType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from kvlab.errors import ConfigError, KvlabError
+from kvlab.cli.mistakes import explained
+from kvlab.errors import ConfigError, KvlabError, printable
 from kvlab.lab.settings import setting as setting
 from kvlab.secrets import redact, redacted_output
 
@@ -58,7 +59,8 @@ def read_settings(schema: type[T], arguments: Sequence[str]) -> tuple[T, list[st
         except OmegaConfBaseException as error:
             inner = get_args(kind)[0] if get_origin(kind) is list else kind
             raise ConfigError(key, value, _EXPECTED.get(inner, str(error).splitlines()[0])) from error
-    return cast(T, OmegaConf.to_object(settings)), others
+    with explained(arguments):  # an interpolation that does not resolve
+        return cast(T, OmegaConf.to_object(settings)), others
 
 
 def unknown_setting(schema: type, argument: str) -> ConfigError:
@@ -110,7 +112,7 @@ def os_sentence(error: OSError) -> str:
 
 def fail(message: str) -> NoReturn:
     """End the process with code 2 and a sentence on stderr."""
-    print(f"error: {redact(message)}", file=sys.stderr)
+    print(f"error: {printable(redact(message))}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -17,6 +17,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from kvlab.cli.settings import fail
+from kvlab.config.run import MOST_REPEATS
+from kvlab.config.values import at_least
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.secrets import redact
 
@@ -81,8 +83,9 @@ class PlanningSweeper(Sweeper):
 
         config = self._master
         repeats = OmegaConf.select(config, "repeats")
-        if not isinstance(repeats, int) or repeats < 1:
+        if not isinstance(repeats, int):
             raise ConfigError("repeats", repeats, "must be a number, at least 1")
+        at_least("repeats", repeats, 1, MOST_REPEATS)
         composed, varied = compose_points(self._loader, config, texts, repeats)
         choices = config.hydra.runtime.choices
         plan = SweepPlan(

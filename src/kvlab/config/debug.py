@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvlab.config.values import one_of
+from kvlab.config.values import MOST_SEED, at_least, one_of
 from kvlab.errors import ConfigError
 
 FAULTS = ("forward", "sampler", "sequence", "any")
@@ -22,6 +22,7 @@ class FaultsConfig:
 
     def __post_init__(self) -> None:
         one_of("debug.faults.kind", self.kind, FAULTS)
+        at_least("debug.faults.seed", self.seed, 0, MOST_SEED)
         if not 0 <= self.rate <= 1:
             raise ConfigError("debug.faults.rate", self.rate, "must be in [0, 1]")
 

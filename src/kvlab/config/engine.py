@@ -8,7 +8,7 @@ from kvlab.config.executor import AttentionConfig, ExecutorConfig
 from kvlab.config.kv import KVConfig
 from kvlab.config.model import ModelConfig
 from kvlab.config.scheduler import SchedulerConfig
-from kvlab.config.values import at_least
+from kvlab.config.values import MOST_SEED, at_least
 from kvlab.errors import ConfigError
 from kvlab.registry import registry
 
@@ -25,7 +25,7 @@ class EngineConfig:
     seed: int = 0  # of random weights; a run also draws its workload with it
 
     def __post_init__(self) -> None:
-        at_least("seed", self.seed, 0)
+        at_least("seed", self.seed, 0, MOST_SEED)
         tokens, size = self.scheduler.max_batched_tokens, self.kv.block_size
         if tokens < size and registry("kv.backend").get(self.kv.backend).is_paged():
             text = f"is less than kv.block_size={size}: a step could not fill a block"

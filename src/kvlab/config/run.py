@@ -9,6 +9,9 @@ from kvlab.config.engine import EngineConfig
 from kvlab.config.tracking import TrackingConfig
 from kvlab.config.values import at_least
 from kvlab.config.workload import WorkloadConfig
+from kvlab.errors import ConfigError
+
+MOST_REPEATS = 10_000
 
 
 @dataclass
@@ -29,5 +32,8 @@ class RunConfig(EngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least("repeats", self.repeats, 1)
-        at_least("repeat", self.repeat, 0)
+        at_least("repeats", self.repeats, 1, MOST_REPEATS)
+        at_least("repeat", self.repeat, 0, MOST_REPEATS)
+        for name, value in self.tags.items():
+            if not isinstance(value, str):
+                raise ConfigError(f"tags.{name}", value, "must be text")

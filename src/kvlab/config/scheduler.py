@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvlab.config.values import at_least, one_of
+from kvlab.config.values import MOST_SECONDS, at_least, one_of
 from kvlab.errors import ConfigError
 from kvlab.registry import registry
 
@@ -54,9 +54,9 @@ class SchedulerConfig:
         for name in ("max_batch_size", "max_batched_tokens", "long_prefill_threshold", "max_decode_seqs"):
             at_least(f"scheduler.{name}", getattr(self, name), 1)
         at_least("scheduler.max_waiting_requests", self.max_waiting_requests, 1)
-        at_least("scheduler.max_wait_ms", self.max_wait_ms, 0)
-        at_least("scheduler.aging_s", self.aging_s, 0.001)
-        at_least("scheduler.default_deadline_s", self.default_deadline_s, 0)
+        at_least("scheduler.max_wait_ms", self.max_wait_ms, 0, 1000 * MOST_SECONDS)
+        at_least("scheduler.aging_s", self.aging_s, 0.001, MOST_SECONDS)
+        at_least("scheduler.default_deadline_s", self.default_deadline_s, 0, MOST_SECONDS)
         for name in ("admission_reserve", "watermark"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"scheduler.{name}", getattr(self, name), "must be in [0, 1)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlab.config.values import one_of
+from kvlab.config.values import MOST_SECONDS, at_least, one_of
 from kvlab.errors import ConfigError
 from kvlab.secrets import has_password, redact
 
@@ -30,3 +30,4 @@ class TrackingConfig:
             raise ConfigError("tracking.artifacts", redact(self.artifacts), f"{text} {variables}")
         if not self.timeout_s > 0:
             raise ConfigError("tracking.timeout_s", self.timeout_s, "must be more than 0")
+        at_least("tracking.timeout_s", self.timeout_s, 0, MOST_SECONDS)

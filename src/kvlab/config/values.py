@@ -7,6 +7,7 @@ import re
 from kvlab.errors import ConfigError
 
 MOST = 10**15  # of any number: what is computed from a few of them is a number still
+MOST_SEED = 2**64 - 1  # what random generators take
 MOST_SECONDS = 366 * 86400  # a year: who waits for longer has mistyped
 _MOST_BYTES = 2**60
 _UNITS = {"": 1, "b": 1}
@@ -24,7 +25,7 @@ def at_least(key: str, value: float | None, least: float, most: float = MOST) ->
     """Raise ConfigError unless `value` is None or a number from `least` to `most`."""
     if value is None or least <= value <= most:
         return
-    text = f"at least {least}" if not value > most else f"at most {most:.15g}"
+    text = f"at least {least}" if not value > most else f"at most {most}"
     raise ConfigError(key, value, f"must be a number, {text}")
 
 
@@ -37,7 +38,8 @@ def parse_bytes(text: str, *, key: str) -> int:
     if not match or match[2].lower() not in _UNITS:
         raise ConfigError(key, text, "is not a size; write for example 512MiB, 4GiB or 2GB")
     size = float(match[1]) * _UNITS[match[2].lower()]
-    at_least(key, size, 0, _MOST_BYTES)
+    if size > _MOST_BYTES:
+        raise ConfigError(key, text, "is more than a million TiB")
     return int(size)
 
 

@@ -1,0 +1,74 @@
+"""A user's mistakes as Hydra and OmegaConf report them, in a sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from traceback import walk_tb
+
+from kvlab.errors import ConfigError, KvlabError, OutputError
+from kvlab.secrets import redact, redacted
+
+_PARSERS = ("hydra", "omegaconf", "antlr4")
+# Where an error was raised and on what, and advice that mostly does not hold here.
+_NOT_SAID = re.compile(
+    r"\n\s*(full_key|reference_type|object_type|Config search path):.*|\nSee https://hydra\S*.*|\.\nTo append .*"
+    r"|^Error (merging|parsing) override .*|^LexerNoViableAltException:.*"
+    r"|^\w+ raised while resolving interpolation: ",
+    re.DOTALL,
+)
+_OPEN = ("tags", "model.architecture")  # take any keys
+
+
+@contextmanager
+def explained(overrides: Sequence[str]) -> Iterator[None]:
+    """Turn what Hydra and OmegaConf raise about `overrides` into a KvlabError; other errors stay as they are."""
+    try:
+        yield
+    except Exception as error:
+        found = mistake(error, overrides)
+        if found is None or found is error:
+            raise
+        raise found from error
+
+
+def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None:
+    """What is wrong with `overrides`, where it was Hydra or OmegaConf that raised `error`; else None."""
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    for each in chain:
+        if isinstance(each, KvlabError):
+            return each
+    modules = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in walk_tb(error.__traceback__)]
+    if next((name for name in reversed(modules) if name in ("kvlab", *_PARSERS)), "kvlab") == "kvlab":
+        return None
+    if isinstance(error, OSError) and error.filename is not None:
+        return OutputError(Path(error.filename), f"cannot be written: {error.strerror}; choose another directory")
+    texts = [" ".join(_NOT_SAID.sub("", str(each)).split()) for each in chain]
+    reason = "; ".join(filter(None, dict.fromkeys(texts)))
+    keys = {str(getattr(each, "full_key", "") or "") for each in chain} - {""}
+    written = getattr(error, "override", None)  # of one that cannot be parsed
+    name, value = _guilty([written] if written is not None else overrides, keys, f"{error} {reason}")
+    if not reason or "OverrideParse" in type(error).__name__:
+        reason = f"cannot be read{f' ({reason})' if reason else ''}: write key=value, and quotes around a value of "
+        reason += "other characters than letters and digits, as \"run_name='a, b'\""
+    elif f"Could not override '{name}'" in reason and name.startswith(_OPEN):
+        reason += f"; to add it, write +{name}=..."
+    return ConfigError(name, redacted(name, value), redact(reason))
+
+
+def _guilty(overrides: Sequence[str], keys: set[str], said: str) -> tuple[str, str]:
+    """Key and value of the override that was meant, as far as that can be told."""
+    for override in reversed(overrides):
+        key, _, value = override.partition("=")
+        key = key.lstrip("+~")
+        resolved = any(f"${{{name}" in value for name in re.findall("'([^']+)'", said))
+        if key in keys or f"'{key}/{value}'" in said or (override and override in said) or resolved:
+            return key, value
+    if len(overrides) == 1:
+        key, _, value = overrides[0].partition("=")
+        return key, value
+    return next(iter(keys), "settings"), "..."

@@ -1,0 +1,87 @@
+"""What cannot be composed, and directories that cannot be made: a sentence and code 2, and no traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import kvlab.cli.run
+from kvlab.cli.compose import compose_run
+from kvlab.errors import ConfigError
+from tests.support.commands import TINY, call
+
+OVERRIDES = {
+    "run_name=${oc.env:MISSING}": "run_name=${oc.env:MISSING}: \"Environment variable 'MISSING' not found\"",
+    "run_name=${x(}": "run_name=${x(}: token recognition error",
+    "run_name=${nope}": "run_name=${nope}: Interpolation key 'nope' not found",
+    "run_name=${run_name}": "run_name=${run_name}: Recursive interpolation detected",
+    "plugins=[${nope}]": "plugins=['${nope}']: Interpolation key 'nope' not found",
+    "run_name='\0'": "run_name=\\x00: is no text",
+    "run_name='\udcff'": "run_name=\\udcff: is no text",
+    "run_name='x": "run_name='x: cannot be read: write key=value, and quotes around a value of other characters",
+    "run_name=[x": "run_name=[x: cannot be read (no viable alternative",
+    "kv.block_size=3=4": "kv.block_size=3=4: cannot be read (mismatched input '=' expecting <EOF>)",
+    "seed": "seed=: cannot be read: write key=value",
+    "": "=: cannot be read",
+    "=3": "settings=...: Config group override must be a string",
+    "seed=": "seed=: Value '' of type 'str' could not be converted to Integer",
+    "seed=inf": "seed=inf: Value 'inf' of type 'float' could not be converted to Integer",
+    "seed=" + "9" * 5000: "Exceeds the limit (4300 digits)",
+    "seed=18446744073709551616": "seed=18446744073709551616: must be a number, at most 18446744073709551615",
+    "~kv": "kv=null: a run has one choice of kv: kv=name",
+    "+new.key=1": "new={'key': 1}: unknown; known: model, kv, ",
+    "+kv.blocksize=8": "kv.blocksize=8: unknown; did you mean kv.block_size? known: backend, ",
+    "tags={a: b}": "Could not override 'tags'; Key 'a' is not in struct; to add it, write +tags=...",
+    "+tags={a: {b: c}}": "tags.a={'b': 'c'}: must be text",
+}
+
+
+@pytest.mark.parametrize(("override", "sentence"), OVERRIDES.items(), ids=[ascii(text)[:40] for text in OVERRIDES])
+def test_a_mistake_names_its_key_and_value(override: str, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MISSING", raising=False)
+    with pytest.raises(ConfigError) as refused:
+        compose_run(["workload.num_requests=3", override])
+    assert sentence in str(refused.value)
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "override", ["run_name=${nope}", "seed=" + "9" * 5000, "~kv", "kv=nope"], ids=lambda text: text[:9]
+)
+def test_a_run_ends_with_the_sentence(override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = call(kvlab.cli.run.main, *TINY, "tracking=off", override)
+    assert ended.code == 2
+    assert ended.output.startswith("error: ")
+    assert ended.output.count("\n") == 1
+
+
+def test_no_password_of_another_setting_is_shown() -> None:
+    with pytest.raises(ConfigError) as refused:
+        compose_run(["tracking.uri='postgresql://me:secret@host/db'", "hydra.job.num=x", "kv=nope"])
+    assert "secret" not in str(refused.value)
+    with pytest.raises(ConfigError, match=r"tracking.uri=postgresql://.*@host/db=: cannot be read"):
+        compose_run(["tracking.uri=postgresql://me:secret@host/db="])
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["hydra.run.dir={file}"], "error: {file}: cannot be written: File exists; choose another directory"),
+        (["hydra.run.dir={file}/x"], "cannot be written: Not a directory"),
+        (["-m", "seed=1,2", "hydra.sweep.dir={file}"], "cannot be written: "),
+        (["hydra.run.dir=${{nope}}"], "error: hydra.run.dir=${{nope}}: Interpolation key 'nope' not found"),
+        (["-m", "kv.block_size=range(1,1000000000000)"], "points=10,001: more than the 10,000 points that a sweep"),
+        (["-m", "seed=range(1,300)", "repeats=100"], "points=29,900: more than the 10,000 points"),
+    ],
+)
+def test_where_results_cannot_go(settings: list[str], sentence: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    flags = [text for text in settings if text.startswith("-")]
+    given = [text.format(file=file) for text in settings if text not in flags]
+    ended = call(kvlab.cli.run.main, *flags, *TINY, "tracking=off", *given)
+    assert ended.code == 2
+    assert sentence.format(file=file) in ended.output
+    assert "Traceback" not in ended.output
