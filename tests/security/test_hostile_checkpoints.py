@@ -6,11 +6,13 @@ import builtins
 import io
 import json
 import os
+import random
 import resource
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,7 +23,7 @@ from safetensors.torch import load_file, save_file
 import kvlab.cli.capacity
 from kvlab.config import ModelConfig
 from kvlab.errors import KvlabError
-from kvlab.models.families import decoder_config
+from kvlab.models.families import DEFAULTS, FAMILIES, decoder_config, read_config
 from tests.security.checkpoints import (
     CONFIG,
     EMBEDDING,
@@ -44,6 +46,7 @@ from tests.support.commands import Lab, call
 from tests.support.runs import FEW_STEPS
 
 SECONDS = 20  # of a hang
+DAMAGES = int(os.environ.get("KVLAB_SOAK_DAMAGES", "100"))
 ADDRESS_SPACE = 2 << 30  # bytes more than the process has mapped
 NORM = "model.norm.weight"
 SHAPE = [CONFIG["vocab_size"], CONFIG["hidden_size"]]
@@ -372,6 +375,78 @@ def test_a_hostile_checkpoint_is_refused_with_a_sentence(directory: Path, mutate
 def test_an_odd_checkpoint_is_served(directory: Path, mutate: Mutation) -> None:
     mutate(directory)
     assert serve(directory) == [35, 10, 23, 39]
+
+
+#: Any of them as the value of any key.
+VALUES: list[Any] = [
+    *(None, True, False, 0, 1, 3, -1, 2**31 - 1, 2**31, 10**29, 0.0, 0.5, -1.5, 1e-12, 1e12, 1e-300, 1e300),
+    *(
+        float("nan"),
+        float("inf"),
+        "",
+        "x",
+        "default",
+        "full_attention",
+        "\ud800",
+        [],
+        [1],
+        [[1]],
+        [None],
+        {},
+        {"a": 1},
+    ),
+    *(["sliding_attention"], {"rope_type": [1]}, {"rope_type": "linear", "factor": 1e-12}, {"type": {"a": 1}}),
+    *({"full_attention": [1]}, {"full_attention": {"rope_theta": 0}}, {"sliding_attention": {}}, LLAMA3),
+]
+KEYS = {key for values in DEFAULTS.values() for key in values} | {
+    *("model_type", "text_config", "auto_map", "attention_bias", "mlp_bias", "use_bidirectional_attention"),
+    *("layer_types", "use_sliding_window", "sliding_window_pattern", "partial_rotary_factor"),
+    *("rope_scaling", "rope_parameters", "rope_theta", "rope_local_base_freq"),
+    *("attn_logit_softcapping", "final_logit_softcapping"),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_value_of_any_key_is_refused_or_described(family: str) -> None:
+    described, sentences = 0, []
+    for key, value in product(sorted(KEYS), VALUES):
+        config = CONFIG | {"model_type": family, key: value}
+        if family == "gemma3" and key not in ("model_type", "text_config"):
+            config = {"model_type": family, "text_config": config}
+        try:
+            read_config(config)
+            described += 1
+        except KvlabError as error:
+            sentences.append(str(error))
+    assert all(map(str.isprintable, sentences))
+    assert 100 < described < 0.7 * len(KEYS) * len(VALUES)
+
+
+def test_random_damage_is_refused_or_served(directory: Path) -> None:
+    """Bits flipped, characters put in, out and in another's place: in config.json, and in front of the weights.
+    `KVLAB_SOAK_DAMAGES=6000 pytest tests/security/test_hostile_checkpoints.py` damages as many checkpoints.
+    """
+    sound = {name: (directory / name).read_bytes() for name in ("config.json", WEIGHTS)}
+    header_end = 8 + int.from_bytes(sound[WEIGHTS][:8], "little")
+    signs = b'0123456789"{}[],:-e.tn\\\x00\xff'
+    sentences = []
+    for seed in range(DAMAGES):
+        choose = random.Random(seed)
+        name = choose.choice(["config.json", WEIGHTS, WEIGHTS])
+        content = bytearray(sound[name])
+        for _ in range(choose.randint(1, 4)):
+            at = choose.randrange(min(header_end, len(content)))
+            until = at + choose.randint(0, 1)
+            new = [content[at] ^ 1 << choose.randrange(8)] if choose.random() < 0.25 else choose.choices(signs)
+            content[at:until] = bytes(new) if choose.random() < 0.75 else b""
+        for file, intact in sound.items():
+            (directory / file).write_bytes(content if file == name else intact)
+        try:
+            serve(directory)
+        except KvlabError as error:
+            sentences.append(str(error))
+    assert all(map(str.isprintable, sentences))
+    assert len(sentences) > DAMAGES // 2
 
 
 def test_the_content_of_another_file_is_not_told(directory: Path) -> None:

@@ -123,6 +123,29 @@ class TestSafetensors:
         weights.take("a.weight", (4, 3)).zero_()
         assert torch.equal(weights.take("a.weight", (4, 3)), tensors["a.weight"])
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("number", [float("nan"), -float("nan"), float("inf"), -float("inf"), "largest"])
+    def test_a_number_that_is_not_finite_is_refused(
+        self, tmp_path: Path, dtype: torch.dtype, number: float | str
+    ) -> None:
+        """Whatever its sign and its neighbours; the largest numbers that are finite are taken."""
+        most = torch.finfo(dtype).max
+        tensor = torch.tensor([[-1.0, most, -most], [0.0, -0.0, 1.0]]).to(dtype)
+        if isinstance(number, float):
+            tensor[1, 1] = number
+        save_file({"a": tensor}, tmp_path / "model.safetensors")
+        weights = SafetensorsWeights(tmp_path, dtype, "cpu")
+        if number == "largest":
+            assert torch.equal(weights.take("a", (2, 3)), tensor)
+        else:
+            with pytest.raises(WeightsError, match="tensor a holds numbers that are not finite in"):
+                weights.take("a", (2, 3))
+
+    def test_a_number_too_large_for_the_dtype_asked_for_is_refused(self, tmp_path: Path) -> None:
+        save_file({"a": torch.tensor([65_504.0, 70_000.0])}, tmp_path / "model.safetensors")
+        with pytest.raises(WeightsError, match=r"tensor a holds numbers that are not finite in torch\.float16"):
+            SafetensorsWeights(tmp_path, torch.float16, "cpu").take("a", (2,))
+
 
 class TestMultimodal:
     @pytest.fixture

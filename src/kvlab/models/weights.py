@@ -107,7 +107,7 @@ class SafetensorsWeights:
         self._unused.discard(name)
         # Always a copy: a mapped tensor would keep the whole file in memory.
         tensor: torch.Tensor = handle.get_tensor(stored).to(device=self._device, dtype=self._dtype, copy=True)
-        if not all(math.isfinite(end) for end in tensor.aminmax()):  # one pass, and no second tensor
+        if not _is_finite(tensor):
             raise WeightsError(f"{file}: tensor {name} holds numbers that are not finite in {self._dtype}")
         return tensor
 
@@ -132,7 +132,7 @@ def _weight_files(directory: Path) -> list[Path]:
         pickled = next(
             (
                 f"; {file.name} may run code when it is read, and kvlab reads safetensors alone: convert it"
-                for file in sorted(directory.iterdir())
+                for file in sorted(directory.glob("*.*"))
                 if file.suffix in _PICKLED
             ),
             "",
@@ -172,6 +172,17 @@ def _bytes(tensor: torch.Tensor) -> Any:
     return flat.numpy() if flat.device.type == "cpu" else flat
 
 
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no number is infinite or NaN, found without another tensor. On a CPU by the bits: of either sign,
+    those of infinity and NaN are the largest when read as whole numbers; with numpy, for the reason of `_bytes`.
+    """
+    if tensor.device.type != "cpu":
+        return all(math.isfinite(end) for end in tensor.aminmax())
+    bits, size = _bytes(tensor), tensor.itemsize
+    infinities = _bytes(torch.tensor([math.inf, -math.inf], dtype=tensor.dtype))
+    return all(bits.view(f"{sign}{size}").max() < infinities.view(f"{sign}{size}").max() for sign in "iu")
+
+
 def open_weights(
     where: str, dtype: torch.dtype, device: torch.device | str, *, seed: int = 0, norm_weight: float = 1.0
 ) -> DummyWeights | SafetensorsWeights:
@@ -182,7 +193,7 @@ def open_weights(
     if where == "dummy":
         return DummyWeights(dtype, device, seed, norm_weight)
     directory = Path(os.path.expanduser(where))
-    return SafetensorsWeights(directory if directory.is_dir() else _download(where), dtype, device)
+    return SafetensorsWeights(directory if os.path.isdir(directory) else _download(where), dtype, device)
 
 
 def _download(repository: str) -> Path:
