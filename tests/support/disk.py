@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ class Faults:
     folder: Path
     number: int | None = None  # of the write that fails; None: none does
     onwards: bool = False  # so do all that follow
+    match: str = ""  # every write of a path in which this expression is found fails
     code: int = errno.ENOSPC
     asked: list[Path] = field(default_factory=list)
     refused: list[Path] = field(default_factory=list)
@@ -36,7 +38,8 @@ class Faults:
             return
         self.asked.append(path)
         here = len(self.asked) - 1
-        if self.number is not None and (here == self.number or (self.onwards and here > self.number)):
+        counted = self.number is not None and (here == self.number or (self.onwards and here > self.number))
+        if counted or (self.match and re.search(self.match, str(path))):
             self.refused.append(path)
             raise OSError(self.code, os.strerror(self.code), str(path))
 
@@ -50,7 +53,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
     faults = _active[-1]
     _active.clear()  # the hook itself may look at files
     try:
-        faults.ask(Path(os.fsdecode(target)))
+        faults.ask(Path(os.path.abspath(os.fsdecode(target))))
     finally:
         _active.append(faults)
 
@@ -60,10 +63,10 @@ sys.addaudithook(_hook)  # it cannot be taken out again; without a fault it does
 
 @contextmanager
 def disk(
-    folder: Path, number: int | None = None, *, onwards: bool = False, code: int = errno.ENOSPC
+    folder: Path, number: int | None = None, *, onwards: bool = False, match: str = "", code: int = errno.ENOSPC
 ) -> Iterator[Faults]:
-    """Within the block the write with this number below the folder fails."""
-    faults = Faults(folder, number, onwards, code)
+    """Within the block the write with this number below the folder fails, and those that match."""
+    faults = Faults(folder, number, onwards, match, code)
     _active.append(faults)
     try:
         yield faults

@@ -43,6 +43,7 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
     if hydra_config.mode is RunMode.MULTIRUN:
         if (sweeper := hydra_config.runtime.choices["hydra/sweeper"]) != "kvlab":
             fail(f"hydra/sweeper={sweeper}: a sweep needs kvlab's own; leave it out, or search with kvlab tune")
+        directory = directory / str(hydra_config.job.num)
         point = read_plan(Path(hydra_config.sweep.dir)).job(directory.name)
     try:
         made = composition(cfg, group_choices(hydra_config.runtime.choices))

@@ -24,7 +24,7 @@ from kvlab.lab.sweep.history import close_parent, open_history
 from kvlab.lab.tracking import RunStatus, Tracker
 from kvlab.lab.tune.pictures import draw_search, write_page, write_trials
 from kvlab.lab.tune.space import SEARCHED, build_space, check_fits
-from kvlab.lab.tune.study import Measured, best_trial, counted, open_study, search
+from kvlab.lab.tune.study import STORAGE_ERRORS, Measured, best_trial, counted, open_study, search, storage_reason
 from kvlab.secrets import redact, redacted_setting
 
 if TYPE_CHECKING:
@@ -65,12 +65,7 @@ class Search:
         before = len(counted(study))
         self._announce(before)
         self._open_parent()
-        started = time.monotonic()
-        try:
-            for trial in search(study, self.space, self.trials, check=self._check, measure=self._measure):
-                self._report(study, trial, before, time.monotonic() - started)
-        except KeyboardInterrupt:
-            self.interrupted = True
+        study = self._search(study, before, time.monotonic())
         done = len(counted(study))
         if done < self.trials and not self.interrupted:
             print(f"stopped at {done} of {self.trials} trials: nothing new was found that fits")
@@ -79,6 +74,24 @@ class Search:
             print("interrupted: what was tried is kept; the same command goes on from there")
             return 130
         return 1 if best_trial(study) is None or self.unwritten else 0
+
+    def _search(self, study: Study, before: int, started: float) -> Study:
+        """Search. Returns the study, in memory where its database failed."""
+        ended = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+        try:
+            trials = search(study, self.space, self.trials, check=self._check, measure=self._measure, ended=ended)
+            for trial in trials:
+                self._report(study, trial, before, time.monotonic() - started)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        except STORAGE_ERRORS as error:
+            reason = storage_reason(error, self.storage)
+            text = f"storage={redact(self.storage)}: {reason}; the search goes on without it"
+            print(f"warning: {text}", file=sys.stderr)
+            self.unwritten.append(text)
+            kept = open_study(None, self.name, self.metric, self.trials, ended)
+            return self._search(kept, before, started)
+        return study
 
     def _check(self, values: dict[str, int]) -> None:
         check_fits(self._compose(values).config, self.memory)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.lab.catalogue import direction
@@ -14,6 +16,7 @@ from kvlab.lab.sweep.process import is_alive, this_process
 from kvlab.lab.tune.space import Space
 from kvlab.secrets import redact
 
+STORAGE_ERRORS = (optuna.exceptions.StorageInternalError, SQLAlchemyError)
 _STARTUP = 8  # trials at random before the sampler learns from them
 _MAX_IDLE = 30  # suggestions in a row of which none is new and fits, before the search ends
 
@@ -27,8 +30,11 @@ class Measured:
     interrupted: bool = False
 
 
-def open_study(storage: str, name: str, metric: str, trials: int) -> optuna.Study:
+def open_study(
+    storage: str | None, name: str, metric: str, trials: int, known: Sequence[FrozenTrial] = ()
+) -> optuna.Study:
     """The study of that name in a database, made where there is none, seeded so that it does not repeat itself.
+    Without a database (None) it is kept in memory; `known` are trials that it begins with.
 
     Trials that a killed search left open are closed. Raises ConfigError for a database that cannot be used.
     """
@@ -39,13 +45,20 @@ def open_study(storage: str, name: str, metric: str, trials: int) -> optuna.Stud
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if not is_alive(trial.user_attrs.get("process")):
                 study.tell(trial.number, state=TrialState.FAIL)
-        known = len(study.get_trials(deepcopy=False))
+        study.add_trials(known)
+        seed = len(study.get_trials(deepcopy=False))
     except Exception as error:  # SQLAlchemy's, a driver's, the operating system's
-        reason = redact(" ".join(str(error).split()), storage)[:300]
-        text = f"cannot be used: {reason}; write for example sqlite:///tune.db"
-        raise ConfigError("storage", redact(storage), text) from None  # a cause may quote the address
-    study.sampler = optuna.samplers.TPESampler(seed=known, n_startup_trials=min(_STARTUP, max(3, trials // 3)))
+        text = f"cannot be used: {storage_reason(error, storage)}; write for example sqlite:///tune.db"
+        raise ConfigError("storage", redact(storage or ""), text) from None  # a cause may quote the address
+    study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=min(_STARTUP, max(3, trials // 3)))
     return study
+
+
+def storage_reason(error: Exception, storage: str | None) -> str:
+    """What a database said, on one line, without statements and passwords."""
+    cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else None
+    text = " ".join(str(cause or error).split()).partition(" [SQL: ")[0]
+    return redact(re.sub(r"^\(\w+\.\w+\) ", "", text), storage or "")[:300]
 
 
 def counted(study: optuna.Study) -> list[FrozenTrial]:
@@ -66,8 +79,11 @@ def search(
     *,
     check: Callable[[dict[str, int]], None],
     measure: Callable[[int, dict[str, int]], Measured],
+    ended: list[FrozenTrial] | None = None,
 ) -> Iterator[FrozenTrial]:
     """Try until `trials` have run in all, those of earlier searches included; yields each as it ends.
+
+    A trial that was measured is added to `ended` ahead of the database, which may fail with one of STORAGE_ERRORS.
 
     `check` raises a KvlabError for a point that does not fit: it is pruned with the reason, and does not count.
     Ends early where the space has nothing new, or a trial was interrupted.
@@ -93,6 +109,8 @@ def search(
             continue
         idle = 0
         found = measure(trial.number, values)
+        if ended is not None and not found.interrupted:
+            ended.append(_frozen(trial, found))
         if found.value is not None and not found.interrupted:
             yield study.tell(trial, found.value)
             continue
@@ -101,3 +119,15 @@ def search(
         yield study.tell(trial, state=TrialState.FAIL)
         if found.interrupted:
             return
+
+
+def _frozen(trial: optuna.Trial, found: Measured) -> FrozenTrial:
+    """A trial as the database would return it."""
+    state = TrialState.FAIL if found.value is None else TrialState.COMPLETE
+    reason = {"error": found.error or "no value"} if found.value is None else {}
+    params, ranges = trial.params, trial.distributions
+    frozen = optuna.trial.create_trial(
+        state=state, params=params, distributions=ranges, value=found.value, user_attrs=reason
+    )
+    frozen.number = trial.number
+    return frozen

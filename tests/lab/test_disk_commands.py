@@ -1,0 +1,203 @@
+"""Commands on disks that are full, read-only or gone: what they print, and the exit code."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import kvlab.cli.report
+import kvlab.cli.tune
+from kvlab.lab import execute as execution
+from kvlab.lab.machine import CpuWatch
+from tests.support.commands import TINY, Command, Lab, call
+from tests.support.disk import disk, largest_file
+
+FULL = "cannot be written: No space left on device; free some space there, or choose another directory"
+TWO = ("-m", "kv.num_blocks=8,9", "tracking=off")
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    monkeypatch.setattr(CpuWatch, "busy_cores", lambda watch: 0.0)
+    monkeypatch.chdir(tmp_path)
+    return Lab(tmp_path)
+
+
+def is_told(ended: Command, *texts: str) -> None:
+    assert "Traceback" not in ended.output
+    for text in texts:
+        assert text in ended.output, ended.output
+
+
+class TestARun:
+    def test_whose_summary_cannot_be_written_prints_its_table_and_ends_with_1(self, lab: Lab) -> None:
+        with disk(lab.base / "out", match="summary.json"):
+            ended = lab.here("tracking=off")
+        assert ended.code == 1
+        is_told(ended, f"warning: {lab.base}/out/summary.json: {FULL}", "output tokens", "tok/s")
+        left = sorted(file.name for file in ended.directory.iterdir())
+        assert left == ["config.yaml", "requests.parquet", "steps.parquet"]
+
+    def test_without_a_place_for_its_files_is_not_started(self, lab: Lab) -> None:
+        with disk(lab.base / "out", 1, onwards=True):
+            ended = lab.here("tracking=off")
+        assert ended.code == 2
+        is_told(ended, f"error: {lab.base}/out: {FULL}")
+        assert "tok/s" not in ended.output
+
+
+class TestASweep:
+    def test_whose_disk_fills_up_has_the_table_of_all_its_points(self, lab: Lab) -> None:
+        with disk(lab.base / "out", match="out/(1|report)"):
+            ended = lab.here(*TWO)
+        assert ended.code == 1
+        is_told(
+            ended, f"warning: {lab.base}/out/1: summary.json, config.yaml, ", f"warning: {lab.base}/out/report/sw"
+        )
+        is_told(ended, "2 runs: 2 finished", "kv.num_blocks=9")
+        assert (lab.base / "out" / "0" / "summary.json").is_file()
+
+    def test_that_cannot_keep_its_plan_is_not_started(self, lab: Lab) -> None:
+        with disk(lab.base / "out", match="sweep.json"):
+            ended = lab.here(*TWO)
+        assert ended.code == 2
+        is_told(ended, f"error: {lab.base}/out/sweep.json: {FULL}")
+        assert list((lab.base / "out").iterdir()) == []
+
+    def test_whose_directory_is_removed_goes_on(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        serve = execution._drive
+
+        def remove_and_serve(*arguments: object) -> object:
+            if not (lab.base / "out" / "0").exists():
+                shutil.rmtree(lab.base / "out")
+            return serve(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(execution, "_drive", remove_and_serve)
+        ended = lab.here(*TWO)
+        assert ended.code == 0
+        is_told(ended, "2 runs: 2 finished")
+        assert (lab.base / "out" / "0" / "summary.json").is_file()
+        assert (lab.base / "out" / "1" / "summary.json").is_file()
+
+
+class TestAStore:
+    """Runs that are tracked in an SQLite file, with the run's files beside it."""
+
+    def test_whose_disk_is_full_of_files_has_the_run_as_finished(self, lab: Lab) -> None:
+        lab = Lab.with_store(lab.base)
+        with disk(lab.base, match="mlartifacts.*(summary.json|steps.parquet)"):
+            ended = lab.here()
+        assert ended.code == 1
+        is_told(ended, "warning: tracking.artifacts: ", f": steps.parquet, summary.json: {FULL}", "tok/s")
+        assert ended.summary["run_id"]
+        assert ended.tracked.data.tags["kvlab.status"] == "finished"
+        stored = {file.name for file in (lab.base / "mlartifacts").rglob("*") if file.is_file()}
+        assert stored == {"config.yaml", "requests.parquet"}
+
+    def test_that_is_full_when_the_run_ends(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Really: the file may not grow from the first step on."""
+        lab = Lab.with_store(lab.base)
+        serve, opened = execution._drive, ExitStack()
+
+        def serve_and_fill(*arguments: object) -> object:
+            served = serve(*arguments)  # type: ignore[arg-type]
+            opened.enter_context(largest_file((lab.base / "store.db").stat().st_size))
+            return served
+
+        monkeypatch.setattr(execution, "_drive", serve_and_fill)
+        with opened:
+            ended = lab.here()
+        assert ended.code == 1
+        is_told(
+            ended, f"warning: tracking.uri={lab.uri}: ", "disk", "; use tracking.uri=sqlite:///<file>, ", "tok/s"
+        )
+        assert "[SQL" not in ended.output
+        assert (ended.directory / "summary.json").is_file()
+
+    def test_that_is_removed_while_requests_are_served(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        lab = Lab.with_store(lab.base)
+        serve = execution._drive
+
+        def remove_and_serve(*arguments: object) -> object:
+            (lab.base / "store.db").unlink()
+            return serve(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(execution, "_drive", remove_and_serve)
+        ended = lab.here()
+        assert ended.code == 1
+        is_told(ended, f"warning: tracking.uri={lab.uri}: ", "tok/s")
+        assert (ended.directory / "summary.json").is_file()
+
+
+class TestAReport:
+    def test_each_file_is_tried_and_the_table_printed(self, lab: Lab) -> None:
+        lab.here("tracking=off")
+        with disk(lab.base / "told", match="report.md|figures"):
+            ended = call(kvlab.cli.report.main, "out", "output=told")
+        assert ended.code == 1
+        is_told(ended, f"told/report.md: {FULL}", "tok/s", "report: told/report.html")
+        assert [file.name for file in (lab.base / "told").iterdir()] == ["report.html"]
+
+    def test_a_gate_that_is_violated_is_told_on_a_full_disk(self, lab: Lab) -> None:
+        lab.here("tracking=off")
+        gate = "fail_if=throughput/output_tokens_per_s > 0"
+        with disk(lab.base / "told", match="report"):
+            ended = call(kvlab.cli.report.main, "out", "output=told", "figures=false", gate)
+        assert ended.code == 3
+        is_told(ended, f"told: report.md, report.html: {FULL}")
+
+
+class TestASearch:
+    """kvlab tune, of two trials."""
+
+    @staticmethod
+    def search(*overrides: str) -> Command:
+        few = ["optimize=throughput/output_tokens_per_s", "memory=66MiB", "output=found"]
+        return call(kvlab.cli.tune.main, *few, *TINY, "tracking=off", *overrides)
+
+    def test_whose_files_cannot_be_written_prints_the_best_command(self, lab: Lab) -> None:
+        with disk(lab.base / "found", match="trials.csv|tune.png|tune.html"):
+            ended = self.search("trials=1")
+        assert ended.code == 1
+        is_told(ended, "best: throughput/output_tokens_per_s = ", "kvlab run model=qwen3_tiny")
+        is_told(ended, "/search: trials.csv, tune.png, tune.html: cannot be written: No space left on device")
+
+    def test_whose_database_is_gone_goes_on_in_memory(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        serve = execution._drive
+
+        def remove_and_serve(*arguments: object) -> object:
+            (lab.base / "found" / "tune.db").unlink(missing_ok=True)
+            return serve(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(execution, "_drive", remove_and_serve)
+        ended = self.search("trials=2")
+        assert ended.code == 1
+        is_told(ended, f"warning: storage=sqlite:///{lab.base}/found/tune.db: ", "; the search goes on without it")
+        is_told(ended, "2 of 2 trials: ", "best: throughput/output_tokens_per_s = ")
+        assert len(list((lab.base / "found").glob("*/*/summary.json"))) == 2, "no trial ran twice"
+
+    def test_without_a_place_for_its_files_is_not_started(self, lab: Lab) -> None:
+        (lab.base / "found").touch()
+        ended = self.search()
+        assert ended.code == 2
+        is_told(ended, "found", "error: ")
+
+
+class TestEveryWrite:
+    """Each of the writes of a command fails once."""
+
+    @pytest.mark.slow
+    def test_every_write_may_fail(self, lab: Lab) -> None:
+        with disk(lab.base / "whole") as faults:
+            assert lab.here(*TWO, directory="whole").code == 0
+        for number in range(len(faults.asked)):
+            name = f"out{number}"
+            with disk(lab.base / name, number):
+                ended = lab.here(*TWO, directory=name)
+            is_told(ended)
+            if ended.code != 2:
+                is_told(ended, "2 runs: 2 finished")
+            assert not [file for file in (lab.base / name).rglob(".*") if file.is_file()]
