@@ -290,7 +290,7 @@ class TestKernels:
         assert Sampler(kernels)(logits, batch) == Sampler(TorchOps())(logits, batch)
 
 
-def test_of_equal_logits_the_first_is_taken_and_told() -> None:
+def test_of_equal_logits_the_first_is_taken_and_reported() -> None:
     logits = torch.zeros(1, 500).bfloat16()
     logits[0, [70, 300, 301]] = 2.0
     one = sequence(SamplingParams(1, logprobs=5))
@@ -341,7 +341,7 @@ class TestLogprobs:
 class TestUnsoundLogits:
     @pytest.mark.parametrize("bad", [math.nan, math.inf])
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
-    def test_are_told_by_the_request_whose_they_are(self, bad: float, temperature: float) -> None:
+    def test_name_the_request_that_they_belong_to(self, bad: float, temperature: float) -> None:
         logits = torch.zeros(3, 10)
         logits[1, 4] = bad
         rows = [

@@ -104,7 +104,7 @@ class TestLoop:
         assert [list(record.output_token_ids) for record in ended] == [expected_tokens(other)]
         idle(engine)
 
-    def test_a_name_that_is_in_use_stays_with_whoever_has_it(self) -> None:
+    def test_a_name_in_use_keeps_its_entry(self) -> None:
         engine = library()
         ended: list[RequestRecord] = []
         engine.submit(request("a", 4, 5), on_finish=ended.append)
@@ -195,7 +195,7 @@ class TestStreams:
         assert engine.core._steps < 40
 
     @pytest.mark.parametrize("after_s", [0.0, 0.02])
-    def test_cancelling_who_waits_aborts(self, after_s: float) -> None:
+    def test_cancelling_a_waiting_task_aborts(self, after_s: float) -> None:
         engine = library(executor=SlowExecutor())
 
         async def main() -> None:
@@ -231,7 +231,7 @@ class TestStreams:
         assert tokens(second, "b") == expected_tokens(ASKED[1])  # type: ignore[arg-type]
         idle(engine)
 
-    def test_a_slow_reader_delays_nobody(self) -> None:
+    def test_a_slow_reader_delays_no_other(self) -> None:
         engine = library()
 
         async def main() -> list[StepOutput]:
@@ -287,7 +287,7 @@ class TestCollapse:
         engine.core.step = fails  # type: ignore[method-assign,assignment]
         return engine
 
-    def test_is_told_to_every_stream(self) -> None:
+    def test_reaches_every_stream(self) -> None:
         engine = self.broken()
 
         async def main() -> list[object]:
@@ -301,7 +301,7 @@ class TestCollapse:
         assert all(isinstance(error, EngineStoppedError) for error in errors)
         wait_until(lambda: engine._worker is None)
 
-    def test_is_told_to_the_loop_and_to_who_comes_later(self) -> None:
+    def test_reaches_the_loop_and_later_requests(self) -> None:
         engine = self.broken()
         with pytest.raises(EngineStoppedError, match="counters do not add up") as caught:
             list(engine.generate(ASKED))

@@ -93,14 +93,14 @@ class TestStopStrings:
 class TestCharacters:
     TEXT = "naïve, 日本語 🎈 ok"
 
-    def test_are_told_whole(self) -> None:
+    def test_are_output_whole(self) -> None:
         parts, _ = feed(TextStream(utf8, b"prompt"), self.TEXT.encode())
         assert "".join(parts) == self.TEXT
         assert "\ufffd" not in "".join(parts)
         assert len(parts) == len(self.TEXT.encode()) + 1
 
     @pytest.mark.parametrize("cut", [1, 2, 3])
-    def test_an_incomplete_one_is_told_at_the_end(self, cut: int) -> None:
+    def test_an_incomplete_one_is_output_at_the_end(self, cut: int) -> None:
         parts, _ = feed(TextStream(utf8, b"p"), b"go " + "🎈".encode()[:cut])
         assert parts[:-1] == ["g", "o", " "] + [""] * cut
         assert parts[-1].startswith("\ufffd")
@@ -140,7 +140,7 @@ class TestThroughTheEngine:
         assert [len(output.text) for output in stream.outputs[-2:]] == [0, 2]
         assert stream.ends == [FinishReason.LENGTH]
 
-    def test_what_was_held_back_is_told_on_abort(self) -> None:
+    def test_what_was_held_back_is_output_on_abort(self) -> None:
         tokens = expected_tokens(self.ASKED)
         engine, stream = make_engine(detokenize=letters), Stream()
         engine.add_request(self.asked(stop=(letters([tokens[0], 0]),)), stream)
@@ -157,7 +157,7 @@ class TestThroughTheEngine:
         assert texts == [letters(one.output_token_ids) for one in (first, *first.siblings)]
         assert len(set(texts)) == 3
 
-    def test_a_preempted_sequence_tells_nothing_twice(self) -> None:
+    def test_a_preempted_sequence_outputs_nothing_twice(self) -> None:
         engine, streams = make_engine(detokenize=letters, admission_reserve=0), {name: Stream() for name in "abc"}
         sequences = [engine.add_request(request(name, 20, 30), stream) for name, stream in streams.items()]
         drain(engine)

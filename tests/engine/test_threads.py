@@ -63,7 +63,7 @@ def test_the_older_control_groups_limit_them_too(system: Path) -> None:
 
 
 @pytest.mark.parametrize(("setting", "before", "expected"), [(None, 8, 3), (None, 2, 2), (6, 1, 6), (1, 8, 1)])
-def test_unless_told_otherwise_a_core_has_one_thread(
+def test_unless_configured_otherwise_a_core_has_one_thread(
     monkeypatch: pytest.MonkeyPatch, setting: int | None, before: int, expected: int
 ) -> None:
     monkeypatch.setattr(threads, "usable_cores", lambda: Cores(3, 6))

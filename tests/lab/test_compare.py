@@ -99,7 +99,7 @@ def test_a_word_needs_the_whole_interval_beyond_the_margin():
     assert verdict(THROUGHPUT, found, min_effect=0.05) == "same"
 
 
-def test_every_direction_is_told_for_metrics_and_unknown_ones_are_neutral():
+def test_metrics_have_a_direction_and_unknown_ones_are_neutral():
     assert direction("throughput/requests_per_s").more_is_better is True
     assert direction("engine/schedule_ms_p99").more_is_better is False
     assert direction("something/new").more_is_better is None

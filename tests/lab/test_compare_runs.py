@@ -79,7 +79,7 @@ def test_a_choice_stands_for_what_it_decides_and_for_nothing_else(tmp_path):
     assert len(set(names)) == 4
 
 
-def test_a_tag_tells_groups_of_one_configuration_apart(tmp_path):
+def test_a_tag_separates_groups_of_one_configuration(tmp_path):
     points = {side: {"tags": {"side": side}} for side in ("a", "b")}
     runs = record_sweep(tmp_path, points, {"a": [1.0, 2.0], "b": [1.0, 2.0]})
     groups = group_runs([RunSet("sweep", tuple(runs))], ("tags.side",))
@@ -87,7 +87,7 @@ def test_a_tag_tells_groups_of_one_configuration_apart(tmp_path):
     assert len(pairs_of(*groups)) == 2
 
 
-def test_a_key_that_no_run_has_is_told_with_those_near_it(sweep):
+def test_a_key_that_no_run_has_is_reported_with_those_near_it(sweep):
     with pytest.raises(ConfigError, match=r"by=kv\.backnd: no run has this key; near it: kv\.backend"):
         group_runs([sweep], ("kv.backnd",))
 
@@ -126,7 +126,7 @@ def test_groups_of_unlike_runs_are_refused_unless_they_pair(tmp_path):
     assert "kv.block_size" in (obstacle(groups[0], groups[1], by=("kv.backend",)) or "")
 
 
-def test_outputs_are_equal_or_the_first_difference_is_told(tmp_path):
+def test_outputs_are_equal_or_the_first_difference_is_reported(tmp_path):
     first = record_run(tmp_path / "a")
     assert check_outputs(first, record_run(tmp_path / "b")).text == "equal for 2 requests"
     other = record_run(tmp_path / "c", tokens={"r0": [1, 2, 3], "r1": [4, 6]})
@@ -207,7 +207,7 @@ def test_a_record_reads_what_an_older_version_wrote(tmp_path):
     assert (run.finished, run.tags, run.steps(), run.requests()) == (True, {"x": "y"}, [], [])
 
 
-def test_what_is_no_run_is_told(tmp_path):
+def test_what_is_no_run_is_reported(tmp_path):
     with pytest.raises(RecordError, match=r"no run's output directory"):
         read_run(tmp_path)
     with pytest.raises(RecordError, match=r"no sweep's directory"):

@@ -109,7 +109,7 @@ class TestQuality:
             "quality/top1_agreement": 0.5,
         }
 
-    def test_no_memory_for_the_reference_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_memory_for_the_reference_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(quality, "available_memory", lambda device: 1000)
         metrics, problem = quality_metrics(plan_engine(compose_run(*TINY, "kv.dtype=int8")), [])
         assert metrics == {}

@@ -76,7 +76,7 @@ def test_too_short_a_look_is_made_longer(processor: Processor) -> None:
         (8, 0.0, "executor.threads=4"),  # two threads to a core
     ],
 )
-def test_shared_cores_are_told(
+def test_shared_cores_are_reported(
     monkeypatch: pytest.MonkeyPatch, threads: int, busy: float, advice: str | None
 ) -> None:
     monkeypatch.setattr(machine, "visible_cores", lambda: Cores(4, 8))

@@ -48,7 +48,7 @@ def check_path(folder: Path, attention: str, kernels: str, *overrides: str) -> N
     assert (run.data.tags["resolved.attention"], run.data.tags["resolved.kernels"]) == (attention, kernels)
 
 
-def test_without_a_compiler_pytorch_computes_and_the_reason_is_told_once(
+def test_without_a_compiler_pytorch_computes_and_the_reason_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CXX", "/nonexistent")

@@ -149,7 +149,7 @@ def test_rates_measured_beside_others_are_not_kept(
     assert ("not kept: cores are shared" in capsys.readouterr().out) is not kept
 
 
-def test_a_run_that_is_not_there_is_told(
+def test_a_run_that_is_not_there_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["roofline", "run=nowhere"])

@@ -192,7 +192,7 @@ def test_a_report_that_cannot_be_written_names_its_file(make, tmp_path):
         write_report(make({}), tmp_path / "file" / "report")
 
 
-def test_options_are_read_and_mistakes_told():
+def test_options_are_read_and_mistakes_reported():
     options, runs = read_options(
         ["a/b", "c,d", "by=kv.backend,set", "--metrics=[x/y, z]", "force=true", "confidence=99%", "min_effect=2%"]
     )

@@ -75,17 +75,17 @@ def test_tags_of_feature_and_scenario_count(scenarios: list[Scenario]) -> None:
     assert (second.name, second.tags) == ("Close <door>", frozenset({"R2.1", "R1.2", "slow"}))
 
 
-def test_an_id_without_a_scenario_is_told(scenarios: list[Scenario]) -> None:
+def test_an_id_without_a_scenario_is_reported(scenarios: list[Scenario]) -> None:
     assert disagreements([FIRST, SECOND, ENTRY, HALL], scenarios) == ["R2.2 has no scenario: tag one with @R2.2"]
 
 
-def test_a_tag_that_is_no_id_is_told_with_its_place(scenarios: list[Scenario]) -> None:
+def test_a_tag_that_is_no_id_is_reported_with_its_place(scenarios: list[Scenario]) -> None:
     assert disagreements([FIRST, ENTRY], scenarios) == [
         "doors.feature:11 (Close <door>): @R1.2 is not in requirements.yaml"
     ]
 
 
-def test_a_scenario_that_shows_nothing_is_told() -> None:
+def test_a_scenario_that_shows_nothing_is_reported() -> None:
     scenario = Scenario(("doors.feature", 5), "Open", frozenset({"slow"}))
     assert disagreements([], [scenario]) == [
         "doors.feature:5 (Open): shows no requirement; tag it with an id of requirements.yaml"
@@ -99,7 +99,7 @@ def test_an_id_in_the_wrong_chapter_is_refused(tmp_path: Path) -> None:
         read_requirements(file)
 
 
-def test_the_page_tells_what_passed_and_what_did_not(scenarios: list[Scenario]) -> None:
+def test_the_page_lists_what_passed_and_what_did_not(scenarios: list[Scenario]) -> None:
     open_, close = (scenario.place for scenario in scenarios)
     outcomes = {open_: Counter(passed=1), close: Counter(passed=1, failed=1)}
     text = page([FIRST, SECOND, HALL], scenarios, outcomes, date(2026, 1, 2))

@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_no_failure() -> None:
 
 
 @pytest.mark.slow
-def test_repeats_take_turns_and_are_told_apart(lab: Lab) -> None:
+def test_repeats_take_turns_and_are_tagged(lab: Lab) -> None:
     ended = lab.here("-m", "kv.num_blocks=8,9", "repeats=2", "optimize=latency/e2el_ms_p50")
     assert ended.code == 0, ended.output
     assert "2 points, 2 times each: 4 jobs, time unknown until the first is done" in ended.output

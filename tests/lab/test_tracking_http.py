@@ -180,7 +180,7 @@ def test_a_server_that_is_something_else(tmp_path):
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_server_that_wants_to_know_who_asks(tmp_path, status):
+def test_a_server_that_asks_for_an_account(tmp_path, status):
     with Server(status) as server:
         message = fails_in_time(tmp_path, server.uri.replace("://", "://user:secret@"), str(status))
         shown = server.uri.replace("://", "://***@")

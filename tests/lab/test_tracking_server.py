@@ -127,7 +127,7 @@ def fails(tmp_path, uri):
     return message
 
 
-def test_a_wrong_password_is_told_at_once(database, tmp_path):
+def test_a_wrong_password_is_reported_at_once(database, tmp_path):
     uri = database.create("closed").replace(PASSWORD, "guessed")
     message = fails(tmp_path, uri)
     assert message.startswith(

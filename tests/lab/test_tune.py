@@ -186,7 +186,7 @@ def tune(*arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_the_best_within_a_budget_is_told_drawn_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_within_a_budget_is_printed_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from kvlab.config import TrackingConfig
     from kvlab.lab.tracking import open_store
     from kvlab.lab.tracking.search import find_runs

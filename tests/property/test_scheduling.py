@@ -247,7 +247,7 @@ def test_with_faults_the_healthy_get_their_tokens_and_nothing_is_lost(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(asks, min_size=1, max_size=9), pools(), schedulers())
-def test_where_nobody_is_preempted_who_fits_ends_well_and_who_does_not_fails(
+def test_without_preemption_what_fits_ends_and_what_does_not_fails(
     asked: list[Ask], pool: BlockPool, config: SchedulerConfig
 ) -> None:
     if config.policy == "static":

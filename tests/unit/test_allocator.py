@@ -166,7 +166,7 @@ class TestShare:
         assert [allocator.ref_count(block) for block in blocks] == [2, 2]
         assert (allocator.num_free(), allocator.total_allocated) == (1, 2)
 
-    def test_a_block_nobody_holds_is_refused_by_name(self) -> None:
+    def test_an_unreferenced_block_is_refused_by_name(self) -> None:
         allocator = BlockAllocator(4)
         held, released = allocator.allocate(2)
         allocator.free([released])
@@ -189,7 +189,7 @@ class TestFree:
         with refused(allocator, BlockError, match=rf"block {second} was given 3 times but has 2 reference\(s\)"):
             allocator.free([first, second, second, second])
 
-    def test_says_which_blocks_nobody_references_any_more(self) -> None:
+    def test_returns_the_blocks_that_lost_their_last_reference(self) -> None:
         allocator = BlockAllocator(4)
         blocks = allocator.allocate(3)
         allocator.share([blocks[1]])

@@ -56,7 +56,7 @@ class TestFindLeakedBlocks:
         assert allocator.find_leaked_blocks({"alive"}) == {"gone": sorted([*lost, kept[0], lost[0]])}
         assert allocator.find_leaked_blocks({"alive", "gone"}) == {}
 
-    def test_blocks_without_an_owner_are_nobodys(self) -> None:
+    def test_blocks_without_an_owner_belong_to_no_sequence(self) -> None:
         allocator = BlockAllocator(4)
         allocator.allocate(2)
         assert allocator.find_leaked_blocks(()) == {}
@@ -71,7 +71,7 @@ class TestFindUnreferencedBlocks:
 
 
 class TestForceFree:
-    def test_drops_every_reference_whoever_holds_it(self) -> None:
+    def test_drops_every_reference_of_every_owner(self) -> None:
         allocator = BlockAllocator(4)
         first, second = allocator.allocate(2, "a")
         allocator.share([first, first], "b")

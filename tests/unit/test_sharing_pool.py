@@ -84,7 +84,7 @@ class TestHits:
         assert torch.equal(keys, k[1:].transpose(0, 1))
         assert torch.equal(values, v[1:].transpose(0, 1))
 
-    def test_a_slot_of_unknown_tokens_is_shared_with_nobody(self) -> None:
+    def test_a_slot_of_unknown_tokens_is_not_shared(self) -> None:
         pool = sharing()
         slot = pool.allocate_slot(8)
         store(pool, [slot], [8])
@@ -197,7 +197,7 @@ class TestSameStep:
         pool.free_slot(first)
         assert (pool.stats().blocks_cached, pool.audit()) == (0, [])
 
-    def test_who_counted_on_a_failed_step_has_nothing_of_it(self) -> None:
+    def test_blocks_of_a_failed_step_are_no_hits(self) -> None:
         """Its first tokens were never computed."""
         pool = sharing()
         first = pool.allocate_slot(token_ids=PROMPT)
@@ -253,7 +253,7 @@ class TestMerge:
         assert set(own[:2]) <= pool.allocator.free_block_ids()
         assert pool.audit() == []
 
-    def test_with_a_cached_block_that_nobody_references(self) -> None:
+    def test_with_an_unreferenced_cached_block(self) -> None:
         pool = sharing()
         slot = pool.allocate_slot(token_ids=PROMPT)
         other = pool.allocate_slot(token_ids=PROMPT)

@@ -349,13 +349,13 @@ class TestConversations:
 
 class TestDigest:
     @pytest.mark.parametrize("values", [{"samples": 4}, {"turns": 2}, {"system_len": 3}, {"group_len": 3}], ids=str)
-    def test_tells_workloads_apart_that_serve_other_requests(self, values: dict[str, object]) -> None:
+    def test_separates_workloads_that_serve_other_requests(self, values: dict[str, object]) -> None:
         first, second = (
             workload_digest(build_requests(synthetic(**each), vocab_size=50, seed=1)) for each in ({}, values)
         )
         assert first != second
 
-    def test_tells_turns_from_requests_of_their_own(self) -> None:
+    def test_separates_turns_from_requests_of_their_own(self) -> None:
         requests = build_requests(synthetic(num_requests=1, turns=2), vocab_size=50, seed=1)
         alone = [replace(request, follows=None) for request in requests]
         assert workload_digest(requests) != workload_digest(alone)

@@ -149,7 +149,7 @@ def _advice(problem: str, shown: str) -> str:
         return f"a newer MLflow made it: install that one, or take another store: {_OTHER_STORES}"
     if re.search(r"error code 40[13]\b", problem):
         return (
-            "the server wants to know who asks: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+            "the server requires a login: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
             "MLFLOW_TRACKING_TOKEN, to an account that may write there, or use tracking=off"
         )
     if "password authentication failed" in problem or "no password supplied" in problem:
