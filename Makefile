@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 WORKERS ?= 2# processes that share the tests
+SOAK_MINUTES ?= 15# that make soak takes
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast wheel sanitize features requirements lint format docs docs-serve ui gpu clean
+.PHONY: help setup run test test-fast wheel soak sanitize features requirements lint format docs docs-serve ui gpu clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +27,9 @@ test: $(READY) ## Run every requirement and every test
 
 test-fast: $(READY) ## Run the tests of memory, engine and models that are not slow: a minute on two cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 -m "not slow" tests/unit tests/engine tests/property
+
+soak: $(READY) ## Attack pools, engine and commands at random for SOAK_MINUTES=15, and print what broke
+	$(BIN)/python -m experiments.soak.run --minutes $(SOAK_MINUTES)
 
 wheel: $(READY) ## Build the wheel and try it in an empty environment and folder
 	.ci/wheel

@@ -105,3 +105,13 @@ def test_a_command_ends_with_a_code(
     assert ended.value.code == code
     assert out in shown.out
     assert ("error: count=0: must be at least 1" in shown.err) is (arguments == ["count=0"])
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["kvlab", "count=3"])
+    with pytest.raises(SystemExit) as ended:
+        run_command("Page", Settings, interrupted)
+    assert ended.value.code == 130

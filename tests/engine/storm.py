@@ -216,7 +216,7 @@ class Client:
                 return None
         if tokens != expected.tokens[:count]:
             return f"other tokens than {expected.tokens}"
-        if not text_of(list(takewhile(lambda token: not poisoned(token), tokens))).startswith(told.text):
+        if not text_of(list(takewhile(lambda token: not poisoned(token), told.tokens))).startswith(told.text):
             return "text of other tokens"
         if told.reason is None:
             return None if self.left else "it was never told its end"
@@ -451,6 +451,6 @@ def run(seed: int, jobs: int, config: StormConfig) -> Counter[str]:
         shown = "\n  ".join(storm.problems[:8])
         raise StormFailure(
             f"seed {seed}, {config.name}: {len(storm.problems)} problems in {len(storm.clients)} requests\n"
-            f"python -m experiments.soak storms --config {config.name} --seed {seed} --jobs {jobs}\n  {shown}"
+            f"python -m experiments.soak.run storms --config {config.name} --seed {seed} --jobs {jobs}\n  {shown}"
         )
     return storm.counts

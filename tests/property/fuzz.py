@@ -228,7 +228,7 @@ def run(seed: int, operations: int, config: FuzzConfig) -> Fuzzed:
         shown = "\n  ".join(history)
         raise FuzzFailure(
             f"seed {seed}, {config.name}, call {calls.total()} of {operations}: {type(error).__name__}: {error}\n"
-            f"python -m experiments.soak pools --config {config.name} --seed {seed} --operations {operations}\n"
+            f"python -m experiments.soak.run pools --config {config.name} --seed {seed} --operations {operations}\n"
             f"the last calls:\n  {shown}"
         ) from error
     return Fuzzed(calls, counters)

@@ -100,6 +100,8 @@ def run_command(page: str | None, schema: type, answer: Callable[[list[str]], in
         fail(str(error))
     except OSError as error:  # a disk that is full, a directory that is gone
         fail(os_sentence(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
     if code:
         sys.exit(code)
 
