@@ -26,6 +26,7 @@ from features.steps.ending_steps import *
 from features.steps.engine_steps import *
 from features.steps.eviction_steps import *
 from features.steps.fork_steps import *
+from features.steps.hostile_steps import *
 from features.steps.isolation_steps import *
 from features.steps.kernel_steps import *
 from features.steps.metrics_steps import *

@@ -315,3 +315,20 @@ Feature: The model computes what transformers computes
       And the file "model.safetensors" is lost
       When the checkpoint is read
       Then it is refused, naming "model.safetensors" as neither
+
+  Rule: A checkpoint is data: no code of it runs, and what cannot be served is refused in a sentence
+
+    @R11.5
+    Scenario Outline: A checkpoint with <what>
+      Given a checkpoint with <what>
+      When I serve it, with "y" for an answer to every question
+      Then the command ends with status 2
+      And the message says "<sentence>"
+      And no code of the checkpoint has run
+
+      Examples:
+        | what                                       | sentence                                                                  |
+        | code for a family that kvlab does not know | model_type=x: ... never runs the code that its auto_map names             |
+        | pickled weights alone                      | pytorch_model.bin may run code ... kvlab reads safetensors alone          |
+        | an index that names a file elsewhere       | names ../../other.safetensors; ... file beside the index                  |
+        | a million million layers                   | num_hidden_layers=1000000000000: has to be a whole number ... config.json |

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -125,3 +126,33 @@ def index_of(text: str) -> Mutation:
         (directory / INDEX).write_text(text)
 
     return mutate
+
+
+def plant_code(directory: Path, model_type: str) -> Path:
+    """Put code of its own into a checkpoint in each way that one can name it: classes, and a pickle. Returns the
+    file that running any of it would write.
+    """
+    marker = directory / "it-ran"
+    code = f"import pathlib\npathlib.Path({str(marker)!r}).touch()\nclass Config: pass\nModel = Config\n"
+    for name in ("configuration_x.py", "modeling_x.py", "tokenization_x.py", "__init__.py", "torch.py"):
+        (directory / name).write_text(code)
+    classes = {
+        "AutoConfig": "configuration_x.Config",
+        "AutoModelForCausalLM": "modeling_x.Model",
+        "AutoTokenizer": ["tokenization_x.Model", None],
+    }
+    described_as(model_type=model_type, auto_map=classes)(directory)
+    (directory / "tokenizer_config.json").write_text(json.dumps({"auto_map": classes}))
+    (directory / "generation_config.json").write_text(json.dumps({"custom_generate": "generate.py"}))
+    (directory / "pytorch_model.bin").write_bytes(pickle.dumps(_Writing(str(marker))))
+    return marker
+
+
+class _Writing:
+    """What unpickles into a file."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (self._file, "w")

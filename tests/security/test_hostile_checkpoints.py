@@ -37,13 +37,13 @@ from tests.security.checkpoints import (
     index_of,
     indexed,
     instead,
+    plant_code,
     serve,
     stored,
     weights_of,
     write_checkpoint,
 )
-from tests.support.commands import Lab, call
-from tests.support.runs import FEW_STEPS
+from tests.support.commands import call
 
 SECONDS = 20  # of a hang
 DAMAGES = int(os.environ.get("KVLAB_SOAK_DAMAGES", "100"))
@@ -466,27 +466,6 @@ def test_the_content_of_another_file_is_not_told(directory: Path) -> None:
             file.unlink()
 
 
-def plant_code(directory: Path, model_type: str) -> Path:
-    """A configuration class of its own in each way that a checkpoint can name one. Returns the file that running
-    any of it would write.
-    """
-    marker = directory / "it-ran"
-    code = (
-        f"import pathlib\npathlib.Path({str(marker)!r}).touch()\nclass Config: pass\nModel = Tokenizer = Config\n"
-    )
-    for name in ("configuration_x.py", "modeling_x.py", "tokenization_x.py", "__init__.py", "torch.py"):
-        (directory / name).write_text(code)
-    classes = {
-        "AutoConfig": "configuration_x.Config",
-        "AutoModelForCausalLM": "modeling_x.Model",
-        "AutoTokenizer": ["tokenization_x.Model", None],
-    }
-    described_as(model_type=model_type, auto_map=classes)(directory)
-    (directory / "tokenizer_config.json").write_text(json.dumps({"auto_map": classes}))
-    (directory / "generation_config.json").write_text(json.dumps({"custom_generate": "generate.py"}))
-    return marker
-
-
 @pytest.mark.parametrize("model_type", ["x", "llama"])
 def test_code_in_a_checkpoint_never_runs(directory: Path, model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where somebody stands by to say yes: nobody is asked."""
@@ -515,33 +494,17 @@ def test_a_wide_model_of_a_few_bytes_takes_no_memory_to_describe(directory: Path
     assert time.perf_counter() - began < 1
 
 
-class TestCommands:
+class TestCapacity:
     """Exit code 2, one sentence, no traceback."""
 
-    @pytest.mark.parametrize(
-        ("mutate", "sentence"),
-        [
-            (CONFIGS["an unknown model type with code"][0], "model_type=x: unknown family, and kvlab never runs"),
-            (FILES["a shard above"][0], "weight_map names ../x.safetensors"),
-            (described_as(vocab_size=2**31 - 1, hidden_size=2**30), "no KV cache fits beside these weights"),
-        ],
-    )
-    def test_run(self, tmp_path: Path, directory: Path, mutate: Mutation, sentence: str) -> None:
-        mutate(directory)
-        model = ("model=checkpoint", f"model.path={directory}", "model.max_seq_len=32")
-        ended = Lab(tmp_path, FEW_STEPS).here(*model, "executor.kernels=false")
-        assert ended.code == 2, ended.output
-        assert sentence in ended.output
-        assert "Traceback" not in ended.output
-
     @pytest.mark.parametrize("what", ["null", "nested deeply", "a FIFO", "a list as text_config", "10**12 layers"])
-    def test_capacity(self, directory: Path, what: str) -> None:
+    def test_of_what_is_hostile(self, directory: Path, what: str) -> None:
         CONFIGS[what][0](directory)
         ended = call(kvlab.cli.capacity.main, f"model={directory}", "memory=1GiB")
         assert ended.code == 2, ended.output
         assert "Traceback" not in ended.output
 
-    def test_capacity_of_a_hubs_cache(self, directory: Path) -> None:
+    def test_of_a_hubs_cache(self, directory: Path) -> None:
         cached_by_a_hub(directory)
         described: Any = CONFIG | {"head_dim": 8}
         (directory / "config.json").resolve().write_text(json.dumps(described))
