@@ -14,10 +14,12 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO, cast
 from urllib.parse import quote, unquote
+
+from kvlab.errors import printable
 
 HIDDEN = "***"
 _LEAST = 6  # characters
@@ -104,13 +106,20 @@ def redacted_output() -> Iterator[None]:
 
 
 class _Redacting:
-    """A text stream that hides secrets in what is written to it."""
+    """A text stream that hides secrets in what is written to it, and shows control characters as escapes."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, shown: Callable[[str], str] = printable) -> None:
         self._stream = stream
+        self._shown = shown
+
+    @property
+    def rich_proxied_file(self) -> _Redacting:
+        """What Rich writes to: its control characters are meant; `kvlab.lab.terminal` escapes those of others."""
+        return _Redacting(self._stream, str)
 
     def write(self, text: str) -> int:
-        self._stream.write(redact(text) if text.strip() else text)
+        start = "\r" * text.startswith("\r")  # of a progress bar
+        self._stream.write(start + self._shown(redact(text[len(start) :])) if text.strip() else text)
         return len(text)
 
     def __getattr__(self, name: str) -> Any:

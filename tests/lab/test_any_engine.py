@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from kvlab.core import FinishReason, Request, RequestRecord, SamplingParams, StepRecord
 from kvlab.engine.clock import LogicalClock
@@ -26,6 +25,7 @@ from kvlab.lab.report.drawing import add_figures
 from kvlab.lab.report.options import ReportOptions
 from kvlab.lab.report.pages import write_report
 from kvlab.lab.report.terminal import print_report
+from kvlab.lab.terminal import Terminal
 from kvlab.lab.trace import trace_events, write_trace
 from tests.support.runs import run_small
 
@@ -180,7 +180,7 @@ class TestAnEngineWithoutBlocks:
         report = build_report([RunSet(run.name, (run,)) for run in runs], options)
         line = next(row for row in report.rows if row.metric == "duration_s")
         assert [cell.value for cell in line.cells] == ["8.00 s", "7.00 s"]
-        console = Console(file=(shown := io.StringIO()), width=200)
+        console = Terminal(file=(shown := io.StringIO()), width=200)
         print_report(report, console)
         assert "whole request, p50" in shown.getvalue()
         add_figures(report)
@@ -208,7 +208,7 @@ class TestAnEngineWithoutBlocks:
 
     def test_shows_its_progress(self, keeps_steps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(progress, "_PLAIN_EVERY_S", 0.0)
-        console = Console(file=(shown := io.StringIO()), width=200)
+        console = Terminal(file=(shown := io.StringIO()), width=200)
         engine = SlotEngine(2, keeps_steps=keeps_steps)
         with progress.show_progress(engine, REQUESTS, console) as show:
             drive(engine, REQUESTS, on_step=show)

@@ -17,7 +17,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from matplotlib.figure import Figure
-from rich.console import Console
 
 from kvlab.cli.compose import Composition, compose_run
 from kvlab.core import StepRecord
@@ -28,6 +27,7 @@ from kvlab.lab.drive import RunLog, drive
 from kvlab.lab.execute import RunContext, RunResult, execute
 from kvlab.lab.files import attempt, check_directory, replacing, sentences, write_text
 from kvlab.lab.machine import CpuWatch
+from kvlab.lab.terminal import Terminal
 from tests.support.disk import disk, largest_file
 from tests.support.runs import FEW_STEPS
 
@@ -61,7 +61,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(composed: Composition, directory: Path, *, in_sweep: bool = False) -> tuple[RunResult, str]:
     """The run and what it printed."""
-    said = Console(file=io.StringIO(), width=300)
+    said = Terminal(file=io.StringIO(), width=300)
     context = RunContext(directory, Path(), composed.yaml, composed.choices, said, "small", in_sweep)
     result = execute(composed.config, context)
     return result, said.file.getvalue()  # type: ignore[attr-defined]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 from kvlab.engine.build import plan_engine
 from kvlab.errors import ConfigError
 from kvlab.lab import quality
 from kvlab.lab.execute import RunContext, execute
 from kvlab.lab.quality import compare, quality_metrics
+from kvlab.lab.terminal import Terminal
 from kvlab.lab.tracking import RunStatus
 from kvlab.models.ops import select_ops
 from tests.support.plans import compose_run
@@ -94,7 +94,7 @@ class TestQuality:
             "workload.output_len={min: 2, max: 9}",
         )
         config = compose_run(*TINY, "tracking=off", *small, *settings)
-        context = RunContext(tmp_path, tmp_path, "", {}, Console(quiet=True), "int8")
+        context = RunContext(tmp_path, tmp_path, "", {}, Terminal(quiet=True), "int8")
         result = execute(config, context)
         assert result.status is RunStatus.FINISHED
         assert result.metrics["requests/completed"] == 5

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
-from rich.console import Console
 
 from kvlab.errors import ConfigError, KernelError
 from kvlab.kernels.cpu import native
 from kvlab.kernels.cpu.native import instruction_set
 from kvlab.lab.execute import RunContext, execute
+from kvlab.lab.terminal import Terminal
 from tests.support.plans import compose_run
 
 TINY = (
@@ -37,7 +37,7 @@ needs_x86 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="not an x8
 def check_path(folder: Path, attention: str, kernels: str, *overrides: str) -> None:
     """Run, and look wherever the path should be told."""
     folder.mkdir(exist_ok=True)
-    store, console = f"sqlite:///{folder}/runs.db", Console(width=1000, record=True, file=io.StringIO())
+    store, console = f"sqlite:///{folder}/runs.db", Terminal(width=1000, record=True, file=io.StringIO())
     config = compose_run(*TINY, f"tracking.uri={store}", *overrides)
     assert execute(config, RunContext(folder, folder, "", {}, console, "path")).metrics["requests/completed"] == 2
     assert f"attention: {attention}, other kernels: {kernels}; 2 requests" in console.export_text()
@@ -112,4 +112,4 @@ def test_int8_weights_without_kernels_are_refused_with_the_reason(
     monkeypatch.setenv("CXX", "/nonexistent")
     config = compose_run(*TINY, "tracking=off", "executor.weights=int8")
     with pytest.raises(ConfigError, match=r"executor\.weights=int8: needs the native kernels: CXX=/nonexistent"):
-        execute(config, RunContext(tmp_path, tmp_path, "", {}, Console(quiet=True), "path"))
+        execute(config, RunContext(tmp_path, tmp_path, "", {}, Terminal(quiet=True), "path"))

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from omegaconf import OmegaConf
-from rich.console import Console
 
 import kvlab.cli.roofline
 import kvlab.lab.rates
@@ -24,6 +23,7 @@ from kvlab.lab import trace
 from kvlab.lab.execute import RunContext, RunResult, execute
 from kvlab.lab.profile import Part, ProfiledStep, Profiler, Span
 from kvlab.lab.roofline import MachineRates
+from kvlab.lab.terminal import Terminal
 from kvlab.lab.trace import trace_events
 from tests.lab.test_metrics import step
 from tests.support.plans import compose_run
@@ -59,7 +59,7 @@ def run(directory: Path, *overrides: str) -> tuple[RunResult, str]:
         root=directory,
         config_yaml=OmegaConf.to_yaml(OmegaConf.structured(config)),
         choices={},
-        console=Console(file=said, width=200),
+        console=Terminal(file=said, width=200),
         name="a run",
     )
     with known_machine():
@@ -173,7 +173,7 @@ def test_a_run_on_a_busy_machine_says_so_and_measures_nothing(
     monkeypatch.setattr(lab, "measure_and_keep", lambda dtype: pytest.fail("measured beside others"))
     config = compose_run(*SETTINGS)
     said = StringIO()
-    result = execute(config, RunContext(tmp_path, tmp_path, "", {}, Console(file=said, width=200), "a run"))
+    result = execute(config, RunContext(tmp_path, tmp_path, "", {}, Terminal(file=said, width=200), "a run"))
     assert "warning: cores are shared" in said.getvalue()
     assert "efficiency/roofline_share" not in result.metrics
 

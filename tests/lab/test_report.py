@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from kvlab.cli.report import read_options
 from kvlab.errors import ConfigError, OutputError, RecordError
@@ -18,6 +17,7 @@ from kvlab.lab.report.drawing import add_figures
 from kvlab.lab.report.options import ReportOptions
 from kvlab.lab.report.pages import to_html, to_markdown, write_report
 from kvlab.lab.report.terminal import print_report
+from kvlab.lab.terminal import Terminal
 from tests.support.recorded import THROUGHPUT, record_run, record_sweep
 
 POINTS = {"contiguous": {"kv__backend": "contiguous"}, "paged": {}}
@@ -42,7 +42,7 @@ def make(tmp_path):
 
 def printed(report) -> str:
     shown = io.StringIO()
-    print_report(report, Console(file=shown, width=200))
+    print_report(report, Terminal(file=shown, width=200))
     return shown.getvalue()
 
 

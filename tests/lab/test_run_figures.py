@@ -9,7 +9,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
 from kvlab.lab import figures
 from kvlab.lab.figures import blocks
@@ -17,6 +16,7 @@ from kvlab.lab.figures.interactive import page
 from kvlab.lab.figures.points import THROUGHPUT, sweep_points
 from kvlab.lab.recording import draw_figures
 from kvlab.lab.records import read_run, step_row
+from kvlab.lab.terminal import Terminal
 from tests.lab.test_profile import run
 from tests.support.records import memory
 
@@ -112,7 +112,7 @@ class TestARun:
         assert not {"figures", "blocks.parquet", "trace.json"} & {file.name for file in tmp_path.iterdir()}
 
     def test_a_picture_that_cannot_be_drawn_is_one_warning(self, tmp_path: Path) -> None:
-        said = Console(record=True, width=300)
+        said = Terminal(record=True, width=300)
         (tmp_path / "summary.json").write_text("{}")
         (tmp_path / "steps.parquet").write_text("no table")
         draw_figures(read_run(tmp_path), said, hover=True)

@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from kvlab.cli.compose import compose_run
 from kvlab.lab.execute import RunContext, execute
 from kvlab.lab.tables import comparison_table, config_tree, memory_sentence, points_table
+from kvlab.lab.terminal import Terminal
 from tests.support.runs import FEW_STEPS
 
 SLOTS = {
@@ -34,7 +35,7 @@ SHARED = BLOCKS | {"capacity/peak_running": 60.0, "throughput/output_tokens_per_
 def printed(shown: RenderableType, width: int = 120, *, colour: bool = False) -> str:
     file = io.StringIO()
     system = "standard" if colour else None
-    Console(file=file, width=width, force_terminal=colour, color_system=system).print(shown)  # type: ignore[arg-type]
+    Terminal(file=file, width=width, force_terminal=colour, color_system=system).print(shown)
     return file.getvalue()
 
 
@@ -148,7 +149,7 @@ def test_a_run_may_have_a_name_that_looks_like_markup(tmp_path: Path, in_sweep: 
         root=tmp_path,
         config_yaml=composed.yaml,
         choices=composed.choices,
-        console=Console(file=said, width=200),
+        console=Terminal(file=said, width=200),
         name="[/red]",
         in_sweep=in_sweep,
         heading="1 of 2: [/red]" if in_sweep else None,

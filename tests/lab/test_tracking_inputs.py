@@ -8,12 +8,12 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from kvlab.config import LengthConfig, RunConfig, TrackingConfig, WorkloadConfig
 from kvlab.lab.drive import RunLog
 from kvlab.lab.provenance import provenance, uncommitted
 from kvlab.lab.recording import Recording, RunContext
+from kvlab.lab.terminal import Terminal
 from kvlab.lab.tracking import RunStatus
 from kvlab.workloads import build_requests
 from kvlab.workloads.describe import describe_workload
@@ -122,7 +122,7 @@ def record(directory, config):
     """What the terminal says of a run's record, and its summary."""
     said = StringIO()
     yaml = f"tracking:\n  uri: {config.tracking.uri}\n"
-    context = RunContext(directory, directory, yaml, {"kv": "paged"}, Console(file=said, width=300), "a run")
+    context = RunContext(directory, directory, yaml, {"kv": "paged"}, Terminal(file=said, width=300), "a run")
     recording = Recording(config, context)
     recording.settle()
     recording.finish(RunLog(), {"x": 1.0}, RunStatus.FINISHED)

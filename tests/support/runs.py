@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from rich.console import Console
-
 from kvlab.cli.compose import compose_run
 from kvlab.lab.execute import RunContext, RunResult, execute
+from kvlab.lab.terminal import Terminal
 
 #: What makes any workload a few steps long. It comes last, and leaves alone what a sweep varies.
 FEW_STEPS = (
@@ -36,7 +35,7 @@ def run_small(directory: Path, *overrides: str) -> RunResult:
         root=Path(),
         config_yaml=composed.yaml,
         choices=composed.choices,
-        console=Console(file=io.StringIO()),
+        console=Terminal(file=io.StringIO()),
         name="small",
     )
     return execute(composed.config, context)

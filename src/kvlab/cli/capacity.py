@@ -104,16 +104,18 @@ def plan(settings: CapacitySettings, overrides: Sequence[str]) -> CapacityPlan:
 
 def show(found: CapacityPlan) -> None:
     """Print the figures."""
-    from rich.console import Console
     from rich.table import Column, Table
 
     from kvlab.lab.capacity_text import capacity_lines, capacity_table, closing_notes
+    from kvlab.lab.terminal import Terminal, marked
 
-    console = Console()
+    console = Terminal()
     model = found.model
     console.print(
-        f"[bold]{found.name}[/]: {model.num_layers} layers, {model.num_heads} query heads over "
-        f"{model.num_kv_heads} KV heads of {model.head_dim}, {model.num_parameters / 1e6:,.0f} M parameters\n",
+        marked("[bold]{}[/]: ", found.name),
+        f"{model.num_layers} layers, {model.num_heads} query heads over {model.num_kv_heads} KV heads of "
+        f"{model.head_dim}, {model.num_parameters / 1e6:,.0f} M parameters\n",
+        sep="",
         highlight=False,
     )
     lines = Table("", Column(justify="right"), "", box=None, show_header=False, pad_edge=False)
@@ -123,7 +125,7 @@ def show(found: CapacityPlan) -> None:
     console.print()
     console.print(capacity_table(found))
     for note in closing_notes(found):
-        console.print(f"[dim]{note}[/]", highlight=False)
+        console.print(note, style="dim", highlight=False)
 
 
 def _answer(arguments: list[str]) -> int:

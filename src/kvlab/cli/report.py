@@ -46,15 +46,14 @@ def report(options: ReportOptions, runs: Sequence[str]) -> tuple[Report, bool]:
 
     Raises KvlabError for what the user can mend.
     """
-    from rich.console import Console
-
     from kvlab.lab.report.build import build_report
     from kvlab.lab.report.drawing import add_figures
     from kvlab.lab.report.pages import write_report
     from kvlab.lab.report.sources import Sources
     from kvlab.lab.report.terminal import print_report
+    from kvlab.lab.terminal import Terminal
 
-    console = Console()
+    console = Terminal()
     with tempfile.TemporaryDirectory(prefix="kvlab-report-", ignore_cleanup_errors=True) as folder:
         made = build_report(Sources(options, Path(), Path(folder)).resolve(runs), options)
         print_report(made, console)
@@ -65,7 +64,7 @@ def report(options: ReportOptions, runs: Sequence[str]) -> tuple[Report, bool]:
     for sentence in sentences(errors):
         print(f"warning: {sentence}", file=sys.stderr)
     if not any(error.path == page for error in errors):
-        console.print(f"report: {page}", highlight=False, soft_wrap=True, markup=False)
+        console.print(f"report: {page}", highlight=False, soft_wrap=True)
     return made, not errors
 
 

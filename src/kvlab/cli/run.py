@@ -51,9 +51,8 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
         if config.resume and point is None and _was_done(config):
             return None
         # Imported this late so that --help and a mistyped option answer at once.
-        from rich.console import Console
-
         from kvlab.lab.execute import RunContext, execute
+        from kvlab.lab.terminal import Terminal
 
         context = RunContext(
             directory=directory,
@@ -61,7 +60,7 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
             config_yaml=made.yaml,
             written=made.written,
             choices=made.choices,
-            console=Console(),
+            console=Terminal(),
             name=point.name if point else made.name,
             in_sweep=point is not None,
             parent_run_id=point.parent_run_id if point else None,
@@ -87,15 +86,14 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
 
 def _was_done(config: RunConfig) -> bool:
     """Whether a single run has finished before; if so, its figures are shown. Raises a KvlabError."""
-    from rich.console import Console
-
     from kvlab.lab.sweep.history import finished_run
     from kvlab.lab.tables import comparison_table
+    from kvlab.lab.terminal import Terminal
 
     run = finished_run(config)
     if run is None:
         return False
-    console = Console()
+    console = Terminal()
     console.print(comparison_table([(run.name, run.metrics)]))
     console.print(f"done before: run {run.run_id}", highlight=False)
     return True

@@ -30,15 +30,15 @@ from kvlab.secrets import redact, redacted_setting
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import FrozenTrial
-    from rich.console import Console
 
     from kvlab.cli.tune import TuneSettings
+    from kvlab.lab.terminal import Terminal
 
 
 class Search:
     """A search: its space, its study, its parent run. `overrides` are the settings of all its runs."""
 
-    def __init__(self, settings: TuneSettings, overrides: Sequence[str], console: Console) -> None:
+    def __init__(self, settings: TuneSettings, overrides: Sequence[str], console: Terminal) -> None:
         self.metric, self.trials = settings.optimize, settings.trials
         self.overrides, self.console = overrides, console
         self.base = compose_run(overrides)

@@ -63,11 +63,10 @@ def read_arguments(arguments: list[str]) -> tuple[TuneSettings, list[str]]:
 def _answer(arguments: list[str]) -> int:
     settings, overrides = read_arguments(arguments)
     # Imported this late so that a mistake is answered at once.
-    from rich.console import Console
-
     from kvlab.cli.search import Search
+    from kvlab.lab.terminal import Terminal
 
-    return Search(settings, overrides, Console()).run()
+    return Search(settings, overrides, Terminal()).run()
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from rich.markup import escape
 from rich.table import Table
 
 from kvlab.config import format_bytes
@@ -88,7 +87,7 @@ def _pools_formula(plan: CapacityPlan) -> str:
 def capacity_table(plan: CapacityPlan) -> Table:
     """Sequences at each mean length."""
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    backends = [escape(backend) for backend in plan.pools]
+    backends = list(plan.pools)
     for name in ("mean length", *backends, "advantage", *(f"unused, {backend}" for backend in backends)):
         table.add_column(name, justify="right")
     for row in plan.lengths:

@@ -8,9 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from rich.console import Console
-from rich.markup import escape
-
 from kvlab.config import RunConfig, format_bytes
 from kvlab.core import StepRecord
 from kvlab.engine.build import build_engine
@@ -30,11 +27,12 @@ from kvlab.lab.profile import Part, Profiler
 from kvlab.lab.progress import show_progress
 from kvlab.lab.quality import quality_metrics
 from kvlab.lab.rates import known_rates, measure_and_keep
-from kvlab.lab.recording import Recording, print_note
+from kvlab.lab.recording import Recording
 from kvlab.lab.recording import RunContext as RunContext
 from kvlab.lab.roofline import roofline, run_costs
 from kvlab.lab.settings import as_recorded
 from kvlab.lab.tables import comparison_table, config_tree, profile_table
+from kvlab.lab.terminal import Terminal, marked, print_note
 from kvlab.lab.trace import trace_events, write_trace
 from kvlab.lab.tracking import RunStatus, Tracker
 from kvlab.secrets import redact
@@ -128,7 +126,7 @@ def make_engine(plan: RunPlan, profiler: Profiler) -> ServingEngine:
 
 
 def _drive(
-    engine: ServingEngine, plan: RunPlan, console: Console, profiler: Profiler, should_stop: Callable[[], bool]
+    engine: ServingEngine, plan: RunPlan, console: Terminal, profiler: Profiler, should_stop: Callable[[], bool]
 ) -> tuple[RunLog, int | None]:
     """Serve the requests. Returns what happened and how many blocks leaked, None for an engine without audit."""
     with show_progress(engine, plan.requests, console) as progress:
@@ -145,7 +143,7 @@ def _drive(
         log.blocks = engine.journal.columns(record.key for record in log.records)
     findings = _audit(engine)
     for finding in findings or ():
-        console.print(f"[red]audit: {finding}[/]")
+        console.print(f"audit: {finding}", style="red")
     engine.close()
     return log, None if findings is None else sum(finding.rule == "leaked" for finding in findings)
 
@@ -154,7 +152,7 @@ def _audit(engine: ServingEngine) -> list[Finding] | None:
     return engine.audit() if isinstance(engine, Auditable) else None
 
 
-def _quality(plan: RunPlan, console: Console) -> dict[str, float]:
+def _quality(plan: RunPlan, console: Terminal) -> dict[str, float]:
     metrics, problem = quality_metrics(plan, plan.requests)
     if problem:
         console.print(problem, highlight=False, soft_wrap=True)
@@ -177,7 +175,8 @@ def _failure(error: Exception) -> RunStatus:
 def _announce(plan: RunPlan, context: RunContext) -> None:
     config, pool = plan.config, plan.pool
     if context.in_sweep:
-        context.console.rule(f"[bold]{escape(context.heading or context.name)}[/]", align="left", style="dim")
+        heading = marked("[bold]{}[/]", context.heading or context.name)
+        context.console.rule(heading, align="left", style="dim")
     else:
         recorded = as_recorded(dataclasses.asdict(config), context.written)
         context.console.print(config_tree(recorded, context.choices))
@@ -201,10 +200,10 @@ def _report(context: RunContext, result: RunResult, tracker: Tracker) -> None:
         if "profile/other_share" in metrics:
             console.print(profile_table(metrics, list(Part)))
     if result.status is RunStatus.INTERRUPTED:
-        console.print("[yellow]interrupted:[/] the figures are those of the part that ran")
+        console.print(marked("[yellow]interrupted:[/] the figures are those of the part that ran"))
     if result.error:
-        console.print(f"[red]failed:[/] {escape(result.error)}", highlight=False, soft_wrap=True)
-    console.print(f"results: {context.directory}", highlight=False, soft_wrap=True, markup=False)
+        console.print(marked("[red]failed:[/] {}", result.error), soft_wrap=True)
+    console.print(f"results: {context.directory}", highlight=False, soft_wrap=True)
     if not context.in_sweep:
         if tracker.run_id:
             console.print(f"run {tracker.run_id}", highlight=False)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from rich.console import Console
+from kvlab.lab.terminal import Terminal
 
 
 @contextmanager
-def stop_on_signal(console: Console) -> Iterator[Callable[[], bool]]:
+def stop_on_signal(console: Terminal) -> Iterator[Callable[[], bool]]:
     """Yield whether a first Ctrl-C (or SIGTERM) asked to stop; a second one raises KeyboardInterrupt. Outside the
     main thread, where Python takes no signals, nothing asks.
     """
@@ -23,7 +23,7 @@ def stop_on_signal(console: Console) -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        console.print("[yellow]stopping after this step; once more to stop at once[/]")
+        console.print("stopping after this step; once more to stop at once", style="yellow")
 
     in_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGINT, signal.SIGTERM) if in_main else ()

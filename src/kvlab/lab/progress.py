@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from kvlab.core import Request, StepRecord
 from kvlab.engine.protocol import ServingEngine
 from kvlab.lab.drive import RunLog
+from kvlab.lab.terminal import Terminal
 
 _PLAIN_EVERY_S = 10.0  # between lines where there is no terminal to draw a bar on
 _DECODE_WEIGHT = 3.0  # guess: a decode token's cost in prefill tokens
@@ -59,7 +59,7 @@ class RemainingTime:
 
 @contextmanager
 def show_progress(
-    engine: ServingEngine, requests: list[Request], console: Console
+    engine: ServingEngine, requests: list[Request], console: Terminal
 ) -> Iterator[Callable[[RunLog, StepRecord | None], None]]:
     """A bar on a terminal, elsewhere a line every ten seconds. Gives what is to be called after each step."""
     total = sum(request.sampling.n for request in requests)

@@ -14,9 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-
 from kvlab.config import RunConfig
 from kvlab.errors import OutputError, TrackingError
 from kvlab.lab.artifacts import write_artifacts
@@ -31,6 +28,7 @@ from kvlab.lab.roofline import run_costs
 from kvlab.lab.settings import as_recorded, flatten
 from kvlab.lab.sweep.digest import config_digest
 from kvlab.lab.sweep.process import this_process
+from kvlab.lab.terminal import Terminal, print_note
 from kvlab.lab.tracking import RunStatus, Tracker, send_all, start_run
 from kvlab.lab.tracking.access import in_background
 from kvlab.plugins import loaded_plugins
@@ -46,17 +44,12 @@ class RunContext:
     root: Path
     config_yaml: str  # without secrets
     choices: Mapping[str, str]
-    console: Console
+    console: Terminal
     name: str
     in_sweep: bool = False
     parent_run_id: str | None = None
     written: Mapping[str, str] = field(default_factory=dict)  # of settings from the environment: what is recorded
     heading: str | None = None  # of a run in a sweep: which of how many it is; None: its name
-
-
-def print_note(console: Console, message: str, kind: str = "warning") -> None:
-    """Print what the user should know."""
-    console.print(f"[yellow]{kind}:[/] {escape(message)}", highlight=False, soft_wrap=True)
 
 
 class Recording:
@@ -200,7 +193,7 @@ def _series(log: RunLog) -> dict[str, list[tuple[int, float, float]]]:
     }
 
 
-def draw_figures(record: RunRecord, console: Console, *, hover: bool) -> list[OutputError]:
+def draw_figures(record: RunRecord, console: Terminal, *, hover: bool) -> list[OutputError]:
     """Draw a run into `figures/` of its directory; with `hover` its HTML page too. Returns why some could not be
     written. A figure that cannot be drawn costs a warning, never a run.
     """

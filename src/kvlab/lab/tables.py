@@ -1,7 +1,4 @@
-"""What a run prints on the terminal: its configuration, its figures, and runs side by side.
-
-Names that a user chose are escaped, so that `[` in one of them is not taken for Rich's markup.
-"""
+"""What a run prints on the terminal: its configuration, its figures, and runs side by side."""
 
 from __future__ import annotations
 
@@ -9,25 +6,27 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 from rich.tree import Tree
 
 from kvlab.config import format_bytes
 from kvlab.lab.catalogue import CATALOGUE, Metric, metric, sections
+from kvlab.lab.terminal import marked
 
 Metrics = Mapping[str, float]
 
 
 def config_tree(config: Mapping[str, Any], choices: Mapping[str, str]) -> Tree:
     """The configuration as a tree: a branch per group with the choice made, settings below."""
-    tree = Tree("[bold]run[/]")
+    tree = Tree(marked("[bold]run[/]"))
     for key, value in config.items():
         if isinstance(value, Mapping) and key in choices:
-            branch = tree.add(f"[bold]{key}[/]: [cyan]{escape(choices[key])}[/]")
-            branch.add("  ".join(f"[dim]{name}[/]={_short(item)}" for name, item in value.items()))
+            branch = tree.add(marked("[bold]{}[/]: [cyan]{}[/]", key, choices[key]))
+            settings = [marked("[dim]{}[/]={}", name, _short(item)) for name, item in value.items()]
+            branch.add(Text("  ").join(settings))
         elif value not in (None, {}):
-            tree.add(f"[bold]{key}[/]: {_short(value)}")
+            tree.add(marked("[bold]{}[/]: {}", key, _short(value)))
     return tree
 
 
@@ -42,13 +41,13 @@ def comparison_table(runs: Sequence[tuple[str, Metrics]]) -> Table:
     """
     table = _new_table("")
     for number, (name, _) in enumerate(runs):
-        table.add_column(escape(name), justify="right", overflow="fold", max_width=18 if len(runs) > 2 else None)
+        table.add_column(name, justify="right", overflow="fold", max_width=18 if len(runs) > 2 else None)
         if number:
             table.add_column("ratio", justify="right")
     for section, entries in sections().items():
         shown = [entry for entry in entries if entry.in_table]
         if shown:
-            table.add_row(f"[bold]{section}[/]")
+            table.add_row(Text(section, "bold"))
         for entry in shown:
             first, *others = [metrics.get(entry.name) for _, metrics in runs]
             cells = [cell for value in others for cell in (entry.text(value), _ratio(entry, first, value))]
@@ -66,7 +65,7 @@ def points_table(points: Sequence[Mapping[str, Any]]) -> Table:
     shown = [entry for entry in CATALOGUE.values() if entry.column]
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
     for label in labels:
-        table.add_column(escape(label), overflow="fold", min_width=len(label) if keys else None)
+        table.add_column(label, overflow="fold", min_width=len(label) if keys else None)
     for entry in shown:
         table.add_column(entry.column, justify="right")
     table.add_column("")
@@ -75,7 +74,7 @@ def points_table(points: Sequence[Mapping[str, Any]]) -> Table:
         cells = [settings.get(key, "") for key in keys] if keys else [point["name"]]
         figures = [entry.text(point["metrics"].get(entry.name), unit=False) for entry in shown]
         ended = "" if point["status"] == "finished" else point["status"].replace("_", " ")
-        table.add_row(*map(escape, cells), *figures, ended)
+        table.add_row(*cells, *figures, ended)
     return table
 
 
@@ -120,16 +119,16 @@ def _new_table(first: str, *others: str) -> Table:
     return table
 
 
-def _ratio(entry: Metric, first: float | None, value: float | None) -> str:
+def _ratio(entry: Metric, first: float | None, value: float | None) -> Text | str:
     more_is_better = entry.direction.more_is_better
     if not first or value is None or more_is_better is None:
         return ""
     ratio = value / first
     style = "dim" if 0.98 < ratio < 1.02 else "green" if (ratio > 1) == more_is_better else "red"
-    return f"[{style}]{ratio:.2f}x[/]"
+    return Text(f"{ratio:.2f}x", style)
 
 
 def _short(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name}: {_short(item)}" for name, item in value.items()) + "}"
-    return "-" if value is None else escape(str(value))
+    return "-" if value is None else str(value)

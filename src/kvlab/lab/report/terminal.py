@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from kvlab.lab.report.model import Cell, Report
+from kvlab.lab.terminal import Terminal, marked
 
 _STYLES = {"good": "green", "bad": "red"}
 _WIDE = 3  # with more groups than this each is a row, and only the main metrics are columns
@@ -23,47 +23,49 @@ _MAIN_METRICS = (
 )
 
 
-def print_report(report: Report, console: Console) -> None:
-    """Headlines, what differs, the table, outputs, warnings and what the gate found. All names are escaped."""
+def print_report(report: Report, console: Terminal) -> None:
+    """Headlines, what differs, the table, outputs, warnings and what the gate found."""
 
-    def say(text: str) -> None:
+    def say(text: str | Text) -> None:
         console.print(text, highlight=False, soft_wrap=True)
 
-    console.rule(f"[bold]{escape(report.title)}[/]", align="left", style="dim")
+    console.rule(marked("[bold]{}[/]", report.title), align="left", style="dim")
     for sentence in report.headlines:
-        say(escape(sentence))
+        say(sentence)
     if report.differences:
-        say("\n[bold]what differs[/]")
+        say(marked("\n[bold]what differs[/]"))
     for key, values in report.differences.items():
-        say(f"  {escape(key)}: {escape(' | '.join(dict.fromkeys(values)))}")
+        say(f"  {key}: {' | '.join(dict.fromkeys(values))}")
     console.print()
     console.print(_by_group(report) if len(report.groups) > _WIDE else _by_metric(report))
     console.print()
     for name, text in report.outputs:
-        say(f"greedy outputs of {escape(name)}: {escape(text)}")
+        say(f"greedy outputs of {name}: {text}")
     for text in report.warnings:
-        say(f"[yellow]warning:[/] {escape(text)}")
+        say(marked("[yellow]warning:[/] {}", text))
     for text in report.method:
-        say(f"[dim]{escape(text)}[/]")
+        say(marked("[dim]{}[/]", text))
     for finding in report.findings:
-        say(("[red]failed:[/] " if finding.violated else "[green]passed:[/] ") + escape(finding.sentence))
+        word = "[red]failed:[/] {}" if finding.violated else "[green]passed:[/] {}"
+        say(marked(word, finding.sentence))
 
 
 def _by_metric(report: Report) -> Table:
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
     table.add_column("median")
     for number, group in enumerate(report.groups):
-        table.add_column(f"{escape(group.name)} [dim]({len(group.runs)})[/]", justify="right", overflow="fold")
+        heading = marked("{} [dim]({})[/]", group.name, len(group.runs))
+        table.add_column(heading, justify="right", overflow="fold")
         if number:
             table.add_column("delta", justify="right")
             table.add_column("interval", justify="right")
             table.add_column("")
     for section, rows in groupby(report.rows, key=lambda row: row.section):
-        table.add_row(f"[bold]{section}[/]")
+        table.add_row(Text(section, "bold"))
         for row in rows:
             first, *others = row.cells
             cells = [text for cell in others for text in (cell.value, cell.delta, cell.interval, _word(cell))]
-            table.add_row(f"  {escape(row.label)}", first.value, *cells)
+            table.add_row(f"  {row.label}", first.value, *cells)
     return table
 
 
@@ -73,13 +75,16 @@ def _by_group(report: Report) -> Table:
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
     table.add_column("median", overflow="fold")
     for row in rows:
-        table.add_column(escape(row.label), justify="right")
+        table.add_column(row.label, justify="right")
     for number, group in enumerate(report.groups):
         cells = [row.cells[number] for row in rows]
-        texts = [cell.value + (f"\n[dim]{cell.delta}[/] {_word(cell)}" if cell.delta else "") for cell in cells]
-        table.add_row(f"{escape(group.name)} [dim]({len(group.runs)})[/]", *texts)
+        texts = [
+            Text.assemble(cell.value, *(("\n", (cell.delta, "dim"), " ", _word(cell)) if cell.delta else ()))
+            for cell in cells
+        ]
+        table.add_row(marked("{} [dim]({})[/]", group.name, len(group.runs)), *texts)
     return table
 
 
-def _word(cell: Cell) -> str:
-    return f"[{_STYLES[cell.tone]}]{cell.word}[/]" if cell.tone in _STYLES else cell.word
+def _word(cell: Cell) -> Text:
+    return Text(cell.word, _STYLES.get(cell.tone, ""))

@@ -9,12 +9,11 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from rich.console import Console
-
 from kvlab.lab.progress import clock
 from kvlab.lab.sweep.plan import SweepPlan
 from kvlab.lab.sweep.results import best, medians, read_results
 from kvlab.lab.tables import comparison_table, count, memory_sentence, points_table
+from kvlab.lab.terminal import Terminal
 
 _SIDE_BY_SIDE = 3  # more points than this get a row each instead of a column
 _POLL_S = 0.5
@@ -94,7 +93,7 @@ class SweepProgress:
 
 def print_results(results: Sequence[dict[str, Any]], plan: SweepPlan) -> None:
     """The table at the end, what failed, the best point."""
-    rows, console = medians(results), Console()
+    rows, console = medians(results), Terminal()
     console.rule(style="dim")
     if len(rows) > _SIDE_BY_SIDE:
         console.print(points_table(rows))
@@ -102,7 +101,7 @@ def print_results(results: Sequence[dict[str, Any]], plan: SweepPlan) -> None:
         side_by_side = [(row["name"], row["metrics"]) for row in rows]
         console.print(comparison_table(side_by_side))
         if sentence := memory_sentence(side_by_side):
-            console.print(f"\n{sentence}", highlight=False, markup=False)
+            console.print(f"\n{sentence}", highlight=False)
     for result in {(result["group"], result["error"]): result for result in results if result["error"]}.values():
         print(f"{result['group']}: {result['status'].replace('_', ' ')}: {result['error']}")
     counts = {status: sum(result["status"] == status for result in results) for status in _WORDS}

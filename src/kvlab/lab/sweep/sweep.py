@@ -13,8 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from rich.console import Console
-
 from kvlab.config import RunConfig, TrackingConfig
 from kvlab.errors import CapacityError, KvlabError, OutputError, RecordError, TrackingError
 from kvlab.lab.artifacts import write_summary
@@ -25,6 +23,7 @@ from kvlab.lab.sweep.history import History, close_parent, open_history
 from kvlab.lab.sweep.plan import Point, SweepPlan
 from kvlab.lab.sweep.results import metric_names, read_results, status_of, write_csv
 from kvlab.lab.sweep.status import SweepProgress, announcement, print_results
+from kvlab.lab.terminal import Terminal, print_note
 from kvlab.lab.tracking import RunStatus, Tracker, send_all
 from kvlab.lab.tracking.search import TrackedRun
 from kvlab.secrets import redact
@@ -152,7 +151,7 @@ def open_sweep(
     for point in plan.done_before:
         print(f"done before: {point.name} (run {point.done_before})", flush=True)
     if note := uncommitted(provenance()):
-        Console().print(f"[yellow]note:[/] {note}", highlight=False, soft_wrap=True)
+        print_note(Terminal(), note, "note")
     return sweep
 
 

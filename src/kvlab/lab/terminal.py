@@ -1,0 +1,33 @@
+"""The terminal: text of others, as a run's name or a path, is shown as it is and changes nothing there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from kvlab.errors import printable
+
+
+class Terminal(Console):
+    """A console that takes no string for markup or emoji, and shows control characters as escapes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"markup": False, "emoji": False, **options})
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Every string that is printed, alone or in a table, becomes a Text here."""
+        return super().render_str(printable(text), **options)
+
+
+def marked(template: str, *values: object) -> Text:
+    """Our own markup, with the text of others in place of each `{}`."""
+    shown = (escape(printable(str(value))) for value in values)
+    return Text.from_markup(template.format(*shown), emoji=False)
+
+
+def print_note(console: Terminal, message: str, kind: str = "warning") -> None:
+    """Print what the user should know."""
+    console.print(marked("[yellow]{}:[/] {}", kind, message), soft_wrap=True)
