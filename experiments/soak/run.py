@@ -1,12 +1,13 @@
-"""Attack kvlab for as long as there is time: random histories of pools, storms over the engine, killed commands.
+"""Attack kvlab for as long as there is time: pools, storms over the engine, killed commands, damaged checkpoints.
 
     make soak SOAK_MINUTES=15
     python -m experiments.soak.run [--minutes 15] [--seed 1]
     python -m experiments.soak.run pools --config NAME --seed 1 --operations 2000
     python -m experiments.soak.run storms --config NAME --seed 1 --jobs 300
     python -m experiments.soak.run kills --only 7 --signal SIGTERM
+    python -m experiments.soak.run checkpoints --seed 1
 
-The first two share their time between the three parts and print a table; what fails is printed with the command
+The first two share their time between the parts and print a table; what fails is printed with the command
 that does it again. Exit status 1 if anything failed. The short forms of the same are in the test suite.
 """
 
@@ -34,9 +35,11 @@ from tests.engine import storm
 from tests.lab import killing
 from tests.property import fuzz
 from tests.property.reference import kv_of, stored_kv_of
+from tests.security.checkpoints import damage
 
 OPERATIONS, JOBS = 2000, 300  # of a history, and of a storm
-SHARES = {"pools": 0.4, "storms": 0.25, "kills": 0.35}  # of the time
+DAMAGES = 50  # of a round
+SHARES = {"pools": 0.4, "storms": 0.25, "kills": 0.3, "checkpoints": 0.05}  # of the time
 
 
 @dataclass
@@ -99,6 +102,26 @@ def _kill(point: killing.KillPoint, sign: str, launch: killing.Launcher) -> Coun
     return Counter({f"{point.command}s killed": 1, sign: 1})
 
 
+def checkpoints(seed: int) -> Iterator[Round]:
+    """Damaged files of a model, each refused in a sentence or served."""
+    for first in itertools.count(seed, DAMAGES):
+        yield f"seeds from {first}", partial(_damages, range(first, first + DAMAGES))
+
+
+def _damages(seeds: range) -> Counter[str]:
+    done: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in seeds:
+            try:
+                sentence = damage(Path(folder), seed)
+            except Exception as error:
+                again = f"python -m experiments.soak.run checkpoints --seed {seed}"
+                raise AssertionError(f"{type(error).__name__}: {error}\n  {again}") from error
+            done["damaged checkpoints"] += 1
+            done["served"] += sentence is None
+    return done
+
+
 def attack(name: str, rounds: Iterator[Round], seconds: float) -> Part:
     """Rounds until the time is up; one that fails stops no other."""
     part, begin, first = Part(), time.monotonic(), 0
@@ -150,8 +173,10 @@ def main() -> int:
         print(dict(storm.run(options.seed, options.jobs, storm.CONFIGS[options.config])))
     elif options.part == "kills":
         print(dict(_kill(killing.KILL_POINTS[options.only], options.signal, killing.spawned)))
+    elif options.part == "checkpoints":
+        print(dict(_damages(range(options.seed, options.seed + 1))))
     else:
-        every = {"pools": pools, "storms": storms, "kills": kills}
+        every = {"pools": pools, "storms": storms, "kills": kills, "checkpoints": checkpoints}
         parts = {
             name: attack(name, rounds(options.seed), SHARES[name] * options.minutes * 60)
             for name, rounds in every.items()
@@ -166,7 +191,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", choices=["pools", "storms", "kills"])
+    parser.add_argument("part", nargs="?", choices=list(SHARES))
     parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument(
         "--seed", type=int, default=int(time.time()), help="of the first round; by default the time"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from kvlab.config import EngineConfig, ExecutorConfig, KVConfig, ModelConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.engine.service import Engine
+from kvlab.errors import KvlabError
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -52,8 +54,8 @@ def write_checkpoint(directory: Path) -> None:
         f"{layer}mlp.up_proj.weight": (wide, hidden),
         f"{layer}mlp.down_proj.weight": (hidden, wide),
     }
-    random = torch.Generator().manual_seed(0)
-    save_file({name: torch.randn(shape, generator=random) for name, shape in shapes.items()}, directory / WEIGHTS)
+    source = torch.Generator().manual_seed(0)
+    save_file({name: torch.randn(shape, generator=source) for name, shape in shapes.items()}, directory / WEIGHTS)
 
 
 def serve(directory: Path) -> list[int]:
@@ -126,6 +128,30 @@ def index_of(text: str) -> Mutation:
         (directory / INDEX).write_text(text)
 
     return mutate
+
+
+def damage(directory: Path, seed: int) -> str | None:
+    """Write a sound checkpoint into a directory, damage it at random and serve it: bits flipped, characters put in,
+    out and in another's place, in config.json or in front of the weights. Returns the sentence if it is refused;
+    raises what is no KvlabError.
+    """
+    write_checkpoint(directory)
+    choose = random.Random(seed)
+    name = choose.choice(["config.json", WEIGHTS, WEIGHTS])
+    content = bytearray((directory / name).read_bytes())
+    end = 8 + int.from_bytes(content[:8], "little") if name == WEIGHTS else len(content)
+    for _ in range(choose.randint(1, 4)):
+        at = choose.randrange(min(end, len(content)))
+        until = at + choose.randint(0, 1)
+        flipped = content[at] ^ 1 << choose.randrange(8)
+        new = flipped if choose.random() < 0.25 else choose.choice(b'0123456789"{}[],:-e.tn\\\x00\xff')
+        content[at:until] = bytes([new]) if choose.random() < 0.75 else b""
+    (directory / name).write_bytes(content)
+    try:
+        serve(directory)
+    except KvlabError as error:
+        return str(error)
+    return None
 
 
 def plant_code(directory: Path, model_type: str) -> Path:

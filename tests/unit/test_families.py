@@ -201,6 +201,12 @@ def test_an_unknown_hub_id_says_how_to_point_at_a_directory(monkeypatch: pytest.
         decoder_config(ModelConfig("checkpoint", family=None, path="some/model"))
 
 
+@pytest.mark.parametrize("where", ["/nowhere/at/all", "./nowhere", "/dev/null", "/" + "x" * 5000, "/a\0b"])
+def test_what_is_no_directory_says_so(where: str) -> None:
+    with pytest.raises(ConfigError, match="is not the path of a directory"):
+        decoder_config(ModelConfig("checkpoint", family=None, path=where))
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [(None, "no config.json"), ("{", "is no JSON that can be read"), ("[]", "holds no JSON object")],

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.config import ModelConfig
-from kvlab.errors import ConfigError
+from kvlab.errors import ConfigError, shown
 from kvlab.models.config import DecoderConfig, LayerConfig, RopeConfig
 from kvlab.models.files import read_object
 from kvlab.models.ops.torch_ops import ACTIVATIONS
@@ -95,7 +95,8 @@ def _config_file(where: str) -> Path:
     if os.path.lexists(file):
         return file
     if path.startswith(("/", "./", "../")) or os.path.lexists(path):
-        raise ConfigError("model.path", where, "there is no config.json in this directory")
+        reason = "there is no config.json in this directory"
+        raise ConfigError("model.path", where, reason if os.path.isdir(path) else "is not the path of a directory")
     return _download(path)
 
 
@@ -108,7 +109,7 @@ def _download(repository: str) -> Path:
     except Exception as error:  # the hub's client raises many kinds: offline, no such id, bad name
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         advice = "give a directory that holds config.json, or the id of a hub this machine can reach"
-        reason = f"no model configuration there ({reason}); {advice}"
+        reason = f"no model configuration there ({shown(reason)}); {advice}"
         raise ConfigError("model.path", repository, reason) from error
 
 

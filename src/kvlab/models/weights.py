@@ -204,6 +204,6 @@ def _download(repository: str) -> Path:
     except Exception as error:  # the hub's client raises many kinds: offline, no such id, bad name
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise WeightsError(
-            f"model.weights={repository}: no such directory, and the hub gave nothing ({reason}); "
+            f"model.weights={shown(repository)}: no such directory, and the hub gave nothing ({shown(reason)}); "
             "point it at a directory that holds model.safetensors"
         ) from error
