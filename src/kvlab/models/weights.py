@@ -129,15 +129,10 @@ def _weight_files(directory: Path) -> list[Path]:
     elif os.path.lexists(index):
         files = {directory / name: f"{index} names {shown(name)}, which" for name in _shards(index)}
     else:
-        pickled = next(
-            (
-                f"; {file.name} may run code when it is read, and kvlab reads safetensors alone: convert it"
-                for file in sorted(directory.glob("*.*"))
-                if file.suffix in _PICKLED
-            ),
-            "",
-        )
-        raise WeightsError(f"{directory}: neither {single.name} nor {index.name}{pickled}")
+        pickled = [file.name for file in sorted(directory.glob("*.*")) if file.suffix in _PICKLED]
+        why = "may run code when it is read, and kvlab reads safetensors alone: convert it"
+        advice = f"; {shown(pickled[0])} {why}" if pickled else ""
+        raise WeightsError(f"{directory}: neither {single.name} nor {index.name}{advice}")
     for file, subject in files.items():
         try:
             check_file(file)
