@@ -52,7 +52,7 @@ def pareto_figure(points: Sequence[Point]) -> Figure:
     front = pareto_front(known)
     figure, axes = style.new_axes(4.8, f"{X_LABEL}  (less is better)", f"{Y_LABEL}  (more is better)")
     heading = f"{len(front)} of {len(known)} points are on the Pareto front"
-    style.title(axes, heading, "no other point is at least as good in one and better in the other")
+    style.title(axes, heading, "no other point is at least as good in both and better in one")
     if not known:
         style.nothing(axes, "no finished point has both metrics")
         return figure
