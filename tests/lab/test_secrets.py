@@ -21,7 +21,10 @@ import kvlab.cli.tune
 import kvlab.cli.ui
 from kvlab.cli.compose import compose_run
 from kvlab.config import TrackingConfig
+from kvlab.core import FinishReason, RequestRecord
 from kvlab.errors import TrackingError
+from kvlab.lab.records import request_row
+from kvlab.lab.sweep.sweep import record_failure
 from kvlab.lab.tracking import MlflowTracker, Store, start_run
 from kvlab.secrets import redact, redacted, redacted_setting
 from tests.support.commands import TINY, Command, Lab, call
@@ -34,6 +37,7 @@ ENVIRONMENT = {
     "AWS_SECRET_ACCESS_KEY": f"aws-{MARK}",
     "HF_TOKEN": f"hf_{MARK}",
     "PLAIN_NAME": f"plain-{MARK}",
+    "SHORT": "q9#z!",
     "DATABASE": f"postgresql://user:database-{MARK}@db.host/kvlab",
 }
 #: Settings with secrets, written and from the environment, that change nothing of what a run does.
@@ -43,6 +47,7 @@ SECRETS = (
     "workload.name=named-${oc.env:HF_TOKEN}",
     "+tags.origin=${oc.env:PLAIN_NAME}",
     "+tags.same=of ${tags.origin}",
+    "+tags.short=${oc.env:SHORT}",
     "+tags.database=${oc.env:DATABASE}",
     f"+tags.api_token=written-{MARK}",
     f"+tags.link='https://user:link-{MARK}@git.host/a?x=1&access_token=query-{MARK}'",
@@ -105,6 +110,7 @@ def test_a_run_keeps_no_secret_and_is_found_again(lab: Lab) -> None:
     assert f"done before: run {run.run_id}" in again.output
     assert run.name == run.params["model.name"] == run.tags["origin"] == "${oc.env:PLAIN_NAME}"
     assert run.tags["same"] == "of ${tags.origin}"
+    assert (run.tags["short"], ENVIRONMENT["SHORT"] in ran.output) == ("${oc.env:SHORT}", False)
     assert run.tags["link"] == "https://***@git.host/a?x=1&access_token=***"
     assert "'run_name=${oc.env:PLAIN_NAME}'" in run.tags["command"]
     kept = OmegaConf.load(lab.base / "out" / "config.yaml")
@@ -124,12 +130,37 @@ def test_runs_that_differ_in_the_environment_alone_are_not_repeats(
     assert "(1)" in said
 
 
+def test_a_run_that_fails_is_recorded_without_what_its_error_quotes(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError(f"no model at https://{ENVIRONMENT['HF_TOKEN']}@host")
+
+    monkeypatch.setattr("kvlab.lab.execute.make_engine", fail)
+    ran = as_typed(kvlab.cli.run.main, *lab.arguments())
+    assert (ran.code, lab.runs()[0].tags["kvlab.error"]) == (1, "RuntimeError: no model at https://***@host")
+    error = RuntimeError(f"token={MARK}")
+    record_failure(lab.base / "point", "a point", error)
+    record = RequestRecord("r", 0, 0.0, 1, (), (), FinishReason.ABORTED, 0.0, error=str(error))
+    assert request_row(record)["error"] == "token=***"
+    check(lab.base, ran)
+
+
+def test_a_roofline_needs_no_environment_that_changes_nothing_of_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.here("+tags.origin=${oc.env:PLAIN_NAME}", "run_name=${oc.env:PLAIN_NAME}", "tracking=off")
+    monkeypatch.delenv("PLAIN_NAME")
+    assert kvlab.cli.roofline.read_run(lab.base / "out")[1].model.name == "qwen3_tiny"
+
+
 @pytest.mark.slow
 def test_a_sweep_a_search_and_their_reports_keep_no_secret(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     parallel = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     sweep = as_typed(kvlab.cli.run.main, *lab.arguments("-m", "figures=true", "kv.num_blocks=64,128", *SECRETS))
     spread = as_typed(
-        kvlab.cli.run.main, *lab.arguments("-m", "kv.num_blocks=32,48", *parallel, *SECRETS, directory="spread")
+        kvlab.cli.run.main,
+        *lab.arguments("-m", f"+tags.password=one-{MARK},two-{MARK}", *parallel, *SECRETS, directory="spread"),
     )
     tune = as_typed(
         kvlab.cli.tune.main,
@@ -155,7 +186,7 @@ def failing(*arguments: str, main: Callable[[], None] = kvlab.cli.run.main) -> s
 
 
 def test_no_error_tells_a_secret(lab: Lab) -> None:
-    address = f"postgresql://user:{MARK}-pw@127.0.0.1:9/kvlab"
+    address = f"postgresql://user:half/@{MARK}@127.0.0.1:9/kvlab"
     assert "model.path=/${oc.env:HF_TOKEN}: " in failing("model=checkpoint", "model.path=/${oc.env:HF_TOKEN}")
     failing("kv.block_size=${oc.env:PLAIN_NAME}")
     failing(f"tracking.url={address}")

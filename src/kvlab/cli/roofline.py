@@ -62,8 +62,8 @@ def read_run(directory: Path) -> tuple[dict[str, Any], RunConfig, list[StepRecor
     if not steps:
         raise ConfigError("run", directory, "ended before its first step; name one that produced tokens")
     recorded = cast("DictConfig", OmegaConf.load(directory / "config.yaml"))
-    for key in ("run_name", "tags", "tracking"):  # which may refer to an environment that is no more
-        recorded.pop(key, None)
+    names = ("run_name", "tags", "tracking")  # which may refer to an environment that is no more
+    recorded = OmegaConf.masked_copy(recorded, [str(key) for key in recorded if key not in names])
     settings = OmegaConf.merge(OmegaConf.structured(RunConfig), recorded)
     return summary, run_config(cast("DictConfig", settings)), steps
 
