@@ -14,7 +14,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from kvlab.errors import ConfigError, KvlabError
+from kvlab.errors import ConfigError, KvlabError, OutputError
+from kvlab.lab.files import attempt, write_text
 
 FEATURES = Path(__file__).resolve().parent
 LIST = FEATURES / "requirements.yaml"
@@ -198,9 +199,13 @@ def main() -> None:
     if problems:
         sys.exit(2)
     outcomes = run_scenarios()
-    PAGE.write_text(page(requirements, scenarios, outcomes, date.today()), encoding="utf-8")
+    errors: list[OutputError] = []
+    with attempt(errors):
+        write_text(PAGE, page(requirements, scenarios, outcomes, date.today()))
+    for unwritten in errors:
+        print(f"error: {unwritten}", file=sys.stderr)
     failed = [s for s in scenarios if not _passed(outcomes.get(s.place, {}))]
     for scenario in failed:
         print(f"not passed: {scenario.place[0]}:{scenario.place[1]} {scenario.name}", file=sys.stderr)
     print(f"{len(requirements)} requirements, {len(scenarios)} scenarios, {len(failed)} not passed: {PAGE}")
-    sys.exit(1 if failed else 0)
+    sys.exit(1 if failed or errors else 0)

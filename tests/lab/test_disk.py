@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from kvlab.cli.compose import Composition, compose_run
 from kvlab.core import StepRecord
-from kvlab.errors import OutputError
+from kvlab.errors import ConfigError, OutputError
 from kvlab.lab import execute as execution
 from kvlab.lab import figures
 from kvlab.lab.drive import RunLog, drive
@@ -120,7 +120,7 @@ def test_a_directory_that_cannot_be_written_to_is_refused_before_the_run(
     advice = "No space left on device; free some space there, or choose another directory"
     with (
         disk(tmp_path / "out", number, onwards=True),
-        pytest.raises(OutputError, match=f"{tmp_path}/out: cannot be written: {advice}"),
+        pytest.raises(ConfigError, match=f"hydra.run.dir={tmp_path}/out: cannot be written: {advice}"),
     ):
         run(composed, tmp_path / "out")
     assert not whole_files(tmp_path)
@@ -146,7 +146,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_file_keeps_no_half(
     composed: Composition, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """Really: the system ends each write at `size` bytes, those of Arrow and of the image library too."""
-    monkeypatch.setattr(execution, "check_directory", lambda directory: None)
+    monkeypatch.setattr(execution, "check_directory", lambda key, directory: None)
     with largest_file(size):
         result, said = run(composed, tmp_path)
     missing = check(result, said, tmp_path)
@@ -240,10 +240,10 @@ def test_a_directory_that_may_only_be_read() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         folder = Path(name)
         folder.chmod(0o555)
-        with as_nobody(), pytest.raises(OutputError, match="Permission denied; make the directory writable"):
-            check_directory(folder)
-        with as_nobody(), pytest.raises(OutputError, match="Permission denied"):
-            check_directory(folder / "below")
+        with as_nobody(), pytest.raises(ConfigError, match=f"output={folder}: .* denied; make the directory"):
+            check_directory("output", folder)
+        with as_nobody(), pytest.raises(ConfigError, match="Permission denied"):
+            check_directory("output", folder / "below")
         with as_nobody(), pytest.raises(OutputError, match="Permission denied"):
             write_text(folder / "file", "")
         assert not list(folder.iterdir())

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import shutil
-from contextlib import ExitStack
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kvlab.cli.report
+import kvlab.cli.run
 import kvlab.cli.tune
 from kvlab.lab import execute as execution
 from kvlab.lab.machine import CpuWatch
@@ -24,6 +29,17 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     monkeypatch.setattr(CpuWatch, "busy_cores", lambda watch: 0.0)
     monkeypatch.chdir(tmp_path)
     return Lab(tmp_path)
+
+
+def serving(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Do something when the requests of each run begin to be served."""
+    serve = execution._drive
+
+    def act_and_serve(*arguments: Any) -> Any:
+        act()
+        return serve(*arguments)
+
+    monkeypatch.setattr(execution, "_drive", act_and_serve)
 
 
 def is_told(ended: Command, *texts: str) -> None:
@@ -45,8 +61,34 @@ class TestARun:
         with disk(lab.base / "out", 1, onwards=True):
             ended = lab.here("tracking=off")
         assert ended.code == 2
-        is_told(ended, f"error: {lab.base}/out: {FULL}")
+        is_told(ended, f"error: hydra.run.dir={lab.base}/out: {FULL}")
         assert "tok/s" not in ended.output
+
+    def test_whose_output_cannot_be_printed_is_served_and_written(self, lab: Lab) -> None:
+        """Really: its standard output is a full disk."""
+        told = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, open("/dev/full", "w") as full:
+            patch.setattr(sys, "argv", ["kvlab run", *lab.arguments("tracking=off")])
+            with redirect_stdout(full), redirect_stderr(told), pytest.raises(SystemExit, match="1"):
+                kvlab.cli.run.main()
+        assert told.getvalue() == (
+            "warning: /dev/full cannot be written: No space left on device; the rest is not printed\n"
+        )
+        assert Command(1, "", lab.base / "out").summary["status"] == "finished"
+
+    def test_whose_working_directory_is_removed_while_it_serves(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lab = Lab.with_store(lab.base)
+        (lab.base / "here").mkdir()
+        monkeypatch.chdir(lab.base / "here")
+        serving(monkeypatch, (lab.base / "here").rmdir)
+        ended = lab.here()
+        is_told(ended, "tok/s", f"mlflow ui --backend-store-uri {lab.uri}")
+        assert ended.code == 0
+        again = lab.here("tracking=off", directory="again")
+        assert again.code == 2
+        is_told(again, "error: hydra.run.dir=.: the working directory was removed; change to another one")
 
 
 class TestASweep:
@@ -67,15 +109,27 @@ class TestASweep:
         is_told(ended, f"error: {lab.base}/out/sweep.json: {FULL}")
         assert list((lab.base / "out").iterdir()) == []
 
-    def test_whose_directory_is_removed_goes_on(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-        serve = execution._drive
+    def test_that_cannot_keep_its_plan_closes_its_parent_run(self, lab: Lab) -> None:
+        lab = Lab.with_store(lab.base)
+        with disk(lab.base / "out", match="sweep.json"):
+            assert lab.here("-m", "kv.num_blocks=8,9").code == 2
+        (parent,) = lab.parents()
+        assert (parent.state, parent.tags["kvlab.error"]) == ("FAILED", f"{lab.base}/out/sweep.json: {FULL}")
 
-        def remove_and_serve(*arguments: object) -> object:
+    def test_that_cannot_fetch_what_was_done_before_has_its_figures(self, lab: Lab) -> None:
+        lab = Lab.with_store(lab.base)
+        assert lab.here("kv.num_blocks=8", directory="before").code == 0
+        with disk(lab.base / "out", match="out/1"):
+            ended = lab.here("-m", "kv.num_blocks=8,9", "resume=true")
+        assert ended.code == 1
+        is_told(ended, f"warning: {lab.base}/out/1: {FULL}", "2 runs: 2 finished; 1 of them done before")
+
+    def test_whose_directory_is_removed_goes_on(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        def remove() -> None:
             if not (lab.base / "out" / "0").exists():
                 shutil.rmtree(lab.base / "out")
-            return serve(*arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(execution, "_drive", remove_and_serve)
+        serving(monkeypatch, remove)
         ended = lab.here(*TWO)
         assert ended.code == 0
         is_told(ended, "2 runs: 2 finished")
@@ -100,15 +154,9 @@ class TestAStore:
     def test_that_is_full_when_the_run_ends(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         """Really: the file may not grow from the first step on."""
         lab = Lab.with_store(lab.base)
-        serve, opened = execution._drive, ExitStack()
-
-        def serve_and_fill(*arguments: object) -> object:
-            served = serve(*arguments)  # type: ignore[arg-type]
-            opened.enter_context(largest_file((lab.base / "store.db").stat().st_size))
-            return served
-
-        monkeypatch.setattr(execution, "_drive", serve_and_fill)
-        with opened:
+        with ExitStack() as opened:
+            size = (lab.base / "store.db").stat().st_size
+            serving(monkeypatch, lambda: opened.enter_context(largest_file(size)))
             ended = lab.here()
         assert ended.code == 1
         is_told(
@@ -119,13 +167,7 @@ class TestAStore:
 
     def test_that_is_removed_while_requests_are_served(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         lab = Lab.with_store(lab.base)
-        serve = execution._drive
-
-        def remove_and_serve(*arguments: object) -> object:
-            (lab.base / "store.db").unlink()
-            return serve(*arguments)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(execution, "_drive", remove_and_serve)
+        serving(monkeypatch, (lab.base / "store.db").unlink)
         ended = lab.here()
         assert ended.code == 1
         is_told(ended, f"warning: tracking.uri={lab.uri}: ", "tok/s")
@@ -166,13 +208,7 @@ class TestASearch:
         is_told(ended, "/search: trials.csv, tune.png, tune.html: cannot be written: No space left on device")
 
     def test_whose_database_is_gone_goes_on_in_memory(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-        serve = execution._drive
-
-        def remove_and_serve(*arguments: object) -> object:
-            (lab.base / "found" / "tune.db").unlink(missing_ok=True)
-            return serve(*arguments)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(execution, "_drive", remove_and_serve)
+        serving(monkeypatch, lambda: (lab.base / "found" / "tune.db").unlink(missing_ok=True))
         ended = self.search("trials=2")
         assert ended.code == 1
         is_told(ended, f"warning: storage=sqlite:///{lab.base}/found/tune.db: ", "; the search goes on without it")

@@ -45,6 +45,8 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
     modules = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in walk_tb(error.__traceback__)]
     if next((name for name in reversed(modules) if name in ("kvlab", *_PARSERS)), "kvlab") == "kvlab":
         return None
+    if isinstance(error, FileNotFoundError) and error.filename is None:  # what getcwd raises
+        return ConfigError("hydra.run.dir", ".", "the working directory was removed; change to another one")
     if isinstance(error, OSError) and error.filename is not None:
         return OutputError(Path(error.filename), f"cannot be written: {error.strerror}; choose another directory")
     texts = [" ".join(_NOT_SAID.sub("", str(each)).split()) for each in chain]

@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 
 from kvlab.cli.compose import composition, group_choices
 from kvlab.cli.mistakes import mistake
+from kvlab.cli.output import lasting_output
 from kvlab.cli.settings import fail
 from kvlab.config import RunConfig
 from kvlab.errors import KvlabError
@@ -99,6 +100,7 @@ def _was_done(config: RunConfig) -> bool:
     return True
 
 
+@lasting_output()
 @redacted_output()
 def main() -> None:
     """Run the command line. A launcher whose package is not installed is refused with a sentence."""

@@ -54,7 +54,7 @@ class Search:
         output = Path(settings.output).expanduser()
         self.storage = settings.storage or f"sqlite:///{output.resolve() / 'tune.db'}"
         self.directory = output / self.name
-        check_directory(self.directory)
+        check_directory("output", self.directory)
         self.tracker = Tracker()
         self.interrupted = False
         self.unwritten: list[object] = []

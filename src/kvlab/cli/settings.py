@@ -14,6 +14,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from kvlab.cli.mistakes import explained
+from kvlab.cli.output import lasting_output
 from kvlab.errors import ConfigError, KvlabError, printable
 from kvlab.lab.settings import setting as setting
 from kvlab.secrets import redact, redacted_output
@@ -83,6 +84,7 @@ def help_page(page: str | None, schema: type) -> str:
     return "\n".join([(page or "").strip(), "", *(f"  {name:<{width}}{text}" for name, text in rows)])
 
 
+@lasting_output()
 @redacted_output()
 def run_command(page: str | None, schema: type, answer: Callable[[list[str]], int], *, bare: bool = True) -> None:
     """Print the help page where it is asked for, else `answer` the arguments and exit with its code, unless 0.

@@ -8,12 +8,14 @@ import shlex
 import sys
 from pathlib import Path
 
+from kvlab.cli.output import lasting_output
 from kvlab.cli.settings import fail
 from kvlab.config import TrackingConfig
 from kvlab.errors import KvlabError
 from kvlab.secrets import redact, redacted_output, without_credentials
 
 
+@lasting_output()
 @redacted_output()
 def main() -> None:
     """Start the page; for a store that has none to start, say where it is or how to fill it."""

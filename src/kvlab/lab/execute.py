@@ -58,7 +58,7 @@ def execute(config: RunConfig, context: RunContext) -> RunResult:
     reported in the result: every other file is complete, and the figures are printed.
     """
     if not context.in_sweep:  # whose directory was checked
-        check_directory(context.directory)
+        check_directory("hydra.run.dir", context.directory)
     with ExitStack() as guard:  # from the start: a signal that nothing handles would leave the run open
         return _execute(config, context, guard.enter_context(stop_on_signal(context.console)), guard.close)
 

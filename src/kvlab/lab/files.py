@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kvlab.errors import OutputError
+from kvlab.errors import ConfigError, OutputError
 
 _ADVICE = {
     errno.ENOSPC: "free some space there, or choose another directory",
@@ -67,12 +67,15 @@ def attempt(errors: list[OutputError] | None) -> Iterator[None]:
         errors.append(error)
 
 
-def check_directory(directory: Path) -> None:
-    """Make a directory and see that files can be written there. Raises OutputError."""
-    with writing(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory) as file:
-            file.write(bytes(4096))
+def check_directory(key: str, directory: Path) -> None:
+    """Make the directory that a setting names and see that files can be written there. Raises ConfigError."""
+    try:
+        with writing(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=directory) as file:
+                file.write(bytes(4096))
+    except OutputError as error:
+        raise ConfigError(key, directory, error.reason) from error
 
 
 def sentences(errors: Sequence[OutputError]) -> list[str]:

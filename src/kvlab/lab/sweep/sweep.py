@@ -115,7 +115,7 @@ def open_sweep(
     `configs` are those of the plan's points; None where one contradicts itself.
     Raises a KvlabError for a sweep that cannot begin.
     """
-    check_directory(directory)
+    check_directory("hydra.sweep.dir", directory)
     history: History | None = None
     tracker: Tracker | None = Tracker()
     done: list[TrackedRun | None] = [None] * len(plan.points)

@@ -1,0 +1,57 @@
+"""Standard output and standard error on a disk that is full, or a pipe that nobody reads any more."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from typing import Any, TextIO, cast
+
+
+@contextmanager
+def lasting_output() -> Iterator[None]:
+    """Go on where nothing can be printed: results are in files too. At the end the exit code is then at least 1."""
+    out, err = _Lasting(sys.stdout), _Lasting(sys.stderr)
+    with redirect_stdout(cast(TextIO, out)), redirect_stderr(cast(TextIO, err)):
+        yield
+        with suppress(OSError):
+            out.flush()
+    if out.lost:
+        sys.exit(1)
+
+
+class _Lasting:
+    """A text stream whose errors end nothing: the first is told on standard error, what follows goes nowhere."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream or open(os.devnull, "w")  # noqa: SIM115  None: closed before Python began
+        self.lost = False
+
+    def write(self, text: str) -> int:
+        """Write, or lose, a text."""
+        try:
+            self._stream.write(text)
+        except OSError as error:
+            self._give_up(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write, or lose, what is waiting to be written."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        if self.lost:
+            return
+        self.lost = True
+        with suppress(OSError, ValueError):  # or Python itself fails as it ends; ValueError: no file of the system
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        if not isinstance(error, BrokenPipeError):  # that one was meant
+            name = getattr(self._stream, "name", "output").strip("<>")
+            print(f"warning: {name} cannot be written: {error.strerror}; the rest is not printed", file=sys.stderr)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
