@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-_MOST_SHOWN = 200  # characters of a value
 
 
 def printable(text: str) -> str:
@@ -15,17 +14,20 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def shown(value: object, text_of: Callable[[object], str] = str) -> str:
-    """A user's value in a message: on one line, without control characters, cut where it is long."""
+def shown(value: object, text_of: Callable[[object], str] = str, *, most: int = 200) -> str:
+    """A user's value in a message: on one line, without control characters, cut at `most`."""
     try:
         text = printable(text_of(value)).replace("\n", "\\n")
     except ValueError:  # Python writes no whole number of more than some 4,000 digits
         text = "(a number of thousands of digits)"
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text):,} characters)"
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
 
 
 class KvlabError(Exception):
     """Base of every error that a user of kvlab can cause; its text is fit to be shown as it is."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ConfigError(KvlabError, ValueError):
@@ -133,7 +135,7 @@ class OutputError(KvlabError, RuntimeError):
     """A file or directory cannot be written; nothing of it is left. `reason` has the cause and what would do."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{printable(str(path))}: {reason}")
+        super().__init__(f"{path}: {reason}")
         self.path = path
         self.reason = reason
 

@@ -77,7 +77,7 @@ def run_config(composed: DictConfig) -> RunConfig:
     """
     run = without_hydra(composed)
     _check_keys(run)
-    with explained(_texts(run)):
+    with explained(lambda: _texts(run)):
         load_plugins(run.plugins)
         config = cast(RunConfig, OmegaConf.to_object(run))
     for key, value in flatten(asdict(config)).items():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
 
-from kvlab.errors import ConfigError, KvlabError, OutputError
+from kvlab.errors import ConfigError, KvlabError, OutputError, shown
 from kvlab.secrets import redact, redacted
 
 _PARSERS = ("hydra", "omegaconf", "antlr4")
@@ -23,12 +23,12 @@ _OPEN = ("tags", "model.architecture")  # take any keys
 
 
 @contextmanager
-def explained(overrides: Sequence[str]) -> Iterator[None]:
+def explained(overrides: Sequence[str] | Callable[[], Sequence[str]]) -> Iterator[None]:
     """Turn what Hydra and OmegaConf raise about `overrides` into a KvlabError; other errors stay as they are."""
     try:
         yield
     except Exception as error:
-        found = mistake(error, overrides)
+        found = mistake(error, overrides() if callable(overrides) else overrides)
         if found is None or found is error:
             raise
         raise found from error
@@ -59,7 +59,7 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
         reason += "other characters than letters and digits, as \"run_name='a, b'\""
     elif f"Could not override '{name}'" in reason and name.startswith(_OPEN):
         reason += f"; to add it, write +{name}=..."
-    return ConfigError(name, redacted(name, value), redact(reason))
+    return ConfigError(name, redacted(name, value), shown(redact(reason), most=600))
 
 
 def _guilty(overrides: Sequence[str], keys: set[str], said: str) -> tuple[str, str]:

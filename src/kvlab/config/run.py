@@ -12,6 +12,7 @@ from kvlab.config.workload import WorkloadConfig
 from kvlab.errors import ConfigError
 
 MOST_REPEATS = 10_000
+MOST_CHARS = 250  # of a name
 
 
 @dataclass
@@ -34,6 +35,10 @@ class RunConfig(EngineConfig):
         super().__post_init__()
         at_least("repeats", self.repeats, 1, MOST_REPEATS)
         at_least("repeat", self.repeat, 0, MOST_REPEATS)
+        names = {"run_name": self.run_name, "model.name": self.model.name, "workload.name": self.workload.name}
+        for key, text in (names | {"tracking.experiment": self.tracking.experiment}).items():
+            if text is not None and len(text) > MOST_CHARS:
+                raise ConfigError(key, text, f"is a name of more than {MOST_CHARS} characters")
         for name, value in self.tags.items():
             if not isinstance(value, str):
                 raise ConfigError(f"tags.{name}", value, "must be text")
