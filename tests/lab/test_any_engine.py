@@ -216,6 +216,16 @@ class TestAnEngineWithoutBlocks:
         assert " ".join(lines[-1].split()).startswith("0:07 4/4 requests 1.1 tok/s 0 running 0 waiting")
         assert "KV" not in shown.getvalue()
 
+    def test_says_when_the_next_request_arrives(self, keeps_steps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(progress, "_PLAIN_EVERY_S", 0.0)
+        console = Terminal(file=(shown := io.StringIO()), width=200)
+        requests = [request("late", 4, 1, arrival_s=100.0)]
+        engine = SlotEngine(2, keeps_steps=keeps_steps)
+        stopped = iter([False, False, True])
+        with progress.show_progress(engine, requests, console) as show:
+            drive(engine, requests, on_step=show, should_stop=lambda: next(stopped))
+        assert "0 running 0 waiting next request in 1:40" in " ".join(shown.getvalue().split())
+
 
 def test_a_whole_run_needs_no_more_of_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engines: list[SlotEngine] = []

@@ -17,6 +17,7 @@ from kvlab.core import MAX_SAMPLES, Request, SamplingParams
 from kvlab.errors import CapacityError, ConfigError, RequestRefusedError, WorkloadError
 from kvlab.workloads import build_requests
 from kvlab.workloads.sources import jsonl
+from tests.support.commands import TINY, Lab
 from tests.support.engines import drain, make_engine, request
 from tests.support.model import VOCAB, expected_tokens
 
@@ -251,3 +252,21 @@ def test_as_many_requests_fit_as_the_sentence_says() -> None:
     assert (
         len(build_requests(replace(config, num_requests=fitting), vocab_size=100, seed=0, memory=2**20)) > fitting
     )
+
+
+COMMANDS: dict[str, tuple[list[str], str]] = {
+    "a file": (["workload=jsonl", "workload.path={file}"], "error: {file}, line 2: request 'r1': n=1000000"),
+    "requests": (["workload.num_requests=1000000000000"], "error: workload.num_requests=1000000000000: these"),
+    "a rate": (["workload.arrival=poisson", "workload.rate=1e-300"], "error: workload.rate=1e-300: the last of 3"),
+    "a length": (["workload.prompt_len.sigma=1e9"], "error: workload.prompt_len.sigma=1000000000.0: must"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "sentence"), COMMANDS.values(), ids=list(COMMANDS))
+def test_a_run_of_it_ends_with_the_sentence(settings: list[str], sentence: str, tmp_path: Path) -> None:
+    file = written(GOOD, line(n=10**6))(tmp_path / "requests.jsonl")
+    given = [text.format(file=file) for text in settings]
+    ended = Lab(tmp_path, (*TINY, "tracking=off")).here(*given)
+    assert ended.code == 2
+    assert ended.output.startswith(sentence.format(file=file))
+    assert ended.output.count("\n") == 1

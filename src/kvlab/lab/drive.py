@@ -28,6 +28,7 @@ class RunLog:
     refused: list[str] = field(default_factory=list)  # why, of each request that the engine did not take
     duration_s: float = 0.0  # from the first possible arrival to the last end
     interrupted: bool = False
+    next_arrival_s: float | None = None  # while the engine is driven: of the requests that have not arrived
     blocks: BlockEvents | None = None  # what happened to each block, `sequence` as index of `records`
 
     @property
@@ -84,6 +85,7 @@ def drive(
             known = [time for time in times if time is not None]
             if known:
                 clock.wait_until(min(*known, clock.now() + _MAX_SLEEP_S))
+        log.next_arrival_s = arrivals[0].arrival_s if arrivals else None
         on_step(log, record)
     log.duration_s = clock.now() if log.interrupted else max((each.finished_s for each in log.records), default=0.0)
     if log.interrupted:

@@ -85,6 +85,8 @@ def show_progress(
         parts = [f"{tokens / max(at, 1e-9):6.1f} tok/s", f"{stats.running} running", f"{stats.waiting} waiting"]
         if stats.blocks_total and stats.blocks_in_use is not None:
             parts.append(f"KV {100 * stats.blocks_in_use / stats.blocks_total:3.0f} %")
+        if log.next_arrival_s is not None and not stats.running + stats.waiting:
+            parts.append(f"next request in {clock(max(0.0, log.next_arrival_s - at))}")
         left = remaining.seconds(at)
         if left is not None:
             parts.append(f"{clock(left)} left")
