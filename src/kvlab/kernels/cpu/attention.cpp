@@ -82,6 +82,18 @@ Work divide(const Problem& problem, int rows_at_once, int threads) {
     return work;
 }
 
+// The items' order by cost, the longest first, so that the threads end at about the same time.
+std::vector<int> longest_first(const std::vector<Item>& items) {
+    std::vector<std::pair<int64_t, int>> costs(items.size());
+    for (size_t i = 0; i < items.size(); ++i)
+        costs[i] = {-int64_t(items[i].last_key - items[i].first_key) * (8 + items[i].last_query - items[i].first_query),
+                    int(i)};
+    std::sort(costs.begin(), costs.end());
+    std::vector<int> order(items.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = costs[i].second;
+    return order;
+}
+
 template <class Type>
 void run(const Problem& problem, int threads) {
     const Shape<Type> shape(problem.head_dim);
@@ -90,13 +102,7 @@ void run(const Problem& problem, int threads) {
     const auto& items = work.items;
     const std::unique_ptr<float[]> partials(new float[int64_t(work.partial_rows) * (shape.channels + 2)]);
 
-    // The longest first, so that the threads end at about the same time.
-    std::vector<int> order(items.size());
-    for (size_t i = 0; i < order.size(); ++i) order[i] = int(i);
-    const auto cost = [&](int i) {
-        return int64_t(items[i].last_key - items[i].first_key) * (8 + items[i].last_query - items[i].first_query);
-    };
-    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return cost(a) > cost(b); });
+    const std::vector<int> order = longest_first(items);
 
 #pragma omp parallel num_threads(threads)
     {

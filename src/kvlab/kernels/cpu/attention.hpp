@@ -51,15 +51,20 @@ INLINE Words load_numbers(const Number* at) {
 #endif
 }
 
-// Load one chunk of a row. The last chunk may be cut off by the end of the row and is padded with zeros; WHOLE says
-// that this one is not.
+// Load a row's last chunk, of `count` elements, padded with zeros. Not inlined: it is rare, and called from many places.
+template <class Type, class Number>
+__attribute__((noinline)) Words load_cut_off(const Number* at, int count) {
+    Number padded[Type::CHUNK] = {};
+    std::memcpy(padded, at, count * sizeof padded[0]);
+    return load_numbers<Type>(padded);
+}
+
+// Load one chunk of a row, of which the last may be cut off by the end of the row; WHOLE says that this one is not.
 template <class Type, bool WHOLE = false, class Number>
 INLINE Words load_chunk(const Number* row, int chunk, int head_dim) {
     const int begin = chunk * Type::CHUNK;
     if (WHOLE || begin + Type::CHUNK <= head_dim) return load_numbers<Type>(row + begin);
-    Number padded[Type::CHUNK] = {};
-    std::memcpy(padded, row + begin, (head_dim - begin) * sizeof padded[0]);
-    return load_numbers<Type>(padded);
+    return load_cut_off<Type>(row + begin, head_dim - begin);
 }
 
 // The first (even) or second (odd) number of each pair as float32. bfloat16 is the upper half of a float32.

@@ -198,7 +198,8 @@ INLINE Column<ROWS> dot_keys(const float* queries, const typename Type::Stored* 
 #pragma GCC unroll 4
     for (int chunk = 0; chunk < shape.whole_chunks; ++chunk) add(chunk, load_chunk<Type, true>(rows[0], chunk, 0));
     if (shape.whole_chunks < shape.chunks)
-        add(shape.whole_chunks, load_chunk<Type>(rows[0], shape.whole_chunks, shape.head_dim));
+        add(shape.whole_chunks, load_cut_off<Type>(rows[0] + shape.whole_chunks * Type::CHUNK,
+                                                   shape.head_dim - shape.whole_chunks * Type::CHUNK));
     return sums;
 }
 

@@ -22,16 +22,14 @@ from kvlab.errors import KernelError
 from kvlab.kernels.cpu.cache import BUILD_PREFIX, building, cache_folder, check_folder, check_intact, keep
 from kvlab.kernels.cpu.interface import bind
 
-# Source files and an extra flag for each; those that take longest to compile come first.
+# Units of compilation: source files and an extra flag. Those that take longest come first; small ones are one unit,
+# which reads their headers once.
 _UNITS = (
-    ("attention.cpp", "-DKVLAB_INT8"),
-    ("attention.cpp", ""),
-    ("linear.cpp", ""),
-    ("packed_weight.cpp", ""),
-    ("elementwise.cpp", ""),
-    ("topk.cpp", ""),
-    ("layers.cpp", ""),
-    ("interface.cpp", ""),
+    (("attention.cpp",), "-DKVLAB_INT8"),
+    (("attention.cpp",), ""),
+    (("linear.cpp",), ""),
+    (("elementwise.cpp", "packed_weight.cpp", "layers.cpp", "interface.cpp"), ""),
+    (("topk.cpp",), ""),
 )
 _HEADERS = tuple(sorted(path.name for path in Path(__file__).parent.glob("*.hpp")))
 _COMPILERS = ("c++", "g++", "clang++")
@@ -99,7 +97,8 @@ def _open(path: Path) -> ctypes.CDLL:
 def _find_or_build(compiler: str | None, architecture: str, flags: str) -> ctypes.CDLL:
     command = [_find_compiler(compiler), f"-march={architecture}", *_FLAGS, *shlex.split(flags)]
     folder = Path(__file__).parent
-    text = "".join((folder / name).read_text() for name in (*(name for name, _ in _UNITS), *_HEADERS))
+    sources = (name for names, _ in _UNITS for name in names)
+    text = "".join((folder / name).read_text() for name in (*sources, *_HEADERS))
     key = hashlib.sha256(
         "\0".join([text, *command, _compiler_stamp(command[0]), _cpu(), torch.__version__]).encode()
     )
@@ -170,15 +169,16 @@ def _build(command: list[str], path: Path) -> None:
     _log.info("compiling native kernels, once for this machine")
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=BUILD_PREFIX) as folder:
-        objects = [Path(folder) / f"{number}.o" for number in range(len(_UNITS))]
-        compilations = [
-            [*command, *([flag] if flag else []), "-c", str(Path(__file__).parent / name), "-o", str(target)]
-            for (name, flag), target in zip(_UNITS, objects, strict=True)
-        ]
+        objects, compilations = [], []
+        for number, (names, flag) in enumerate(_UNITS):
+            *others, source = (str(Path(__file__).parent / name) for name in names)
+            include = [argument for other in others for argument in ("-include", other)]
+            objects.append(str(Path(folder) / f"{number}.o"))
+            compilations.append([*command, *([flag] if flag else []), *include, "-c", source, "-o", objects[-1]])
         with ThreadPoolExecutor() as threads:
             list(threads.map(_run, compilations))
         library = Path(folder) / path.name
-        _run([*command, "-shared", *map(str, objects), "-o", str(library)])
+        _run([*command, "-shared", *objects, "-o", str(library)])
         keep(library, path)
     _log.info("compiled %s in %.1f s", path, time.perf_counter() - start)
 
