@@ -78,7 +78,7 @@ class Registry(Generic[T]):
         names = self.names()
         if name not in names:
             close = get_close_matches(name, names, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            hint = f"; did you mean {close[0]}?" if close else "; a name of your own needs plugins=[<module>]"
             raise ConfigError(key or self.key, name, f"unknown; known: {', '.join(names)}{hint}")
 
     def _owner(self, name: str) -> str | None:

@@ -20,9 +20,12 @@ def test_every_name_has_an_implementation(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_an_unknown_name_lists_the_known(key: str) -> None:
-    with pytest.raises(ConfigError, match=f"{key}=nonsense: unknown; known: {', '.join(registry(key).names())}"):
+def test_an_unknown_name_lists_the_known_and_says_how_to_add_one(key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
         registry(key).get("nonsense")
+    known = ", ".join(registry(key).names())
+    advice = "a name of your own needs plugins=[<module>]"
+    assert str(caught.value) == f"{key}=nonsense: unknown; known: {known}; {advice}"
 
 
 def test_a_slip_gets_a_suggestion() -> None:
