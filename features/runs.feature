@@ -129,6 +129,27 @@ Feature: Runs
       When a tiny model is run with "seed=1" and with "seed=2"
       Then the runs had different prompts
 
+  Rule: A disk that is full, read-only or gone ends no run
+
+    @R13.8
+    Scenario Outline: A file that cannot be written is named, and costs no other
+      When I run "tracking=off" on a tiny model while the disk has no space for "<file>"
+      Then the command ends with status 1
+      And the message says "<file>: cannot be written: No space left on device; free some space there"
+      And the message says "output tokens ... tok/s"
+      And the other results on disk are "<others>"
+
+      Examples:
+        | file          | others                                      |
+        | summary.json  | config.yaml requests.parquet steps.parquet  |
+        | steps.parquet | config.yaml requests.parquet summary.json   |
+
+    @R13.8
+    Scenario: A directory that cannot be written to is refused before the run
+      When I run "tracking=off" on a tiny model while the disk has no space for "anything"
+      Then the command ends with status 2
+      And the message says "hydra.run.dir= ... cannot be written: No space left on device; free some space there"
+
   Rule: An interrupted run keeps what it measured
 
     @R13.5

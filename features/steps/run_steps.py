@@ -18,6 +18,7 @@ from mlflow.tracking import MlflowClient
 from pytest_bdd import given, parsers, then, when
 
 from tests.support.commands import TIMEOUT_S, TINY, Command, Lab
+from tests.support.disk import disk
 
 #: Long enough for every request to have several blocks.
 SETTINGS = (
@@ -129,6 +130,18 @@ def succeeds(commands: list[Command]) -> None:
 def fails(commands: list[Command]) -> None:
     assert commands[-1].code not in (0, None)
     assert "Traceback" not in commands[-1].output, commands[-1].output
+
+
+@when(parsers.parse('I run "{text}" on a tiny model while the disk has no space for "{file}"'))
+def run_on_full_disk(lab: Runner, commands: list[Command], text: str, file: str) -> None:
+    folder = lab.folder()
+    with disk(lab.lab.base / folder, match="." if file == "anything" else file):
+        commands.append(lab.lab.here(*text.split(), directory=folder))
+
+
+@then(parsers.parse('the other results on disk are "{names}"'))
+def others_are(commands: list[Command], names: str) -> None:
+    assert sorted(file.name for file in commands[-1].directory.iterdir()) == names.split()
 
 
 @then(parsers.parse("the command ends with status {code:d}"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from traceback import walk_tb
 
-from kvlab.errors import ConfigError, KvlabError, OutputError, shown
+from kvlab.errors import ConfigError, KvlabError, shown
+from kvlab.lab.files import refusal
 from kvlab.secrets import redact, redacted
 
 _PARSERS = ("hydra", "omegaconf", "antlr4")
@@ -48,7 +48,7 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
     if isinstance(error, FileNotFoundError) and error.filename is None:  # what getcwd raises
         return ConfigError("hydra.run.dir", ".", "the working directory was removed; change to another one")
     if isinstance(error, OSError) and error.filename is not None:
-        return OutputError(Path(error.filename), f"cannot be written: {error.strerror}; choose another directory")
+        return ConfigError("hydra.run.dir", error.filename, refusal(error))
     texts = [" ".join(_NOT_SAID.sub("", str(each)).split()) for each in chain]
     reason = "; ".join(filter(None, dict.fromkeys(texts)))
     keys = {str(getattr(each, "full_key", "") or "") for each in chain} - {""}

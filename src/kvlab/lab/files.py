@@ -26,9 +26,13 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        advice = _ADVICE.get(error.errno or 0, "choose another directory")
-        raise OutputError(path, f"cannot be written: {reason}; {advice}") from error
+        raise OutputError(path, refusal(error)) from error
+
+
+def refusal(error: OSError) -> str:
+    """That something cannot be written, why, and what would do."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return f"cannot be written: {reason}; {_ADVICE.get(error.errno or 0, 'choose another directory')}"
 
 
 @contextmanager
