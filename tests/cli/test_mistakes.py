@@ -68,7 +68,10 @@ def test_no_password_of_another_setting_is_shown() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (["hydra.run.dir={file}"], "error: hydra.run.dir={file}: cannot be written: File exists; choose another directory"),
+        (
+            ["hydra.run.dir={file}"],
+            "error: hydra.run.dir={file}: cannot be written: File exists; choose another directory",
+        ),
         (["hydra.run.dir={file}/x"], "cannot be written: Not a directory"),
         (["-m", "seed=1,2", "hydra.sweep.dir={file}"], "cannot be written: "),
         (["hydra.run.dir=${{nope}}"], "error: hydra.run.dir=${{nope}}: Interpolation key 'nope' not found"),
