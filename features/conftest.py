@@ -43,6 +43,7 @@ from features.steps.sizing_steps import *
 from features.steps.sweep_steps import *
 from features.steps.table_steps import *
 from features.steps.tracking_steps import *
+from features.steps.traffic_steps import *
 from features.steps.weights_steps import *
 from kvlab.attention.registry import attention_backends
 

@@ -8,12 +8,14 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from kvlab.config.workload import FILES
 from kvlab.models.families import decoder_config
 from kvlab.paths import CONF
 from tests.support.plans import MODELS, compose_run
 from tests.support.swept import SWEEPS, points_of
 
-NEEDS = {"model=checkpoint": ["model.path=somewhere"], "workload=jsonl": ["workload.path=somewhere"]}
+NEEDS = {"model=checkpoint": ["model.path=somewhere"]}
+NEEDS |= {f"workload={source}": ["workload.path=somewhere"] for source in FILES}
 CHOICES = sorted(f"{file.parent.name}={file.stem}" for file in CONF.glob("*/*.yaml"))
 
 

@@ -15,8 +15,7 @@ import pytest
 from kvlab.config import LengthConfig, WorkloadConfig
 from kvlab.core import MAX_SAMPLES, Request, SamplingParams
 from kvlab.errors import CapacityError, ConfigError, RequestRefusedError, WorkloadError
-from kvlab.workloads import build_requests
-from kvlab.workloads.sources import jsonl
+from kvlab.workloads import build_requests, lines
 from tests.support.commands import TINY, Lab
 from tests.support.engines import drain, make_engine, request
 from tests.support.model import VOCAB, expected_tokens
@@ -136,7 +135,7 @@ def test_a_hostile_file_is_refused(make: Callable[[Path], Path], fragment: str, 
 
 
 def test_a_line_is_not_read_beyond_the_longest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 2**20)
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 2**20)
     file = written(GOOD, b" " * 100, b"[" * 2**21, GOOD)(tmp_path / "requests.jsonl")
     with pytest.raises(WorkloadError, match="line 2: is longer than 1 MiB"):
         read(file)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvlab.config.values import MOST_SECONDS, at_least, one_of
+from kvlab.config.values import MOST, MOST_SECONDS, at_least, one_of
 from kvlab.core import MAX_SAMPLES, MAX_TEMPERATURE, MAX_WHOLE
 from kvlab.errors import ConfigError
 from kvlab.registry import registry
 
-ARRIVALS = ("burst", "uniform", "poisson")
+ARRIVALS = ("burst", "uniform", "poisson", "gamma", "trace")
+TIMED_TRACES = ("azure", "burstgpt", "mooncake", "timed_trace")
+FILES = ("jsonl", "sharegpt_lengths", *TIMED_TRACES)  # sources that read workload.path
 DISTRIBUTIONS = ("uniform", "lognormal")
 _MOST_SIGMA = 20.0  # e to the power of 20: lengths up to half a thousand million times the median
+_LEAST_BURSTINESS = 1e-3  # one gap in a thousand is a thousand times the mean
 _MOST_ZIPF = 100.0  # all requests in the first group
 
 
@@ -31,10 +34,13 @@ class WorkloadConfig:
     """The requests: how many, when, how long; or a file of them."""
 
     name: str = "???"  # what the workload is called in tables and runs
-    source: str = "synthetic"  # synthetic: drawn from the settings below; jsonl: the file at path
+    source: str = "synthetic"  # synthetic: drawn from the settings below; others read the file at path
     num_requests: int = 16  # requests, or conversations where turns > 1
-    arrival: str = "burst"  # burst: all at once; uniform: one every 1 / rate seconds; poisson: as many on average
-    rate: float | None = None  # requests per second; for uniform and poisson arrivals
+    arrival: str = "burst"  # burst: all at once; uniform, poisson or gamma: at rate; trace: as in the file at path
+    rate: float | None = (
+        None  # requests per second; uniform: one every 1 / rate seconds; poisson: as many on average
+    )
+    burstiness: float = 1.0  # arrival=gamma: shape of the gaps; 1: Poisson; less: bursts and lulls
     prompt_len: LengthConfig = field(default_factory=LengthConfig)  # tokens of each request's own
     output_len: LengthConfig = field(default_factory=LengthConfig)  # tokens of each output
     system_len: int = 0  # tokens that begin every prompt
@@ -45,7 +51,8 @@ class WorkloadConfig:
     think_s: float = 0.0  # seconds between an answer and the conversation's next request
     samples: int = 1  # outputs of each prompt
     priorities: int = 1  # priority levels; each request or conversation gets one of 0 to priorities - 1
-    path: str | None = None  # source=jsonl: the file
+    path: str | None = None  # the file of a source that reads one
+    block_tokens: int = 512  # source=mooncake or timed_trace: tokens of the prompt that one of hash_ids stands for
     ignore_eos: bool = True  # go on to output_len tokens past an end-of-sequence token
     temperature: float = 0.0  # of sampling; 0: greedy
 
@@ -53,10 +60,15 @@ class WorkloadConfig:
         registry("workload.source").check(self.source)
         one_of("workload.arrival", self.arrival, ARRIVALS)
         at_least("workload.temperature", self.temperature, 0, MAX_TEMPERATURE)
+        if self.source in FILES and not self.path:
+            raise ConfigError("workload.path", self.path, f"workload={self.source} needs workload.path=<file>")
         if self.source == "jsonl":
-            if not self.path:
-                raise ConfigError("workload.path", self.path, "workload=jsonl needs workload.path=<file>")
             return
+        if self.arrival == "trace" and self.source not in TIMED_TRACES:
+            known = f"there are times in the files of {', '.join(TIMED_TRACES)}; workload.arrival=burst has none"
+            raise ConfigError("workload.arrival", self.arrival, f"workload={self.source} has no times; {known}")
+        at_least("workload.block_tokens", self.block_tokens, 1, MAX_WHOLE)
+        at_least("workload.burstiness", self.burstiness, _LEAST_BURSTINESS, MOST)
         for name, least in (
             ("num_requests", 1),
             ("num_groups", 1),
@@ -74,7 +86,7 @@ class WorkloadConfig:
         self._check_rate()
 
     def _check_rate(self) -> None:
-        if self.arrival == "burst":
+        if self.arrival in ("burst", "trace"):
             return
         if not self.rate:
             text = f"workload.arrival={self.arrival} needs requests per second"

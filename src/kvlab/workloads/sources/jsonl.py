@@ -4,11 +4,8 @@
 
 from __future__ import annotations
 
-import codecs
-import json
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +15,10 @@ from kvlab.config.values import MOST_SECONDS
 from kvlab.core import Request, SamplingParams
 from kvlab.engine.validation import check_sampling, check_urgency
 from kvlab.errors import WorkloadError, shown
-from kvlab.workloads.prompts import make_request, random_prompt
+from kvlab.workloads.lines import json_object, read_lines
+from kvlab.workloads.prompts import MAX_PROMPT_TOKENS, make_request, random_prompt
 from kvlab.workloads.sources import WORKLOAD_SOURCES
 
-MAX_PROMPT_TOKENS = 10_000_000  # beyond any model; a typing error must not fill the memory
-MAX_LINE_BYTES = 64 * 2**20  # room for as many token ids
 FIELDS = ("arrival_s", "prompt_token_ids", "prompt_tokens", "max_tokens", "priority", "deadline_s")
 SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams) if field.name not in FIELDS)
 
@@ -40,7 +36,7 @@ def read_jsonl(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterato
     """
     generator = np.random.default_rng(seed)
     made = 0
-    for number, line in _lines(config.path or ""):
+    for number, line in read_lines(config.path or ""):
         try:
             row = _read_row(line)
             prompt, max_tokens, arrival_s = _parse(row, generator, vocab_size)
@@ -56,51 +52,13 @@ def read_jsonl(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterato
         raise WorkloadError(f"workload.path={shown(config.path)}: holds no request")
 
 
-def _lines(name: str) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that hold something, with their numbers from 1 on; one that is too long is cut."""
-    try:
-        path = Path(name).expanduser()
-        if not path.is_file() and path.exists() and not path.is_dir():
-            raise OSError(0, "it is a pipe or a device, not a file")  # to open one may wait for ever
-        file = path.open("rb")
-    except (OSError, ValueError, RuntimeError) as error:  # a NUL in the name; ~ of a user that there is not
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise WorkloadError(f"workload.path={shown(name)}: cannot be read: {reason}") from error
-    with file:
-        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
-            line = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"")
-            if line.strip():
-                yield number, line
-
-
 def _read_row(line: bytes) -> dict[str, Any]:
-    """The JSON object of a line. Raises ValueError, saying what is wrong, for anything else."""
-    if len(line) > MAX_LINE_BYTES:
-        raise ValueError(f"is longer than {MAX_LINE_BYTES // 2**20} MiB")
-    try:
-        row = json.loads(line.decode(), object_pairs_hook=_object)
-    except UnicodeDecodeError as error:
-        raise ValueError("it is not UTF-8 text") from error
-    except RecursionError as error:
-        raise ValueError("lists or objects are nested too deep") from error
-    except ValueError as error:
-        if "integer string conversion" in str(error):  # Python's own limit
-            raise ValueError("a number of thousands of digits") from error
-        raise
-    if not isinstance(row, dict):
-        raise ValueError("not a JSON object")
+    """The JSON object of a line. Raises ValueError, saying what is wrong, for one with unknown fields too."""
+    row = json_object(line)
     unknown = sorted(set(row) - set(FIELDS) - set(SAMPLING_FIELDS))
     if unknown:
         known = ", ".join(FIELDS + SAMPLING_FIELDS)
         raise ValueError(f"unknown field {shown(unknown[0], repr)}; known: {known}")
-    return row
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        twice = next(name for name, _ in pairs if [key for key, _ in pairs].count(name) > 1)
-        raise ValueError(f"field {shown(twice, repr)} is there twice")
     return row
 
 

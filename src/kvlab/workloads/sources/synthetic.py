@@ -8,6 +8,7 @@ import numpy as np
 
 from kvlab.config import LengthConfig, WorkloadConfig
 from kvlab.core import Request
+from kvlab.workloads.arrivals import arrival_times
 from kvlab.workloads.prompts import make_request, random_prompt
 from kvlab.workloads.sources import WORKLOAD_SOURCES
 
@@ -16,20 +17,20 @@ from kvlab.workloads.sources import WORKLOAD_SOURCES
 def synthesize(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterator[Request]:
     """`num_requests` requests, or conversations of `turns` requests, with random lengths and tokens.
 
-    A prompt is [system | group | own]: tokens that all share, tokens that its group shares, tokens of its own.
-    Arrivals: `burst`, all at 0; `uniform`, one every 1 / rate seconds from 0 on; `poisson`, as many on average. A
+    A prompt is [system | group | own]: tokens that all share, tokens that its group shares, tokens of its own. A
     conversation's later turns follow the one before after `think_s`, and have tokens of their own alone.
     """
     # Lengths, groups and tokens have generators of their own: another vocabulary leaves the others as they are.
     children = np.random.SeedSequence(seed).spawn(5)
     lengths, tokens, choices, gaps, ranks = (np.random.default_rng(child) for child in children)
-    arrivals = _arrivals(config, gaps)
+    arrivals = arrival_times(config, gaps)
     system = random_prompt(tokens, config.system_len, vocab_size)
     groups = [random_prompt(tokens, config.group_len, vocab_size) for _ in range(config.num_groups)]
     popularity = 1.0 / np.arange(1, config.num_groups + 1) ** config.zipf
     made = 0
-    for number in range(config.num_requests):
+    for _ in range(config.num_requests):
         priority = int(ranks.integers(config.priorities))
+        arrival_s = next(arrivals)
         group = groups[int(choices.choice(config.num_groups, p=popularity / popularity.sum()))]
         for turn in range(config.turns):
             prompt_len, output_len = _draw(lengths, config.prompt_len), _draw(lengths, config.output_len)
@@ -38,23 +39,13 @@ def synthesize(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterato
                 made,
                 own if turn else system + group + own,
                 output_len,
-                config.think_s if turn else arrivals[number],
+                config.think_s if turn else arrival_s,
                 config,
                 seed,
                 follows=f"r{made - 1}" if turn else None,
                 priority=priority,
             )
             made += 1
-
-
-def _arrivals(config: WorkloadConfig, generator: np.random.Generator) -> list[float]:
-    """When each request or conversation arrives, in seconds."""
-    if config.arrival == "burst" or not config.rate:
-        return [0.0] * config.num_requests
-    if config.arrival == "uniform":
-        return [number / config.rate for number in range(config.num_requests)]
-    times: list[float] = generator.exponential(1 / config.rate, config.num_requests).cumsum().tolist()
-    return times
 
 
 def _draw(generator: np.random.Generator, length: LengthConfig) -> int:

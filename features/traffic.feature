@@ -1,0 +1,62 @@
+Feature: Traffic
+  Recorded traffic and arrival processes are workloads like any other.
+
+  Rule: A trace is served as it was recorded
+
+    @R15.1
+    Scenario: A chat service's requests arrive as they did, with the lengths they had
+      Given a trace
+        """
+        TIMESTAMP,ContextTokens,GeneratedTokens
+        2023-11-16 18:15:46.6805900,20,5
+        2023-11-16 18:15:46.7805900,33,3
+        2023-11-16 18:15:46.8805900,8,4
+        """
+      When I run "workload=azure" on that trace
+      Then the command succeeds
+      And the requests arrived at 0, 0.1, 0.2 s with prompts of 20, 33, 8 and outputs of 5, 3, 4 tokens
+
+    @R15.1
+    Scenario: Prompts share the blocks whose ids are equal
+      Given a trace
+        """
+        {"timestamp": 0, "input_length": 48, "output_length": 2, "hash_ids": [0, 1, 2]}
+        {"timestamp": 100, "input_length": 40, "output_length": 2, "hash_ids": [0, 1, 3]}
+        {"timestamp": 200, "input_length": 48, "output_length": 2, "hash_ids": [4, 5, 6]}
+        """
+      When I run "workload=mooncake workload.block_tokens=16" on that trace
+      Then the command succeeds
+      And the requests found 0, 32, 0 tokens of their prompts in the cache
+
+  Rule: A file that is no such trace is refused with line and column
+
+    @R15.2
+    Scenario Outline: Something is wrong in line 3
+      Given a trace
+        """
+        TIMESTAMP,ContextTokens,GeneratedTokens
+        2023-11-16 18:15:46.6805900,20,5
+        <line>
+        """
+      When I run "workload=azure" on that trace
+      Then the command fails without a traceback
+      And the message says "trace, line 3<message>"
+
+      Examples:
+        | line                           | message                                                                         |
+        | 2023-11-16 18:15:47,20,five    | , column GeneratedTokens: 'five'; expected a whole number of tokens, from 1     |
+        | 2023-11-16 18:15:47,0,5        | , column ContextTokens: 0; expected a whole number of tokens, from 1            |
+        | yesterday,20,5                 | , column TIMESTAMP: 'yesterday'; expected a date and time such as 2023-11-16    |
+        | 2023-11-16 18:15:47,20         | : 2 columns; expected 3 as in the first line: is it cut off?                    |
+        | 2023-11-16 18:15:40,20,5       | , column TIMESTAMP: the time goes backwards: -6.68059 s after the start         |
+
+    @R15.2
+    Scenario: A trace of another format
+      Given a trace
+        """
+        Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+        5,ChatGPT,472,18,490,Conversation log
+        """
+      When I run "workload=azure" on that trace
+      Then the command fails without a traceback
+      And the message says "line 1: ... workload=azure expects the columns TIMESTAMP ... workload=burstgpt reads this one"

@@ -1,0 +1,69 @@
+"""The lines of a file of requests: numbered, decoded, and as JSON objects."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kvlab.errors import WorkloadError, shown
+
+MAX_LINE_BYTES = 64 * 2**20  # room for as many token ids as the longest prompt has
+
+
+def read_lines(name: str) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that hold something, with their numbers from 1 on; one that is too long is cut.
+
+    Raises WorkloadError where the file cannot be read.
+    """
+    try:
+        path = Path(name).expanduser()
+        if not path.is_file() and path.exists() and not path.is_dir():
+            raise OSError(0, "it is a pipe or a device, not a file")  # to open one may wait for ever
+        file = path.open("rb")
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL in the name; ~ of a user that there is not
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise WorkloadError(f"workload.path={shown(name)}: cannot be read: {reason}") from error
+    with file:
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
+            line = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"")
+            if line.strip():
+                yield number, line
+
+
+def decoded(line: bytes) -> str:
+    """The text of a line. Raises ValueError, saying what is wrong with it."""
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(f"is longer than {MAX_LINE_BYTES // 2**20} MiB")
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError("it is not UTF-8 text") from error
+
+
+def json_object(line: bytes) -> dict[str, Any]:
+    """The JSON object of a line. Raises ValueError, saying what is wrong, for anything else."""
+    text = decoded(line)
+    try:
+        row = json.loads(text, object_pairs_hook=_object)
+    except RecursionError as error:
+        raise ValueError("lists or objects are nested too deep") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} (character {error.colno})") from error
+    except ValueError as error:
+        if "integer string conversion" in str(error):  # Python's own limit
+            raise ValueError("a number of thousands of digits") from error
+        raise
+    if not isinstance(row, dict):
+        raise ValueError("not a JSON object")
+    return row
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        twice = next(name for name, _ in pairs if [key for key, _ in pairs].count(name) > 1)
+        raise ValueError(f"field {shown(twice, repr)} is there twice")
+    return row

@@ -1,0 +1,26 @@
+"""Microsoft Azure's traces of LLM inference, 2023 and 2024: TIMESTAMP, ContextTokens, GeneratedTokens
+(github.com/Azure/AzurePublicDataset; Patel et al., Splitwise, ISCA 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from kvlab.config import WorkloadConfig
+from kvlab.core import Request
+from kvlab.workloads.sources import WORKLOAD_SOURCES
+from kvlab.workloads.traces import csv_rows, trace_requests
+
+
+@WORKLOAD_SOURCES.register("azure")
+def read_azure(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterator[Request]:
+    """The requests of the CSV file `workload.path`, each with a prompt of its own. Raises WorkloadError."""
+    rows = csv_rows(config, "a date and time such as 2023-11-16 18:15:46.6805900", _seconds)
+    return trace_requests(rows, config, vocab_size=vocab_size, seed=seed)
+
+
+def _seconds(text: str) -> float:
+    """A date and time as seconds since 1970; without a time zone it is UTC."""
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

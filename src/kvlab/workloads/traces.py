@@ -1,0 +1,193 @@
+"""Requests from recorded traffic: lengths, times and what prompts have in common, no text.
+
+A reader of a format yields rows; `trace_requests` makes requests of them. Whatever a file has wrong is named by
+line and column, with what was expected there.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvlab.config import WorkloadConfig
+from kvlab.config.values import MOST_SECONDS
+from kvlab.core import MAX_WHOLE, Request
+from kvlab.errors import WorkloadError, shown
+from kvlab.workloads.arrivals import arrival_times
+from kvlab.workloads.lines import decoded, json_object, read_lines
+from kvlab.workloads.prompts import MAX_PROMPT_TOKENS, hashed_prompt, make_request
+
+_JSON_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
+_TOKENS = "a whole number of tokens, from 1 to {}"
+
+
+class Columns(NamedTuple):
+    """The columns of a CSV file: tokens of prompts and outputs, and the time, if there is one."""
+
+    prompt: str
+    output: str
+    time: str | None = None
+
+
+CSV_FORMATS = {
+    "azure": Columns("ContextTokens", "GeneratedTokens", "TIMESTAMP"),
+    "burstgpt": Columns("Request tokens", "Response tokens", "Timestamp"),
+    "sharegpt_lengths": Columns("num_prefill_tokens", "num_decode_tokens"),
+}
+
+
+class Place(NamedTuple):
+    """A line of a file."""
+
+    path: str | None
+    line: int
+
+    def error(self, reason: str, column: str | None = None) -> WorkloadError:
+        """What is wrong with the line, or with one column of it."""
+        where = f", column {shown(column)}" if column else ""
+        return WorkloadError(f"{shown(self.path)}, line {self.line}{where}: {reason}")
+
+    def tokens(self, value: object, column: str, *, least: int = 1, most: int) -> int:
+        """A number of tokens. Raises WorkloadError for anything else."""
+        if isinstance(value, str) and re.fullmatch(r"\d{1,18}(\.0*)?", value, re.ASCII):
+            value = int(value.partition(".")[0])  # pandas writes 7.0 where a column has gaps
+        if type(value) is not int or not least <= value <= most:
+            raise self.error(f"{shown(value, repr)}; expected {_TOKENS.format(most)}", column)
+        return value
+
+    def seconds(self, value: object, column: str, what: str, read: Callable[[Any], float]) -> float:
+        """A time in seconds, from whatever moment on. Raises WorkloadError, with `what` was expected."""
+        try:
+            number = read(value)
+        except (ValueError, TypeError, OverflowError):
+            number = math.nan
+        if not abs(number) < 2**53:
+            raise self.error(f"{shown(value, repr)}; expected {what}", column)
+        return number
+
+
+class Row(NamedTuple):
+    """One request of a trace. `time_s` counts from any moment; `blocks` are the ids of its prompt's blocks."""
+
+    place: Place
+    time_s: float
+    column: str  # of the time
+    prompt_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...] = ()
+
+
+def csv_rows(
+    config: WorkloadConfig, time: str = "", seconds: Callable[[str], float] = float, *, least_output: int = 1
+) -> Iterator[Row]:
+    """The rows of a CSV file whose first line names the columns; others than those of the format may be there too.
+
+    `seconds` reads the column of times, `time` says what it has to hold.
+    """
+    columns = CSV_FORMATS[config.source]
+    names: list[str] = []
+    for number, line in read_lines(config.path or ""):
+        place = Place(config.path, number)
+        try:
+            cells = [cell.strip() for cell in next(csv.reader([decoded(line)], strict=True))]
+        except (ValueError, csv.Error) as error:
+            raise place.error(str(error)) from error
+        if not names:
+            names = _checked_header(place, cells, config.source)
+            continue
+        if len(cells) != len(names):
+            raise place.error(f"{len(cells)} columns; expected {len(names)} as in the first line: is it cut off?")
+        row = dict(zip(names, cells, strict=True))
+        yield Row(
+            place,
+            place.seconds(row[columns.time], columns.time, time, seconds) if columns.time else 0.0,
+            columns.time or "",
+            place.tokens(row[columns.prompt], columns.prompt, most=MAX_PROMPT_TOKENS),
+            place.tokens(row[columns.output], columns.output, least=least_output, most=MAX_WHOLE),
+        )
+
+
+def _checked_header(place: Place, names: list[str], source: str) -> list[str]:
+    """The names of the columns. Raises WorkloadError if one is missing, with the source that reads such a file."""
+    columns = CSV_FORMATS[source]
+    wanted = [name for name in (columns.time, columns.prompt, columns.output) if name]
+    if set(wanted) <= set(names):
+        return names
+    fitting = [name for name, others in CSV_FORMATS.items() if {*filter(None, others)} <= set(names)]
+    hint = f"; workload={fitting[0]} reads this one" if fitting else ""
+    wants = f"workload={source} expects the columns {', '.join(wanted)}{hint}"
+    raise place.error(f"{shown(','.join(names), repr)}; {wants}")
+
+
+def json_rows(config: WorkloadConfig, unit_s: float) -> Iterator[Row]:
+    """The rows of a file of JSON lines: `timestamp` in units of `unit_s` seconds, `input_length`, `output_length`,
+    and `hash_ids`, one for each block of `workload.block_tokens` tokens. Other fields may be there too.
+    """
+    time = f"a number of {'seconds' if unit_s == 1 else 'milliseconds'}"
+    for number, line in read_lines(config.path or ""):
+        place = Place(config.path, number)
+        try:
+            row = json_object(line)
+        except ValueError as error:
+            wants = f"expected a JSON object with {', '.join(_JSON_FIELDS)}"
+            raise place.error(f"{error}; {wants}, as workload={config.source} reads") from error
+        for name in _JSON_FIELDS:
+            if name not in row:
+                raise place.error("is missing", name)
+        prompt = place.tokens(row["input_length"], "input_length", most=MAX_PROMPT_TOKENS)
+        ids, blocks = row["hash_ids"], -(-prompt // config.block_tokens)
+        if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < 2**64 for each in ids):
+            raise place.error(f"{shown(ids, repr)}; expected a list of whole numbers below 2**64", "hash_ids")
+        if len(ids) != blocks:
+            has = (
+                f"expected {blocks}, one for each {config.block_tokens} of {prompt} tokens (workload.block_tokens)"
+            )
+            raise place.error(f"{len(ids)} ids; {has}", "hash_ids")
+        yield Row(
+            place,
+            place.seconds(row["timestamp"], "timestamp", time, _number) * unit_s,
+            "timestamp",
+            prompt,
+            place.tokens(row["output_length"], "output_length", most=MAX_WHOLE),
+            tuple(ids),
+        )
+
+
+def _number(value: object) -> float:
+    """A JSON number. Raises TypeError, or OverflowError for a whole number beyond all floats."""
+    if type(value) not in (int, float):
+        raise TypeError
+    return float(value)  # type: ignore[arg-type]
+
+
+def trace_requests(rows: Iterator[Row], config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterator[Request]:
+    """The requests of a trace's rows. A row keeps its number and its prompt, whatever other rows are left out.
+
+    Rows with the ids of their blocks get prompts that share what the ids share, others prompts of their own. Rows
+    without output were refused by the server that was recorded, and are left out. Raises WorkloadError for times
+    that go backwards and for a trace without a request.
+    """
+    arrivals = arrival_times(config, np.random.default_rng(seed))
+    start_s, latest_s, made = 0.0, -math.inf, 0
+    for number, row in enumerate(rows):
+        if row.time_s < latest_s:
+            before = f"{row.time_s - start_s:g} s after the start; expected at least the {latest_s - start_s:g} s"
+            raise row.place.error(f"the time goes backwards: {before} of the line before", row.column)
+        start_s, latest_s = start_s if number else row.time_s, row.time_s
+        if row.time_s - start_s > MOST_SECONDS:
+            raise row.place.error("more than a year after the first", row.column)
+        if not row.output_tokens:
+            continue
+        own, length = not row.blocks, row.prompt_tokens
+        ids, block = ((number,), length) if own else (row.blocks, config.block_tokens)
+        prompt = hashed_prompt(ids, block, length, vocab_size=vocab_size, key=2 * seed % 2**64 + own)
+        arrival_s = row.time_s - start_s if config.arrival == "trace" else next(arrivals)
+        yield make_request(number, prompt, row.output_tokens, arrival_s, config, seed)
+        made += 1
+    if not made:
+        raise WorkloadError(f"workload.path={shown(config.path)}: holds no request")

@@ -1,0 +1,146 @@
+"""Recorded traffic: what each format's reader makes of small files of that format, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvlab.config import WorkloadConfig
+from kvlab.core import Request
+from kvlab.errors import WorkloadError
+from kvlab.workloads import build_requests
+from kvlab.workloads.prompts import hashed_prompt
+
+AZURE_2024 = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00+00:00,7,2\n2024-05-10 00:00:00.5+00:00,8,3\n"
+)
+BURST_1 = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+BURST_1 += "5,ChatGPT,7,2,9,Conversation log\n5.0,GPT-4,4,0,4,API log\n7.5,ChatGPT,8.0,3,11,Conversation log\n"
+BURST_2 = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+BURST_2 += '19440110.0,"17,22",43,GPT-4,7,2,9,Conversation log\n19440112.5,d,2,ChatGPT,8,3,11,API log\n'
+LENGTHS = "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n7,2,9,3.5\n8,3,11,2.6\n"
+
+
+def mooncake(*rows: tuple[object, object, object, object]) -> str:
+    names = ("timestamp", "input_length", "output_length", "hash_ids")
+    return "".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trace"
+
+
+def read(path: Path, source: str, text: str | bytes, *, vocab_size: int = 500, **values: Any) -> list[Request]:
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    settings = {"arrival": "burst" if source == "sharegpt_lengths" else "trace"} | values
+    config = WorkloadConfig(source=source, path=str(path), **settings)
+    return build_requests(config, vocab_size=vocab_size, seed=3)
+
+
+def shapes(requests: list[Request]) -> list[tuple[float, int, int]]:
+    return [(r.arrival_s, len(r.prompt_token_ids), r.sampling.max_tokens) for r in requests]
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "second_s"),
+    [
+        ("azure", AZURE_2024, 0.5),
+        ("azure", AZURE_2024.replace("+00:00", "").replace("\n", "\r\n"), 0.5),
+        ("burstgpt", BURST_1, 2.5),
+        ("burstgpt", BURST_2, 2.5),
+        ("sharegpt_lengths", LENGTHS, 0.0),
+        ("mooncake", mooncake((100, 7, 2, [0]), (350, 8, 3, [1])), 0.25),
+        ("timed_trace", mooncake((100, 7, 2, [0]), (100.25, 8, 3, [2**64 - 1])), 0.25),
+    ],
+    ids=["azure 2024", "azure with CRLF", "burstgpt 1", "burstgpt 2", "sharegpt", "mooncake", "timed_trace"],
+)
+def test_a_format_is_read(path: Path, source: str, text: str, second_s: float) -> None:
+    requests = read(path, source, text)
+    assert shapes(requests) == [(0.0, 7, 2), (pytest.approx(second_s), 8, 3)]
+    first, second = (r.prompt_token_ids for r in requests)
+    assert first != second[:7]
+    assert read(path, source, text) == requests
+
+
+def test_a_failed_request_of_burstgpt_is_left_out_and_the_others_keep_their_numbers(path: Path) -> None:
+    assert [r.request_id for r in read(path, "burstgpt", BURST_1)] == ["r0", "r2"]
+
+
+class TestPrompts:
+    def test_equal_ids_are_equal_tokens_and_others_differ_from_their_first_block_on(self, path: Path) -> None:
+        rows = ((0, 64, 1, [1, 2, 3, 4]), (0, 70, 1, [1, 2, 5, 4, 6]), (0, 40, 1, [1, 2, 3]))
+        first, second, third = (
+            r.prompt_token_ids for r in read(path, "timed_trace", mooncake(*rows), block_tokens=16)
+        )
+        assert first[:32] == second[:32]
+        assert first[32:48] != second[32:48]
+        assert third == first[:40]  # a block of which 8 tokens are there
+
+    @pytest.mark.parametrize(("vocab_size", "tokens"), [(2, 64), (500, 8), (151_936, 4), (2**40, 2)])
+    def test_blocks_of_different_ids_differ_whatever_the_vocabulary(self, vocab_size: int, tokens: int) -> None:
+        ids = [*range(300), 2**32, 2**63, 2**64 - 1]
+        flat = hashed_prompt(ids, tokens, tokens * len(ids), vocab_size=vocab_size, key=9)
+        blocks = {flat[start : start + tokens] for start in range(0, len(flat), tokens)}
+        assert len(blocks) == len(ids)
+        assert 0 <= min(flat) <= max(flat) < vocab_size
+
+    def test_tokens_spread_over_the_vocabulary(self) -> None:
+        flat = hashed_prompt([7], 10**5, 10**5, vocab_size=10, key=0)
+        assert np.bincount(flat, minlength=10).min() > 9000
+
+    def test_another_seed_gives_other_tokens_and_own_prompts_share_nothing(self, path: Path) -> None:
+        path.write_text(AZURE_2024)
+        config = WorkloadConfig(source="azure", path=str(path), arrival="trace")
+        prompts = [r.prompt_token_ids for s in (0, 1) for r in build_requests(config, vocab_size=500, seed=s)]
+        assert all(one[:6] != other[:6] for one, other in combinations(prompts, 2))
+
+
+HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+BLOCKS = ", one for each 512 of 600 tokens (workload.block_tokens)"
+WRONG: dict[str, tuple[str, str | bytes, str]] = {
+    "empty": ("azure", "", "workload.path={}: holds no request"),
+    "columns without a row": ("azure", HEAD, "workload.path={}: holds no request"),
+    "JSON as CSV": ("azure", mooncake((0, 1, 1, [0])), "{}, line 1: '{{\"timestamp\": 0"),
+    "CSV as JSON": ("mooncake", HEAD, "line 1: Expecting value (character 1); expected a JSON object with"),
+    "lengths as azure": ("azure", LENGTHS, "GeneratedTokens; workload=sharegpt_lengths reads this one"),
+    "an unknown table": ("burstgpt", "a,b\n1,2\n", "{}, line 1: 'a,b'; workload=burstgpt expects the columns"),
+    "an open quote": ("azure", HEAD + '"2023', "{}, line 2: unexpected end of data"),
+    "not text": ("azure", HEAD.encode() + b"\xff\xfe", "{}, line 2: it is not UTF-8 text"),
+    "a fraction": ("azure", AZURE_2024.replace(",7,", ",7.5,"), "line 2, column ContextTokens: '7.5'; expected a"),
+    "a prompt beyond reason": ("azure", AZURE_2024.replace(",7,", ",70000000,"), "from 1 to 10000000"),
+    "a number without end": ("azure", AZURE_2024.replace(",7,", f",{'9' * 5000},"), "(5,002 characters); expected"),
+    "other digits": ("azure", AZURE_2024.replace(",7,", ",\u0663,"), "column ContextTokens: '\u0663'; expected"),
+    "negative": ("burstgpt", BURST_1.replace(",2,", ",-2,"), "column Response tokens: '-2'; expected"),
+    "no time": ("burstgpt", BURST_1.replace("5,", "nan,", 1), "line 2, column Timestamp: 'nan'; expected a"),
+    "a year": ("burstgpt", BURST_1.replace("7.5,", "4e7,"), "line 4, column Timestamp: more than a year after the"),
+    "cut off": ("mooncake", mooncake((0, 1, 1, [0]))[:-9], "line 1: "),
+    "no ids": ("mooncake", '{"timestamp": 0, "input_length": 1, "output_length": 1}', "line 1, column hash_ids"),
+    "too few ids": ("mooncake", mooncake((0, 600, 1, [0])), "column hash_ids: 1 ids; expected 2" + BLOCKS),
+    "another block size": ("mooncake", mooncake((0, 600, 1, [*range(38)])), "38 ids; expected 2" + BLOCKS),
+    "ids of text": ("mooncake", mooncake((0, 600, 1, ["a", "b"])), "['a', 'b']; expected a list of whole numbers"),
+    "ids of truth": ("mooncake", mooncake((0, 600, 1, [True, 1])), "expected a list of whole numbers below 2**64"),
+    "no list": ("mooncake", mooncake((0, 600, 1, 7)), "column hash_ids: 7; expected a list"),
+    "a time of text": ("mooncake", mooncake(("0", 1, 1, [0])), "column timestamp: '0'; expected a number of"),
+    "a time of truth": ("mooncake", mooncake((True, 1, 1, [0])), "column timestamp: True; expected a number"),
+    "a time beyond all": ("timed_trace", mooncake((10**400, 1, 1, [0])), "expected a number of seconds"),
+    "a list as length": ("mooncake", mooncake((0, [1], 1, [0])), "column input_length: [1]; expected"),
+    "no output": ("mooncake", mooncake((0, 1, 0, [0])), "column output_length: 0; expected a"),
+    "backwards": (
+        "mooncake",
+        mooncake((1000, 1, 1, [0]), (3000, 1, 1, [0]), (2500, 1, 1, [0])),
+        "{}, line 3, column timestamp: the time goes backwards: 1.5 s after the start; expected at least the 2 s",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "text", "message"), WRONG.values(), ids=list(WRONG))
+def test_a_file_that_is_no_such_trace_is_refused(path: Path, source: str, text: str | bytes, message: str) -> None:
+    with pytest.raises(WorkloadError) as refused:
+        read(path, source, text)
+    assert message.format(path) in str(refused.value)
