@@ -22,7 +22,6 @@ class PoolInvariants(RuleBasedStateMachine):
     step: Step | None
     prepared: dict[int, int]
     counts: Counter[str]
-    rewound: set[int]  # blocks of slots that had to go back; they may hold more than their slots count on
 
     def references(self) -> Counter[int]:
         """Table entries of each block."""
@@ -150,12 +149,13 @@ class PoolInvariants(RuleBasedStateMachine):
     @invariant()
     def figures_are_those_of_the_model(self) -> None:
         pool, stats, references = self.pool, self.pool.stats(), self.references()
-        self.rewound &= set(references)
-        held = {block: int(pool._ledger.occupancy._held[block]) for block in references}
+        pending = pool._sharing._pending if pool._sharing is not None else set()
+        tokens = 0
         for block, holders in self.holders().items():
-            sure = self.held(holders, holders[0][0])
-            assert held[block] == sure or (block in self.rewound and sure < held[block] <= pool.block_size)
-        tokens = sum(held.values())
+            is_full = block in pool.allocator._contents and block not in pending
+            held = pool.block_size if is_full else self.held(holders, holders[0][0])
+            assert pool._ledger.occupancy.held(block) == held
+            tokens += held
         in_use, cached = len(references), set(pool.allocator._contents) - set(references)
         assert pool.tables.live == set(self.model)
         for slot, content in self.model.items():

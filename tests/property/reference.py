@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from array import array
 from ast import literal_eval
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -64,13 +65,18 @@ class Content:
     length: int = 0  # computed: the next token has this position
     stored: int = 0  # in the blocks, a last token that is run again included
     pending: dict[int, int] = field(default_factory=dict)  # entries that a step will fill -> its slot
+    hits: int = 0  # blocks that it found when it was opened
+    same_step: tuple[int, ...] = ()  # which of them a step was to fill
+    resumed: bool = False
 
-    def rewind(self, slots: set[int], block_size: int) -> bool:
-        """These slots do not fill what they announced; True if this one counted on it, and has to compute it."""
-        lost = [entry for entry, slot in self.pending.items() if slot in slots]
+    def rewind(self, stored: Mapping[int, int], block_size: int) -> bool:
+        """Slots that have `stored` so many tokens do not fill what they announced; True if this one counted on it,
+        and has to compute what is not stored.
+        """
+        lost = [entry for entry, slot in self.pending.items() if slot in stored]
         if not lost:
             return False
-        self.length = self.stored = min(lost) * block_size
+        self.length = self.stored = max(min(lost) * block_size, stored[self.pending[min(lost)]])
         self.pending = {entry: slot for entry, slot in self.pending.items() if entry < min(lost)}
         return True
 

@@ -51,7 +51,7 @@ class SequenceRules(PoolInvariants):
         self.prepared: dict[int, int] = {}  # reserved for the coming step
         self.unknown = count(1000)  # tokens that occur nowhere else
         self.counts: Counter[str] = Counter()
-        self.rewound: set[int] = set()
+        self.gone: dict[int, int] = {}  # tokens that a slot had stored when it was closed
         for length in lengths:
             self.open([0] * length, None)
 
@@ -160,13 +160,20 @@ class SequenceRules(PoolInvariants):
             source = (s for s, table in filling.items() if self.fills(s, entry, table, hits[entry]))
             content.pending[entry] = next(source)
         self.model[slot] = content
-        if resumed:
-            self.counts["recompute_hit_tokens"] += content.stored
-        else:
+        content.hits, content.same_step, content.resumed = len(hits), tuple(pending), resumed
+        self.count_hits(content, 1)
+        if not resumed:
             self.counts["prompt_tokens"] += len(tokens)
-            self.counts["hit_tokens"] += content.stored
-            self.counts["same_step_hit_tokens"] += len(pending) * self.pool.block_size
         return slot
+
+    def count_hits(self, content: Content, sign: int) -> None:
+        """Count what a sequence found, or take it back."""
+        size = sign * self.pool.block_size
+        if content.resumed:
+            self.counts["recompute_hit_tokens"] += content.hits * size
+        else:
+            self.counts["hit_tokens"] += content.hits * size
+            self.counts["same_step_hit_tokens"] += len(content.same_step) * size
 
     @precondition(lambda self: self.model)
     @rule(pick=picks, rerun=st.booleans(), told=st.booleans())
@@ -189,7 +196,13 @@ class SequenceRules(PoolInvariants):
         assert copy not in self.model
         length = source.length - (1 if rerun and source.length else 0)
         self.model[copy] = replace(
-            source, tokens=tokens, told=source.told and told, length=length, pending=dict(source.pending)
+            source,
+            tokens=tokens,
+            told=source.told and told,
+            length=length,
+            pending=dict(source.pending),
+            hits=0,
+            same_step=(),
         )
         same = self.pool.tables.blocks(slot) == self.pool.tables.blocks(copy)
         assert same == (self.pool.is_paged() or not source.blocks)
@@ -206,7 +219,7 @@ class SequenceRules(PoolInvariants):
         self.pool.free_slot(slot)
         assert self.pool.counters().blocks_freed - before.blocks_freed == released
         assert self.pool.counters().blocks_allocated == before.blocks_allocated
-        del self.model[slot]
+        self.gone[slot] = self.model.pop(slot).stored
         filled = slot in self.prepared
         self.prepared.pop(slot, None)
         if filled:
@@ -215,7 +228,12 @@ class SequenceRules(PoolInvariants):
     def rewind(self, slots: set[int]) -> None:
         """These slots leave the coming step without it: so do those that counted on them, and on those."""
         while slots:
-            slots = {s for s, content in self.model.items() if content.rewind(slots, self.pool.block_size)}
+            stored = {slot: self.model[slot].stored if slot in self.model else self.gone[slot] for slot in slots}
+            slots = {s for s, content in self.model.items() if content.rewind(stored, self.pool.block_size)}
             for slot in slots:
                 self.prepared.pop(slot, None)
-                self.rewound.update(self.pool.tables.blocks(slot))
+                content = self.model[slot]
+                self.count_hits(content, -1)  # it did not find what is behind its end now
+                content.hits = min(content.hits, content.length // self.pool.block_size)
+                content.same_step = tuple(entry for entry in content.same_step if entry < content.hits)
+                self.count_hits(content, 1)

@@ -32,6 +32,10 @@ class Occupancy:
         if blocks:
             self.tokens -= int(self._held[blocks].sum())
 
+    def held(self, block: int) -> int:
+        """Tokens stored in a block."""
+        return int(self._held[block])
+
     def fill(self, block: int, tokens: int) -> None:
         """A block in use holds this many tokens, if it did not hold more."""
         gained = max(tokens - int(self._held[block]), 0)

@@ -60,7 +60,7 @@ class BlockPool(KVCachePool):
         self._copies = CopyOnWrite(self._ledger)
         self._sharing = PrefixSharing(self.index, self._ledger) if self.index is not None else None
         self._step = StepPreparation(self._ledger, self._copies, self._sharing, max_seq_len)
-        self._prompt_tokens = self._hit_tokens = self._same_step_tokens = self._recompute_tokens = 0
+        self._prompt_tokens = 0
 
     @property
     def block_size(self) -> int:
@@ -91,9 +91,14 @@ class BlockPool(KVCachePool):
         # A hit that nobody references takes a block out of the free queue too.
         self._ledger.check_room(fresh + sum(not self.allocator.ref_count(block) for block in hits), keep_free)
         slot = self._ledger.open(hits, fresh)
-        self._count_hits(slot, tokens, hits, resumed=resumed)
+        self.allocator.touch(hits)
+        self.tables.stored[slot] = len(hits) * self.block_size
+        # The last token of a prompt is run in any case: its logits pick the next one.
+        computed = min(len(hits) * self.block_size, max(tokens - 1, 0))
+        self.tables.lengths[slot] = self.tables.cached[slot] = computed
+        self._prompt_tokens += 0 if resumed else tokens
         if self._sharing is not None:
-            self._sharing.open(slot, token_ids, salt, hits)
+            self._sharing.open(slot, token_ids, salt, hits, resumed=resumed)
         return slot
 
     def fork_slot(self, slot: int, token_ids: Sequence[int] | None = None, *, rerun_last: bool = False) -> int:
@@ -168,18 +173,18 @@ class BlockPool(KVCachePool):
         )
 
     def counters(self) -> PoolCounters:
-        allocator = self.allocator
+        allocator, sharing = self.allocator, self._sharing
         return PoolCounters(
             blocks_allocated=allocator.total_allocated,
             blocks_freed=allocator.total_freed,
             evictions=allocator.evictions,
             evicted_blocks=allocator.evicted_blocks,
             cow_copies=self._copies.copies,
-            merged_blocks=self._sharing.merged_blocks if self._sharing is not None else 0,
+            merged_blocks=sharing.merged_blocks if sharing is not None else 0,
             prompt_tokens=self._prompt_tokens,
-            hit_tokens=self._hit_tokens,
-            same_step_hit_tokens=self._same_step_tokens,
-            recompute_hit_tokens=self._recompute_tokens,
+            hit_tokens=sharing.hit_tokens if sharing is not None else 0,
+            same_step_hit_tokens=sharing.same_step_tokens if sharing is not None else 0,
+            recompute_hit_tokens=sharing.recompute_tokens if sharing is not None else 0,
         )
 
     def audit(self) -> list[Finding]:
@@ -187,17 +192,3 @@ class BlockPool(KVCachePool):
 
     def reclaim_leaked_blocks(self) -> int:
         return self._ledger.reclaim()
-
-    def _count_hits(self, slot: int, tokens: int, hits: list[int], *, resumed: bool) -> None:
-        hit_tokens = len(hits) * self.block_size
-        self.allocator.touch(hits)
-        self.tables.stored[slot] = hit_tokens
-        # The last token of a prompt is run in any case: its logits pick the next one.
-        self.tables.lengths[slot] = self.tables.cached[slot] = min(hit_tokens, max(tokens - 1, 0))
-        if resumed:
-            self._recompute_tokens += hit_tokens
-            return
-        self._prompt_tokens += tokens
-        self._hit_tokens += hit_tokens
-        if self._sharing is not None:
-            self._same_step_tokens += self.block_size * sum(map(self._sharing.is_pending, hits))

@@ -28,6 +28,9 @@ class _Slot:
     node: Prefix | None  # of the last computed block
     pending: Sequence[Prefix] = ()
     elsewhere: bool = False  # some pending content is, or was, in another block
+    hits: int = 0  # blocks that were found when the slot was opened
+    same_step: Sequence[int] = ()  # which of them the step in preparation filled
+    resumed: bool = False
 
 
 class PrefixSharing:
@@ -42,18 +45,32 @@ class PrefixSharing:
     def __init__(self, index: PrefixIndex, ledger: BlockLedger) -> None:
         self.index = index
         self.merged_blocks = 0
+        self.hit_tokens = self.same_step_tokens = self.recompute_tokens = 0
         self._ledger = ledger
         self._allocator = ledger.allocator
         self._tables = ledger.tables
         self._slots: dict[int, _Slot] = {}
         self._pending: set[int] = set()  # blocks that are published but not computed
 
-    def open(self, slot: int, token_ids: Sequence[int] | None, salt: Salt, hits: Sequence[int]) -> None:
+    def open(
+        self, slot: int, token_ids: Sequence[int] | None, salt: Salt, hits: Sequence[int], *, resumed: bool
+    ) -> None:
         """A slot was opened whose first blocks are `hits` of the index. Without `token_ids` it shares nothing."""
         node = self._allocator.content(hits[-1]) if hits else None
-        self._slots[slot] = _Slot(
-            () if token_ids is None else token_ids, salt, token_ids is not None, len(hits), node
+        state = self._slots[slot] = _Slot(
+            () if token_ids is None else token_ids, salt, token_ids is not None, len(hits), node, resumed=resumed
         )
+        self._count_hits(state, len(hits), [entry for entry, block in enumerate(hits) if block in self._pending])
+
+    def _count_hits(self, state: _Slot, hits: int, same_step: Sequence[int]) -> None:
+        """Count a slot's hits, instead of those that were counted before."""
+        tokens = (hits - state.hits) * self._tables.block_size
+        if state.resumed:
+            self.recompute_tokens += tokens
+        else:
+            self.hit_tokens += tokens
+            self.same_step_tokens += (len(same_step) - len(state.same_step)) * self._tables.block_size
+        state.hits, state.same_step = hits, same_step
 
     def fork(self, slot: int, copy: int, token_ids: Sequence[int] | None) -> None:
         """Slot `copy` was opened with the content of `slot`, and goes on with its own `token_ids`."""
@@ -67,10 +84,6 @@ class PrefixSharing:
         rewound = self.retract([slot])
         del self._slots[slot]
         return rewound
-
-    def is_pending(self, block: int) -> bool:
-        """Whether a block is published but not computed."""
-        return block in self._pending
 
     def publish(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         """A step is reserved that fills blocks of these slots, bringing each to its length: publish them."""
@@ -164,7 +177,7 @@ class PrefixSharing:
         return taken_back
 
     def _rewind(self, slot: int, lost: set[int]) -> None:
-        """Set a slot back to its tokens before the first of the `lost` blocks."""
+        """Set a slot back to its tokens before the first of the `lost` blocks, and those stored in that one."""
         state, tables = self._slots[slot], self._tables
         blocks = tables.entries[slot, : state.computed].tolist()
         sound = next(entry for entry, block in enumerate(blocks) if block in lost)
@@ -173,5 +186,9 @@ class PrefixSharing:
         if not sound:
             state.node = None  # not the root, which goes with its last node
         state.computed = sound
-        tables.lengths[slot] = tables.stored[slot] = tables.cached[slot] = sound * tables.block_size
+        if sound < state.hits:
+            self._count_hits(state, sound, [entry for entry in state.same_step if entry < sound])
+        tables.cached[slot] = sound * tables.block_size
+        stored = tables.cached[slot] + self._ledger.occupancy.held(blocks[sound])
+        tables.lengths[slot] = tables.stored[slot] = stored
         tables.reserved[slot] = 0
