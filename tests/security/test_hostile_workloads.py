@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from kvlab.config import LengthConfig, WorkloadConfig
+from kvlab.config import LengthConfig, RunConfig, WorkloadConfig
 from kvlab.core import MAX_SAMPLES, Request, SamplingParams
 from kvlab.errors import CapacityError, ConfigError, RequestRefusedError, WorkloadError
+from kvlab.lab.sweep.digest import config_digest
 from kvlab.workloads import build_requests, lines
 from tests.support.commands import TINY, Lab
 from tests.support.engines import drain, make_engine, request
@@ -251,6 +252,19 @@ def test_as_many_requests_fit_as_the_sentence_says() -> None:
     assert (
         len(build_requests(replace(config, num_requests=fitting), vocab_size=100, seed=0, memory=2**20)) > fitting
     )
+
+
+def test_a_file_counts_by_its_content_in_a_digest_wherever_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def digest(path: Path) -> str:
+        return config_digest(RunConfig(workload=WorkloadConfig(name="file", source="jsonl", path=str(path))))
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    written(GOOD)(tmp_path / "requests.jsonl")
+    assert digest(Path("~/requests.jsonl")) == digest(tmp_path / "requests.jsonl")
+    for make, _ in FILES.values():
+        assert digest(make(tmp_path / make.__qualname__.replace("<", "").replace(">", ""))), "none is opened"
 
 
 COMMANDS: dict[str, tuple[list[str], str]] = {

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from kvlab.config import RunConfig
@@ -20,8 +21,11 @@ def config_digest(config: RunConfig, *, any_repeat: bool = False) -> str:
     content.
     """
     kept = measured(flatten(dataclasses.asdict(config)), any_repeat=any_repeat)
-    if config.workload.path is not None and Path(config.workload.path).is_file():
-        kept["workload.path"] = hashlib.sha256(Path(config.workload.path).read_bytes()).hexdigest()
+    if config.workload.path is not None:
+        with suppress(OSError, RuntimeError):  # one that cannot be read is refused later, by who reads it
+            file = Path(config.workload.path).expanduser()
+            if file.is_file():  # to open a pipe may wait for ever
+                kept["workload.path"] = hashlib.sha256(file.read_bytes()).hexdigest()
     return digest_of(json.dumps(kept, sort_keys=True, default=str))
 
 
