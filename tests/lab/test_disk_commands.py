@@ -170,7 +170,8 @@ class TestAStore:
         serving(monkeypatch, (lab.base / "store.db").unlink)
         ended = lab.here()
         assert ended.code == 1
-        is_told(ended, f"warning: tracking.uri={lab.uri}: ", "tok/s")
+        is_told(ended, f"warning: tracking.uri={lab.uri}: the file was removed from its disk; use tracking.uri=")
+        is_told(ended, "tok/s")
         assert (ended.directory / "summary.json").is_file()
 
 

@@ -123,6 +123,8 @@ class Store:
             reason = _reason(error, self.uri)
             if isinstance(error, TimeoutError):
                 reason = f"no answer within {self.timeout_s:g} s (tracking.timeout_s)"
+            if self.path is not None and not opening and not self.path.exists():
+                reason = "the file was removed from its disk"
             advice = f"; {_advice(str(error), self.shown)}" if opening or _DISK.search(reason) else ""
             problem = TrackingError(f"tracking.uri={self.shown}: {reason}{advice}")
             if isinstance(error, TimeoutError) and not opening:
@@ -135,7 +137,7 @@ def _reason(error: Exception, uri: str) -> str:
     text = " ".join(str(error).split())
     text = re.sub(r"\(Background on this error at: \S+\)", "", text)
     text = re.sub(r"\[SQL: .*", "", text)
-    text = re.sub(r"^\((?:psycopg2|sqlite3|pymysql)\.\w+\) ", "", text)
+    text = re.sub(r"^(\(raised as a result of [^)]*\) )?\((?:psycopg2|sqlite3|pymysql)\.\w+\) ", "", text)
     return redact(text, uri).strip()[:_REASON_CHARS]
 
 
