@@ -70,11 +70,14 @@ Feature: Cached blocks are evicted when memory is needed
       And every token of "alice" and "bob" reads back as it was written
 
       Examples:
-        | policy | pool | tokens | blocks | most |
-        | lru    | 6    | 40     | 3      | 48   |
-        | fifo   | 6    | 40     | 3      | 48   |
-        | lfu    | 6    | 40     | 3      | 48   |
-        | lru    | 10   | 64     | 4      | 64   |
+        | policy  | pool | tokens | blocks | most |
+        | lru     | 6    | 40     | 3      | 48   |
+        | fifo    | 6    | 40     | 3      | 48   |
+        | lfu     | 6    | 40     | 3      | 48   |
+        | s3_fifo | 6    | 40     | 3      | 48   |
+        | sieve   | 6    | 40     | 3      | 48   |
+        | cost    | 6    | 40     | 3      | 48   |
+        | lru     | 10   | 64     | 4      | 64   |
 
     @R7.2
     Scenario: When only a running sequence's blocks are left, it is refused
@@ -157,19 +160,25 @@ Feature: Cached blocks are evicted when memory is needed
       And the first <left> blocks of "alice" are cached, and no more
 
       Examples:
-        | policy | tokens | evicted | left |
-        | lru    | 1      | 1       | 4    |
-        | lru    | 30     | 2       | 3    |
-        | lru    | 64     | 4       | 1    |
-        | lru    | 80     | 5       | 0    |
-        | fifo   | 1      | 1       | 4    |
-        | fifo   | 30     | 2       | 3    |
-        | fifo   | 64     | 4       | 1    |
-        | fifo   | 80     | 5       | 0    |
-        | lfu    | 1      | 1       | 4    |
-        | lfu    | 30     | 2       | 3    |
-        | lfu    | 64     | 4       | 1    |
-        | lfu    | 80     | 5       | 0    |
+        | policy  | tokens | evicted | left |
+        | lru     | 1      | 1       | 4    |
+        | lru     | 30     | 2       | 3    |
+        | lru     | 64     | 4       | 1    |
+        | lru     | 80     | 5       | 0    |
+        | fifo    | 1      | 1       | 4    |
+        | fifo    | 30     | 2       | 3    |
+        | fifo    | 64     | 4       | 1    |
+        | fifo    | 80     | 5       | 0    |
+        | lfu     | 1      | 1       | 4    |
+        | lfu     | 30     | 2       | 3    |
+        | lfu     | 64     | 4       | 1    |
+        | lfu     | 80     | 5       | 0    |
+        | s3_fifo | 30     | 2       | 3    |
+        | s3_fifo | 64     | 4       | 1    |
+        | sieve   | 30     | 2       | 3    |
+        | sieve   | 64     | 4       | 1    |
+        | cost    | 30     | 2       | 3    |
+        | cost    | 64     | 4       | 1    |
 
     @R7.4
     Scenario Outline: What two texts begin with goes after both of their ends, evicting by <policy>
@@ -182,13 +191,19 @@ Feature: Cached blocks are evicted when memory is needed
       And the first <left> blocks of "head" are cached, and no more
 
       Examples:
-        | policy | tokens | evicted | left |
-        | lru    | 64     | 4       | 1    |
-        | lru    | 80     | 5       | 0    |
-        | fifo   | 64     | 4       | 1    |
-        | fifo   | 80     | 5       | 0    |
-        | lfu    | 64     | 4       | 1    |
-        | lfu    | 80     | 5       | 0    |
+        | policy  | tokens | evicted | left |
+        | lru     | 64     | 4       | 1    |
+        | lru     | 80     | 5       | 0    |
+        | fifo    | 64     | 4       | 1    |
+        | fifo    | 80     | 5       | 0    |
+        | lfu     | 64     | 4       | 1    |
+        | lfu     | 80     | 5       | 0    |
+        | s3_fifo | 64     | 4       | 1    |
+        | s3_fifo | 80     | 5       | 0    |
+        | sieve   | 64     | 4       | 1    |
+        | sieve   | 80     | 5       | 0    |
+        | cost    | 64     | 4       | 1    |
+        | cost    | 80     | 5       | 0    |
 
     @R7.4
     Scenario: An aborted request leaves the beginning of its prompt to the next
@@ -222,10 +237,13 @@ Feature: Cached blocks are evicted when memory is needed
       Then "<first>", "<second>", "<third>" are evicted, and the others are not
 
       Examples:
-        | policy | first | second | third |
-        | lru    | carol | alice  | bob   |
-        | fifo   | alice | bob    | carol |
-        | lfu    | carol | bob    | alice |
+        | policy  | first | second | third |
+        | lru     | carol | alice  | bob   |
+        | fifo    | alice | bob    | carol |
+        | lfu     | carol | bob    | alice |
+        | s3_fifo | bob   | carol  | alice |
+        | sieve   | carol | alice  | bob   |
+        | cost    | carol | bob    | alice |
 
     @R7.5
     Scenario: A count of hits ends with the content it was of
@@ -252,7 +270,36 @@ Feature: Cached blocks are evicted when memory is needed
       Then "<evicted>" is the text that lost blocks
 
       Examples:
-        | policy | evicted |
-        | lru    | bob     |
-        | lfu    | bob     |
-        | fifo   | alice   |
+        | policy  | evicted |
+        | lru     | bob     |
+        | lfu     | bob     |
+        | fifo    | alice   |
+        | s3_fifo | alice   |
+        | sieve   | bob     |
+        | cost    | bob     |
+
+    @R7.5
+    Scenario Outline: A text that was hit twice <stays> under <policy> while others pass that come once
+      Given a pool of 6 blocks of 16 tokens that shares prefixes and evicts by <policy>
+      And a text "alice" of 32 tokens was stored and freed
+      And a text "again" with the tokens of "alice" was stored and freed
+      And a text "again" with the tokens of "alice" was stored and freed
+      And texts of 32 tokens were stored and freed: "one", "two", "three", "four"
+      Then the first <left> blocks of "alice" are cached, and no more
+
+      Examples:
+        | policy  | stays | left |
+        | lru     | goes  | 0    |
+        | fifo    | goes  | 0    |
+        | s3_fifo | stays | 2    |
+        | sieve   | stays | 2    |
+        | cost    | stays | 2    |
+
+    @R7.5
+    Scenario: Of two texts that were never hit, the one whose end costs more to compute again stays under cost
+      Given a pool of 8 blocks of 16 tokens that shares prefixes and evicts by cost
+      And a text "long" of 96 tokens was stored and freed
+      And a text "short" of 32 tokens was stored and freed
+      When a text "new" of 32 tokens arrives
+      Then the first 6 blocks of "long" are cached, and no more
+      And the first 0 blocks of "short" are cached, and no more

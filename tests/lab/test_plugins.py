@@ -150,7 +150,10 @@ class TestRun:
 
     def test_help_lists_them(self, outside: Path) -> None:
         page = command(outside, "plugins=[theirs]", "--help").stdout
-        for line in ("kv.backend: contiguous, paged, tiled", "kv.eviction: fifo, lfu, lru, mine"):
+        for line in (
+            "kv.backend: contiguous, paged, tiled",
+            "kv.eviction: cost, fifo, lfu, lru, mine, s3_fifo, sieve",
+        ):
             assert line in page
 
     def test_a_mistyped_name_lists_them(self, outside: Path) -> None:

@@ -169,7 +169,7 @@ def state(pool: BlockPool) -> tuple[object, ...]:
         {slot: allocator.owned_blocks(slot) for slot in live},
         list(allocator._scratch),
         cached,
-        dict(getattr(policy, "_hits", {})),
+        dict(getattr(policy, "hits", {})),
         indexed(pool),
         {id(node): node.uses for node in pool.index.nodes()} if pool.index is not None else {},
         set(pool.index._roots) if pool.index is not None else set(),

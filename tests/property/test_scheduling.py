@@ -17,6 +17,7 @@ from kvlab.engine.plan import DecodeBatch
 from kvlab.engine.scheduler.orders import ORDERS
 from kvlab.engine.scheduler.victims import VICTIMS
 from kvlab.errors import RequestRefusedError
+from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pool import BlockPool
 from tests.support.engines import assert_empty
 from tests.support.table import TableExecutor, table_engine, table_pool, table_slots, undisturbed
@@ -93,7 +94,7 @@ def pools(draw: st.DrawFn) -> BlockPool:
         draw(st.sampled_from([1, 3, 4, 8])),
         max_seq_len=96,
         sharing=draw(st.booleans()),
-        eviction=draw(st.sampled_from(["lru", "fifo", "lfu"])),
+        eviction=draw(st.sampled_from(EVICTION_POLICIES.names())),
     )
 
 

@@ -1,0 +1,8 @@
+"""Which unreferenced block loses its content first: eviction policies by name, one file each."""
+
+from __future__ import annotations
+
+from kvlab.kv.eviction.base import EVICTION_POLICIES, EvictionPolicy, RankedEviction
+from kvlab.kv.eviction.lru import LruEviction
+
+__all__ = ["EVICTION_POLICIES", "EvictionPolicy", "LruEviction", "RankedEviction"]

@@ -1,0 +1,14 @@
+"""Least frequently used."""
+
+from __future__ import annotations
+
+from kvlab.kv.eviction.base import EVICTION_POLICIES, RankedEviction
+
+
+@EVICTION_POLICIES.register("lfu")
+class LfuEviction(RankedEviction):
+    """Least frequently used: the content with the fewest hits while resident, the oldest among equals. O(log n)."""
+
+    def rank(self, block: int) -> float:
+        """Hits so far."""
+        return self.hits[block]
