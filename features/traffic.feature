@@ -28,6 +28,28 @@ Feature: Traffic
       Then the command succeeds
       And the requests found 0, 32, 0 tokens of their prompts in the cache
 
+    @R15.3
+    Scenario: A window of a trace, at twice the rate
+      Given a trace
+        """
+        TIMESTAMP,ContextTokens,GeneratedTokens
+        2023-11-16 18:15:46.0,20,5
+        2023-11-16 18:15:47.0,33,3
+        2023-11-16 18:15:47.2,8,4
+        2023-11-16 18:15:49.0,21,4
+        """
+      When I run "workload=azure workload.window=1-3 workload.rate_scale=2" on that trace
+      Then the command succeeds
+      And the requests arrived at 0, 0.1 s with prompts of 33, 8 and outputs of 3, 4 tokens
+
+  Rule: Requests may come in a closed loop
+
+    @R15.3
+    Scenario: The next request arrives when one has ended
+      When I run "workload.concurrency=1 scheduler.max_batch_size=4" on a tiny model
+      Then the command succeeds
+      And each request arrived when the one before it had ended
+
   Rule: A file that is no such trace is refused with line and column
 
     @R15.2

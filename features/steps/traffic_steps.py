@@ -40,3 +40,10 @@ def arrived(commands: list[Command], times: str, prompts: str, outputs: str) -> 
 def found(commands: list[Command], tokens: str) -> None:
     rows = commands[-1].rows("requests.parquet")
     assert [row["cached_tokens"] for row in rows] == amounts(tokens)
+
+
+@then("each request arrived when the one before it had ended")
+def arrived_in_turn(commands: list[Command]) -> None:
+    rows = commands[-1].rows("requests.parquet")
+    assert len(rows) > 1
+    assert [row["arrival_s"] for row in rows[1:]] == [row["end_s"] for row in rows[:-1]]

@@ -98,3 +98,38 @@ class TestConversations:
         assert (record.request_id, record.finish_reason, record.finished_s) == ("a", FinishReason.ABORTED, 2.0)
         assert len(record.output_token_ids) == 2
         assert_empty(engine)
+
+
+class TestClosedLoop:
+    def test_the_next_request_arrives_when_one_ends(self) -> None:
+        engine = make_engine(executor=RecordingExecutor(step_s=1.0), clock=LogicalClock())
+        requests = [turn(name, 4, tokens) for name, tokens in (("a", 2), ("b", 4), ("c", 3), ("d", 1), ("e", 1))]
+        log = drive(engine, requests, concurrency=2)
+        spans = {r.request_id: (r.arrival_s, r.finished_s) for r in log.records}
+        assert spans == {"a": (0, 2), "b": (0, 4), "c": (2, 5), "d": (4, 5), "e": (5, 6)}
+        assert max(step.running for step in log.steps) == 2
+
+    def test_a_request_that_had_room_keeps_its_arrival(self) -> None:
+        engine = make_engine(executor=RecordingExecutor(step_s=1.0), clock=LogicalClock())
+        requests = [
+            turn("a", 4, 3),
+            turn("b", 4, 3, arrival_s=0.5),
+            turn("c", 4, 1, arrival_s=1.5),
+            turn("d", 4, 1, 9),
+        ]
+        log = drive(engine, requests, concurrency=2)
+        assert [record.arrival_s for record in log.records] == [0.0, 0.5, 3.0, 9.0]
+
+    def test_a_conversation_stays_open_to_its_last_turn_and_a_request_to_its_last_sample(self) -> None:
+        engine = make_engine(executor=RecordingExecutor(step_s=1.0), clock=LogicalClock())
+        two = Request("two", prompt_for("two", 4), SamplingParams(3, n=2))
+        requests = [turn("a", 4, 2), two, turn("z", 4, 1), turn("a2", 4, 1, arrival_s=2.0, follows="a")]
+        log = drive(engine, requests, concurrency=1)
+        ends = [(record.name, record.arrival_s, record.finished_s) for record in log.records]
+        assert ends == [("a", 0, 2), ("a2", 4, 5), ("two", 5, 8), ("two #1", 5, 9), ("z", 9, 10)]
+
+    def test_a_refused_request_leaves_its_place_to_the_next(self) -> None:
+        engine = make_engine(max_waiting_requests=1, max_batch_size=1)
+        log = drive(engine, [turn(name, 5, 3) for name in "abcdef"], concurrency=3)
+        assert len(log.refused) + len(log.records) == 6
+        assert log.records

@@ -106,6 +106,7 @@ class TestDefaults:
 
 Case = tuple[Callable[..., object], dict[str, Any], str, str, str]
 
+TRACE = {"source": "azure", "path": "x", "arrival": "trace"}
 WRONG: list[Case] = [
     (ModelConfig, {"max_seq_len": 0}, "model.max_seq_len", "0", "at least 1"),
     (ModelConfig, {"family": None, "path": None}, "model.path", "null", "model.path"),
@@ -148,13 +149,33 @@ WRONG: list[Case] = [
     (WorkloadConfig, {"arrival": "uniform", "rate": 0.0}, "workload.rate", "0.0", "requests per second"),
     (WorkloadConfig, {"source": "jsonl"}, "workload.path", "null", "workload.path=<file>"),
     (WorkloadConfig, {"source": "azure"}, "workload.path", "null", "workload=azure needs workload.path=<file>"),
-    (WorkloadConfig, {"arrival": "trace"}, "workload.arrival", "trace", "times in the files of azure, burstgpt"),
+    (WorkloadConfig, {"arrival": "trace"}, "workload.arrival", "trace", "needs a trace with times: workload=azure"),
     (
         WorkloadConfig,
         {"source": "mooncake", "path": "x", "block_tokens": 0},
         "workload.block_tokens",
         "0",
         "least 1",
+    ),
+    (WorkloadConfig, {"concurrency": 0}, "workload.concurrency", "0", "at least 1"),
+    (
+        WorkloadConfig,
+        {**TRACE, "window": "9-8"},
+        "workload.window",
+        "9-8",
+        "one second to another, as 600-1200",
+    ),
+    (WorkloadConfig, {**TRACE, "window": "1h"}, "workload.window", "1h", "first seconds of the trace, as 600"),
+    (WorkloadConfig, {"window": "9"}, "workload.window", "9", "needs a trace with times: workload=azure, burstgpt"),
+    (WorkloadConfig, {**TRACE, "sample": 0.0}, "workload.sample", "0.0", "at least"),
+    (WorkloadConfig, {**TRACE, "sample": 1.5}, "workload.sample", "1.5", "at most 1"),
+    (WorkloadConfig, {**TRACE, "rate_scale": -1.0}, "workload.rate_scale", "-1.0", "at least"),
+    (
+        WorkloadConfig,
+        {**TRACE, "arrival": "burst", "rate_scale": 2.0},
+        "workload.rate_scale",
+        "2.0",
+        "set workload.rate",
     ),
     (WorkloadConfig, {"arrival": "gamma", "rate": 1.0, "burstiness": 0.0}, "workload.burstiness", "0.0", "least"),
     (

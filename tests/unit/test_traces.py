@@ -72,6 +72,60 @@ def test_a_failed_request_of_burstgpt_is_left_out_and_the_others_keep_their_numb
     assert [r.request_id for r in read(path, "burstgpt", BURST_1)] == ["r0", "r2"]
 
 
+class TestSelection:
+    """Of a trace with a request every second for 100 s."""
+
+    TEXT = mooncake(*((1000 * number, 20 + number, 1, [number]) for number in range(100)))
+
+    def read(self, path: Path, **values: Any) -> list[Request]:
+        return read(path, "mooncake", self.TEXT, **values)
+
+    @pytest.mark.parametrize(
+        ("window", "first", "last"), [("10", 0, 9), ("10-20", 10, 19), ("9.5-10.5", 10, 10), ("95-400", 95, 99)]
+    )
+    def test_a_window_has_its_requests_as_they_are_in_the_whole(
+        self, path: Path, window: str, first: int, last: int
+    ) -> None:
+        requests, start = self.read(path, window=window), float(window.split("-")[0]) if "-" in window else 0.0
+        assert [r.request_id for r in requests] == [f"r{number}" for number in range(first, last + 1)]
+        assert [r.arrival_s for r in requests] == [number - start for number in range(first, last + 1)]
+        assert [r.prompt_token_ids for r in requests] == [
+            r.prompt_token_ids for r in self.read(path)[first : last + 1]
+        ]
+
+    def test_lines_behind_the_window_are_not_read(self, path: Path) -> None:
+        assert len(read(path, "mooncake", self.TEXT + "oops", window="50")) == 50
+
+    def test_twice_the_rate_is_half_the_time(self, path: Path) -> None:
+        assert [r.arrival_s for r in self.read(path, rate_scale=2.0)] == [number / 2 for number in range(100)]
+        assert self.read(path, window="40-50", rate_scale=0.5)[1].arrival_s == 2.0
+
+    def test_a_sample_is_drawn_by_the_seed_and_a_larger_one_has_all_of_it(self, path: Path) -> None:
+        third, half = ({r.request_id: r for r in self.read(path, sample=share)} for share in (0.3, 0.5))
+        assert 20 <= len(third) <= 40 < len(half) <= 60
+        assert third.items() <= half.items() <= {r.request_id: r for r in self.read(path)}.items()
+        config = WorkloadConfig(source="mooncake", path=str(path), arrival="trace", sample=0.3)
+        other = build_requests(config, vocab_size=500, seed=4)
+        assert {r.request_id for r in other} != set(third)
+
+    def test_a_sample_has_a_conversation_as_a_whole(self, path: Path) -> None:
+        rows = "".join(f"{number},s{number % 10},1,GPT-4,9,1,10,log\n" for number in range(100))
+        requests = read(path, "burstgpt", BURST_2.splitlines()[0] + "\n" + rows, sample=0.5)
+        numbers = [int(r.request_id[1:]) for r in requests]
+        assert 0 < len(numbers) < 100
+        assert numbers == [number for number in range(100) if number % 10 in {each % 10 for each in numbers}]
+
+    def test_other_arrivals_leave_lengths_and_prompts_as_they_are(self, path: Path) -> None:
+        requests = self.read(path, arrival="gamma", rate=2.0, burstiness=0.3)
+        assert [r.prompt_token_ids for r in requests] == [r.prompt_token_ids for r in self.read(path)]
+        assert [r.arrival_s for r in requests] != [r.arrival_s for r in self.read(path)]
+
+    @pytest.mark.parametrize(("window", "last"), [("100-200", 99), ("0.5-0.7", 1)])
+    def test_a_window_without_a_request(self, path: Path, window: str, last: int) -> None:
+        with pytest.raises(WorkloadError, match=f"holds no request in workload.window={window}; .* {last} s"):
+            self.read(path, window=window)
+
+
 class TestPrompts:
     def test_equal_ids_are_equal_tokens_and_others_differ_from_their_first_block_on(self, path: Path) -> None:
         rows = ((0, 64, 1, [1, 2, 3, 4]), (0, 70, 1, [1, 2, 5, 4, 6]), (0, 40, 1, [1, 2, 3]))

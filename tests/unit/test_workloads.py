@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import stdev
 
 import pytest
 from hypothesis import given
@@ -72,6 +73,14 @@ class TestSynthetic:
         assert times == sorted(times)
         assert sum(gaps) / len(gaps) == pytest.approx(0.2, rel=0.05)
         assert sum(gap > 0.2 for gap in gaps) / len(gaps) == pytest.approx(math.exp(-1), rel=0.05)
+
+    @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+    def test_gamma_arrivals_have_the_rate_and_the_spread_that_burstiness_says(self, burstiness: float) -> None:
+        config = synthetic(num_requests=4000, arrival="gamma", rate=5.0, burstiness=burstiness)
+        times = [r.arrival_s for r in build_requests(config, vocab_size=10, seed=7)]
+        gaps = [later - earlier for earlier, later in pairwise(times)]
+        assert sum(gaps) / len(gaps) == pytest.approx(0.2, rel=0.1)
+        assert stdev(gaps) / (sum(gaps) / len(gaps)) == pytest.approx(burstiness**-0.5, rel=0.1)
 
     def test_priorities_are_drawn_evenly_and_change_nothing_else(self) -> None:
         plain, drawn = (

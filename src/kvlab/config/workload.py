@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from kvlab.config.values import MOST, MOST_SECONDS, at_least, one_of
@@ -14,6 +15,7 @@ TIMED_TRACES = ("azure", "burstgpt", "mooncake", "timed_trace")
 FILES = ("jsonl", "sharegpt_lengths", *TIMED_TRACES)  # sources that read workload.path
 DISTRIBUTIONS = ("uniform", "lognormal")
 _MOST_SIGMA = 20.0  # e to the power of 20: lengths up to half a thousand million times the median
+_LEAST_SHARE = 1e-6
 _LEAST_BURSTINESS = 1e-3  # one gap in a thousand is a thousand times the mean
 _MOST_ZIPF = 100.0  # all requests in the first group
 
@@ -41,6 +43,7 @@ class WorkloadConfig:
         None  # requests per second; uniform: one every 1 / rate seconds; poisson: as many on average
     )
     burstiness: float = 1.0  # arrival=gamma: shape of the gaps; 1: Poisson; less: bursts and lulls
+    concurrency: int | None = None  # closed loop: most requests or conversations at once; the next when one ends
     prompt_len: LengthConfig = field(default_factory=LengthConfig)  # tokens of each request's own
     output_len: LengthConfig = field(default_factory=LengthConfig)  # tokens of each output
     system_len: int = 0  # tokens that begin every prompt
@@ -52,6 +55,9 @@ class WorkloadConfig:
     samples: int = 1  # outputs of each prompt
     priorities: int = 1  # priority levels; each request or conversation gets one of 0 to priorities - 1
     path: str | None = None  # the file of a source that reads one
+    window: str | None = None  # of a trace: its first seconds (600), or from one second to another (600-1200)
+    rate_scale: float = 1.0  # of a trace: how many times as often its requests arrive
+    sample: float = 1.0  # of a trace: share of its requests, or of its conversations where it names them
     block_tokens: int = 512  # source=mooncake or timed_trace: tokens of the prompt that one of hash_ids stands for
     ignore_eos: bool = True  # go on to output_len tokens past an end-of-sequence token
     temperature: float = 0.0  # of sampling; 0: greedy
@@ -64,9 +70,8 @@ class WorkloadConfig:
             raise ConfigError("workload.path", self.path, f"workload={self.source} needs workload.path=<file>")
         if self.source == "jsonl":
             return
-        if self.arrival == "trace" and self.source not in TIMED_TRACES:
-            known = f"there are times in the files of {', '.join(TIMED_TRACES)}; workload.arrival=burst has none"
-            raise ConfigError("workload.arrival", self.arrival, f"workload={self.source} has no times; {known}")
+        self._check_trace()
+        at_least("workload.concurrency", self.concurrency, 1)
         at_least("workload.block_tokens", self.block_tokens, 1, MAX_WHOLE)
         at_least("workload.burstiness", self.burstiness, _LEAST_BURSTINESS, MOST)
         for name, least in (
@@ -84,6 +89,32 @@ class WorkloadConfig:
         for name, length in (("prompt_len", self.prompt_len), ("output_len", self.output_len)):
             _check_length(f"workload.{name}", length)
         self._check_rate()
+
+    @property
+    def window_s(self) -> tuple[float, float]:
+        """The window of a trace, in seconds from its first request on; the end does not belong to it."""
+        found = re.fullmatch(r"(?:(\d+(?:\.\d+)?)-)?(\d+(?:\.\d+)?)", self.window or str(MOST))
+        if not found or float(found[1] or 0) >= float(found[2]):
+            text = "write the first seconds of the trace, as 600, or from one second to another, as 600-1200"
+            raise ConfigError("workload.window", self.window, text)
+        return float(found[1] or 0), float(found[2])
+
+    def _check_trace(self) -> None:
+        self.window_s  # noqa: B018 - raises
+        at_least("workload.rate_scale", self.rate_scale, _LEAST_SHARE)
+        at_least("workload.sample", self.sample, _LEAST_SHARE, 1)
+        for name, value, needs in (
+            ("arrival", self.arrival, self.arrival == "trace"),
+            ("window", self.window, self.window is not None),
+            ("rate_scale", self.rate_scale, self.rate_scale != 1),
+            ("sample", self.sample, self.sample != 1 and self.source != "sharegpt_lengths"),
+        ):
+            if needs and self.source not in TIMED_TRACES:
+                text = f"needs a trace with times: workload={', '.join(TIMED_TRACES)}"
+                raise ConfigError(f"workload.{name}", value, text)
+        if self.rate_scale != 1 and self.arrival != "trace":
+            text = f"scales workload.arrival=trace; with {self.arrival} set workload.rate"
+            raise ConfigError("workload.rate_scale", self.rate_scale, text)
 
     def _check_rate(self) -> None:
         if self.arrival in ("burst", "trace"):

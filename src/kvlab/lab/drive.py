@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
@@ -42,46 +43,71 @@ def drive(
     engine: ServingEngine,
     requests: list[Request],
     *,
+    concurrency: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     on_step: Callable[[RunLog, StepRecord | None], None] = lambda log, record: None,
 ) -> RunLog:
     """Submit each request when it arrives, a conversation's next turn when the last has ended, and step the engine
     until all have ended.
 
+    With `concurrency` the loop is closed: no more conversations than that are open at once, each a request and its
+    turns; another begins, and arrives, when one has ended.
+
     When `should_stop` says so, requests that have not ended are aborted and the log is marked. `on_step` is called
     after each step, with None where the engine had nothing to do or keeps no steps.
     """
     log, clock = RunLog(), engine.clock
     arrivals = deque(request for request in requests if request.follows is None)
+    due: list[Request] = []  # turns whose conversation has come to them
     turns = {request.follows: request for request in requests if request.follows is not None}
     submitted: dict[str, Request] = {}
+    left: dict[str, int] = {}  # samples that have not ended
+    room, room_since_s = math.inf if concurrency is None else concurrency, 0.0  # conversations that may begin
 
     def on_finish(record: RequestRecord) -> None:
+        nonlocal room, room_since_s
         log.records.append(record)
+        left[record.request_id] -= 1
+        if not left[record.request_id] and record.request_id not in turns:
+            room, room_since_s = room + 1, record.finished_s if not room else room_since_s
         turn = turns.get(record.request_id) if record.sample == 0 else None
         if turn is not None:
             earlier = (*submitted[record.request_id].prompt_token_ids, *record.output_token_ids)
             prompt, arrival = (*earlier, *turn.prompt_token_ids), record.finished_s + turn.arrival_s
             turn = replace(turn, prompt_token_ids=prompt, arrival_s=arrival)
-            insort(arrivals, turn, key=attrgetter("arrival_s"))
+            insort(due, turn, key=attrgetter("arrival_s"))
+
+    def upcoming() -> Request | None:
+        """The next to be submitted, at its arrival."""
+        heads = [queue[0] for queue in (arrivals if room else (), due) if queue]
+        return min(heads, key=attrgetter("arrival_s"), default=None)
 
     clock.restart()
-    while arrivals or engine.has_work():
+    while arrivals or due or engine.has_work():
         if should_stop():
             log.interrupted = True
             break
-        while arrivals and arrivals[0].arrival_s <= clock.now():
-            request = arrivals.popleft()
+        while (request := upcoming()) is not None and request.arrival_s <= clock.now():
+            if request.follows is None:
+                arrivals.popleft()
+                room -= 1
+                if request.arrival_s < room_since_s:  # it had to wait
+                    request = replace(request, arrival_s=room_since_s)
+            else:
+                del due[0]
+            left[request.request_id] = request.sampling.n
             submitted[request.request_id] = request
             try:
                 engine.submit(request, on_finish=on_finish)
             except RequestRefusedError as error:  # a full queue: what can never be served failed in planning
                 log.refused.append(str(error))
+                room += 1
         record = engine.step()
         if record is not None:
             log.steps.append(record)
-        elif arrivals or engine.has_work():
-            times = (arrivals[0].arrival_s if arrivals else None, engine.next_wakeup())
+        elif arrivals or due or engine.has_work():
+            request = upcoming()
+            times = (request.arrival_s if request else None, engine.next_wakeup())
             known = [time for time in times if time is not None]
             if known:
                 clock.wait_until(min(*known, clock.now() + _MAX_SLEEP_S))

@@ -138,7 +138,8 @@ def _drive(
             profiler.end_step(record)
             progress(log, record)
 
-        log = drive(engine, plan.requests, should_stop=should_stop, on_step=after_step)
+        limit = plan.config.workload.concurrency
+        log = drive(engine, plan.requests, concurrency=limit, should_stop=should_stop, on_step=after_step)
     if isinstance(engine, Journaled) and engine.journal is not None:
         log.blocks = engine.journal.columns(record.key for record in log.records)
     findings = _audit(engine)

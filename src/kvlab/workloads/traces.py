@@ -80,6 +80,7 @@ class Row(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     blocks: tuple[int, ...] = ()
+    conversation: str | None = None  # which one it is part of, where the file says so
 
 
 def csv_rows(
@@ -109,6 +110,7 @@ def csv_rows(
             columns.time or "",
             place.tokens(row[columns.prompt], columns.prompt, most=MAX_PROMPT_TOKENS),
             place.tokens(row[columns.output], columns.output, least=least_output, most=MAX_WHOLE),
+            conversation=row.get("Session ID") or None,
         )
 
 
@@ -155,6 +157,7 @@ def json_rows(config: WorkloadConfig, unit_s: float) -> Iterator[Row]:
             prompt,
             place.tokens(row["output_length"], "output_length", most=MAX_WHOLE),
             tuple(ids),
+            str(row["session_id"]) if "session_id" in row else None,
         )
 
 
@@ -166,14 +169,39 @@ def _number(value: object) -> float:
 
 
 def trace_requests(rows: Iterator[Row], config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterator[Request]:
-    """The requests of a trace's rows. A row keeps its number and its prompt, whatever other rows are left out.
+    """The requests of a trace's rows that are within `workload.window` and part of `workload.sample`. A row keeps
+    its number and its prompt, and whether it is sampled, whatever other rows are left out.
 
     Rows with the ids of their blocks get prompts that share what the ids share, others prompts of their own. Rows
     without output were refused by the server that was recorded, and are left out. Raises WorkloadError for times
     that go backwards and for a trace without a request.
     """
-    arrivals = arrival_times(config, np.random.default_rng(seed))
-    start_s, latest_s, made = 0.0, -math.inf, 0
+    arrivals, choices = arrival_times(config, np.random.default_rng(seed)), np.random.default_rng([seed, 1])
+    begin_s, end_s = config.window_s
+    at_s, made, sampled = 0.0, 0, dict[str, bool]()
+    for number, row, at_s in _timed(rows):
+        if at_s >= end_s:
+            break
+        share = choices.random()  # of every row, so that a larger sample has all of a smaller one
+        is_sampled = share < config.sample
+        if row.conversation is not None:
+            is_sampled = sampled.setdefault(row.conversation, is_sampled)
+        if at_s < begin_s or not is_sampled or not row.output_tokens:
+            continue
+        own, length = not row.blocks, row.prompt_tokens
+        ids, block = ((number,), length) if own else (row.blocks, config.block_tokens)
+        prompt = hashed_prompt(ids, block, length, vocab_size=vocab_size, key=2 * seed % 2**64 + own)
+        arrival_s = (at_s - begin_s) / config.rate_scale if config.arrival == "trace" else next(arrivals)
+        yield make_request(number, prompt, row.output_tokens, arrival_s, config, seed)
+        made += 1
+    if not made:
+        window = f" in workload.window={config.window}; its last arrives after {at_s:g} s" if config.window else ""
+        raise WorkloadError(f"workload.path={shown(config.path)}: holds no request{window}")
+
+
+def _timed(rows: Iterator[Row]) -> Iterator[tuple[int, Row, float]]:
+    """The rows with number and seconds after the first. Raises WorkloadError where time goes backwards."""
+    start_s, latest_s = 0.0, -math.inf
     for number, row in enumerate(rows):
         if row.time_s < latest_s:
             before = f"{row.time_s - start_s:g} s after the start; expected at least the {latest_s - start_s:g} s"
@@ -181,13 +209,4 @@ def trace_requests(rows: Iterator[Row], config: WorkloadConfig, *, vocab_size: i
         start_s, latest_s = start_s if number else row.time_s, row.time_s
         if row.time_s - start_s > MOST_SECONDS:
             raise row.place.error("more than a year after the first", row.column)
-        if not row.output_tokens:
-            continue
-        own, length = not row.blocks, row.prompt_tokens
-        ids, block = ((number,), length) if own else (row.blocks, config.block_tokens)
-        prompt = hashed_prompt(ids, block, length, vocab_size=vocab_size, key=2 * seed % 2**64 + own)
-        arrival_s = row.time_s - start_s if config.arrival == "trace" else next(arrivals)
-        yield make_request(number, prompt, row.output_tokens, arrival_s, config, seed)
-        made += 1
-    if not made:
-        raise WorkloadError(f"workload.path={shown(config.path)}: holds no request")
+        yield number, row, row.time_s - start_s
