@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from kvlab.config import RunConfig
 from kvlab.registry import KEYS, registry
@@ -24,6 +24,7 @@ GROUPS = {
     "scheduler": "Which sequences run in a step, and which are preempted.",
     "attention": "How attention over the cache is computed.",
     "executor": "Where and how the model runs.",
+    "hardware": "The device that `executor=simulated` simulates; no choice unless one is given.",
     "workload": "The requests.",
     "tracking": "Where runs are recorded.",
     "debug": "Costly checks and injected faults; no choice unless one is given.",
@@ -51,6 +52,7 @@ def settings(schema: type = RunConfig, prefix: str = "") -> Iterator[Setting]:
     types = get_type_hints(schema)
     for field in fields(schema):
         key, kind = f"{prefix}{field.name}", types[field.name]
+        kind = next(filter(is_dataclass, get_args(kind)), kind)  # a group that may be absent
         if is_dataclass(kind) and isinstance(kind, type):
             yield from settings(kind, f"{key}.")
             continue

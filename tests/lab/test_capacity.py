@@ -199,7 +199,7 @@ class TestRunThatDoesNotFit:
 def test_settings_of_a_plan_are_those_of_a_run(overrides: tuple[str, ...]) -> None:
     overrides = ("model=qwen3_tiny", "executor=cpu", *overrides)
     plan, run = planned(*overrides), build.plan_run(composed(*overrides))
-    assert run.attention.name == plan.settings.attention
+    assert run.computed_by.attention.name == plan.settings.attention
     assert run.working == plan.working
     assert weight_bytes(run.model, plan.settings) == run.weights
 

@@ -19,6 +19,7 @@ import kvlab.cli.run
 from kvlab.engine.build import EnginePlan
 from kvlab.engine.clock import WallClock
 from kvlab.engine.executors import EXECUTORS, Execution
+from kvlab.engine.executors.torch import TorchExecution
 from kvlab.engine.step import StepInput, StepResult
 from kvlab.kv.view import CacheView
 
@@ -33,13 +34,15 @@ class StubExecutor:
         return StepResult([int(step.token_ids[row] + 1) % 151_936 for row in step.logits_rows()])
 
 
-def stub(plan: EnginePlan, **_: Any) -> Execution:
-    return Execution(StubExecutor(), WallClock(), None)
+class Stub(TorchExecution):
+    @staticmethod
+    def build(plan: EnginePlan, **_: Any) -> Execution:
+        return Execution(StubExecutor(), WallClock(), None)
 
 
 @pytest.mark.slow
 def test_the_first_command_serves_its_48_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EXECUTORS, "get", lambda name: stub)
+    monkeypatch.setattr(EXECUTORS, "get", lambda name: Stub)
     monkeypatch.setattr("kvlab.lab.build.available_memory", lambda device: 32 * 2**30)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     monkeypatch.setattr(sys, "argv", ["src/run.py", *COMMAND, f"hydra.run.dir={tmp_path / 'run'}"])

@@ -77,8 +77,8 @@ def test_an_engine_gives_a_backend_its_layout(kernels: bool, kv_dtype: str) -> N
         Request(str(i), prompt, SamplingParams(max_tokens=12, ignore_eos=True)) for i, prompt in enumerate(prompts)
     ]
     plan, tokens = plan_engine(config), []
-    for backend in (plan.attention, NhdAttention()):
-        core = build_engine(replace(plan, attention=backend))
+    for backend in (plan.computed_by.attention, NhdAttention()):
+        core = build_engine(replace(plan, kernels=plan.computed_by._replace(attention=backend)))
         assert storage_of(core).layout is layout_of(backend)
         outputs = list(Engine(core).generate(requests))
         tokens.append([[o.token_id for o in outputs if o.request_id == str(i)] for i in range(len(prompts))])
@@ -119,7 +119,7 @@ def test_both_take_the_same_bytes_in_the_stated_order(layout: PageLayout) -> Non
 def test_a_decoder_refuses_a_cache_in_another_layout() -> None:
     plan = plan_engine(EngineConfig(MODEL, KVConfig(num_blocks=8)))
     backend: AttentionBackend = NhdAttention()
-    core = build_engine(replace(plan, attention=backend))
+    core = build_engine(replace(plan, kernels=plan.computed_by._replace(attention=backend)))
     storage_of(core).layout = PageLayout.HND
     (output,) = Engine(core).generate(Request("a", (1, 2), SamplingParams(max_tokens=1)))
     assert "attention=nhd reads K and V laid out as NHD" in str(output)

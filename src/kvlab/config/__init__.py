@@ -9,6 +9,7 @@ from __future__ import annotations
 from kvlab.config.debug import DebugConfig, FaultsConfig
 from kvlab.config.engine import EngineConfig
 from kvlab.config.executor import AttentionConfig, ExecutorConfig
+from kvlab.config.hardware import HardwareConfig
 from kvlab.config.kv import KVConfig
 from kvlab.config.model import ModelConfig
 from kvlab.config.run import RunConfig
@@ -23,6 +24,7 @@ __all__ = [
     "EngineConfig",
     "ExecutorConfig",
     "FaultsConfig",
+    "HardwareConfig",
     "KVConfig",
     "LengthConfig",
     "ModelConfig",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvlab.config.values import at_least, one_of
+from kvlab.errors import ConfigError
 from kvlab.registry import registry
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -30,11 +31,13 @@ class AttentionConfig:
 class ExecutorConfig:
     """What runs the model, and where."""
 
-    kind: str = "torch"  # torch: PyTorch and kvlab's kernels on this machine
+    kind: str = "torch"  # torch: PyTorch and kvlab's kernels on this machine; simulated: a device that is not here
     device: str = "auto"  # cpu, cuda, or auto: cuda where there is one
     dtype: str = "bfloat16"  # of weights and activations: float32, bfloat16 or float16
     weights: str = "auto"  # auto: executor.dtype; int8: matrices in int8 with a scale per output (CPU, bfloat16)
     threads: int | None = None  # CPU threads; null: one for each core that the process may use
+    tensor_parallel: int = 1  # simulated: devices among which heads and matrices are divided
+    memory_utilization: float = 0.9  # simulated: share of the devices' memory that the engine may take
     kernels: bool = True  # false: PyTorch computes everything, and attention.backend=auto takes no kernel
 
     def __post_init__(self) -> None:
@@ -43,3 +46,6 @@ class ExecutorConfig:
         one_of("executor.dtype", self.dtype, DTYPES)
         one_of("executor.weights", self.weights, WEIGHTS)
         at_least("executor.threads", self.threads, 1)
+        at_least("executor.tensor_parallel", self.tensor_parallel, 1)
+        if not 0 < self.memory_utilization <= 1:
+            raise ConfigError("executor.memory_utilization", self.memory_utilization, "must be in (0, 1]")

@@ -4,39 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from kvlab.attention.base import AttentionBackend, AttentionSpec
-from kvlab.attention.registry import attention_backends, select_backend
 from kvlab.config import EngineConfig
 from kvlab.engine.engine import Engine
 from kvlab.engine.executors import EXECUTORS
-from kvlab.engine.memory import EngineSettings, WeightBytes, WorkingMemory, weight_bytes, working_memory
+from kvlab.engine.memory import EngineSettings, WeightBytes, WorkingMemory
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.step import Executor
 from kvlab.engine.text import Detokenizer
-from kvlab.engine.threads import resolve_threads
 from kvlab.errors import ConfigError, DeviceError
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pools import POOLS
-from kvlab.kv.sizing import PoolSize, size_pool
+from kvlab.kv.sizing import PoolSize
 from kvlab.kv.spec import KVSpec
 from kvlab.models.config import DecoderConfig
-from kvlab.models.decoder import attention_specs
-from kvlab.models.families import decoder_config
-from kvlab.models.ops import select_ops
 from kvlab.models.ops.base import Ops
-from kvlab.models.ops.cpu_ops import CpuOps
 
 if TYPE_CHECKING:
     from kvlab.engine.sampler import Sampler
 
 
+class Kernels(NamedTuple):
+    """What computes a model on this machine."""
+
+    attention: AttentionBackend
+    specs: tuple[AttentionSpec, ...]  # of each layer
+    ops: Ops
+    threads: int  # of the CPU
+
+
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """A checked engine: everything that is known before a byte of it is allocated."""
+    """A checked engine: everything that is known before a byte of it is allocated.
+
+    `device` is "cpu" or "cuda", where `kernels` compute; or the name of hardware that is simulated, with the bytes
+    of `memory` that the engine may take, and `timing`, which says how steps are timed.
+    """
 
     config: EngineConfig
     device: str
@@ -44,10 +51,26 @@ class EnginePlan:
     weights: WeightBytes
     working: WorkingMemory
     pool: PoolSize
-    attention: AttentionBackend
-    specs: tuple[AttentionSpec, ...]  # of each layer
-    ops: Ops
-    threads: int  # of the CPU
+    kernels: Kernels | None
+    memory: int | None  # None: what the device has left
+    timing: str | None  # None: steps take the time that they take
+
+    @property
+    def chosen(self) -> dict[str, str | int]:
+        """What was chosen for settings that are `auto`, and how steps are timed if they are not computed."""
+        if self.kernels is None:
+            return {"device": self.device, "timing": str(self.timing)}
+        attention, _, ops, threads = self.kernels
+        return {"attention": attention.name, "kernels": ops.name, "device": self.device, "threads": threads}
+
+    @property
+    def computed_by(self) -> Kernels:
+        """The kernels. Raises ConfigError for hardware that is simulated."""
+        if self.kernels is None:
+            raise ConfigError(
+                "executor.kind", self.config.executor.kind, "computes nothing; use executor.kind=torch"
+            )
+        return self.kernels
 
 
 def plan_engine(config: EngineConfig, *, random_sampling: bool = True) -> EnginePlan:
@@ -56,24 +79,7 @@ def plan_engine(config: EngineConfig, *, random_sampling: bool = True) -> Engine
 
     Raises CapacityError, ConfigError, BackendError or DeviceError for what cannot work.
     """
-    device = resolve_device(config.executor.device)
-    threads = resolve_threads(config.executor.threads)
-    model = decoder_config(config.model)
-    spec = kv_spec(config, model)
-    pool = size_pool(
-        config.kv, spec, max_batch_size=config.scheduler.max_batch_size, max_seq_len=config.model.max_seq_len
-    )
-    kernels, int8 = config.executor.kernels, config.executor.weights == "int8"
-    specs = attention_specs(model, config.executor.dtype, device, config.kv_dtype)
-    among, backend = attention_backends(kernels=kernels, prefer=config.attention.prefer), config.attention.backend
-    if backend in attention_backends().keys() - among.keys():
-        raise ConfigError("attention.backend", backend, "is a kernel, and executor.kernels=false allows none")
-    attention = select_backend(specs, backend, among)
-    ops = select_ops(getattr(torch, config.executor.dtype), device, kernels=kernels, int8_weights=int8)
-    native = isinstance(ops, CpuOps)
-    settings = memory_settings(config, device, attention.name, native=native, random_sampling=random_sampling)
-    weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
-    return EnginePlan(config, device, model, weights, working, pool, attention, specs, ops, threads)
+    return EXECUTORS.get(config.executor.kind).plan(config, random_sampling=random_sampling)
 
 
 def memory_settings(
@@ -108,7 +114,7 @@ def build_engine(
     as one that injects faults.
     """
     config = plan.config
-    execution = EXECUTORS.get(config.executor.kind)(plan, sampler=sampler)
+    execution = EXECUTORS.get(config.executor.kind).build(plan, sampler=sampler)
     pool = POOLS.get(config.kv.backend).from_config(
         config.kv, plan.pool.num_blocks, config.model.max_seq_len, execution.storage, journal=journal
     )

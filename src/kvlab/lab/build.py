@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from kvlab.config import RunConfig, format_bytes
 from kvlab.core import Request
 from kvlab.engine.build import EnginePlan, plan_engine
-from kvlab.errors import CapacityError, WorkloadError
+from kvlab.errors import CapacityError, ConfigError, WorkloadError
 from kvlab.kv.sizing import check_longest_sequence
 from kvlab.lab.capacity import sequences_that_fit
-from kvlab.lab.machine import available_memory
+from kvlab.lab.machine import available_memory, describe
 from kvlab.workloads import build_requests, may_sample
 from kvlab.workloads.prompts import grown_lengths
 
@@ -24,6 +24,11 @@ class RunPlan(EnginePlan):
     config: RunConfig
     requests: list[Request]
 
+    @property
+    def machine(self) -> str:
+        """What it runs on, in words."""
+        return describe(self.device) if self.timing is None else f"simulated {self.device}, timing {self.timing}"
+
 
 def plan_run(config: RunConfig) -> RunPlan:
     """Check a configuration as a whole.
@@ -32,6 +37,8 @@ def plan_run(config: RunConfig) -> RunPlan:
     WorkloadError for a request that is too long, ConfigError, BackendError, DeviceError.
     """
     plan = plan_engine(config, random_sampling=may_sample(config.workload))
+    if config.debug.profile and plan.kernels is None:
+        raise ConfigError("debug.profile", True, f"executor.kind={config.executor.kind} has no parts to be timed")
     requests = build_requests(
         config.workload, vocab_size=plan.model.vocab_size, seed=config.seed, memory=available_memory("cpu")
     )
@@ -73,7 +80,8 @@ def _check_lengths(requests: list[Request], config: RunConfig) -> int:
 def _check_memory(plan: EnginePlan) -> None:
     """Raise CapacityError unless the device has memory for weights, cache and steps, or for loading the weights."""
     config, pool, working, device = plan.config, plan.pool, plan.working, plan.device
-    available, weights = available_memory(device), plan.weights.total
+    available = available_memory(device) if plan.memory is None else plan.memory
+    weights = plan.weights.total
     steps = working.peak + (_LIBRARIES if device == "cpu" else 0)
     needed = weights + max(pool.num_bytes + steps, working.loading)
     if needed <= available:

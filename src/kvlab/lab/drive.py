@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from kvlab.core import Request, RequestRecord, StepRecord
+from kvlab.engine.clock import LogicalClock
 from kvlab.engine.garbage import gc_frozen
 from kvlab.engine.protocol import ServingEngine
 from kvlab.errors import RequestRefusedError
@@ -110,7 +111,8 @@ def drive(
             times = (request.arrival_s if request else None, engine.next_wakeup())
             known = [time for time in times if time is not None]
             if known:
-                clock.wait_until(min(*known, clock.now() + _MAX_SLEEP_S))
+                longest = math.inf if isinstance(clock, LogicalClock) else clock.now() + _MAX_SLEEP_S
+                clock.wait_until(min(*known, longest))
         log.next_arrival_s = arrivals[0].arrival_s if arrivals else None
         on_step(log, record)
     log.duration_s = clock.now() if log.interrupted else max((each.finished_s for each in log.records), default=0.0)

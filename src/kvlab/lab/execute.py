@@ -21,7 +21,7 @@ from kvlab.lab.build import RunPlan, plan_run, planned_metrics
 from kvlab.lab.drive import RunLog, drive
 from kvlab.lab.files import attempt, check_directory, sentences
 from kvlab.lab.interrupt import stop_on_signal
-from kvlab.lab.machine import CpuWatch, describe, oversubscription
+from kvlab.lab.machine import CpuWatch, oversubscription
 from kvlab.lab.metrics import run_metrics
 from kvlab.lab.profile import Part, Profiler
 from kvlab.lab.progress import show_progress
@@ -75,7 +75,8 @@ def _execute(
         raise
     tracking = Recording(config, context, plan)
     _announce(plan, context)
-    crowded = oversubscription(plan.threads, watch.busy_cores()) if plan.device == "cpu" else None
+    kernels = plan.kernels if plan.device == "cpu" else None
+    crowded = oversubscription(kernels.threads, watch.busy_cores()) if kernels is not None else None
     if crowded:
         print_note(context.console, crowded)
     profiler = Profiler(enabled=config.debug.profile)
@@ -181,15 +182,16 @@ def _announce(plan: RunPlan, context: RunContext) -> None:
     else:
         recorded = as_recorded(dataclasses.asdict(config), context.written)
         context.console.print(config_tree(recorded, context.choices))
-    kind = f"{POOLS.get(config.kv.backend).unit}s"
+    kind, kernels = f"{POOLS.get(config.kv.backend).unit}s", plan.kernels
+    computed = f"attention: {kernels.attention.name}, other kernels: {kernels.ops.name}; " if kernels else ""
+    threads = kernels.threads if kernels and plan.device == "cpu" else 0
     weights = config.executor.dtype if config.executor.weights == "auto" else config.executor.weights
     context.console.print(
         f"{redact(config.model.name)}: {plan.model.num_parameters / 1e6:,.0f} M parameters, "
         f"{format_bytes(plan.weights.parameters)} in {weights}; KV cache: {pool.num_blocks} {kind} of "
         f"{pool.block_size} tokens, {format_bytes(pool.num_bytes)} in {config.kv_dtype}; "
-        f"attention: {plan.attention.name}, other kernels: {plan.ops.name}; "
-        f"{len(plan.requests)} requests on {describe(plan.device)}"
-        + (f", {plan.threads} thread{'s' * (plan.threads > 1)}" if plan.device == "cpu" else ""),
+        f"{computed}{len(plan.requests)} requests on {plan.machine}"
+        + (f", {threads} thread{'s' * (threads > 1)}" if threads else ""),
         highlight=False,
     )
 

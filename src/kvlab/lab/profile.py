@@ -78,10 +78,11 @@ class Profiler:
 
     def build(self, plan: EnginePlan, **options: Any) -> Engine:
         """The plan's engine, its parts timed; `options` are those of `build_engine`."""
-        attention = timed(plan.attention, self, forward=Part.ATTENTION)
-        sampler = timed(Sampler(plan.ops), self, __call__=Part.SAMPLING, take_top1=Part.SAMPLING)
-        timed_plan = replace(plan, ops=timed_ops(plan.ops, self), attention=attention)
-        engine = build_engine(timed_plan, sampler=sampler, **options)
+        kernels = plan.computed_by
+        attention = timed(kernels.attention, self, forward=Part.ATTENTION)
+        sampler = timed(Sampler(kernels.ops), self, __call__=Part.SAMPLING, take_top1=Part.SAMPLING)
+        timed_kernels = kernels._replace(ops=timed_ops(kernels.ops, self), attention=attention)
+        engine = build_engine(replace(plan, kernels=timed_kernels), sampler=sampler, **options)
         self.now = partial(_now_on_gpu, engine.clock) if plan.device == "cuda" else engine.clock.now
         return engine
 

@@ -28,7 +28,7 @@ def quality_metrics(plan: EnginePlan, requests: Sequence[Request]) -> tuple[dict
     reason where memory is short. Builds either model in turn, so the run's engine must be closed.
     """
     config = plan.config
-    if "int8" not in (config.kv.dtype, config.executor.weights):
+    if plan.kernels is None or "int8" not in (config.kv.dtype, config.executor.weights):
         return {}, ""
     reference = plan_engine(
         replace(config, kv=replace(config.kv, dtype="auto"), executor=replace(config.executor, weights="auto"))
@@ -58,7 +58,7 @@ def _logits(plan: EnginePlan, prompts: list[list[int]]) -> torch.Tensor:
     model, spec = build_decoder(plan), plan.model.kv_spec(plan.config.kv_dtype)
     found = []
     for prompt in prompts:
-        storage = KVStorage(spec, 1, len(prompt), plan.device, layout_of(plan.attention))
+        storage = KVStorage(spec, 1, len(prompt), plan.device, layout_of(plan.computed_by.attention))
         pool = ContiguousKVCachePool(1, len(prompt), storage)
         view = pool.view([pool.allocate_slot(len(prompt))], [len(prompt)])
         rows = torch.arange(max(0, len(prompt) - _POSITIONS), len(prompt), device=plan.device)

@@ -21,7 +21,7 @@ from kvlab.lab.build import RunPlan
 from kvlab.lab.catalogue import SERIES
 from kvlab.lab.drive import RunLog
 from kvlab.lab.files import sentences
-from kvlab.lab.machine import describe, peak_memory
+from kvlab.lab.machine import peak_memory
 from kvlab.lab.provenance import provenance, uncommitted
 from kvlab.lab.records import RunRecord, make_run, step_row
 from kvlab.lab.roofline import run_costs
@@ -138,7 +138,7 @@ class Recording:
         if plugins := loaded_plugins():
             tags["kvlab.plugins"] = ", ".join(plugins)
         if self._plan is not None and self._workload is not None:
-            tags |= {f"resolved.{name}": str(value) for name, value in _resolved(self._plan).items()}
+            tags |= {f"resolved.{name}": str(value) for name, value in self._plan.chosen.items()}
             tags["workload.digest"] = self._workload.digest
         return tags | {key[5:]: str(value) for key, value in self._params.items() if key.startswith("tags.")}
 
@@ -160,8 +160,8 @@ class Recording:
         }
         plan = self._plan
         if plan is not None and self._workload is not None:
-            summary |= _resolved(plan) | {
-                "machine": describe(plan.device),
+            summary |= plan.chosen | {
+                "machine": plan.machine,
                 "weight_bytes": plan.weights.parameters,
                 "bytes_per_weight": run_costs(plan).bytes_per_weight,
                 "kv_bytes_per_token": plan.pool.bytes_per_token,
@@ -176,12 +176,6 @@ class Recording:
         print_note(self._context.console, problem)
         if not self.unwritten:
             self._context.console.print(f"the run's results are kept in {self._context.directory}", highlight=False)
-
-
-def _resolved(plan: RunPlan) -> dict[str, str | int]:
-    """What was chosen for settings that are `auto`."""
-    names = {"attention": plan.attention.name, "kernels": plan.ops.name, "device": plan.device}
-    return names | {"threads": plan.threads}
 
 
 def _series(log: RunLog) -> dict[str, list[tuple[int, float, float]]]:

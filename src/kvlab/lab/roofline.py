@@ -62,7 +62,7 @@ class RunCosts:
         if not step.batch_seqs:
             return Work(0.0, 0.0)
         head = model.vocab_size * model.hidden_size
-        body = model.num_parameters - head * (1 if model.tie_word_embeddings else 2)
+        body = model.body_parameters
         read = attended = 0
         for window, layers in Counter(layer.sliding_window for layer in model.layers).items():
             window = window or step.context_tokens  # no sequence is longer than all contexts together

@@ -69,6 +69,12 @@ class DecoderConfig:
         return 0.0 if self.norm_offset else 1.0
 
     @property
+    def body_parameters(self) -> int:
+        """Weights of the model but for the embedding and the output layer."""
+        head = self.vocab_size * self.hidden_size
+        return self.num_parameters - head * (1 if self.tie_word_embeddings else 2)
+
+    @property
     def num_parameters(self) -> int:
         """Weights of the model; tied embeddings count once."""
         hidden, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim

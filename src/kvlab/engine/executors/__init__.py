@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvlab.registry import Registry
 
 if TYPE_CHECKING:
+    from kvlab.config import EngineConfig
     from kvlab.engine.build import EnginePlan
     from kvlab.engine.clock import Clock
     from kvlab.engine.sampler import Sampler
@@ -22,14 +24,21 @@ class Execution(NamedTuple):
     storage: KVStorage | None  # tensors of the pool; None: the executor needs none
 
 
-class ExecutorBuilder(Protocol):
-    """Builds an executor of one kind."""
+class ExecutorKind(ABC):
+    """A kind of executors: what it needs, and how it is made."""
 
-    def __call__(self, plan: EnginePlan, *, sampler: Sampler | None = None) -> Execution:
+    @staticmethod
+    @abstractmethod
+    def plan(config: EngineConfig, *, random_sampling: bool = True) -> EnginePlan:
+        """See `kvlab.engine.build.plan_engine`."""
+
+    @staticmethod
+    @abstractmethod
+    def build(plan: EnginePlan, *, sampler: Sampler | None = None) -> Execution:
         """What the plan's engine runs on; `sampler` replaces the kind's own.
 
         Raises WeightsError or CapacityError.
         """
 
 
-EXECUTORS: Registry[ExecutorBuilder] = Registry("executor.kind", __name__)
+EXECUTORS: Registry[type[ExecutorKind]] = Registry("executor.kind", __name__)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from kvlab.attention.base import layout_of
+from kvlab.attention.registry import attention_backends, select_backend
+from kvlab.config import EngineConfig
+from kvlab.engine.build import EnginePlan, Kernels, kv_spec, memory_settings, resolve_device
 from kvlab.engine.clock import WallClock
-from kvlab.engine.executors import EXECUTORS, Execution
+from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
+from kvlab.engine.memory import weight_bytes, working_memory
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.step import Executor, StepInput, StepResult
+from kvlab.engine.threads import resolve_threads
+from kvlab.errors import ConfigError
+from kvlab.kv.sizing import size_pool
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
-from kvlab.models.decoder import Decoder
+from kvlab.models.decoder import Decoder, attention_specs
+from kvlab.models.families import decoder_config
+from kvlab.models.ops import select_ops
+from kvlab.models.ops.cpu_ops import CpuOps
 from kvlab.models.weights import open_weights
-
-if TYPE_CHECKING:
-    from kvlab.engine.build import EnginePlan
 
 
 class TorchExecutor(Executor):
@@ -42,22 +47,57 @@ class TorchExecutor(Executor):
 
 
 @EXECUTORS.register("torch")
-def build(plan: EnginePlan, *, sampler: Sampler | None = None) -> Execution:
-    """Load the weights and allocate the cache. Raises WeightsError or CapacityError.
+class TorchExecution(ExecutorKind):
+    """On this machine, at its own pace."""
 
-    The plan's `threads` are set for the whole process: PyTorch has one setting.
-    """
-    torch.set_num_threads(plan.threads)
-    model = build_decoder(plan)
-    spec = plan.model.kv_spec(plan.config.kv_dtype)
-    storage = KVStorage(spec, plan.pool.num_blocks, plan.pool.block_size, plan.device, layout_of(plan.attention))
-    executor = TorchExecutor(model, sampler or Sampler(plan.ops), plan.device)
-    return Execution(executor, WallClock(), storage)
+    @staticmethod
+    def plan(config: EngineConfig, *, random_sampling: bool = True) -> EnginePlan:
+        if config.hardware is not None:
+            raise ConfigError("hardware", config.hardware.name, "can only be simulated; use executor=simulated")
+        if config.executor.tensor_parallel > 1:
+            text = "devices can only be simulated; use executor=simulated"
+            raise ConfigError("executor.tensor_parallel", config.executor.tensor_parallel, text)
+        device = resolve_device(config.executor.device)
+        threads = resolve_threads(config.executor.threads)
+        model = decoder_config(config.model)
+        spec = kv_spec(config, model)
+        pool = size_pool(
+            config.kv, spec, max_batch_size=config.scheduler.max_batch_size, max_seq_len=config.model.max_seq_len
+        )
+        kernels, int8 = config.executor.kernels, config.executor.weights == "int8"
+        specs = attention_specs(model, config.executor.dtype, device, config.kv_dtype)
+        among, backend = (
+            attention_backends(kernels=kernels, prefer=config.attention.prefer),
+            config.attention.backend,
+        )
+        if backend in attention_backends().keys() - among.keys():
+            raise ConfigError("attention.backend", backend, "is a kernel, and executor.kernels=false allows none")
+        attention = select_backend(specs, backend, among)
+        ops = select_ops(getattr(torch, config.executor.dtype), device, kernels=kernels, int8_weights=int8)
+        native = isinstance(ops, CpuOps)
+        settings = memory_settings(config, device, attention.name, native=native, random_sampling=random_sampling)
+        weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
+        computing = Kernels(attention, specs, ops, threads)
+        return EnginePlan(config, device, model, weights, working, pool, computing, memory=None, timing=None)
+
+    @staticmethod
+    def build(plan: EnginePlan, *, sampler: Sampler | None = None) -> Execution:
+        """Load the weights and allocate the cache. Raises WeightsError or CapacityError.
+
+        The plan's `threads` are set for the whole process: PyTorch has one setting.
+        """
+        kernels = plan.computed_by
+        torch.set_num_threads(kernels.threads)
+        model = build_decoder(plan)
+        spec, pool = plan.model.kv_spec(plan.config.kv_dtype), plan.pool
+        storage = KVStorage(spec, pool.num_blocks, pool.block_size, plan.device, layout_of(kernels.attention))
+        executor = TorchExecutor(model, sampler or Sampler(kernels.ops), plan.device)
+        return Execution(executor, WallClock(), storage)
 
 
 def build_decoder(plan: EnginePlan) -> Decoder:
     """The model with its weights. Raises WeightsError."""
-    config = plan.config
+    config, kernels = plan.config, plan.computed_by
     weights = open_weights(
         config.model.weights or "dummy",
         getattr(torch, config.executor.dtype),
@@ -65,4 +105,4 @@ def build_decoder(plan: EnginePlan) -> Decoder:
         seed=config.seed,
         norm_weight=plan.model.initial_norm_weight,
     )
-    return Decoder(plan.model, weights, plan.attention, plan.specs, config.model.max_seq_len, plan.ops)
+    return Decoder(plan.model, weights, kernels.attention, kernels.specs, config.model.max_seq_len, kernels.ops)

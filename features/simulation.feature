@@ -1,0 +1,46 @@
+Feature: Simulation
+  A run on a device that is not here: the engine decides, the device's time is computed.
+
+  Rule: A device is a choice like any other, and nothing hides that it is simulated
+
+    @R14.1
+    Scenario: A run on one H100
+      When I run "executor=simulated hardware=h100_sxm" on a tiny model
+      Then the command succeeds
+      And the message says "4 requests on simulated h100_sxm, timing roofline"
+      And all 4 requests were completed
+      And the summary says "simulated h100_sxm, timing roofline" for its machine
+      And the tracked run has the tags "resolved.device=h100_sxm" and "resolved.timing=roofline"
+
+    @R14.1
+    Scenario: A model too large for here, on two devices of four kinds
+      When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b executor.tensor_parallel=2 hardware=<device>" for each of these devices
+        | device    |
+        | l40s      |
+        | a100_sxm  |
+        | h200_sxm  |
+        | b200_sxm  |
+      Then each has a larger cache than the one before, and takes less time
+
+    @R14.2
+    Scenario: The same settings give the same records
+      When I run "executor=simulated hardware=l4 scheduler.max_batch_size=2 workload.arrival=poisson workload.rate=5" on a tiny model twice
+      Then both runs have the same requests.parquet and steps.parquet, byte for byte
+
+  Rule: What cannot be simulated is named
+
+    @R14.3
+    Scenario Outline: <override>
+      When I run "<override>" on a tiny model
+      Then the command fails without a traceback
+      And the message says "<message>"
+
+      Examples:
+        | override                                                  | message                                                                          |
+        | executor=simulated                                        | hardware=null: executor=simulated needs a device, as hardware=h100_sxm           |
+        | hardware=h100_sxm                                         | hardware=h100_sxm: can only be simulated; use executor=simulated                 |
+        | executor=simulated hardware=h100                          | Could not find 'hardware/h100' ... a100_sxm b200_sxm h100_sxm                    |
+        | executor=simulated hardware=l4 hardware.memory=1MiB       | for weights and steps ... leaves no KV cache; take a smaller model               |
+        | executor=simulated hardware=l4 executor.tensor_parallel=3 | executor.tensor_parallel=3: qwen3_tiny has 2 KV heads, ... a multiple of it      |
+        | executor=simulated hardware=l4 debug.profile=true         | debug.profile=True: executor.kind=simulated has no parts to be timed            |
+        | executor=simulated hardware=l4 model=llama3_1_70b executor.dtype=bfloat16 | llama3_1_70b needs ... executor.tensor_parallel=8 would leave some |

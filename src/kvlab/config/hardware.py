@@ -1,0 +1,40 @@
+"""A device that is simulated: what its data sheet says, and what of it is reached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvlab.config.values import at_least, parse_bytes
+from kvlab.errors import ConfigError
+
+
+@dataclass
+class HardwareConfig:
+    """One device of a kind. Rates are those of its data sheet; the efficiencies say what kernels reach of them."""
+
+    name: str = "???"  # what it is called in tables and runs
+    memory: str = "???"  # of the device, as its driver reports it, as 81559MiB
+    bandwidth_gb_s: float = 0.0  # of its memory, in 10^9 bytes per second
+    tflops: dict[str, float] = field(default_factory=dict)  # of dense matrix products, by dtype, in 10^12
+    link_gb_s: float = 0.0  # to its peers, in one direction, in 10^9 bytes per second
+    bandwidth_efficiency: float = 0.8  # share of the memory's bandwidth that kernels sustain, 0 to 1
+    compute_efficiency: float = 0.7  # share of the arithmetic that matrix products sustain, 0 to 1
+    link_efficiency: float = 0.7  # share of the links' bandwidth that collectives sustain, 0 to 1
+    launch_us: float = 1.5  # from a kernel's end to the next one's start
+    collective_us: float = 8.0  # before the first byte of an all-reduce moves
+    step_us: float = 200.0  # of the host, for a step
+    sequence_us: float = 3.0  # of the host, for each sequence in a step
+
+    def __post_init__(self) -> None:
+        if parse_bytes(self.memory, key="hardware.memory") == 0:
+            raise ConfigError("hardware.memory", self.memory, "must be more than 0 bytes")
+        if self.bandwidth_gb_s <= 0:
+            raise ConfigError("hardware.bandwidth_gb_s", self.bandwidth_gb_s, "must be more than 0")
+        for dtype, rate in self.tflops.items():
+            if rate <= 0:
+                raise ConfigError(f"hardware.tflops.{dtype}", rate, "must be more than 0")
+        for name in ("bandwidth_efficiency", "compute_efficiency", "link_efficiency"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ConfigError(f"hardware.{name}", getattr(self, name), "must be in (0, 1]")
+        for name in ("link_gb_s", "launch_us", "collective_us", "step_us", "sequence_us"):
+            at_least(f"hardware.{name}", getattr(self, name), 0)

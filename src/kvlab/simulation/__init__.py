@@ -1,0 +1,1 @@
+"""How long a device that is not here would take for a step."""

@@ -1,0 +1,104 @@
+"""A step's time from a model's shapes and a device's rates (roofline: Williams, Waterman, Patterson, 2009).
+
+A step over T tokens of B sequences on N devices, each of which has 1/N of every matrix and of every head:
+
+    linear      max(bytes of the weights / bandwidth, 2 x weights x T / arithmetic)
+                the output layer's rows are those that are sampled
+    attention   max(bytes of K and V read or written / bandwidth, 4 x heads x head_dim x pairs / arithmetic), where
+                a pair is a query and a token it attends to
+    links       two all-reduces per layer: 2 (N - 1) / N x T x hidden numbers over the links, and their latency
+    launches    `LAUNCHES` kernels per layer
+    host        per step, and per sequence in it; it does not overlap with the device
+
+Rates are the data sheet's times an efficiency. Each sequence counts with its length, each layer with its window.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlab.config import HardwareConfig
+from kvlab.kv.spec import DTYPE_BYTES
+from kvlab.models.config import DecoderConfig
+
+LAUNCHES = 8  # two norms, QKV, rotation and cache write, attention, output, gate and up, down
+
+Counts = NDArray[np.int64]
+
+
+class StepTime(NamedTuple):
+    """Seconds of a step, by what takes them."""
+
+    linear: float
+    attention: float
+    links: float
+    launches: float
+    host: float
+
+    @property
+    def total(self) -> float:
+        """All of them, one after the other."""
+        return sum(self)
+
+
+@dataclass(frozen=True)
+class RooflineTiming:
+    """Times steps of a model on `devices` devices of a kind. `dtype` is that of the products."""
+
+    model: DecoderConfig
+    hardware: HardwareConfig
+    devices: int
+    dtype: str
+    bytes_per_weight: float
+    kv_bytes_per_token: int  # of all layers and devices
+
+    def step(self, new_tokens: Counts, lengths: Counts, sampled: int) -> StepTime:
+        """`new_tokens` [B] of each sequence, which has `lengths` [B] tokens with them; `sampled` rows of logits."""
+        model, hardware, tokens = self.model, self.hardware, int(new_tokens.sum())
+        read_s = 1 / (hardware.bandwidth_gb_s * 1e9 * hardware.bandwidth_efficiency * self.devices)
+        flop_s = 1 / (hardware.tflops[self.dtype] * 1e12 * hardware.compute_efficiency * self.devices)
+        body, head = model.body_parameters, model.vocab_size * model.hidden_size
+        linear = max(body * self.bytes_per_weight * read_s, 2 * body * tokens * flop_s)
+        if sampled:
+            linear += max(head * self.bytes_per_weight * read_s, 2 * head * sampled * flop_s)
+        read, pairs = self._attended(new_tokens, lengths)
+        attention = max(
+            self.kv_bytes_per_token * (tokens + read) * read_s,
+            4 * model.num_heads * model.head_dim * model.num_layers * pairs * flop_s,
+        )
+        return StepTime(
+            linear=linear,
+            attention=attention,
+            links=self._links(tokens),
+            launches=model.num_layers * LAUNCHES * hardware.launch_us * 1e-6,
+            host=(hardware.step_us + hardware.sequence_us * len(lengths)) * 1e-6,
+        )
+
+    def _attended(self, new: Counts, lengths: Counts) -> tuple[float, float]:
+        """Tokens whose K and V are read, and pairs of queries and tokens; both as means over the layers."""
+        read = pairs = 0.0
+        for window, layers in Counter(layer.sliding_window for layer in self.model.layers).items():
+            share, before = layers / self.model.num_layers, lengths - new
+            if window is None:
+                read += share * float(lengths.sum())
+                pairs += share * float((new * (before + lengths + 1) / 2).sum())
+                continue
+            # The query at position p attends to min(p + 1, window) tokens: those before the window's width grow.
+            growing = np.clip(window - before, 0, new)
+            read += share * float(np.minimum(lengths, window - 1 + new).sum())
+            grown = growing * (2 * before + growing + 1) / 2 + (new - growing) * window
+            pairs += share * float(grown.sum())
+        return read, pairs
+
+    def _links(self, tokens: int) -> float:
+        if self.devices == 1:
+            return 0.0
+        hardware, others = self.hardware, self.devices - 1
+        sent = 2 * others / self.devices * tokens * self.model.hidden_size * DTYPE_BYTES[self.dtype]
+        once = sent / (hardware.link_gb_s * 1e9 * hardware.link_efficiency) + hardware.collective_us * 1e-6
+        return 2 * self.model.num_layers * once

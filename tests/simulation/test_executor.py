@@ -1,0 +1,217 @@
+"""The simulated executor: its tokens, its memory, and that an engine decides the same whatever computes a step."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from itertools import count, product
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from kvlab.config import EngineConfig, HardwareConfig, KVConfig, ModelConfig, SchedulerConfig
+from kvlab.config.executor import ExecutorConfig
+from kvlab.config.scheduler import PreemptionConfig
+from kvlab.core import Request, RequestRecord, SamplingParams
+from kvlab.engine.build import build_engine, plan_engine
+from kvlab.engine.clock import LogicalClock
+from kvlab.engine.executors.simulated import SimulatedExecutor
+from kvlab.engine.step import Executor, StepInput, StepResult
+from kvlab.errors import CapacityError, ConfigError
+from kvlab.kv.journal import BlockJournal
+from kvlab.kv.view import CacheView
+from kvlab.lab.drive import RunLog, drive
+from kvlab.paths import CONF
+from kvlab.registry import registry
+
+HARDWARE = HardwareConfig(name="small", memory="256MiB", bandwidth_gb_s=10, tflops={"float32": 1, "bfloat16": 2})
+TINY = yaml.safe_load((CONF / "model" / "qwen3_tiny.yaml").read_text())
+Tokens = dict[tuple[str, int], tuple[int, ...]]
+
+
+class Timed(Executor):
+    """Another executor, whose n-th step takes a time of the test's choice."""
+
+    def __init__(self, inner: Executor) -> None:
+        self._inner, self._step = inner, count()
+
+    def execute(self, step: StepInput, view: CacheView) -> StepResult:
+        result = self._inner.execute(step, view)
+        return replace(result, elapsed_s=0.010 + 0.007 * (next(self._step) % 3))
+
+
+class Replayed(Executor):
+    """Tokens that another run produced."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+
+    def execute(self, step: StepInput, view: CacheView) -> StepResult:
+        wanted = [(step.sequences[row], int(step.num_outputs[row])) for row in step.sampled.tolist()]
+        return StepResult([self._tokens[spec.request_id, spec.index][at] for spec, at in wanted])
+
+
+def config(kind: str, **settings: Any) -> EngineConfig:
+    return EngineConfig(
+        ModelConfig(**TINY, max_seq_len=96),
+        executor=ExecutorConfig(kind=kind, device="cpu" if kind == "torch" else "auto", dtype="float32", threads=1),
+        hardware=HARDWARE if kind == "simulated" else None,
+        **settings,
+    )
+
+
+def traffic() -> list[Request]:
+    """Prompts with common beginnings, priorities and deadlines, which arrive while others run."""
+    rng = np.random.default_rng(0)
+    shared = tuple(rng.integers(1, 60, 16).tolist())
+    return [
+        Request(
+            f"r{index}",
+            (*shared[: 16 * (index % 2)], *rng.integers(1, 60, int(rng.integers(3, 30))).tolist()),
+            SamplingParams(max_tokens=int(rng.integers(4, 24)), ignore_eos=True, n=1 + (index == 3)),
+            arrival_s=0.012 * index,
+            priority=index % 3,
+            deadline_s=float(rng.integers(1, 9)),
+        )
+        for index in range(10)
+    ]
+
+
+def served(kind: str, settings: dict[str, Any], tokens: Tokens | None = None) -> RunLog:
+    engine = build_engine(
+        plan_engine(config(kind, **settings)),
+        journal=BlockJournal(),
+        wrap=lambda executor: Timed(executor if tokens is None else Replayed(tokens)),
+    )
+    engine.clock = LogicalClock()
+    log = drive(engine, traffic())
+    assert engine.journal is not None
+    log.blocks = engine.journal.columns(record.key for record in log.records)
+    return log
+
+
+def steps(log: RunLog) -> list[dict[str, Any]]:
+    """Every record whole, but for the bytes of the pool's tensors: simulated, it has none."""
+    rows = [asdict(step) for step in log.steps]
+    for row in rows:
+        del row["pool"]["kv_bytes"]
+    return rows
+
+
+def events(log: RunLog) -> list[list[int]]:
+    found = log.blocks
+    assert found is not None
+    return [column.tolist() for column in (found.step, found.event, found.block, found.sequence)]
+
+
+POOLS: tuple[dict[str, Any], ...] = (
+    {"backend": "paged"},
+    {"backend": "paged", "prefix_sharing": False},
+    {"backend": "contiguous"},
+)
+
+
+@pytest.mark.parametrize("order", registry("scheduler.order").names())
+@pytest.mark.parametrize("victim", registry("scheduler.preemption.victim").names())
+def test_an_engine_decides_the_same_whatever_computes_its_steps(order: str, victim: str) -> None:
+    preempted = evicted = hits = 0
+    for pool, eviction in product(POOLS, registry("kv.eviction").names()):
+        blocks = 12 if pool["backend"] == "paged" else 24
+        settings = {
+            "kv": KVConfig(num_blocks=blocks, block_size=8, eviction=eviction, **pool),
+            "scheduler": SchedulerConfig(
+                order=order,
+                max_batch_size=6,
+                max_batched_tokens=24,
+                admission_reserve=0,
+                preemption=PreemptionConfig(victim=victim),
+            ),
+        }
+        real = served("torch", settings)
+        tokens = {record.key: record.output_token_ids for record in real.records}
+        simulated = served("simulated", settings, tokens)
+        assert steps(simulated) == steps(real)
+        assert simulated.records == real.records
+        assert events(simulated) == events(real)
+        counters = [step.counters for step in real.steps if step.counters is not None]
+        preempted += sum(step.preempted for step in real.steps)
+        evicted += sum(each.evicted_blocks for each in counters)
+        hits += sum(each.hit_tokens for each in counters)
+    assert min(preempted, evicted, hits) > 0
+
+
+def outputs(records: list[RequestRecord]) -> Tokens:
+    return {record.key: record.output_token_ids for record in records}
+
+
+class TestTokens:
+    def test_depend_on_the_request_and_the_position_alone(self) -> None:
+        found = []
+        for batch in (6, 1):
+            engine = build_engine(plan_engine(config("simulated", scheduler=SchedulerConfig(max_batch_size=batch))))
+            found.append(outputs(drive(engine, traffic()).records))
+        assert found[0] == found[1]
+        assert found[0]["r3", 0] != found[0]["r3", 1]
+
+    def test_never_end_a_sequence(self) -> None:
+        plan = plan_engine(config("simulated"))
+        plan = replace(plan, model=replace(plan.model, eos_token_ids=tuple(range(plan.model.vocab_size - 2))))
+        asked = replace(traffic()[0], sampling=SamplingParams(max_tokens=40), arrival_s=0.0)
+        (record,) = drive(build_engine(plan), [asked]).records
+        assert len(record.output_token_ids) == 40
+        assert set(record.output_token_ids) == {plan.model.vocab_size - 2, plan.model.vocab_size - 1}
+
+    def test_a_step_takes_the_time_that_its_timing_says(self) -> None:
+        engine = build_engine(plan_engine(config("simulated")))
+        log = drive(engine, [replace(traffic()[0], arrival_s=5.0)])
+        assert log.steps[0].start_s == 5.0
+        assert all(step.end_s > step.start_s for step in log.steps if step.batch_seqs)
+        assert isinstance(engine._runner._executor, SimulatedExecutor)
+
+
+class TestMemory:
+    def test_the_cache_gets_what_weights_and_steps_leave(self) -> None:
+        plan = plan_engine(config("simulated"))
+        left = 0.9 * 256 * 2**20 - plan.weights.total - plan.working.peak
+        assert 0 <= left - plan.pool.num_bytes < plan.pool.block_size * plan.pool.bytes_per_token
+
+    def test_each_device_has_memory_and_needs_its_own_for_steps(self) -> None:
+        one = plan_engine(config("simulated"))
+        settings = config("simulated")
+        settings.executor.tensor_parallel = 2
+        settings.hardware = replace(HARDWARE, link_gb_s=10.0)
+        two = plan_engine(settings)
+        assert two.memory == 2 * int(0.9 * 256 * 2**20) - two.working.peak
+        assert two.pool.num_blocks > 2 * one.pool.num_blocks  # the weights are there once
+
+    @pytest.mark.parametrize(
+        ("changed", "message"),
+        [
+            ({"hardware": None}, "hardware=null: executor=simulated needs a device, as hardware=h100_sxm"),
+            ({"executor.tensor_parallel": 3}, "executor.tensor_parallel=3: qwen3_tiny has 2 KV heads"),
+            ({"executor.tensor_parallel": 2}, "executor.tensor_parallel=2: small has no hardware.link_gb_s"),
+            (
+                {"executor.dtype": "float16"},
+                "float16: hardware.tflops of small has float32, bfloat16",
+            ),
+            ({"executor.kind": "torch"}, "hardware=small: can only be simulated; use executor=simulated"),
+        ],
+    )
+    def test_what_cannot_be_simulated_is_a_sentence(self, changed: dict[str, Any], message: str) -> None:
+        settings = config("simulated")
+        for key, value in changed.items():
+            group, _, name = key.rpartition(".")
+            setattr(getattr(settings, group) if group else settings, name, value)
+        with pytest.raises(ConfigError) as raised:
+            plan_engine(settings)
+        assert message in str(raised.value)
+
+    def test_a_model_that_does_not_fit_is_told_how_many_devices_would_do(self) -> None:
+        settings = config("simulated")
+        needed = plan_engine(settings)
+        bytes_needed = needed.weights.total + needed.working.peak
+        settings.hardware = replace(HARDWARE, memory=f"{int(bytes_needed / 0.9) - 1000}B", link_gb_s=1.0)
+        with pytest.raises(CapacityError, match=r"leaves no KV cache; executor\.tensor_parallel=2 would") as raised:
+            plan_engine(settings)
+        assert "qwen3_tiny needs" in str(raised.value)

@@ -1,0 +1,99 @@
+"""The roofline's formula against counting by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kvlab.config import HardwareConfig
+from kvlab.models.config import DecoderConfig
+from kvlab.simulation.roofline import LAUNCHES, RooflineTiming
+from tests.support.model import tiny_config
+
+#: Nothing but memory and arithmetic, at rates that are easy to divide by.
+PLAIN = HardwareConfig(
+    name="plain",
+    memory="1GiB",
+    bandwidth_gb_s=1.0,
+    tflops={"bfloat16": 1.0},
+    link_gb_s=1.0,
+    bandwidth_efficiency=1.0,
+    compute_efficiency=1.0,
+    link_efficiency=1.0,
+    launch_us=0.0,
+    collective_us=0.0,
+    step_us=0.0,
+    sequence_us=0.0,
+)
+
+
+def windowed(model: DecoderConfig, *windows: int | None) -> DecoderConfig:
+    return replace(model, layers=tuple(replace(model.layers[0], sliding_window=window) for window in windows))
+
+
+def timing(model: DecoderConfig, hardware: HardwareConfig = PLAIN, devices: int = 1) -> RooflineTiming:
+    return RooflineTiming(model, hardware, devices, "bfloat16", 2.0, model.kv_spec("bfloat16").bytes_per_token)
+
+
+def counts(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(values, dtype=np.int64)
+
+
+def attended_by_counting(model: DecoderConfig, new: int, length: int) -> tuple[int, int]:
+    """Tokens that are read and pairs, summed over the layers, one query after the other."""
+    read = pairs = 0
+    for layer in model.layers:
+        window = layer.sliding_window or length
+        seen: set[int] = set()
+        for position in range(length - new, length):
+            keys = range(max(0, position + 1 - window), position + 1)
+            seen.update(keys)
+            pairs += len(keys)
+        read += len(seen)
+    return read, pairs
+
+
+@pytest.mark.parametrize("windows", [(None,), (4,), (None, 3, 3, 8)])
+@pytest.mark.parametrize(("new", "length"), [(1, 1), (1, 7), (5, 5), (5, 9), (12, 40), (40, 40)])
+def test_what_a_sequence_attends_to_is_exact(windows: tuple[int | None, ...], new: int, length: int) -> None:
+    model = windowed(tiny_config(), *windows)
+    read, pairs = timing(model)._attended(counts(new), counts(length))
+    assert (read * len(windows), pairs * len(windows)) == pytest.approx(attended_by_counting(model, new, length))
+
+
+def test_a_decode_step_reads_every_weight_and_the_context() -> None:
+    model = tiny_config()
+    step = timing(model).step(counts(1, 1), counts(10, 20), sampled=2)
+    weights = model.body_parameters + model.vocab_size * model.hidden_size
+    assert step.linear == pytest.approx(weights * 2 / 1e9)
+    assert step.attention == pytest.approx((2 + 30) * model.kv_spec("bfloat16").bytes_per_token / 1e9)
+    assert step.total == step.linear + step.attention
+
+
+def test_a_long_prefill_is_bound_by_arithmetic_and_without_logits_skips_the_output_layer() -> None:
+    model = tiny_config()
+    tokens = 100_000
+    step = timing(model).step(counts(tokens), counts(tokens), sampled=0)
+    assert step.linear == pytest.approx(2 * model.body_parameters * tokens / 1e12)
+    pairs = tokens * (tokens + 1) / 2
+    assert step.attention == pytest.approx(4 * model.num_heads * model.head_dim * model.num_layers * pairs / 1e12)
+
+
+def test_devices_divide_the_work_and_add_all_reduces() -> None:
+    model = tiny_config()
+    one, two = (timing(model, devices=devices).step(counts(1), counts(50), 1) for devices in (1, 2))
+    assert [two.linear, two.attention] == pytest.approx([one.linear / 2, one.attention / 2])
+    assert one.links == 0
+    # Two all-reduces per layer; in each a device sends half of the token's numbers twice.
+    assert two.links == pytest.approx(2 * model.num_layers * model.hidden_size * 2 / 1e9)
+
+
+def test_launches_and_the_host_cost_the_same_whatever_is_computed() -> None:
+    model = tiny_config()
+    hardware = replace(PLAIN, launch_us=2.0, step_us=100.0, sequence_us=3.0, collective_us=5.0)
+    step = timing(model, hardware, devices=2).step(counts(1, 1, 7), counts(5, 6, 7), 2)
+    assert step.launches == pytest.approx(model.num_layers * LAUNCHES * 2e-6)
+    assert step.host == pytest.approx(109e-6)
+    assert step.links > 2 * model.num_layers * 5e-6
