@@ -59,9 +59,9 @@ class TestCache:
     @pytest.mark.parametrize("backend", ["contiguous", "paged"])
     @pytest.mark.parametrize("name", MODELS)
     def test_equals_the_pool_of_a_run_with_those_bytes(self, name: str, backend: str, kv_dtype: str) -> None:
-        plan = planned(f"model={name}", f"kv.dtype={kv_dtype}")
+        plan = planned(f"model={name}", f"kv.dtype={kv_dtype}", memory=256 * GIB)
         config = composed(f"model={name}", f"kv.dtype={kv_dtype}", f"kv={backend}")
-        left = 16 * GIB - plan.weights.total - plan.working.peak
+        left = 256 * GIB - plan.weights.total - plan.working.peak
         run = plan_engine(replace(config, kv=replace(config.kv, memory=f"{left}B")))
         assert run.pool == plan.pools[backend]
         assert run.weights == plan.weights
