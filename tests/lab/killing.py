@@ -244,7 +244,7 @@ def check(point: KillPoint, sign: str, base: Path, launch: Launcher = spawned) -
         *_of_the_first(sign, first),
         *(f"process left behind: {each}" for each in first.left + second.left),
         *_of_the_second(point, second, before, after),
-        *_of_the_files(base, sign),
+        *_of_the_files(base, at_once=first.code < 0),
     ]
     if problems:
         shown = "\n  ".join(problems)
@@ -291,14 +291,14 @@ def _of_the_second(point: KillPoint, ended: Ended, before: Kept, after: Kept) ->
     return problems
 
 
-def _of_the_files(base: Path, sign: str) -> list[str]:
+def _of_the_files(base: Path, *, at_once: bool) -> list[str]:
     problems = []
     passing = re.compile(r"-journal$|-wal$|-shm$|~$|tmp|partial|\.making-")
     hidden = re.compile(
         r"^\.\d+\."
     )  # a file that has not taken its place; a process that is gone at once leaves it
     for file in base.rglob("*"):
-        if passing.search(file.name) or (hidden.search(file.name) and sign not in ("SIGKILL", "SIGHUP")):
+        if passing.search(file.name) or (hidden.search(file.name) and not at_once):
             problems.append(f"left behind: {file.relative_to(base)}")
         if file.name == "summary.json":
             try:
