@@ -40,7 +40,7 @@ Feature: Simulation
         | executor=simulated                                        | hardware=null: executor=simulated needs a device, as hardware=h100_sxm           |
         | hardware=h100_sxm                                         | hardware=h100_sxm: can only be simulated; use executor=simulated                 |
         | executor=simulated hardware=h100                          | Could not find 'hardware/h100' ... a100_sxm b200_sxm h100_sxm                    |
-        | executor=simulated hardware=l4 hardware.memory=1MiB       | for weights and steps ... leaves no KV cache; take a smaller model               |
+        | executor=simulated hardware=l4 hardware.memory=1MiB       | for weights, steps and one block ... is less; take a smaller model               |
         | executor=simulated hardware=l4 executor.tensor_parallel=3 | executor.tensor_parallel=3: qwen3_tiny has 2 KV heads, ... a multiple of it      |
         | executor=simulated hardware=l4 debug.profile=true         | debug.profile=True: executor.kind=simulated has no parts to be timed            |
-        | executor=simulated hardware=l4 model=llama3_1_70b executor.dtype=bfloat16 | llama3_1_70b needs ... executor.tensor_parallel=8 would leave some |
+        | executor=simulated hardware=l4 model=llama3_1_70b executor.dtype=bfloat16 | llama3_1_70b needs ... executor.tensor_parallel=8 would do |

@@ -21,9 +21,11 @@ from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.view import CacheView
+from kvlab.lab.capacity import plan_capacity
 from kvlab.lab.drive import RunLog, drive
 from kvlab.paths import CONF
 from kvlab.registry import registry
+from tests.support.plans import composed
 
 HARDWARE = HardwareConfig(name="small", memory="256MiB", bandwidth_gb_s=10, tflops={"float32": 1, "bfloat16": 2})
 TINY = yaml.safe_load((CONF / "model" / "qwen3_tiny.yaml").read_text())
@@ -212,6 +214,15 @@ class TestMemory:
         needed = plan_engine(settings)
         bytes_needed = needed.weights.total + needed.working.peak
         settings.hardware = replace(HARDWARE, memory=f"{int(bytes_needed / 0.9) - 1000}B", link_gb_s=1.0)
-        with pytest.raises(CapacityError, match=r"leaves no KV cache; executor\.tensor_parallel=2 would") as raised:
+        with pytest.raises(CapacityError, match=r"which is less; executor\.tensor_parallel=2 would do") as raised:
             plan_engine(settings)
         assert "qwen3_tiny needs" in str(raised.value)
+
+    @pytest.mark.parametrize("devices", [1, 4])
+    @pytest.mark.parametrize("dtype", ["auto", "int8"])
+    def test_the_planner_gives_a_simulated_run_the_same_cache(self, devices: int, dtype: str) -> None:
+        chosen = ("model=qwen3_8b", "hardware=h100_sxm", f"executor.tensor_parallel={devices}", f"kv.dtype={dtype}")
+        asked = composed("executor=simulated", *chosen)
+        found, run = plan_capacity(asked, device="cuda"), plan_engine(asked, random_sampling=False)
+        assert found.pools["paged"] == run.pool
+        assert (found.memory, found.device) == (run.memory, run.device)

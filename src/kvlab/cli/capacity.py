@@ -2,6 +2,7 @@
 
 kvlab capacity model=qwen3_4b memory=16GiB
 kvlab capacity model=qwen3_4b memory=16GiB kv.dtype=int8 executor.weights=int8 model.max_seq_len=8192
+kvlab capacity model=llama3_1_70b hardware=h100_sxm executor.tensor_parallel=4
 kvlab capacity model=/models/llama memory=24GiB lengths=500,2000     a directory, or its config.json
 
 Any setting of `kvlab run` may follow; model= may also name a directory with a config.json, or that file; kv.memory=
@@ -95,6 +96,11 @@ def plan(settings: CapacitySettings, overrides: Sequence[str]) -> CapacityPlan:
     device = config.executor.device
     device = resolve_device("auto") if device == "auto" else device
     memory = None if settings.memory is None else parse_bytes(settings.memory, key="memory")
+    if config.hardware is not None:
+        if memory is not None:
+            text = f"hardware={config.hardware.name} has {config.hardware.memory}; give one of them"
+            raise ConfigError("memory", settings.memory, text)
+        return plan_capacity(config, device="cuda", lengths=settings.lengths or None)
     if memory is None and config.kv.memory is None and config.kv.num_blocks is None:
         if device == "cuda" and resolve_device("auto") != "cuda":
             raise ConfigError("memory", None, "there is no CUDA device here; say how much one has: memory=80GiB")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from kvlab.attention.base import AttentionBackend, AttentionSpec
+from kvlab.attention.registry import attention_backends, select_backend
 from kvlab.config import EngineConfig
 from kvlab.engine.engine import Engine
 from kvlab.engine.executors import EXECUTORS
@@ -22,6 +23,7 @@ from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import PoolSize
 from kvlab.kv.spec import KVSpec
 from kvlab.models.config import DecoderConfig
+from kvlab.models.decoder import attention_specs
 from kvlab.models.ops.base import Ops
 
 if TYPE_CHECKING:
@@ -98,6 +100,17 @@ def memory_settings(
         block_size=POOLS.get(config.kv.backend).block_size_for(config.kv, config.model.max_seq_len),
         random_sampling=random_sampling,
     )
+
+
+def attention_elsewhere(config: EngineConfig, model: DecoderConfig, device: str) -> str:
+    """The backend that a run on such a device takes. It may be another machine: there, kvlab's kernels work."""
+    if config.attention.backend != "auto":
+        return config.attention.backend
+    dtype, kv_dtype = config.executor.dtype, config.kv_dtype
+    kernel, works = ("triton", kv_dtype != "int8") if device == "cuda" else ("cpu", dtype != "float16")
+    among = attention_backends(kernels=config.executor.kernels, prefer=config.attention.prefer)
+    specs = attention_specs(model, dtype, device, kv_dtype)
+    return select_backend(specs, among=among, assume=kernel if works else None).name
 
 
 def build_engine(

@@ -16,16 +16,15 @@ from functools import partial
 from itertools import count, takewhile
 from typing import Any, NamedTuple, cast
 
-from kvlab.attention.registry import attention_backends, select_backend
 from kvlab.config import EngineConfig, KVConfig, RunConfig, format_bytes
-from kvlab.engine.build import kv_spec, memory_settings
+from kvlab.engine.build import attention_elsewhere, kv_spec, memory_settings
+from kvlab.engine.executors.simulated import check_devices, memory_of_devices, name_of_devices
 from kvlab.engine.memory import EngineSettings, WeightBytes, WorkingMemory, weight_bytes, working_memory
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import PoolSize, size_pool
 from kvlab.kv.spec import KVSpec
 from kvlab.models.config import DecoderConfig
-from kvlab.models.decoder import attention_specs
 from kvlab.models.families import decoder_config
 from kvlab.workloads import may_sample
 
@@ -68,6 +67,7 @@ class CapacityPlan:
     model: DecoderConfig
     settings: EngineSettings
     spec: KVSpec
+    device: str  # in words
     memory: int | None  # of the device, in bytes; None: the cache's size was given instead
     weights: WeightBytes
     working: WorkingMemory
@@ -84,6 +84,7 @@ class CapacityPlan:
         model, spec = self.model, self.spec
         return {
             "model": self.name,
+            "device": self.device,
             "memory_bytes": self.memory,
             "inputs": {
                 "layers": model.num_layers,
@@ -114,7 +115,8 @@ def compared_backends() -> tuple[str, str]:
 def plan_capacity(
     config: RunConfig, *, device: str, memory: int | None = None, lengths: Sequence[int] | None = None
 ) -> CapacityPlan:
-    """How many sequences a configuration holds, in `memory` bytes of a "cpu" or "cuda" device, with any backend.
+    """How many sequences a configuration holds, in `memory` bytes of a "cpu" or "cuda" device, with any backend; or
+    on the hardware that it simulates, which is a "cuda" device with memory of its own.
 
     A cache whose size the configuration gives is taken as it is. Raises CapacityError where the weights do not fit,
     or no block beside them; ConfigError for a length that is not served, and where a run would.
@@ -127,15 +129,20 @@ def plan_capacity(
     native = config.executor.kernels and device == "cpu" and config.executor.dtype in ("float32", "bfloat16")
     sampled = may_sample(config.workload)
     settings = memory_settings(
-        config, device, _attention(config, model, device), native=native, random_sampling=sampled
+        config, device, attention_elsewhere(config, model, device), native=native, random_sampling=sampled
     )
     if settings.int8_weights and not (native and settings.is_packed):
         _refuse_int8(config, device)
     weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
-    plan = CapacityPlan(config.model.name, model, settings, spec, memory, weights, working, {}, ())
+    if config.hardware is not None:
+        memory = memory_of_devices(config, config.hardware, working)
+    name = device if config.hardware is None else name_of_devices(config, config.hardware)
+    plan = CapacityPlan(config.model.name, model, settings, spec, name, memory, weights, working, {}, ())
     kv, block = config.kv, config.kv.block_size * spec.bytes_per_token
     if memory is not None and kv.memory is None and kv.num_blocks is None:
-        if memory < _needed(weights, working, block):
+        if config.hardware is not None:
+            check_devices(config, config.hardware, weights, working, block)
+        elif memory < _needed(weights, working, block):
             raise _too_small(config, plan, memory, block)
         kv = replace(kv, memory=f"{memory - weights.total - working.peak}B")
     size = partial(size_pool, spec=spec, max_batch_size=settings.max_batch_size, max_seq_len=settings.max_seq_len)
@@ -189,17 +196,6 @@ def capacity_curve(
         pool = PoolSize(kv_bytes // bytes_per_token // size, size, bytes_per_token)
         curves.append(CapacityCurve(backend, at, tuple(sequences_that_fit(pool, [length]) for length in at)))
     return curves
-
-
-def _attention(config: EngineConfig, model: DecoderConfig, device: str) -> str:
-    """The backend that a run on such a device takes. It may be another machine: there, kvlab's kernels work."""
-    if config.attention.backend != "auto":
-        return config.attention.backend
-    dtype, kv_dtype = config.executor.dtype, config.kv_dtype
-    kernel, works = ("triton", kv_dtype != "int8") if device == "cuda" else ("cpu", dtype != "float16")
-    among = attention_backends(kernels=config.executor.kernels, prefer=config.attention.prefer)
-    specs = attention_specs(model, dtype, device, kv_dtype)
-    return select_backend(specs, among=among, assume=kernel if works else None).name
 
 
 def _refuse_int8(config: EngineConfig, device: str) -> None:

@@ -7,6 +7,7 @@ take: two runs are the same to the byte, on any machine and under any load.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count, takewhile
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -15,10 +16,10 @@ from numpy.typing import NDArray
 
 from kvlab.config import EngineConfig, HardwareConfig, format_bytes, parse_bytes
 from kvlab.core import SequenceSpec
-from kvlab.engine.build import EnginePlan, kv_spec, memory_settings
+from kvlab.engine.build import EnginePlan, attention_elsewhere, kv_spec, memory_settings
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
-from kvlab.engine.memory import weight_bytes, working_memory
+from kvlab.engine.memory import WeightBytes, WorkingMemory, weight_bytes, working_memory
 from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.sizing import size_pool
@@ -88,19 +89,18 @@ class SimulatedExecution(ExecutorKind):
         if devices > 1 and not hardware.link_gb_s:
             raise ConfigError("executor.tensor_parallel", devices, f"{hardware.name} has no hardware.link_gb_s")
         spec = kv_spec(config, model)
-        settings = memory_settings(config, "cuda", "triton", native=False, random_sampling=random_sampling)
+        attention = attention_elsewhere(config, model, "cuda")
+        settings = memory_settings(config, "cuda", attention, native=False, random_sampling=random_sampling)
         weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
-        each = int(parse_bytes(hardware.memory, key="hardware.memory") * config.executor.memory_utilization)
-        memory = devices * each - (devices - 1) * working.peak  # steps need their memory on each device
+        memory = memory_of_devices(config, hardware, working)
         kv, left = config.kv, memory - weights.total - working.peak
         if kv.num_blocks is None and kv.memory is None:
-            if left < kv.block_size * spec.bytes_per_token:
-                raise _too_large(config, hardware, weights.total + working.peak, memory, working.peak, each)
+            check_devices(config, hardware, weights, working, kv.block_size * spec.bytes_per_token)
             kv = replace(kv, memory=f"{left}B")
         pool = size_pool(
             kv, spec, max_batch_size=config.scheduler.max_batch_size, max_seq_len=config.model.max_seq_len
         )
-        name = hardware.name if devices == 1 else f"{devices} x {hardware.name}"
+        name = name_of_devices(config, hardware)
         return EnginePlan(config, name, model, weights, working, pool, None, memory=memory, timing="roofline")
 
     @staticmethod
@@ -118,15 +118,35 @@ class SimulatedExecution(ExecutorKind):
         return Execution(SimulatedExecutor(timing), LogicalClock(), None)
 
 
-def _too_large(
-    config: EngineConfig, hardware: HardwareConfig, needed: int, memory: int, working: int, each: int
-) -> CapacityError:
+def name_of_devices(config: EngineConfig, hardware: HardwareConfig) -> str:
+    """In words, as 4 x h100_sxm."""
     devices = config.executor.tensor_parallel
-    counts = (devices * 2**power for power in range(1, 7))
-    enough = next((n for n in counts if n <= _MOST_DEVICES and n * each - (n - 1) * working > needed), None)
-    advice = f"executor.tensor_parallel={enough} would leave some for it" if enough else "take a smaller model"
-    return CapacityError(
-        f"{config.model.name} needs {format_bytes(needed)} for weights and steps, and {hardware.memory} on each of "
-        f"{devices} {hardware.name} are {format_bytes(memory)} at "
-        f"executor.memory_utilization={config.executor.memory_utilization}, which leaves no KV cache; {advice}"
+    return hardware.name if devices == 1 else f"{devices} x {hardware.name}"
+
+
+def memory_of_devices(
+    config: EngineConfig, hardware: HardwareConfig, working: WorkingMemory, devices: int | None = None
+) -> int:
+    """Bytes on all devices together for weights, cache and steps, which need their working memory on each device:
+    counted here is that of one.
+    """
+    devices = devices or config.executor.tensor_parallel
+    each = int(parse_bytes(hardware.memory, key="hardware.memory") * config.executor.memory_utilization)
+    return devices * each - (devices - 1) * working.peak
+
+
+def check_devices(
+    config: EngineConfig, hardware: HardwareConfig, weights: WeightBytes, working: WorkingMemory, block: int
+) -> None:
+    """Raise CapacityError, saying how many devices would do, unless a `block` fits beside the weights."""
+    devices, needed = config.executor.tensor_parallel, weights.total + working.peak + block
+    if memory_of_devices(config, hardware, working) >= needed:
+        return
+    counts = takewhile(lambda count: count <= _MOST_DEVICES, (devices << times for times in count(1)))
+    enough = next((each for each in counts if memory_of_devices(config, hardware, working, each) >= needed), None)
+    advice = f"executor.tensor_parallel={enough} would do" if enough else "take a smaller model"
+    raise CapacityError(
+        f"{config.model.name} needs {format_bytes(needed)} for weights, steps and one block, and {hardware.memory} "
+        f"on each of {devices} {hardware.name} are {format_bytes(memory_of_devices(config, hardware, working))} at "
+        f"executor.memory_utilization={config.executor.memory_utilization}, which is less; {advice}"
     )
