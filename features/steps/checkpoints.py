@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from kvlab.attention.registry import select_backend
+from kvlab.hashed_prompt import TokenIds
 from kvlab.models.config import DecoderConfig
 from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.families import read_config
@@ -129,7 +130,7 @@ class Checkpoint:
     directory: Path
     config: DecoderConfig
     decoder: Decoder
-    _generated: dict[tuple[tuple[int, ...], int], list[int]] = field(default_factory=dict)
+    _generated: dict[tuple[TokenIds, int], list[int]] = field(default_factory=dict)
 
     def logits(self, token_ids: tuple[int, ...]) -> torch.Tensor:
         """transformers' logits `[tokens, vocab]` of one sequence."""
@@ -147,7 +148,7 @@ class Checkpoint:
         layers = [torch.stack([layer.keys[0], layer.values[0]]) for layer in cache.layers]
         return torch.stack(layers).permute(3, 0, 1, 2, 4)
 
-    def generate(self, prompt: tuple[int, ...], count: int) -> list[int]:
+    def generate(self, prompt: TokenIds, count: int) -> list[int]:
         """The tokens that transformers generates after a prompt, greedily."""
         key = (prompt, count)
         if key not in self._generated:

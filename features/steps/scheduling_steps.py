@@ -16,6 +16,7 @@ from features.steps.support import names_in
 from kvlab.config import PreemptionConfig, SchedulerConfig
 from kvlab.core import FinishReason, SequenceStatus
 from kvlab.errors import RequestRefusedError
+from kvlab.hashed_prompt import TokenIds
 
 
 @dataclass
@@ -43,7 +44,7 @@ def the_requests(server: Server, datatable: list[list[str]]) -> None:
     head, *rows = datatable
     for row in rows:
         asked = dict(zip(head, row, strict=True))
-        prompt = random_tokens(int(asked["prompt"]), seed=len(server.sequences))
+        prompt: TokenIds = random_tokens(int(asked["prompt"]), seed=len(server.sequences))
         if asked.get("prompt of"):
             prompt = server.sequences[asked["prompt of"]].request.prompt_token_ids
         server.submit(

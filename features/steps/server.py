@@ -13,6 +13,7 @@ from kvlab.engine.clock import LogicalClock, WallClock
 from kvlab.engine.engine import Engine
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.step import Executor
+from kvlab.hashed_prompt import TokenIds
 from tests.support.executors import RecordingExecutor
 
 _MANY = 2000  # steps; no scenario takes as many
@@ -55,7 +56,7 @@ class Server:
     def submit(
         self,
         name: str,
-        prompt: tuple[int, ...],
+        prompt: TokenIds,
         max_tokens: int,
         reader: Callable[[StepOutput], None] | None = None,
         *,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from kvlab.hashed_prompt import HashedPrompt, TokenIds
 
 # The most that one request may ask for: none takes the memory or the time of the others.
 MAX_SAMPLES = 128
@@ -79,7 +81,7 @@ class Request:
     """
 
     request_id: str
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: TokenIds
     sampling: SamplingParams
     arrival_s: float = 0.0
     salt: str | int | None = None
@@ -124,7 +126,7 @@ class Sequence:
     """
 
     request: Request
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(init=False)  # made when it is first read: not while the sequence waits
     index: int = 0
     siblings: list[Sequence] = field(default_factory=list)
     stop_token_ids: frozenset[int] = frozenset()  # those of the request, and the model's unless it ignores them
@@ -155,8 +157,14 @@ class Sequence:
         self.spec = SequenceSpec(request.request_id, self.index, request.sampling, self.stop_token_ids)
         self.num_prompt_tokens = len(self.request.prompt_token_ids)
         self.max_total_tokens = self.request.max_total_tokens
-        if not self.token_ids:
-            self.token_ids = list(self.request.prompt_token_ids)
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not set yet."""
+        if name != "token_ids":
+            raise AttributeError(name)
+        prompt = self.request.prompt_token_ids
+        self.token_ids = prompt.tolist() if isinstance(prompt, HashedPrompt) else list(prompt)
+        return self.token_ids
 
     @property
     def key(self) -> tuple[str, int]:

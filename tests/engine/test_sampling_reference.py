@@ -39,7 +39,9 @@ ANY_SAMPLING = st.builds(
 
 def sequence(sampling: SamplingParams, prompt: tuple[int, ...] = (1,), output: tuple[int, ...] = ()) -> Sequence:
     asked = Request("x", prompt, sampling)
-    return Sequence(asked, token_ids=[*prompt, *output], stop_token_ids=frozenset(sampling.stop_token_ids))
+    made = Sequence(asked, stop_token_ids=frozenset(sampling.stop_token_ids))
+    made.token_ids = [*prompt, *output]
+    return made
 
 
 def sampled(logits: torch.Tensor, *sequences: Sequence) -> list[int]:

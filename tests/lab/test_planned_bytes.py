@@ -233,9 +233,7 @@ def largest_step(plan: EnginePlan, temperature: float) -> int:
     pool = ContiguousKVCachePool(batch, 256, storage)
     slots = [pool.allocate_slot(each) for _ in range(batch)]
     sampling = SamplingParams(max_tokens=4, temperature=temperature, seed=1)
-    sequences = [
-        Sequence(Request(f"r{i}", tuple(range(each)), sampling), token_ids=list(range(each))) for i in range(batch)
-    ]
+    sequences = [Sequence(Request(f"r{i}", tuple(range(each)), sampling)) for i in range(batch)]
     token_ids = torch.zeros(each * batch, dtype=torch.int64)
     rows = torch.arange(each - 1, each * batch, each)
     view, sampler = pool.view(slots, [each] * batch), Sampler()

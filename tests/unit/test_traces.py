@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ import numpy as np
 import pytest
 
 from kvlab.config import WorkloadConfig
-from kvlab.core import Request
-from kvlab.errors import WorkloadError
+from kvlab.core import Request, SamplingParams
+from kvlab.errors import CapacityError, RequestRefusedError, WorkloadError
+from kvlab.hashed_prompt import HashedPrompt
 from kvlab.workloads import build_requests
-from kvlab.workloads.prompts import hashed_prompt
+from kvlab.workloads.describe import workload_digest
+from tests.support.engines import make_engine, request
+from tests.support.model import VOCAB
 
 AZURE_2024 = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00+00:00,7,2\n2024-05-10 00:00:00.5+00:00,8,3\n"
@@ -63,7 +67,7 @@ def shapes(requests: list[Request]) -> list[tuple[float, int, int]]:
 def test_a_format_is_read(path: Path, source: str, text: str, second_s: float) -> None:
     requests = read(path, source, text)
     assert shapes(requests) == [(0.0, 7, 2), (pytest.approx(second_s), 8, 3)]
-    first, second = (r.prompt_token_ids for r in requests)
+    first, second = (tuple(r.prompt_token_ids) for r in requests)
     assert first != second[:7]
     assert read(path, source, text) == requests
 
@@ -130,7 +134,7 @@ class TestPrompts:
     def test_equal_ids_are_equal_tokens_and_others_differ_from_their_first_block_on(self, path: Path) -> None:
         rows = ((0, 64, 1, [1, 2, 3, 4]), (0, 70, 1, [1, 2, 5, 4, 6]), (0, 40, 1, [1, 2, 3]))
         first, second, third = (
-            r.prompt_token_ids for r in read(path, "timed_trace", mooncake(*rows), block_tokens=16)
+            tuple(r.prompt_token_ids) for r in read(path, "timed_trace", mooncake(*rows), block_tokens=16)
         )
         assert first[:32] == second[:32]
         assert first[32:48] != second[32:48]
@@ -139,20 +143,65 @@ class TestPrompts:
     @pytest.mark.parametrize(("vocab_size", "tokens"), [(2, 64), (500, 8), (151_936, 4), (2**40, 2)])
     def test_blocks_of_different_ids_differ_whatever_the_vocabulary(self, vocab_size: int, tokens: int) -> None:
         ids = [*range(300), 2**32, 2**63, 2**64 - 1]
-        flat = hashed_prompt(ids, tokens, tokens * len(ids), vocab_size=vocab_size, key=9)
+        flat = tuple(HashedPrompt(ids, tokens, tokens * len(ids), vocab_size, 9))
         blocks = {flat[start : start + tokens] for start in range(0, len(flat), tokens)}
         assert len(blocks) == len(ids)
         assert 0 <= min(flat) <= max(flat) < vocab_size
 
+    @pytest.mark.parametrize("ids", [range(2**40, 2**40 + 7), (5, 5, 9, 2**63, 0, 1, 5)])
+    def test_any_part_is_made_as_in_the_whole(self, ids: Sequence[int]) -> None:
+        prompt = HashedPrompt(ids, 16, 100, 500, 3)
+        whole = tuple(prompt)
+        assert len(prompt) == len(whole) == 100
+        assert list(whole) == prompt.tolist() == np.array(prompt).tolist()
+        for start in (0, 1, 15, 16, 40, 99, 100, 120, -3):
+            for stop in (None, 0, 1, 16, 17, 97, 100, 200, -1):
+                assert prompt[start:stop] == whole[start:stop]
+        assert (prompt[::-1], prompt[80:20:-7], prompt[3:60:5]) == (whole[::-1], whole[80:20:-7], whole[3:60:5])
+        assert (prompt[0], prompt[99], prompt[-100]) == (whole[0], whole[99], whole[0])
+        with pytest.raises(IndexError):
+            prompt[100]
+
+    def test_tokens_are_made_for_a_sequence_that_runs_and_not_for_one_that_waits(self) -> None:
+        class Unreadable(HashedPrompt):
+            def tokens(self, start: int, count: int) -> Any:
+                raise AssertionError("its tokens were made")
+
+        engine = make_engine(max_batch_size=1, vocab_size=VOCAB)
+        first = engine.add_request(request("first", 6, 9))
+        waiting = Request("waits", Unreadable((1, 2), 4, 7, VOCAB, 0), SamplingParams(max_tokens=3))
+        engine.add_request(waiting)
+        while first.finish_reason is None:
+            engine.step()
+        with pytest.raises(AssertionError, match="its tokens were made"):
+            engine.step()
+
+    def test_a_hashed_prompt_of_another_vocabulary_is_checked_token_by_token(self) -> None:
+        engine, sampling = make_engine(vocab_size=VOCAB), SamplingParams(max_tokens=3)
+        with pytest.raises(RequestRefusedError, match="is outside the vocabulary"):
+            engine.add_request(Request("a", HashedPrompt((1,), 64, 64, 10**6, 0), sampling))
+        with pytest.raises(RequestRefusedError, match="an empty prompt"):
+            engine.add_request(Request("a", HashedPrompt((), 64, 0, VOCAB, 0), sampling))
+
+    def test_an_hour_of_long_prompts_takes_the_memory_of_its_ids(self, path: Path) -> None:
+        rows = mooncake(*((number, 51_200, 1, [*range(number, number + 100)]) for number in range(200)))
+        path.write_text(rows)
+        config = WorkloadConfig(source="mooncake", path=str(path), arrival="trace")
+        requests = build_requests(config, vocab_size=500, seed=0, memory=4 * 2**20)
+        assert sum(len(r.prompt_token_ids) for r in requests) == 10_240_000
+        assert len(workload_digest(requests)) == 16
+        with pytest.raises(CapacityError, match=r"take more than the 1\.0 MiB that are available"):
+            build_requests(config, vocab_size=500, seed=0, memory=2**20)
+
     def test_tokens_spread_over_the_vocabulary(self) -> None:
-        flat = hashed_prompt([7], 10**5, 10**5, vocab_size=10, key=0)
+        flat = HashedPrompt((7,), 10**5, 10**5, 10, 0).tolist()
         assert np.bincount(flat, minlength=10).min() > 9000
 
     def test_another_seed_gives_other_tokens_and_own_prompts_share_nothing(self, path: Path) -> None:
         path.write_text(AZURE_2024)
         config = WorkloadConfig(source="azure", path=str(path), arrival="trace")
-        prompts = [r.prompt_token_ids for s in (0, 1) for r in build_requests(config, vocab_size=500, seed=s)]
-        assert all(one[:6] != other[:6] for one, other in combinations(prompts, 2))
+        prompts = [r.prompt_token_ids[:6] for s in (0, 1) for r in build_requests(config, vocab_size=500, seed=s)]
+        assert all(one != other for one, other in combinations(prompts, 2))
 
 
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

@@ -19,6 +19,7 @@ from kvlab.core import (
 )
 from kvlab.engine.scheduler.waiting_queue import WaitingQueue
 from kvlab.errors import QueueFullError, RequestRefusedError, shown
+from kvlab.hashed_prompt import HashedPrompt
 
 _COUNTS = (
     ("max_tokens", 1, MAX_WHOLE, ""),
@@ -39,7 +40,9 @@ _NUMBERS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 def check_prompt(request: Request, vocab_size: int | None) -> None:
     """Raise RequestRefusedError for a prompt that is empty, or no tokens of this vocabulary (None: any)."""
     prompt, name = request.prompt_token_ids, f"request {request.request_id!r}"
-    if not isinstance(prompt, tuple | list):
+    if isinstance(prompt, HashedPrompt) and prompt.length and prompt.vocab_size <= (vocab_size or MAX_WHOLE):
+        return  # without making its tokens
+    if not isinstance(prompt, tuple | list | HashedPrompt):
         raise RequestRefusedError(f"{name}: prompt_token_ids={shown(prompt, repr)}; must be a tuple of token ids")
     if not prompt:
         raise RequestRefusedError(f"{name}: an empty prompt")

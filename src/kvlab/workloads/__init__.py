@@ -7,10 +7,11 @@ import math
 from kvlab.config import LengthConfig, WorkloadConfig, format_bytes
 from kvlab.core import Request
 from kvlab.errors import CapacityError
+from kvlab.hashed_prompt import HashedPrompt
 from kvlab.workloads.sources import WORKLOAD_SOURCES
 
 _REQUEST_BYTES = 1400  # measured: a request, and its sequence in an engine
-_TOKEN_BYTES = 48  # of a prompt: a number, and its places in request and sequence
+_TOKEN_BYTES = 48  # of a prompt: a number, and its places in request and sequence; of a hashed one, for each id
 _SHARED_TOKEN_BYTES = 16  # the places alone
 
 
@@ -29,7 +30,9 @@ def build_requests(
     requests: list[Request] = []
     used = 0
     for request in WORKLOAD_SOURCES.get(config.source)(config, vocab_size=vocab_size, seed=seed):
-        used += _REQUEST_BYTES + _TOKEN_BYTES * len(request.prompt_token_ids)
+        prompt = request.prompt_token_ids
+        kept = len(prompt.ids) if isinstance(prompt, HashedPrompt) else len(prompt)
+        used += _REQUEST_BYTES + _TOKEN_BYTES * kept
         if memory is not None and used > memory:
             raise CapacityError(
                 f"workload.name={config.name}: with request {len(requests) + 1} the requests take more than the "

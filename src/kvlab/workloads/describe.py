@@ -13,6 +13,7 @@ import numpy as np
 
 from kvlab.config import WorkloadConfig
 from kvlab.core import Request
+from kvlab.hashed_prompt import HashedPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,11 @@ def workload_digest(requests: Sequence[Request]) -> str:
         if request.deadline_s is not None:
             head += ("deadline", request.deadline_s)
         digest.update(repr(head).encode())
-        digest.update(np.array(request.prompt_token_ids, dtype=np.int64).tobytes())
+        prompt = request.prompt_token_ids
+        if isinstance(prompt, HashedPrompt):  # what its tokens are made of
+            digest.update(repr(prompt).encode())
+        else:
+            digest.update(np.array(prompt, dtype=np.int64).tobytes())
     return digest.hexdigest()[:16]
 
 

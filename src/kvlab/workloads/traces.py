@@ -18,9 +18,10 @@ from kvlab.config import WorkloadConfig
 from kvlab.config.values import MOST_SECONDS
 from kvlab.core import MAX_WHOLE, Request
 from kvlab.errors import WorkloadError, shown
+from kvlab.hashed_prompt import HashedPrompt
 from kvlab.workloads.arrivals import arrival_times
 from kvlab.workloads.lines import decoded, json_object, read_lines
-from kvlab.workloads.prompts import MAX_PROMPT_TOKENS, hashed_prompt, make_request
+from kvlab.workloads.prompts import MAX_PROMPT_TOKENS, make_request
 
 _JSON_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 _TOKENS = "a whole number of tokens, from 1 to {}"
@@ -189,8 +190,8 @@ def trace_requests(rows: Iterator[Row], config: WorkloadConfig, *, vocab_size: i
         if at_s < begin_s or not is_sampled or not row.output_tokens:
             continue
         own, length = not row.blocks, row.prompt_tokens
-        ids, block = ((number,), length) if own else (row.blocks, config.block_tokens)
-        prompt = hashed_prompt(ids, block, length, vocab_size=vocab_size, key=2 * seed % 2**64 + own)
+        ids = range(number << 24, (number << 24) + length) if own else row.blocks
+        prompt = HashedPrompt(ids, config.block_tokens, length, vocab_size, 2 * seed % 2**64 + own)
         arrival_s = (at_s - begin_s) / config.rate_scale if config.arrival == "trace" else next(arrivals)
         yield make_request(number, prompt, row.output_tokens, arrival_s, config, seed)
         made += 1
