@@ -50,6 +50,32 @@ Feature: Traffic
       Then the command succeeds
       And each request arrived when the one before it had ended
 
+  Rule: A dry run shows a workload and serves nothing
+
+    @R15.4
+    Scenario: Lengths, arrivals and what prompts share
+      Given a trace
+        """
+        {"timestamp": 0, "input_length": 48, "output_length": 2, "hash_ids": [0, 1, 2]}
+        {"timestamp": 100, "input_length": 40, "output_length": 4, "hash_ids": [0, 1, 3]}
+        {"timestamp": 200, "input_length": 48, "output_length": 6, "hash_ids": [4, 5, 6]}
+        """
+      When I run "workload=mooncake workload.block_tokens=16 dry_run=true" on that trace
+      Then the command succeeds
+      And the message says "prompt, tokens ... 45 ... 40 ... 48 ... output, tokens ... 4 ... 2 ... 6"
+      And the message says "arrivals: within 0.2 s, 15.00 per s"
+      And the message says "prompt blocks: 8 of 16 tokens, 6 distinct"
+      And the message says "blocks that occur before: 25.0 %"
+      And the message says "tree of prefixes: 3 blocks deep, shared down to 2"
+      And the message says "hit rate without a memory limit: 23.5 % of prompt tokens"
+      And a picture of it is all that the run left, and nothing was tracked
+
+    @R15.4
+    Scenario: A sweep has no dry run
+      When I sweep "dry_run=true seed=1,2" on a tiny model
+      Then the command fails without a traceback
+      And the message says "dry_run=true: shows the workload of one run; leave out -m, sweep= and repeats="
+
   Rule: A file that is no such trace is refused with line and column
 
     @R15.2

@@ -47,3 +47,9 @@ def arrived_in_turn(commands: list[Command]) -> None:
     rows = commands[-1].rows("requests.parquet")
     assert len(rows) > 1
     assert [row["arrival_s"] for row in rows[1:]] == [row["end_s"] for row in rows[:-1]]
+
+
+@then("a picture of it is all that the run left, and nothing was tracked")
+def only_a_picture(lab: Runner, commands: list[Command]) -> None:
+    assert [file.name for file in commands[-1].directory.iterdir()] == ["workload.png"]
+    assert all("dry_run" not in run.params or run.params["dry_run"] == "False" for run in lab.lab.runs())

@@ -52,8 +52,14 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
         if config.resume and point is None and _was_done(config):
             return None
         # Imported this late so that --help and a mistyped option answer at once.
-        from kvlab.lab.execute import RunContext, execute
         from kvlab.lab.terminal import Terminal
+
+        if config.dry_run:
+            from kvlab.lab.dry_run import dry_run
+
+            dry_run(config, directory, Terminal())
+            return None
+        from kvlab.lab.execute import RunContext, execute
 
         context = RunContext(
             directory=directory,

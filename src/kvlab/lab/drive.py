@@ -113,7 +113,8 @@ def drive(
             if known:
                 longest = math.inf if isinstance(clock, LogicalClock) else clock.now() + _MAX_SLEEP_S
                 clock.wait_until(min(*known, longest))
-        log.next_arrival_s = arrivals[0].arrival_s if arrivals else None
+        request = upcoming()
+        log.next_arrival_s = request.arrival_s if request else None
         on_step(log, record)
     log.duration_s = clock.now() if log.interrupted else max((each.finished_s for each in log.records), default=0.0)
     if log.interrupted:

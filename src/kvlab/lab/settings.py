@@ -9,7 +9,7 @@ from typing import Any
 from kvlab.secrets import redacted
 
 # Settings that name a run, or decide where it is recorded and how it is shown; no measurement depends on them.
-_NOT_MEASURED = frozenset({"tracking", "tags", "run_name", "optimize", "repeats", "resume", "figures"})
+_NOT_MEASURED = frozenset({"tracking", "tags", "run_name", "optimize", "repeats", "resume", "figures", "dry_run"})
 
 
 def setting(default: Any, text: str, value: str = "") -> Any:

@@ -39,7 +39,7 @@ def comparison_table(runs: Sequence[tuple[str, Metrics]]) -> Table:
     """The figures of a run, or of several side by side. Each but the first has its ratio to the first beside it,
     green where that is better.
     """
-    table = _new_table("")
+    table = new_table("")
     for number, (name, _) in enumerate(runs):
         table.add_column(name, justify="right", overflow="fold", max_width=18 if len(runs) > 2 else None)
         if number:
@@ -80,7 +80,7 @@ def points_table(points: Sequence[Mapping[str, Any]]) -> Table:
 
 def profile_table(metrics: Metrics, parts: Iterable[str]) -> Table:
     """Where a step's time goes."""
-    table = _new_table("part of a step", "ms, mean", "share, %")
+    table = new_table("part of a step", "ms, mean", "share, %")
     for part in parts:
         names = (f"profile/{part}_ms_mean", f"profile/{part}_share")
         table.add_row(part, *(metric(name).text(metrics.get(name), unit=False) for name in names))
@@ -111,7 +111,8 @@ def memory_sentence(runs: Sequence[tuple[str, Metrics]]) -> str:
     return f"{sentence} Of the memory of running sequences {', '.join(some)} and {last} held no token."
 
 
-def _new_table(first: str, *others: str) -> Table:
+def new_table(first: str, *others: str) -> Table:
+    """A table whose other columns are numbers."""
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
     table.add_column(first)
     for heading in others:
