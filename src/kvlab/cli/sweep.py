@@ -87,7 +87,7 @@ class PlanningSweeper(Sweeper):
             raise ConfigError("repeats", repeats, "must be a number, at least 1")
         at_least("repeats", repeats, 1, MOST_REPEATS)
         composed, varied = compose_points(self._loader, config, texts, repeats)
-        if any(found.config.dry_run for found in composed):
+        if any(found.config is not None and found.config.dry_run for found in composed):
             text = "shows the workload of one run; leave out -m, sweep= and repeats="
             raise ConfigError("dry_run", "true", text)
         choices = config.hydra.runtime.choices
