@@ -221,6 +221,7 @@ class TestAnEngineWithoutBlocks:
         console = Terminal(file=(shown := io.StringIO()), width=200)
         requests = [request("late", 4, 1, arrival_s=100.0)]
         engine = SlotEngine(2, keeps_steps=keeps_steps)
+        monkeypatch.setattr("kvlab.lab.drive.LogicalClock", ())  # as on a clock of real time, which is waited for
         stopped = iter([False, False, True])
         with progress.show_progress(engine, requests, console) as show:
             drive(engine, requests, on_step=show, should_stop=lambda: next(stopped))
