@@ -37,6 +37,7 @@ from features.steps.report_steps import *
 from features.steps.run_steps import *
 from features.steps.sample_steps import *
 from features.steps.scheduling_steps import *
+from features.steps.service_level_steps import *
 from features.steps.sharing_server_steps import *
 from features.steps.sharing_steps import *
 from features.steps.simulation_steps import *

@@ -26,6 +26,7 @@ GROUPS = {
     "executor": "Where and how the model runs.",
     "hardware": "The device that `executor=simulated` simulates; no choice unless one is given.",
     "workload": "The requests.",
+    "slo": "Service levels: the limits that goodput and attainment count by. There are no files of them.",
     "tracking": "Where runs are recorded.",
     "debug": "Costly checks and injected faults; no choice unless one is given.",
 }
@@ -86,7 +87,9 @@ def page() -> str:
     parts = [HEAD, _choices(ROOT / "conf", "Named combinations", ("experiment", "sweep"))]
     parts.append("## Run\n\n" + _table(by_group.pop("")))
     for group, known in by_group.items():
-        parts.append(f"## {group}\n\n{GROUPS[group]}\n\n{_files(ROOT / 'conf' / group)}\n\n{_table(known)}")
+        folder = ROOT / "conf" / group
+        files = [_files(folder)] if folder.is_dir() else []
+        parts.append("\n\n".join([f"## {group}", GROUPS[group], *files, _table(known)]))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 

@@ -78,11 +78,13 @@ def test_another_engine_is_measured_and_reported(
 
 
 @pytest.mark.parametrize("plugin", ["metric"], indirect=True)
-def test_the_metric_counts_fast_requests(plugin: list[list[str]]) -> None:
-    import goodput  # type: ignore[import-not-found]
+def test_the_metric_is_the_longest_gap(plugin: list[list[str]]) -> None:
+    import longest_gap  # type: ignore[import-not-found]
 
-    def record(first_s: float) -> RequestRecord:
-        return RequestRecord("r", 0, 0.0, 1, (1, 1), (first_s, first_s + 1), FinishReason.LENGTH, first_s + 1)
+    def record(*times: float, reason: FinishReason = FinishReason.LENGTH) -> RequestRecord:
+        return RequestRecord("r", 0, 0.0, 1, (1,) * len(times), times, reason, times[-1])
 
-    assert goodput.goodput([record(0.2), record(0.5), record(0.6)], 4.0) == {"throughput/goodput_per_s": 0.5}
-    assert goodput.GOODPUT.text(0.5) == "0.50 req/s"
+    records = [record(1.0, 1.25, 2.0), record(3.0), record(1.0, 5.0, reason=FinishReason.FAILED)]
+    assert longest_gap.longest_gap(records) == {"latency/itl_ms_max": 750.0}
+    assert longest_gap.longest_gap(records[1:]) == {}
+    assert longest_gap.LONGEST_GAP.text(750.0) == "750.0 ms"

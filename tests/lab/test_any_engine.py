@@ -236,9 +236,10 @@ def test_a_whole_run_needs_no_more_of_an_engine(tmp_path: Path, monkeypatch: pyt
         return engines[0]
 
     monkeypatch.setattr(execution, "make_engine", make)
-    result = run_small(tmp_path, "figures=true", "debug=audit", "workload.num_requests=3")
+    result = run_small(tmp_path, "figures=true", "debug=audit", "workload.num_requests=3", "slo.ttft_ms=1e9")
     assert not isinstance(engines[0], Auditable | Journaled)
     assert (result.status, result.metrics["requests/completed"]) == ("finished", 3)
+    assert result.metrics["slo/attainment"] == 100
     assert "kv/leaked_blocks" not in result.metrics
     assert {"timeline.png", "latency.png"} <= {file.name for file in (tmp_path / "figures").iterdir()}
 

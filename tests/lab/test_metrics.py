@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvlab.config import SloConfig
 from kvlab.core import FinishReason, PoolCounters, PoolStats, Request, RequestRecord, SamplingParams, StepRecord
 from kvlab.kv.sizing import PoolSize
 from kvlab.lab.drive import RunLog
@@ -135,6 +136,55 @@ def test_recomputed_tokens_are_a_share_of_all_that_were_computed() -> None:
     assert metrics["tokens/recomputed_share"] == 20.0  # percent
     assert metrics["engine/failed_passes"] == 3
     assert metrics["requests/refused"] == 2
+
+
+def service_levels(log: RunLog, slo: SloConfig) -> dict[str, float]:
+    """The metrics of service levels by the last part of their names."""
+    metrics = run_metrics(log, slo=slo)
+    return {name.removeprefix("slo/"): value for name, value in metrics.items() if name.startswith("slo/")}
+
+
+def test_goodput_counts_requests_within_both_limits() -> None:
+    records = [
+        request(1.0, 3, [1.5, 2.0]),  # both at their limits
+        request(0.0, 3, [0.4, 1.0]),  # too slow per token
+        request(0.0, 3, [0.6, 0.7]),  # its first token too late
+        request(0.0, 3, [0.5]),  # one token, which has no tpot
+    ]
+    log = RunLog(records=records, duration_s=4.0)
+    assert service_levels(log, SloConfig(ttft_ms=500, tpot_ms=500)) == {
+        "goodput_per_s": 0.5, "attainment": 50, "ttft_attainment": 75, "tpot_attainment": 75,
+    }  # fmt: skip
+    assert service_levels(log, SloConfig(ttft_ms=500)) == {
+        "goodput_per_s": 0.75, "attainment": 75, "ttft_attainment": 75,
+    }  # fmt: skip
+    assert service_levels(log, SloConfig()) == {}
+
+
+def test_requests_that_did_not_complete_miss_every_limit() -> None:
+    records = [
+        request(0.0, 3, [0.1, 0.2]),
+        request(0.0, 3, [0.1, 0.2], FinishReason.FAILED),
+        request(0.0, 3, [0.1], FinishReason.ABORTED),
+    ]
+    log = RunLog(records=records, refused=["full"], duration_s=1.0)
+    assert service_levels(log, SloConfig(ttft_ms=500, tpot_ms=500)) == {
+        "goodput_per_s": 1, "attainment": 25, "ttft_attainment": 25, "tpot_attainment": 25,
+    }  # fmt: skip
+
+
+def test_where_nothing_was_served_attainment_is_0_and_where_nothing_was_asked_there_is_none() -> None:
+    slo = SloConfig(ttft_ms=500)
+    assert service_levels(RunLog(refused=["full"]), slo) == {"attainment": 0, "ttft_attainment": 0}
+    assert service_levels(RunLog(), slo) == {}
+
+
+def test_a_completed_request_without_a_token_has_no_first_token_in_time() -> None:
+    nothing = RequestRecord("r", 0, 0.0, 3, (), (), FinishReason.STOP, 0.1)
+    log = RunLog(records=[nothing], duration_s=1.0)
+    assert service_levels(log, SloConfig(ttft_ms=500, tpot_ms=500)) == {
+        "goodput_per_s": 0, "attainment": 0, "ttft_attainment": 0, "tpot_attainment": 100,
+    }  # fmt: skip
 
 
 def test_a_run_without_steps_has_no_made_up_figures() -> None:

@@ -22,11 +22,16 @@ render = runpy.run_path(str(DOCS / "_site" / "metrics.py"))["render"]
 
 @pytest.fixture(scope="module")
 def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    """Those of a real run that uses all that measures something: int8, a profile, preemption, a known roofline."""
+    """Of a real run that uses all that measures something: int8, a profile, limits, preemption, a roofline."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(execution, "known_rates", lambda dtype: MachineRates(1e10, 1e11))
         result = run_small(
-            tmp_path_factory.mktemp("run"), "kv.dtype=int8", "debug=profile", "workload.num_requests=6"
+            tmp_path_factory.mktemp("run"),
+            "kv.dtype=int8",
+            "debug=profile",
+            "workload.num_requests=6",
+            "slo.ttft_ms=1e6",
+            "slo.tpot_ms=1e6",
         )
     assert result.status == "finished"
     return result.metrics

@@ -18,6 +18,7 @@ from kvlab.config import (
     PreemptionConfig,
     RunConfig,
     SchedulerConfig,
+    SloConfig,
     TrackingConfig,
     WorkloadConfig,
     format_bytes,
@@ -313,6 +314,30 @@ def test_faults_are_checked(key: str, value: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         FaultsConfig(**{key: value})
     assert caught.value.key == f"debug.faults.{key}"
+
+
+@pytest.mark.parametrize("key", ["ttft_ms", "tpot_ms"])
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf])
+def test_limits_are_more_than_nothing_and_finite(key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match="must be a number") as caught:
+        SloConfig(**{key: value})
+    assert caught.value.key == f"slo.{key}"
+
+
+@pytest.mark.parametrize(
+    ("metric", "slo", "missing"),
+    [
+        ("slo/goodput_per_s", SloConfig(), "set slo.ttft_ms, slo.tpot_ms or both"),
+        ("slo/attainment", SloConfig(), "set slo.ttft_ms, slo.tpot_ms or both"),
+        ("slo/ttft_attainment", SloConfig(tpot_ms=50), "set slo.ttft_ms"),
+        ("slo/tpot_attainment", SloConfig(ttft_ms=500), "set slo.tpot_ms"),
+    ],
+)
+def test_what_is_optimized_needs_its_limit(metric: str, slo: SloConfig, missing: str) -> None:
+    with pytest.raises(ConfigError, match=f"needs a limit; {missing}, in milliseconds") as caught:
+        RunConfig(slo=slo, optimize=metric)
+    assert caught.value.key == "optimize"
+    RunConfig(slo=SloConfig(ttft_ms=500, tpot_ms=50), optimize=metric)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ class Search:
         self.overrides, self.console = overrides, console
         self.base = compose_run(overrides)
         config = self.base.config
+        config.slo.check_optimize(self.metric)
         asked = "free" if settings.memory is None else str(parse_bytes(settings.memory, key="memory"))
         self.memory = int(asked) if settings.memory else available_memory(resolve_device(config.executor.device))
         fixed = frozenset(text.partition("=")[0] for text in overrides) & set(SEARCHED)

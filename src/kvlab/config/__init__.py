@@ -14,6 +14,7 @@ from kvlab.config.kv import KVConfig
 from kvlab.config.model import ModelConfig
 from kvlab.config.run import RunConfig
 from kvlab.config.scheduler import PreemptionConfig, SchedulerConfig
+from kvlab.config.slo import SloConfig
 from kvlab.config.tracking import TrackingConfig
 from kvlab.config.values import format_bytes, parse_bytes
 from kvlab.config.workload import LengthConfig, WorkloadConfig
@@ -31,6 +32,7 @@ __all__ = [
     "PreemptionConfig",
     "RunConfig",
     "SchedulerConfig",
+    "SloConfig",
     "TrackingConfig",
     "WorkloadConfig",
     "format_bytes",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from kvlab.config.debug import DebugConfig
 from kvlab.config.engine import EngineConfig
+from kvlab.config.slo import SloConfig
 from kvlab.config.tracking import TrackingConfig
 from kvlab.config.values import at_least
 from kvlab.config.workload import WorkloadConfig
@@ -20,6 +21,7 @@ class RunConfig(EngineConfig):
     """One run: an engine, the requests that it serves, and where its results go."""
 
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)  # the requests
+    slo: SloConfig = field(default_factory=SloConfig)  # the limits that goodput counts by
     tracking: TrackingConfig = field(default_factory=TrackingConfig)  # where the run is recorded
     debug: DebugConfig = field(default_factory=DebugConfig)  # checks and injected faults
     plugins: list[str] = field(default_factory=list)  # modules to import first, which register implementations
@@ -34,6 +36,7 @@ class RunConfig(EngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.slo.check_optimize(self.optimize)
         at_least("repeats", self.repeats, 1, MOST_REPEATS)
         at_least("repeat", self.repeat, 0, MOST_REPEATS)
         names = {"run_name": self.run_name, "model.name": self.model.name, "workload.name": self.workload.name}

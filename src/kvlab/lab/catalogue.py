@@ -45,6 +45,7 @@ class Metric:
     alone: str = ""  # its label where it stands without the rows of its table
     family: str = ""  # the name in docs/metrics.md of all that share its formula
     section: str = FURTHER
+    optional: bool = False  # a table that would show it leaves it out where no run has it
 
     @property
     def axis(self) -> str:
@@ -170,6 +171,21 @@ CATALOGUE: dict[str, Metric] = _catalogue({
         *_latency("itl", "between two tokens", 1, "",
                   "every gap between two tokens of a request, pooled over requests"),
         *_latency("queue", "waiting for admission", 0, "", "first admission - scheduled arrival"),
+    ],
+    "service levels": [
+        Metric("slo/goodput_per_s", "goodput, requests within limits", "req/s",
+               "completed requests within each limit that is set (ttft <= `slo.ttft_ms`, tpot <= `slo.tpot_ms`) / "
+               "`duration_s`",
+               SPEED, 2, True, "goodput, req/s", optional=True),
+        Metric("slo/attainment", "their share of all submitted", "%",
+               "those requests / all submitted; one that failed, was refused or aborted counts as missed",
+               GAIN, 1, True, "within limits, %", alone="requests within limits, of all submitted",
+               optional=True),
+        Metric("slo/ttft_attainment", "within the limit on the first token", "%",
+               "the same with `slo.ttft_ms` alone", GAIN, 1, True, optional=True),
+        Metric("slo/tpot_attainment", "within the limit per output token", "%",
+               "the same with `slo.tpot_ms` alone; a request of one output token has no tpot and counts as within",
+               GAIN, 1, True, optional=True),
     ],
     "waste": [
         Metric("kv/block_utilization_mean", "blocks in use, mean", "%",

@@ -87,7 +87,7 @@ def _execute(
         tracking.settle()  # so that tracking does nothing while requests are served
         log, leaked = _drive(engine, plan, context.console, profiler, should_stop)
         unguard()  # nothing below has steps to stop after
-        metrics = run_metrics(log, plan.pool, leaked_blocks=leaked) | planned_metrics(plan)
+        metrics = run_metrics(log, plan.pool, leaked_blocks=leaked, slo=config.slo) | planned_metrics(plan)
         metrics |= _efficiency(plan, log, may_measure=crowded is None)
         metrics |= profiler.metrics()
         if profiler.enabled or config.figures:

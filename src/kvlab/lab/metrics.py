@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from kvlab.config import SloConfig
 from kvlab.core import FinishReason, PoolCounters, PoolStats, RequestRecord, StepRecord
 from kvlab.kv.sizing import PoolSize
 from kvlab.lab.drive import RunLog
@@ -14,9 +15,11 @@ from kvlab.lab.requests import latencies_ms
 _NOT_METRICS = ("prompt_tokens", "hit_tokens", "merged_blocks")  # of the counters; hits have a name of their own
 
 
-def run_metrics(log: RunLog, pool: PoolSize | None = None, *, leaked_blocks: int | None = None) -> dict[str, float]:
+def run_metrics(
+    log: RunLog, pool: PoolSize | None = None, *, leaked_blocks: int | None = None, slo: SloConfig | None = None
+) -> dict[str, float]:
     """Every metric of a run by name. One that has no value is absent: a latency with no request, what the engine
-    does not report, and of an engine without blocks all about blocks.
+    does not report, of an engine without blocks all about blocks, and without limits in `slo` service levels.
     """
     records, steps, duration = log.records, log.steps, log.duration_s
     prompt_tokens = sum(_prompt_tokens(record) for record in records)
@@ -35,6 +38,8 @@ def run_metrics(log: RunLog, pool: PoolSize | None = None, *, leaked_blocks: int
         metrics["throughput/requests_per_s"] = log.completed / duration
     for name, values in latencies_ms(records).items():
         metrics |= _distribution(f"latency/{name}_ms", values)
+    if slo is not None:
+        metrics |= _service_levels(log, slo.limits)
     if pool is not None:
         metrics |= {"capacity/kv_bytes": pool.num_bytes, "capacity/token_slots": pool.token_slots}
     if leaked_blocks is not None:
@@ -52,6 +57,30 @@ def _prompt_tokens(record: RequestRecord) -> int:
     if record.computed_prompt_tokens is not None and not record.sample:
         return record.computed_prompt_tokens
     return record.prompt_tokens if record.token_times_s and not record.sample else 0
+
+
+def _service_levels(log: RunLog, limits: Mapping[str, float]) -> dict[str, float]:
+    """Goodput, and the shares of all submitted requests that completed within `limits`: those of ttft and tpot."""
+    if not limits:
+        return {}
+    within = {name: [_is_within(record, name, most) for record in log.records] for name, most in limits.items()}
+    good = sum(map(all, zip(*within.values(), strict=True)))
+    submitted = len(log.records) + len(log.refused)
+    metrics: dict[str, float] = {}
+    if log.duration_s > 0:
+        metrics["slo/goodput_per_s"] = good / log.duration_s
+    if submitted:
+        metrics["slo/attainment"] = 100 * good / submitted
+        metrics |= {f"slo/{name}_attainment": 100 * sum(found) / submitted for name, found in within.items()}
+    return metrics
+
+
+def _is_within(record: RequestRecord, latency: str, most: float) -> bool:
+    """Whether it completed with no more than `most` milliseconds of a latency: ttft or tpot."""
+    if latency == "tpot" and len(record.output_token_ids) < 2:
+        return record.completed  # no token came after the first
+    value: float | None = getattr(record, f"{latency}_ms")
+    return record.completed and value is not None and value <= most
 
 
 def _steps(steps: Sequence[StepRecord]) -> dict[str, float]:

@@ -45,7 +45,7 @@ def comparison_table(runs: Sequence[tuple[str, Metrics]]) -> Table:
         if number:
             table.add_column("ratio", justify="right")
     for section, entries in sections().items():
-        shown = [entry for entry in entries if entry.in_table]
+        shown = [entry for entry in entries if entry.in_table and _is_known(entry, (found for _, found in runs))]
         if shown:
             table.add_row(Text(section, "bold"))
         for entry in shown:
@@ -62,7 +62,8 @@ def points_table(points: Sequence[Mapping[str, Any]]) -> Table:
     keys = list(dict.fromkeys(key for point in points for key in point.get("settings", {})))
     ends = [key.rpartition(".")[2] for key in keys]
     labels = [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)] or ["point"]
-    shown = [entry for entry in CATALOGUE.values() if entry.column]
+    figures = [point["metrics"] for point in points]
+    shown = [entry for entry in CATALOGUE.values() if entry.column and _is_known(entry, figures)]
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
     for label in labels:
         table.add_column(label, overflow="fold", min_width=len(label) if keys else None)
@@ -72,9 +73,9 @@ def points_table(points: Sequence[Mapping[str, Any]]) -> Table:
     for point in points:
         settings = point.get("settings", {})
         cells = [settings.get(key, "") for key in keys] if keys else [point["name"]]
-        figures = [entry.text(point["metrics"].get(entry.name), unit=False) for entry in shown]
+        values = [entry.text(point["metrics"].get(entry.name), unit=False) for entry in shown]
         ended = "" if point["status"] == "finished" else point["status"].replace("_", " ")
-        table.add_row(*cells, *figures, ended)
+        table.add_row(*cells, *values, ended)
     return table
 
 
@@ -109,6 +110,11 @@ def memory_sentence(runs: Sequence[tuple[str, Metrics]]) -> str:
         return sentence
     *some, last = (f"{share:.0f} % in {name}" for name, share in unused)
     return f"{sentence} Of the memory of running sequences {', '.join(some)} and {last} held no token."
+
+
+def _is_known(entry: Metric, runs: Iterable[Metrics]) -> bool:
+    """Whether a table of these runs shows the metric."""
+    return not entry.optional or any(entry.name in metrics for metrics in runs)
 
 
 def new_table(first: str, *others: str) -> Table:

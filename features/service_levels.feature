@@ -1,0 +1,63 @@
+Feature: Service levels
+  How many requests were served as fast as they have to be.
+
+  Rule: Goodput counts the requests within the limits
+
+    @R16.1
+    Scenario: Half of the requests get their first token in time
+      When I run "executor=simulated hardware=l4 scheduler.max_batch_size=1" on a tiny model
+      And I run it again with a limit that the first tokens of 2 requests are within
+      Then the command succeeds
+      And 2 of 4 requests are within the limits, and the goodput is as many in its duration
+      And the message says "service levels ... goodput, requests within limits ... 50.0 %"
+      And they equal those of summary.json
+
+    @R16.1
+    Scenario: Requests that are refused are missed
+      When I run "scheduler.max_waiting_requests=1 slo.ttft_ms=3600000 slo.tpot_ms=3600000" on a tiny model
+      Then the command succeeds
+      And 1 of 4 requests are within the limits, and the goodput is as many in its duration
+
+    @R16.1
+    Scenario: Without a limit there are no service levels
+      When I run "executor=simulated hardware=l4 scheduler.max_batch_size=1" on a tiny model
+      Then the run has no service levels
+
+  Rule: Goodput is optimized like any other metric
+
+    @R16.2
+    Scenario: A sweep finds the batch with the most goodput
+      When I sweep "executor=simulated hardware=l4 slo.ttft_ms=3600000 optimize=slo/goodput_per_s scheduler.max_batch_size=1,4" on a tiny model
+      Then the command succeeds
+      And the message says "goodput, requests within limits"
+      And the message says "best: slo/goodput_per_s = ... (scheduler.max_batch_size=4)"
+
+    @R16.2 @slow
+    Scenario: A search finds settings by goodput
+      Given a laboratory with a store of its own
+      When I tune in the laboratory "executor=simulated hardware=l4 optimize=slo/goodput_per_s slo.ttft_ms=3600000 memory=1GiB trials=2"
+      Then it ends with status 0
+      And it says "slo/goodput_per_s within 1.0 GiB: 2 trials"
+      And it says "best: slo/goodput_per_s = "
+
+  Rule: Limits are checked
+
+    @R16.3
+    Scenario Outline: <override>
+      When I run "<override>" on a tiny model
+      Then the command fails without a traceback
+      And the message says "<message>"
+
+      Examples:
+        | override                                           | message                                                                     |
+        | slo.ttft_ms=0                                      | slo.ttft_ms=0.0: must be a number, at least 0.001                           |
+        | slo.itl_ms=50                                      | slo.itl_ms                                                                  |
+        | optimize=slo/goodput_per_s                         | optimize=slo/goodput_per_s: needs a limit; set slo.ttft_ms, slo.tpot_ms     |
+        | optimize=slo/tpot_attainment slo.ttft_ms=500       | optimize=slo/tpot_attainment: needs a limit; set slo.tpot_ms                |
+
+    @R16.3
+    Scenario: A search without limits
+      Given a laboratory with a store of its own
+      When I tune in the laboratory "optimize=slo/goodput_per_s trials=2"
+      Then it ends with status 2
+      And it says "optimize=slo/goodput_per_s: needs a limit; set slo.ttft_ms, slo.tpot_ms or both, in milliseconds"
