@@ -33,6 +33,7 @@ from features.steps.metrics_steps import *
 from features.steps.model_steps import *
 from features.steps.pool_steps import *
 from features.steps.recovery_steps import *
+from features.steps.replay_steps import *
 from features.steps.report_steps import *
 from features.steps.run_steps import *
 from features.steps.sample_steps import *

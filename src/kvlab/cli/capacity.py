@@ -69,15 +69,9 @@ def _model_override(override: str) -> list[str]:
 
 def compose_config(overrides: Sequence[str]) -> RunConfig:
     """The configuration of a run with these settings. Raises ConfigError with Hydra's reason."""
-    from kvlab.cli.compose import compose_run
+    from kvlab.cli.compose import compose_one
 
-    try:
-        return compose_run(overrides).config
-    except ConfigError as error:
-        if "Ambiguous value" in str(error):
-            text = "the planner does not sweep: give one value"
-            raise ConfigError("settings", " ".join(overrides), text) from error
-        raise
+    return compose_one(overrides, "the planner")
 
 
 def plan(settings: CapacitySettings, overrides: Sequence[str]) -> CapacityPlan:

@@ -164,3 +164,14 @@ def compose_run(overrides: Sequence[str]) -> Composition:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             composed = compose("run", list(overrides), return_hydra_config=True)
         return composition(composed, group_choices(composed.hydra.runtime.choices))
+
+
+def compose_one(overrides: Sequence[str], command: str) -> RunConfig:
+    """The configuration of that run, for a `command` without sweeps. Raises ConfigError with Hydra's reason."""
+    try:
+        return compose_run(overrides).config
+    except ConfigError as error:
+        if "Ambiguous value" in str(error):
+            text = f"{command} does not sweep: give one value"
+            raise ConfigError("settings", " ".join(overrides), text) from error
+        raise

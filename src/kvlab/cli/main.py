@@ -23,6 +23,7 @@ COMMANDS = {
     "tune": Command("search the best batch and pool within a memory", "optimize=latency/e2el_ms_p99 memory=2GiB"),
     "report": Command("compare runs, with intervals and verdicts", "outputs/a outputs/b"),
     "capacity": Command("how many sequences fit in a memory", "model=qwen3_4b memory=16GiB"),
+    "replay": Command("what each eviction policy finds again, and the optimum", "workload=multi_turn"),
     "roofline": Command("what this machine sustains, and how much of it a run reached", "run=outputs/a"),
     "ui": Command("open the tracked runs in the browser", "--port 5000"),
     "requirements": Command("run every scenario and write docs/requirements.md (in a checkout)", ""),

@@ -18,16 +18,18 @@ class CostEviction(RankedEviction):
     block is let go. The last factor is the time of its prefill, in that of a block without context: the linear
     layers take the same for each block, attention takes as much again at 32,768 tokens in models of about 8
     billion parameters. `age` is the highest rank that was evicted so far, so that what is not used any more goes
-    in time, however much it was hit or would cost.
+    in time, however much it was hit or would cost. In a replay each number in a content stands for several
+    tokens, `scale`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scale: int = 1) -> None:
         super().__init__()
+        self._equal = _EQUAL / scale
         self._age = 0.0
         self._ends: dict[int, int] = {}  # tokens up to the end of each block's content
 
     def rank(self, block: int) -> float:
-        return self._age + (1 + self.hits[block]) * (1 + self._ends[block] / _EQUAL)
+        return self._age + (1 + self.hits[block]) * (1 + self._ends[block] / self._equal)
 
     def spared(self, block: int) -> bool:
         self._age = max(self._age, self._evictable[block][0])

@@ -1,0 +1,145 @@
+"""kvlab replay: the prompt tokens that each eviction policy finds again, over the size of the pool.
+
+kvlab replay workload=multi_turn
+kvlab replay workload=multi_turn kv.eviction=lru,s3_fifo kv.num_blocks=100,200,400
+kvlab replay workload=mooncake workload.path=conversation.jsonl kv.block_size=512 concurrency=16
+
+Requests go through the prefix index, the allocator and the eviction policy in their order; nothing is computed, no
+time passes. Beside the policies stand belady, which knows the future so that none finds more, and the ceiling: what
+would be found in a pool that is never full. Settings of `kvlab run` may follow: workload=, kv.block_size=, seed=.
+kv.eviction= and kv.num_blocks= take lists here; all policies and six sizes unless given.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvlab.cli.settings import read_settings, run_command, setting
+from kvlab.config.values import at_least
+from kvlab.errors import ConfigError
+from kvlab.registry import registry
+
+if TYPE_CHECKING:
+    from kvlab.lab.replay.curves import ReplayCurves
+    from kvlab.lab.terminal import Terminal
+
+_FORMATS = (".png", ".svg", ".pdf")
+
+
+@dataclass
+class PoolSettings:
+    """What a run has one of and a replay several."""
+
+    eviction: list[str] = field(default_factory=list)
+    num_blocks: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name in self.eviction:
+            if name == "belady":
+                text = "knows the future and is in every replay; name policies of a run beside it"
+                raise ConfigError("kv.eviction", name, text)
+            registry("kv.eviction").check(name)
+
+
+@dataclass
+class ReplaySettings:
+    """The settings of a replay beside those of a run."""
+
+    kv: PoolSettings = field(default_factory=PoolSettings)
+    concurrency: int = setting(1, "requests that hold their blocks at once; the first to come ends first", "N")
+    figure: str | None = setting("replay.png", "the picture; null: none", "FILE")
+    json: bool = setting(False, "every figure as JSON; or --json", "true")
+
+    def __post_init__(self) -> None:
+        at_least("concurrency", self.concurrency, 1)
+        if self.figure is not None and Path(self.figure).suffix not in _FORMATS:
+            raise ConfigError("figure", self.figure, f"a picture's name ends in {', '.join(_FORMATS)}")
+
+
+def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) -> ReplayCurves:
+    """Replay the workload. Raises a KvlabError."""
+    from kvlab.cli.compose import compose_one
+    from kvlab.kv.pools import POOLS
+    from kvlab.lab.machine import available_memory
+    from kvlab.lab.replay.curves import replay_curves
+    from kvlab.lab.replay.traffic import read_traffic
+    from kvlab.models.families import decoder_config
+    from kvlab.workloads import build_requests
+
+    config = compose_one(overrides, "a replay")
+    pool = POOLS.get(config.kv.backend)
+    for key, value, works in (
+        ("kv.backend", config.kv.backend, pool.is_paged()),
+        ("kv.prefix_sharing", config.kv.prefix_sharing, config.kv.prefix_sharing),
+    ):
+        if not works:
+            raise ConfigError(key, value, "keeps no prefixes that could be evicted; take kv=paged")
+    vocab, memory = decoder_config(config.model).vocab_size, available_memory("cpu")
+    with console.status("reading the workload") as status:
+        requests = build_requests(config.workload, vocab_size=vocab, seed=config.seed, memory=memory)
+        return replay_curves(
+            read_traffic(requests, pool.block_size_for(config.kv, config.model.max_seq_len)),
+            config.workload.name,
+            settings.kv.eviction or registry("kv.eviction").names(),
+            settings.kv.num_blocks,
+            settings.concurrency,
+            on_size=lambda size: status.update(f"replaying with {size:,} blocks"),
+        )
+
+
+def show(found: ReplayCurves, console: Terminal) -> None:
+    """Print the hit rates."""
+    from rich.table import Table
+
+    from kvlab.lab.terminal import marked
+
+    size = found.block_size
+    console.print(
+        marked("[bold]{}[/]: ", found.workload),
+        f"{found.requests:,} requests, {found.prompt_tokens:,} prompt tokens, {found.contents:,} different full "
+        f"blocks of {size} tokens; concurrency {found.concurrency}\n",
+        sep="",
+        highlight=False,
+    )
+    table = Table(show_edge=False, pad_edge=False, header_style="bold")
+    for name in ("blocks", *found.hit_rates, "best, of belady"):
+        table.add_column(name, justify="right")
+    for index, blocks in enumerate(found.num_blocks):
+        name, share = found.best(index)
+        rates = (f"{100 * rates[index]:.1f} %" for rates in found.hit_rates.values())
+        table.add_row(f"{blocks:,}", *rates, f"{name} {100 * share:.0f} %")
+    console.print(table)
+    console.print(
+        f"Prompt tokens found in the pool; in one that is never full {100 * found.ceiling:.1f} %. belady knows "
+        "the future: no policy finds more.",
+        style="dim",
+        highlight=False,
+    )
+
+
+def _answer(arguments: list[str]) -> int:
+    from kvlab.lab.terminal import Terminal
+
+    settings, overrides = read_settings(ReplaySettings, arguments)
+    console = Terminal(stderr=settings.json)
+    found = curves(settings, overrides, console)
+    if settings.json:
+        print(json.dumps(found.as_dict(), indent=2))
+    else:
+        show(found, console)
+    if settings.figure is not None:
+        from kvlab.lab.figures.hit_rates import hit_rate_figure
+        from kvlab.lab.files import replacing
+
+        with replacing(Path(settings.figure)) as own:
+            hit_rate_figure(found).savefig(own)
+        console.print(f"picture: {settings.figure}", highlight=False)
+    return 0
+
+
+def main() -> None:
+    """Run the command line."""
+    run_command(__doc__, ReplaySettings, _answer, bare=False)

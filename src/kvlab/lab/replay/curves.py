@@ -1,0 +1,84 @@
+"""Hit rates over pool sizes: every policy, the optimum, the ceiling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvlab.errors import ConfigError
+from kvlab.lab.replay.replay import BELADY, replay
+from kvlab.lab.replay.traffic import Traffic
+
+_SIZES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayCurves:
+    """Hit rates as shares of all prompt tokens, at each of `num_blocks`."""
+
+    workload: str
+    requests: int
+    prompt_tokens: int
+    block_size: int
+    contents: int  # different full blocks
+    concurrency: int
+    num_blocks: list[int]
+    hit_rates: dict[str, list[float]]  # by policy, with belady
+    ceiling: float  # in a pool that is never full
+
+    def best(self, index: int) -> tuple[str, float]:
+        """The policy that finds most at a size, and its share of what belady finds."""
+        rates = {name: found[index] for name, found in self.hit_rates.items()}
+        optimum = rates.pop(BELADY)
+        name = max(rates, key=lambda name: rates[name])
+        return name, rates[name] / optimum if optimum else 1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return asdict(self)
+
+
+def replay_curves(
+    traffic: Traffic,
+    workload: str,
+    policies: Sequence[str],
+    num_blocks: Sequence[int] = (),
+    concurrency: int = 1,
+    on_size: Callable[[int], None] = lambda size: None,
+) -> ReplayCurves:
+    """Replay traffic under each policy and belady, at each of these sizes, or at six between the longest request
+    and all that the workload stores. `on_size` is called before each.
+
+    Raises ConfigError for a pool that the longest request does not fit in.
+    """
+    longest = traffic.longest
+    for size in num_blocks:
+        if size < longest:
+            text = f"the workload's longest request takes {longest:,} blocks of {traffic.block_size} tokens"
+            raise ConfigError("kv.num_blocks", size, f"{text}; kv.num_blocks={longest} is the least")
+    sizes = sorted(set(num_blocks)) or _sizes(longest, traffic.contents + longest)
+    names = [*dict.fromkeys(policies), BELADY]
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    for size in sizes:
+        on_size(size)
+        for name in names:
+            rates[name].append(traffic.hit_rate(replay(traffic, name, size, concurrency)))
+    return ReplayCurves(
+        workload,
+        len(traffic.visits),
+        traffic.prompt_tokens,
+        traffic.block_size,
+        traffic.contents,
+        concurrency,
+        sizes,
+        rates,
+        traffic.hit_rate(traffic.found_at_most),
+    )
+
+
+def _sizes(least: int, most: int) -> list[int]:
+    """Sizes from `least` to `most`, each the same number of times the one before; two digits between."""
+    between = (least * (most / least) ** (step / (_SIZES - 1)) for step in range(1, _SIZES - 1))
+    rounded = (round(int(size), 2 - len(str(int(size)))) for size in between)
+    return sorted({least, most, *(size for size in rounded if least < size < most)})
