@@ -187,11 +187,16 @@ class TestPrompts:
         rows = mooncake(*((number, 51_200, 1, [*range(number, number + 100)]) for number in range(200)))
         path.write_text(rows)
         config = WorkloadConfig(source="mooncake", path=str(path), arrival="trace")
-        requests = build_requests(config, vocab_size=500, seed=0, memory=4 * 2**20)
+        made = {"vocab_size": 500, "seed": 0}
+        requests = build_requests(config, **made, memory=4 * 2**20)
         assert sum(len(r.prompt_token_ids) for r in requests) == 10_240_000
         assert len(workload_digest(requests)) == 16
+        path.write_text("num_prefill_tokens,num_decode_tokens\n" + "900000,1\n" * 100)
+        own = build_requests(WorkloadConfig(source="sharegpt_lengths", path=str(path)), **made, memory=20 * 2**20)
+        assert sum(len(r.prompt_token_ids) for r in own) == 90_000_000
+        path.write_text(rows)
         with pytest.raises(CapacityError, match=r"take more than the 1\.0 MiB that are available"):
-            build_requests(config, vocab_size=500, seed=0, memory=2**20)
+            build_requests(config, **made, memory=2**20)
 
     def test_tokens_spread_over_the_vocabulary(self) -> None:
         flat = HashedPrompt((7,), 10**5, 10**5, 10, 0).tolist()

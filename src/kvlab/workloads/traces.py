@@ -190,7 +190,8 @@ def trace_requests(rows: Iterator[Row], config: WorkloadConfig, *, vocab_size: i
         if at_s < begin_s or not is_sampled or not row.output_tokens:
             continue
         own, length = not row.blocks, row.prompt_tokens
-        ids = range(number << 24, (number << 24) + length) if own else row.blocks
+        first = number << 24  # a prompt has fewer blocks than that
+        ids = range(first, first - (-length // config.block_tokens)) if own else row.blocks
         prompt = HashedPrompt(ids, config.block_tokens, length, vocab_size, 2 * seed % 2**64 + own)
         arrival_s = (at_s - begin_s) / config.rate_scale if config.arrival == "trace" else next(arrivals)
         yield make_request(number, prompt, row.output_tokens, arrival_s, config, seed)
