@@ -112,6 +112,10 @@ class TestSelection:
         other = build_requests(config, vocab_size=500, seed=4)
         assert {r.request_id for r in other} != set(third)
 
+    def test_lengths_without_times_are_sampled_too(self, path: Path) -> None:
+        text = LENGTHS.splitlines()[0] + "\n" + "7,2,9,3.5\n" * 100
+        assert 35 <= len(read(path, "sharegpt_lengths", text, sample=0.5)) <= 65
+
     def test_a_sample_has_a_conversation_as_a_whole(self, path: Path) -> None:
         rows = "".join(f"{number},s{number % 10},1,GPT-4,9,1,10,log\n" for number in range(100))
         requests = read(path, "burstgpt", BURST_2.splitlines()[0] + "\n" + rows, sample=0.5)
