@@ -64,7 +64,7 @@ def hit_rates(replays: Replays, commands: list[Command], names: str, count: int)
     assert [*found["hit_rates"]] == re.split(r", | and ", names)
     assert len(found["num_blocks"]) == count
     for index, size in enumerate(found["num_blocks"]):
-        rates = [f"{100 * rates[index]:.1f} %" for rates in found["hit_rates"].values()]
+        rates = [f"{100 * rates[index]:.1f}" for rates in found["hit_rates"].values()]
         (line,) = re.findall(rf"^ *{size:,} (.*)$", commands[-1].output, re.MULTILINE)
         assert [cell.strip() for cell in line.split("│")][1:-1] == rates
 

@@ -105,16 +105,16 @@ def show(found: ReplayCurves, console: Terminal) -> None:
         highlight=False,
     )
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    for name in ("blocks", *found.hit_rates, "best, of belady"):
-        table.add_column(name, justify="right")
+    for name in ("blocks", *found.hit_rates, "best / belady"):
+        table.add_column(name, justify="right", no_wrap=True)
     for index, blocks in enumerate(found.num_blocks):
         name, share = found.best(index)
-        rates = (f"{100 * rates[index]:.1f} %" for rates in found.hit_rates.values())
+        rates = (f"{100 * rates[index]:.1f}" for rates in found.hit_rates.values())
         table.add_row(f"{blocks:,}", *rates, f"{name} {100 * share:.0f} %")
     console.print(table)
     console.print(
-        f"Prompt tokens found in the pool; in one that is never full {100 * found.ceiling:.1f} %. belady knows "
-        "the future: no policy finds more.",
+        f"% of prompt tokens found in the pool; in one that is never full {100 * found.ceiling:.1f} %. belady "
+        "knows the future: no policy finds more.",
         style="dim",
         highlight=False,
     )

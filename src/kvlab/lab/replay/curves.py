@@ -63,7 +63,10 @@ def replay_curves(
     for size in sizes:
         on_size(size)
         for name in names:
-            rates[name].append(traffic.hit_rate(replay(traffic, name, size, concurrency)))
+            # Beside its contents a visit takes one block at most.
+            never_full = size >= traffic.contents + concurrency
+            found = traffic.found_at_most if never_full else replay(traffic, name, size, concurrency)
+            rates[name].append(traffic.hit_rate(found))
     return ReplayCurves(
         workload,
         len(traffic.visits),
