@@ -70,6 +70,8 @@ def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) ->
     from kvlab.workloads import build_requests
 
     config = compose_one(overrides, "a replay")
+    if config.kv.memory is not None:
+        raise ConfigError("kv.memory", config.kv.memory, "a replay takes sizes in blocks: kv.num_blocks=1000,10000")
     pool = POOLS.get(config.kv.backend)
     for key, value, works in (
         ("kv.backend", config.kv.backend, pool.is_paged()),
