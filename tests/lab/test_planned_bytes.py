@@ -115,7 +115,7 @@ class TestWeights:
 
     @pytest.mark.parametrize("name", MODELS)
     def test_equal_the_tensors_of_every_model_on_a_device_that_packs_nothing(self, name: str) -> None:
-        plan = planned(f"model={name}", device="cuda")
+        plan = planned(f"model={name}", device="cuda", memory=256 * GIB)
         config = plan.model
         weights = DummyWeights(torch.bfloat16, "meta")
         weights.take = lambda name, shape: torch.empty(shape, dtype=torch.bfloat16, device="meta")  # type: ignore[method-assign]
@@ -127,7 +127,8 @@ class TestWeights:
     @pytest.mark.parametrize("name", MODELS)
     def test_are_the_parameters_in_their_dtype(self, name: str) -> None:
         """But for Gemma's norms, which stay in float32."""
-        model, weights = planned(f"model={name}").model, planned(f"model={name}").weights
+        plan = planned(f"model={name}", memory=256 * GIB)
+        model, weights = plan.model, plan.weights
         assert weights.stored == model.num_parameters
         wider = weights.norms // 2 if model.norm_offset else 0
         assert weights.parameters == 2 * model.num_parameters + wider
@@ -135,7 +136,7 @@ class TestWeights:
     @pytest.mark.parametrize("weights", ["auto", "int8"])
     @pytest.mark.parametrize("name", MODELS)
     def test_equal_what_the_kernels_pack_every_model_into(self, name: str, weights: str) -> None:
-        plan = planned(f"model={name}", f"executor.weights={weights}")
+        plan = planned(f"model={name}", f"executor.weights={weights}", memory=256 * GIB)
         packed_bytes = load().kvlab_packed_linear_bytes
         packed_bytes.restype = c_int64
         packed = (

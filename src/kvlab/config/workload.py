@@ -39,9 +39,7 @@ class WorkloadConfig:
     source: str = "synthetic"  # synthetic: drawn from the settings below; others read the file at path
     num_requests: int = 16  # requests, or conversations where turns > 1
     arrival: str = "burst"  # burst: all at once; uniform, poisson or gamma: at rate; trace: as in the file at path
-    rate: float | None = (
-        None  # requests per second; uniform: one every 1 / rate seconds; poisson: as many on average
-    )
+    rate: float | None = None  # requests per second: exactly (uniform), or on average (poisson, gamma)
     burstiness: float = 1.0  # arrival=gamma: shape of the gaps; 1: Poisson; less: bursts and lulls
     concurrency: int | None = None  # closed loop: most requests or conversations at once; the next when one ends
     prompt_len: LengthConfig = field(default_factory=LengthConfig)  # tokens of each request's own
