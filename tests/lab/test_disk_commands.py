@@ -16,7 +16,6 @@ import kvlab.cli.report
 import kvlab.cli.run
 import kvlab.cli.tune
 from kvlab.lab import execute as execution
-from kvlab.lab.machine import CpuWatch
 from tests.support.commands import TINY, Command, Lab, call
 from tests.support.disk import disk, largest_file
 
@@ -26,7 +25,6 @@ TWO = ("-m", "kv.num_blocks=8,9", "tracking=off")
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
-    monkeypatch.setattr(CpuWatch, "busy_cores", lambda watch: 0.0)
     monkeypatch.chdir(tmp_path)
     return Lab(tmp_path)
 
@@ -230,7 +228,9 @@ class TestEveryWrite:
     def test_every_write_may_fail(self, lab: Lab) -> None:
         with disk(lab.base / "whole") as faults:
             assert lab.here(*TWO, directory="whole").code == 0
-        for number in range(len(faults.asked)):
+        for number, path in enumerate(faults.asked):
+            if path.is_relative_to(lab.base / "whole" / "1"):  # as those of the first point
+                continue
             name = f"out{number}"
             with disk(lab.base / name, number):
                 ended = lab.here(*TWO, directory=name)

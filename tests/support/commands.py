@@ -22,6 +22,7 @@ import kvlab.cli.run
 from kvlab.config import TrackingConfig
 from kvlab.lab.tracking import open_store
 from kvlab.lab.tracking.search import TrackedRun, find_runs
+from tests.support.runs import alone
 from tests.support.tracking import empty_store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +64,7 @@ class Command:
 def call(main: Callable[[], None], *arguments: str) -> Command:
     """A command's main with these arguments, in this process, which has its imports behind it."""
     printed, code = io.StringIO(), 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(printed):
+    with pytest.MonkeyPatch.context() as patch, alone(), redirect_stdout(printed), redirect_stderr(printed):
         patch.setattr(sys, "argv", [main.__module__, *arguments])
         patch.setenv("COLUMNS", "200")
         try:
