@@ -11,6 +11,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlab.splitmix import STEP, mix
+
 _MOST_SHARED = 2**20  # token ids whose Python numbers all prompts share: 8 bytes a token in a list instead of 40
 
 
@@ -62,9 +64,9 @@ class HashedPrompt(Sequence[int]):
         """`[count]` token ids from the token `start` on."""
         first, last = start // self.block_tokens, -(-(start + count) // self.block_tokens)
         places = 1 if self.vocab_size == 1 else math.ceil(64 / math.log2(self.vocab_size))  # that tell ids apart
-        mixed = _mix(np.array(self.ids[first:last], dtype=np.uint64) ^ np.uint64(self.key))
+        mixed = mix((np.array(self.ids[first:last], dtype=np.uint64) ^ np.uint64(self.key)) + STEP)
         groups = np.arange(-(-self.block_tokens // places), dtype=np.uint64)
-        numbers, base = _mix(mixed[:, None] + groups), np.uint64(self.vocab_size)
+        numbers, base = mix(mixed[:, None] + groups + STEP), np.uint64(self.vocab_size)
         digits = np.empty((*numbers.shape, places), dtype=np.int64)
         for place in range(places):
             above = numbers // base
@@ -86,11 +88,3 @@ TokenIds = tuple[int, ...] | HashedPrompt  # a prompt
 def _shared(size: int) -> NDArray[np.object_]:
     """The Python numbers below `size`."""
     return np.array(range(size), dtype=np.object_)
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of SplitMix64: 64 bits to 64 bits, each result from one number alone."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

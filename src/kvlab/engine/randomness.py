@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-_STEP = np.uint64(0x9E3779B97F4A7C15)
+from kvlab.splitmix import STEP, mix
+
 _WORD = 2**64 - 1
 
 
@@ -19,13 +20,6 @@ def uniforms(seeds: Sequence[int], samples: Sequence[int], positions: Sequence[i
     """
     state = np.zeros(len(seeds), dtype=np.uint64)
     for words in (seeds, samples, positions):
-        state = _mix((state ^ np.array([word & _WORD for word in words], dtype=np.uint64)) + _STEP)
+        state = mix((state ^ np.array([word & _WORD for word in words], dtype=np.uint64)) + STEP)
     # 52 bits: the largest is then so far from 1 that no product with it rounds up to the other factor.
     return (state >> np.uint64(12)).astype(np.float64) * 2.0**-52
-
-
-def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser: flipping any bit of a word flips each bit of the result half of the time."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))

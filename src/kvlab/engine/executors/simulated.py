@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvlab.config import EngineConfig, HardwareConfig, format_bytes, parse_bytes
 from kvlab.core import SequenceSpec
@@ -26,12 +25,12 @@ from kvlab.kv.sizing import size_pool
 from kvlab.kv.view import CacheView
 from kvlab.models.families import decoder_config
 from kvlab.simulation.roofline import RooflineTiming
+from kvlab.splitmix import STEP, mix
 
 if TYPE_CHECKING:
     from kvlab.engine.sampler import Sampler
 
 _MOST_DEVICES = 64
-_GOLDEN, _MIX = np.uint64(0x9E3779B97F4A7C15), (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 class SimulatedExecutor(Executor):
@@ -42,30 +41,18 @@ class SimulatedExecutor(Executor):
     def __init__(self, timing: RooflineTiming) -> None:
         self._timing = timing
         self._tokens = np.setdiff1d(np.arange(timing.model.vocab_size), timing.model.eos_token_ids)
-        self._seeds: dict[SequenceSpec, int] = {}
 
     def execute(self, step: StepInput, view: CacheView) -> StepResult:
         rows = step.sampled
-        seeds = np.fromiter((self._seed(step.sequences[row]) for row in rows.tolist()), np.uint64, len(rows))
-        drawn = _hash(seeds, step.num_outputs[rows])
+        seeds = np.fromiter((_seed(step.sequences[row]) for row in rows.tolist()), np.uint64, len(rows))
+        drawn = mix((seeds << np.uint64(32)) + step.num_outputs[rows].astype(np.uint64) * STEP)
         taken = self._timing.step(step.num_tokens, np.asarray(view.lengths, dtype=np.int64), len(rows))
         tokens: list[int] = self._tokens[drawn % np.uint64(len(self._tokens))].tolist()
         return StepResult(tokens, elapsed_s=taken.total)
 
-    def _seed(self, sequence: SequenceSpec) -> int:
-        seed = self._seeds.get(sequence)
-        if seed is None:
-            seed = self._seeds[sequence] = crc32(f"{sequence.request_id} {sequence.index}".encode())
-        return seed
 
-
-def _hash(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """SplitMix64 (Steele, Lea, Flood, 2014) of each pair."""
-    x = (seeds << np.uint64(32)) + positions.astype(np.uint64) * _GOLDEN
-    x = (x ^ (x >> np.uint64(30))) * _MIX[0]
-    x = (x ^ (x >> np.uint64(27))) * _MIX[1]
-    mixed: NDArray[np.uint64] = x ^ (x >> np.uint64(31))
-    return mixed
+def _seed(sequence: SequenceSpec) -> int:
+    return crc32(f"{sequence.request_id} {sequence.index}".encode())
 
 
 @EXECUTORS.register("simulated")
