@@ -28,6 +28,7 @@ _HOMES = {
     "scheduler.preemption.victim": "kvlab.engine.scheduler.victims:VICTIMS",
     "attention.backend": "kvlab.attention.backends:ATTENTION_BACKENDS",
     "executor.kind": "kvlab.engine.executors:EXECUTORS",
+    "executor.timing": "kvlab.simulation.timings:TIMINGS",
     "workload.source": "kvlab.workloads.sources:WORKLOAD_SOURCES",
 }
 

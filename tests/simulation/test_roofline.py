@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvlab.config import HardwareConfig
+from kvlab.config import FrameworkConfig, HardwareConfig
 from kvlab.models.config import DecoderConfig
-from kvlab.simulation.roofline import LAUNCHES, RooflineTiming
+from kvlab.simulation.timings.roofline import LAUNCHES, RooflineTiming
 from tests.support.model import tiny_config
 
 #: Nothing but memory and arithmetic, at rates that are easy to divide by.
@@ -24,8 +24,6 @@ PLAIN = HardwareConfig(
     link_efficiency=1.0,
     launch_us=0.0,
     collective_us=0.0,
-    step_us=0.0,
-    sequence_us=0.0,
 )
 
 
@@ -90,10 +88,16 @@ def test_devices_divide_the_work_and_add_all_reduces() -> None:
     assert two.links == pytest.approx(2 * model.num_layers * model.hidden_size * 2 / 1e9)
 
 
-def test_launches_and_the_host_cost_the_same_whatever_is_computed() -> None:
+def test_launches_cost_the_same_whatever_is_computed() -> None:
     model = tiny_config()
-    hardware = replace(PLAIN, launch_us=2.0, step_us=100.0, sequence_us=3.0, collective_us=5.0)
+    hardware = replace(PLAIN, launch_us=2.0, collective_us=5.0)
     step = timing(model, hardware, devices=2).step(counts(1, 1, 7), counts(5, 6, 7), 2)
     assert step.launches == pytest.approx(model.num_layers * LAUNCHES * 2e-6)
-    assert step.host == pytest.approx(109e-6)
     assert step.links > 2 * model.num_layers * 5e-6
+
+
+def test_the_host_costs_beside_the_device_or_behind_it() -> None:
+    framework = FrameworkConfig(step_us=100.0, sequence_us=3.0, token_us=0.5)
+    assert framework.step_s(0.001, sequences=3, tokens=10) == pytest.approx(0.001114)
+    assert replace(framework, overlap=True).step_s(0.001, sequences=3, tokens=10) == 0.001
+    assert replace(framework, overlap=True).step_s(1e-6, sequences=3, tokens=10) == pytest.approx(114e-6)

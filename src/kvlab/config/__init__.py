@@ -9,6 +9,7 @@ from __future__ import annotations
 from kvlab.config.debug import DebugConfig, FaultsConfig
 from kvlab.config.engine import EngineConfig
 from kvlab.config.executor import AttentionConfig, ExecutorConfig
+from kvlab.config.framework import FrameworkConfig
 from kvlab.config.hardware import HardwareConfig
 from kvlab.config.kv import KVConfig
 from kvlab.config.model import ModelConfig
@@ -25,6 +26,7 @@ __all__ = [
     "EngineConfig",
     "ExecutorConfig",
     "FaultsConfig",
+    "FrameworkConfig",
     "HardwareConfig",
     "KVConfig",
     "LengthConfig",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvlab.config.executor import AttentionConfig, ExecutorConfig
+from kvlab.config.framework import FrameworkConfig
 from kvlab.config.hardware import HardwareConfig
 from kvlab.config.kv import KVConfig
 from kvlab.config.model import ModelConfig
@@ -24,6 +25,7 @@ class EngineConfig:
     attention: AttentionConfig = field(default_factory=AttentionConfig)  # the attention backend
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)  # what runs the model
     hardware: HardwareConfig | None = None  # the device that executor=simulated simulates
+    framework: FrameworkConfig = field(default_factory=FrameworkConfig)  # whose kernels and host it has then
     seed: int = 0  # of random weights; a run also draws its workload with it
 
     def __post_init__(self) -> None:

@@ -22,8 +22,6 @@ class HardwareConfig:
     link_efficiency: float = 0.7  # share of the links' bandwidth that collectives sustain, 0 to 1
     launch_us: float = 1.5  # from a kernel's end to the next one's start
     collective_us: float = 8.0  # before the first byte of an all-reduce moves
-    step_us: float = 200.0  # of the host, for a step
-    sequence_us: float = 3.0  # of the host, for each sequence in a step
 
     def __post_init__(self) -> None:
         if parse_bytes(self.memory, key="hardware.memory") == 0:
@@ -36,5 +34,5 @@ class HardwareConfig:
         for name in ("bandwidth_efficiency", "compute_efficiency", "link_efficiency"):
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"hardware.{name}", getattr(self, name), "must be in (0, 1]")
-        for name in ("link_gb_s", "launch_us", "collective_us", "step_us", "sequence_us"):
+        for name in ("link_gb_s", "launch_us", "collective_us"):
             at_least(f"hardware.{name}", getattr(self, name), 0)

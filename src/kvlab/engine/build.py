@@ -25,6 +25,7 @@ from kvlab.kv.spec import KVSpec
 from kvlab.models.config import DecoderConfig
 from kvlab.models.decoder import attention_specs
 from kvlab.models.ops.base import Ops
+from kvlab.simulation.timings import Timing
 
 if TYPE_CHECKING:
     from kvlab.engine.sampler import Sampler
@@ -44,7 +45,7 @@ class EnginePlan:
     """A checked engine: everything that is known before a byte of it is allocated.
 
     `device` is "cpu" or "cuda", where `kernels` compute; or the name of hardware that is simulated, with the bytes
-    of `memory` that the engine may take, and `timing`, which says how steps are timed.
+    of `memory` that the engine may take.
     """
 
     config: EngineConfig
@@ -55,14 +56,14 @@ class EnginePlan:
     pool: PoolSize
     kernels: Kernels | None
     memory: int | None  # None: what the device has left
-    timing: str | None  # None: steps take the time that they take
+    timing: Timing | None  # of simulated hardware; None: steps take the time that they take
 
     @property
     def chosen(self) -> dict[str, str | int]:
         """What was chosen for settings that are `auto`, and how steps are timed if they are not computed."""
-        if self.kernels is None:
-            return {"device": self.device, "timing": str(self.timing)}
-        attention, _, ops, threads = self.kernels
+        if self.timing is not None:
+            return {"device": self.device, "timing": self.timing.description}
+        attention, _, ops, threads = self.computed_by
         return {"attention": attention.name, "kernels": ops.name, "device": self.device, "threads": threads}
 
     @property

@@ -27,7 +27,9 @@ class RunPlan(EnginePlan):
     @property
     def machine(self) -> str:
         """What it runs on, in words."""
-        return describe(self.device) if self.timing is None else f"simulated {self.device}, timing {self.timing}"
+        if self.timing is None:
+            return describe(self.device)
+        return f"simulated {self.device}, timing {self.timing.description}"
 
 
 def plan_run(config: RunConfig) -> RunPlan:

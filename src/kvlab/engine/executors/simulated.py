@@ -13,7 +13,7 @@ from zlib import crc32
 
 import numpy as np
 
-from kvlab.config import EngineConfig, HardwareConfig, format_bytes, parse_bytes
+from kvlab.config import EngineConfig, FrameworkConfig, HardwareConfig, format_bytes, parse_bytes
 from kvlab.core import SequenceSpec
 from kvlab.engine.build import EnginePlan, attention_elsewhere, kv_spec, memory_settings
 from kvlab.engine.clock import LogicalClock
@@ -23,8 +23,9 @@ from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.sizing import size_pool
 from kvlab.kv.view import CacheView
+from kvlab.models.config import DecoderConfig
 from kvlab.models.families import decoder_config
-from kvlab.simulation.roofline import RooflineTiming
+from kvlab.simulation.timings import TIMINGS, Deployment, Timing
 from kvlab.splitmix import STEP, mix
 
 if TYPE_CHECKING:
@@ -35,20 +36,22 @@ _MOST_DEVICES = 64
 
 class SimulatedExecutor(Executor):
     """Draws a token for each sequence from its name and the token's position, never an end-of-sequence token, and
-    takes the time that `timing` says.
+    takes the time that `timing` says, and that the `framework` costs beside it.
     """
 
-    def __init__(self, timing: RooflineTiming) -> None:
-        self._timing = timing
-        self._tokens = np.setdiff1d(np.arange(timing.model.vocab_size), timing.model.eos_token_ids)
+    def __init__(self, model: DecoderConfig, timing: Timing, framework: FrameworkConfig) -> None:
+        self._timing, self._framework = timing, framework
+        self._tokens = np.setdiff1d(np.arange(model.vocab_size), model.eos_token_ids)
 
     def execute(self, step: StepInput, view: CacheView) -> StepResult:
         rows = step.sampled
         seeds = np.fromiter((_seed(step.sequences[row]) for row in rows.tolist()), np.uint64, len(rows))
         drawn = mix((seeds << np.uint64(32)) + step.num_outputs[rows].astype(np.uint64) * STEP)
-        taken = self._timing.step(step.num_tokens, np.asarray(view.lengths, dtype=np.int64), len(rows))
+        elapsed_s = self._timing.device_s(step.num_tokens, np.asarray(view.lengths, dtype=np.int64), len(rows))
+        if not self._timing.includes_host:
+            elapsed_s = self._framework.step_s(elapsed_s, len(step.sequences), len(step.token_ids))
         tokens: list[int] = self._tokens[drawn % np.uint64(len(self._tokens))].tolist()
-        return StepResult(tokens, elapsed_s=taken.total)
+        return StepResult(tokens, elapsed_s=elapsed_s)
 
 
 def _seed(sequence: SequenceSpec) -> int:
@@ -65,16 +68,10 @@ class SimulatedExecution(ExecutorKind):
         hardware, devices = config.hardware, config.executor.tensor_parallel
         if hardware is None:
             raise ConfigError("hardware", None, "executor=simulated needs a device, as hardware=h100_sxm")
-        dtype = config.executor.dtype
-        if dtype not in hardware.tflops:
-            known = ", ".join(hardware.tflops) or "none"
-            raise ConfigError("executor.dtype", dtype, f"hardware.tflops of {hardware.name} has {known}")
         model = decoder_config(config.model)
         if model.num_kv_heads % devices or model.num_heads % devices:
             text = f"{config.model.name} has {model.num_kv_heads} KV heads, which have to be a multiple of it"
             raise ConfigError("executor.tensor_parallel", devices, text)
-        if devices > 1 and not hardware.link_gb_s:
-            raise ConfigError("executor.tensor_parallel", devices, f"{hardware.name} has no hardware.link_gb_s")
         spec = kv_spec(config, model)
         attention = attention_elsewhere(config, model, "cuda")
         settings = memory_settings(config, "cuda", attention, native=False, random_sampling=random_sampling)
@@ -88,21 +85,18 @@ class SimulatedExecution(ExecutorKind):
             kv, spec, max_batch_size=config.scheduler.max_batch_size, max_seq_len=config.model.max_seq_len
         )
         name = name_of_devices(config, hardware)
-        return EnginePlan(config, name, model, weights, working, pool, None, memory=memory, timing="roofline")
+        deployment = Deployment(config, model, hardware, weights.parameters / weights.stored, spec.bytes_per_token)
+        timing = TIMINGS.get(config.executor.timing).of(deployment)
+        return EnginePlan(config, name, model, weights, working, pool, None, memory=memory, timing=timing)
 
     @staticmethod
     def build(plan: EnginePlan, *, sampler: Sampler | None = None) -> Execution:
-        config = plan.config
-        assert config.hardware is not None
-        timing = RooflineTiming(
-            plan.model,
-            config.hardware,
-            config.executor.tensor_parallel,
-            config.executor.dtype,
-            plan.weights.parameters / plan.weights.stored,
-            plan.pool.bytes_per_token,
-        )
-        return Execution(SimulatedExecutor(timing), LogicalClock(), None)
+        if plan.timing is None:
+            raise ConfigError(
+                "executor.kind", plan.config.executor.kind, "the plan has no timing; plan it as simulated"
+            )
+        executor = SimulatedExecutor(plan.model, plan.timing, plan.config.framework)
+        return Execution(executor, LogicalClock(), None)
 
 
 def name_of_devices(config: EngineConfig, hardware: HardwareConfig) -> str:

@@ -8,7 +8,6 @@ A step over T tokens of B sequences on N devices, each of which has 1/N of every
                 a pair is a query and a token it attends to
     links       two all-reduces per layer: 2 (N - 1) / N x T x hidden numbers over the links, and their latency
     launches    `LAUNCHES` kernels per layer
-    host        per step, and per sequence in it; it does not overlap with the device
 
 Rates are the data sheet's times an efficiency. Each sequence counts with its length, each layer with its window.
 """
@@ -20,15 +19,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvlab.config import HardwareConfig
+from kvlab.errors import ConfigError
 from kvlab.kv.spec import DTYPE_BYTES
 from kvlab.models.config import DecoderConfig
+from kvlab.simulation.timings import TIMINGS
+from kvlab.simulation.timings.base import Counts, Deployment, Timing
 
 LAUNCHES = 8  # two norms, QKV, rotation and cache write, attention, output, gate and up, down
-
-Counts = NDArray[np.int64]
 
 
 class StepTime(NamedTuple):
@@ -38,7 +37,6 @@ class StepTime(NamedTuple):
     attention: float
     links: float
     launches: float
-    host: float
 
     @property
     def total(self) -> float:
@@ -46,8 +44,9 @@ class StepTime(NamedTuple):
         return sum(self)
 
 
+@TIMINGS.register("roofline")
 @dataclass(frozen=True)
-class RooflineTiming:
+class RooflineTiming(Timing):
     """Times steps of a model on `devices` devices of a kind. `dtype` is that of the products."""
 
     model: DecoderConfig
@@ -56,6 +55,29 @@ class RooflineTiming:
     dtype: str
     bytes_per_weight: float
     kv_bytes_per_token: int  # of all layers and devices
+
+    description = "roofline"
+
+    @classmethod
+    def of(cls, deployment: Deployment) -> RooflineTiming:
+        hardware, executor = deployment.hardware, deployment.config.executor
+        if executor.dtype not in hardware.tflops:
+            known = ", ".join(hardware.tflops) or "none"
+            raise ConfigError("executor.dtype", executor.dtype, f"hardware.tflops of {hardware.name} has {known}")
+        if deployment.devices > 1 and not hardware.link_gb_s:
+            text = f"{hardware.name} has no hardware.link_gb_s"
+            raise ConfigError("executor.tensor_parallel", deployment.devices, text)
+        return cls(
+            deployment.model,
+            hardware,
+            deployment.devices,
+            executor.dtype,
+            deployment.bytes_per_weight,
+            deployment.kv_bytes_per_token,
+        )
+
+    def device_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:
+        return self.step(new_tokens, lengths, sampled).total
 
     def step(self, new_tokens: Counts, lengths: Counts, sampled: int) -> StepTime:
         """`new_tokens` [B] of each sequence, which has `lengths` [B] tokens with them; `sampled` rows of logits."""
@@ -76,7 +98,6 @@ class RooflineTiming:
             attention=attention,
             links=self._links(tokens),
             launches=model.num_layers * LAUNCHES * hardware.launch_us * 1e-6,
-            host=(hardware.step_us + hardware.sequence_us * len(lengths)) * 1e-6,
         )
 
     def _attended(self, new: Counts, lengths: Counts) -> tuple[float, float]:

@@ -1,0 +1,33 @@
+"""The serving framework that a simulated device stands for: whose kernels run on it, and what its host costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvlab.config.values import at_least
+
+
+@dataclass
+class FrameworkConfig:
+    """What a step costs on the host, beside the device's work; and the framework's name in measured tables."""
+
+    name: str = "vllm"  # what it is called in tables and runs
+    tables: str = "vllm"  # timing=silicon: whose kernels were measured: vllm, sglang or trtllm
+    version: str | None = None  # timing=silicon: of the framework whose kernels were measured; null: the newest
+    step_us: float = 200.0  # of the host, for a step
+    sequence_us: float = 3.0  # of the host, for each sequence in a step
+    token_us: float = 0.0  # of the host, for each token in a step
+    overlap: bool = False  # the host prepares a step while the device computes the one before
+
+    def __post_init__(self) -> None:
+        for name in ("step_us", "sequence_us", "token_us"):
+            at_least(f"framework.{name}", getattr(self, name), 0)
+
+    def host_s(self, sequences: int, tokens: int) -> float:
+        """Seconds of the host for a step of so many sequences and tokens."""
+        return (self.step_us + self.sequence_us * sequences + self.token_us * tokens) * 1e-6
+
+    def step_s(self, device_s: float, sequences: int, tokens: int) -> float:
+        """Seconds of a step whose work takes the device `device_s`."""
+        host_s = self.host_s(sequences, tokens)
+        return max(device_s, host_s) if self.overlap else device_s + host_s

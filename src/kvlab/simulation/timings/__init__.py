@@ -1,0 +1,10 @@
+"""How long a step takes on a simulated device, by name. One file per timing."""
+
+from __future__ import annotations
+
+from kvlab.registry import Registry
+from kvlab.simulation.timings.base import Deployment, Timing
+
+TIMINGS: Registry[type[Timing]] = Registry("executor.timing", __name__)
+
+__all__ = ["TIMINGS", "Deployment", "Timing"]

@@ -1,0 +1,53 @@
+"""What a timing is: seconds of a simulated device for a step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlab.config import EngineConfig, HardwareConfig
+from kvlab.models.config import DecoderConfig
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A model on simulated devices, whose steps are to be timed."""
+
+    config: EngineConfig
+    model: DecoderConfig
+    hardware: HardwareConfig
+    bytes_per_weight: float
+    kv_bytes_per_token: int  # of all layers and devices
+
+    @property
+    def devices(self) -> int:
+        """Devices among which heads and matrices are divided."""
+        return self.config.executor.tensor_parallel
+
+
+class Timing(ABC):
+    """Times the steps of one deployment."""
+
+    includes_host = False  # whether `device_s` has the host's share in it already
+
+    @classmethod
+    @abstractmethod
+    def of(cls, deployment: Deployment) -> Self:
+        """Raises ConfigError, naming what would do, for a deployment that cannot be timed."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """Where its times come from, in words: a run says so wherever it says that it is simulated."""
+
+    @abstractmethod
+    def device_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:
+        """Seconds of a step that computes `new_tokens` [B] of B sequences, which have `lengths` [B] tokens with
+        them, and `sampled` rows of logits.
+        """
