@@ -15,6 +15,7 @@ from kvlab.lab.figures.memory import memory_series
 from kvlab.lab.figures.pareto import Measured, measured_points, pareto_front
 from kvlab.lab.figures.points import THROUGHPUT, Point, metric_grid, varied_keys
 from kvlab.lab.figures.pool_map import pool_image
+from kvlab.lab.figures.service_levels import attainment_windows
 from kvlab.lab.figures.timeline import shown_requests
 from kvlab.lab.records import read_run
 from kvlab.lab.requests import latencies_ms, request_phases
@@ -67,6 +68,20 @@ class TestNumbers:
             "itl": [1000, 2000],
             "queue": [1000, 1000],
         }
+
+    def test_attainment_is_counted_in_windows_of_arrival(self) -> None:
+        at = np.repeat([0.0, 4.0, 11.0], [20, 20, 10])
+        windows = attainment_windows(at, np.arange(50) < 25)
+        assert windows.edges.tolist() == [0, 2, 4, 6, 8, 10, 12]
+        assert windows.requests.tolist() == [20, 0, 20, 0, 0, 10]
+        assert windows.within.tolist() == [20, 0, 5, 0, 0, 0]
+        assert str(windows.attainment.tolist()) == "[100.0, nan, 25.0, nan, nan, 0.0]"
+
+    @pytest.mark.parametrize(("requests", "most"), [(3, 1), (40, 6), (100_000, 61)])
+    def test_windows_are_few_and_hold_every_request(self, requests: int, most: int) -> None:
+        windows = attainment_windows(np.linspace(0.0, 3600.0, requests), np.ones(requests, bool))
+        assert len(windows.requests) <= most
+        assert windows.requests.sum() == requests
 
     def test_memory_is_a_step_function_in_blocks(self) -> None:
         steps = [

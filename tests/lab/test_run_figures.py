@@ -18,6 +18,7 @@ from kvlab.lab.recording import draw_figures
 from kvlab.lab.records import read_run, step_row
 from kvlab.lab.terminal import Terminal
 from tests.lab.test_profile import run
+from tests.support.drawn import png
 from tests.support.records import memory
 
 
@@ -91,6 +92,17 @@ class TestARun:
         for part in (event for event in trace["traceEvents"] if event["name"] == "execution"):
             assert round(part["ts"] + part["dur"], 3) in ends
         assert {"scheduling", "execution", "preempted"} <= {event["name"] for event in trace["traceEvents"]}
+
+    def test_with_limits_it_draws_its_service_levels(self, pressed: Path) -> None:
+        record = read_run(pressed)
+        limited = dataclasses.replace(record, config={**record.config, "slo.tpot_ms": 3.6e6})
+        refused = dataclasses.replace(limited, metrics={**record.metrics, "requests/refused": 4.0})
+        drawn = [figures.run_figures(each) for each in (record, limited, refused)]
+        assert ["service_levels" in each for each in drawn] == [False, True, True]
+        titles = [each["service_levels"].axes[0].get_title(loc="left") for each in drawn[1:]]
+        assert "100 % of 4 requests within tpot" in titles[0]
+        assert "50 % of 8 requests" in titles[1]
+        assert all(png(each["service_levels"]) for each in drawn[1:])
 
     def test_runs_together_have_pictures_too(self, pressed: Path) -> None:
         record = read_run(pressed)

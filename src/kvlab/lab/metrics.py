@@ -10,7 +10,7 @@ from kvlab.config import SloConfig
 from kvlab.core import FinishReason, PoolCounters, PoolStats, RequestRecord, StepRecord
 from kvlab.kv.sizing import PoolSize
 from kvlab.lab.drive import RunLog
-from kvlab.lab.requests import latencies_ms
+from kvlab.lab.requests import is_within, latencies_ms
 
 _NOT_METRICS = ("prompt_tokens", "hit_tokens", "merged_blocks")  # of the counters; hits have a name of their own
 
@@ -63,7 +63,7 @@ def _service_levels(log: RunLog, limits: Mapping[str, float]) -> dict[str, float
     """Goodput, and the shares of all submitted requests that completed within `limits`: those of ttft and tpot."""
     if not limits:
         return {}
-    within = {name: [_is_within(record, name, most) for record in log.records] for name, most in limits.items()}
+    within = {name: [is_within(record, name, most) for record in log.records] for name, most in limits.items()}
     good = sum(map(all, zip(*within.values(), strict=True)))
     submitted = len(log.records) + len(log.refused)
     metrics: dict[str, float] = {}
@@ -73,14 +73,6 @@ def _service_levels(log: RunLog, limits: Mapping[str, float]) -> dict[str, float
         metrics["slo/attainment"] = 100 * good / submitted
         metrics |= {f"slo/{name}_attainment": 100 * sum(found) / submitted for name, found in within.items()}
     return metrics
-
-
-def _is_within(record: RequestRecord, latency: str, most: float) -> bool:
-    """Whether it completed with no more than `most` milliseconds of a latency: ttft or tpot."""
-    if latency == "tpot" and len(record.output_token_ids) < 2:
-        return record.completed  # no token came after the first
-    value: float | None = getattr(record, f"{latency}_ms")
-    return record.completed and value is not None and value <= most
 
 
 def _steps(steps: Sequence[StepRecord]) -> dict[str, float]:

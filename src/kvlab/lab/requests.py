@@ -26,6 +26,14 @@ def latencies_ms(records: Iterable[RequestRecord]) -> dict[str, list[float]]:
     return values
 
 
+def is_within(record: RequestRecord, latency: str, most: float) -> bool:
+    """Whether a request completed with no more than `most` milliseconds of a latency: ttft or tpot."""
+    if latency == "tpot" and len(record.output_token_ids) < 2:
+        return record.completed  # no token came after the first
+    value: float | None = getattr(record, f"{latency}_ms")
+    return record.completed and value is not None and value <= most
+
+
 def request_phases(record: RequestRecord) -> list[Phase]:
     """The phases of a request, without gaps from its arrival to its end.
 

@@ -21,6 +21,7 @@ from kvlab.lab.figures.metric_charts import metric_figure
 from kvlab.lab.figures.pareto import measured_points, pareto_figure
 from kvlab.lab.figures.points import THROUGHPUT, metric_grid, sweep_points, varied_amounts
 from kvlab.lab.figures.pool_map import pool_map_figure
+from kvlab.lab.figures.service_levels import limits_of, service_level_figure
 from kvlab.lab.figures.timeline import timeline_figure
 from kvlab.lab.files import attempt, replacing, write_text
 from kvlab.lab.records import RunRecord
@@ -29,7 +30,9 @@ FOLDER, PAGE = "figures", "hover.html"
 
 
 def run_figures(record: RunRecord) -> dict[str, Figure]:
-    """A run's figures by name: memory, pool_map, timeline, latency, without those that are `left_out`."""
+    """A run's figures by name: memory, pool_map, timeline, latency, and service_levels where the run had limits,
+    without those that are `left_out`.
+    """
     steps, requests, missing = record.steps(), record.requests(), left_out(record)
     unit = unit_of(str(record.config.get("kv.backend")))
     figures = {}
@@ -39,6 +42,9 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
         figures["pool_map"] = pool_map_figure(record.blocks(), steps, unit=unit)
     if requests:
         figures |= {"timeline": timeline_figure(requests), "latency": latency_figure(requests)}
+        if limits := limits_of(record.config):
+            refused = int(record.metrics.get("requests/refused", 0))
+            figures["service_levels"] = service_level_figure(requests, limits, refused=refused)
     return figures
 
 
