@@ -15,6 +15,9 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 16  # stop strings
 MAX_STOP_CHARS = 1024  # of each
 MAX_STOP_TOKENS = 300
+MAX_BIASES = 300  # tokens whose logits are changed
+MAX_BIAS = 100.0  # of a logit, up or down
+MAX_PENALTY = 2.0  # for a token's presence or frequency, up or down
 MAX_WHOLE = 2**31 - 1  # of whole numbers that nothing else bounds
 MAX_TEMPERATURE = 1e9  # and repetition penalty: float32 still divides by it
 
@@ -41,9 +44,9 @@ class SamplingParams:
     """How tokens are picked, and when to stop.
 
     `temperature` 0 is greedy. With `seed`, a sampled request's tokens depend on nothing but the request. `n`
-    samples are drawn of one prompt, which is computed once. The order is repetition penalty, stop tokens masked
-    below `min_tokens`, temperature, `top_k`, `top_p`, `min_p`. The output's text, where the engine has a
-    detokenizer, ends before the first of the `stop` strings.
+    samples are drawn of one prompt, which is computed once. The order is bias, repetition penalty, penalties for
+    presence and frequency, stop tokens masked below `min_tokens`, temperature, `top_k`, `top_p`, `min_p`. The
+    output's text, where the engine has a detokenizer, ends before the first of the `stop` strings.
     """
 
     max_tokens: int
@@ -56,6 +59,9 @@ class SamplingParams:
     top_p: float = 1.0  # only the most likely tokens that together have this probability (Holtzman et al., 2020)
     min_p: float = 0.0  # only tokens at least this often as likely as the most likely (Nguyen et al., 2024)
     repetition_penalty: float = 1.0  # of tokens in prompt or output; above 1 discourages (Keskar et al., 2019)
+    presence_penalty: float = 0.0  # taken once from the logit of each token in the output
+    frequency_penalty: float = 0.0  # taken from it as often as the token is in the output
+    logit_bias: tuple[tuple[int, float], ...] = ()  # tokens and what is added to their logits
     logprobs: int | None = None  # how many alternatives to report with each token's log-probability
     min_tokens: int = 0  # before that many, stop tokens are not sampled and stop strings do not stop
     stop: tuple[str, ...] = ()
@@ -104,12 +110,16 @@ class SequenceSpec:
     sampling: SamplingParams
     stop_token_ids: frozenset[int] = frozenset()  # those of the request, and the model's unless it ignores them
     is_penalized: bool = field(init=False)  # sampling needs the tokens so far
+    is_adjusted: bool = field(init=False)  # logits are changed before the largest is taken
     is_greedy: bool = field(init=False)  # every token is that of the largest logit, and nothing else is asked for
 
     def __post_init__(self) -> None:
-        asked, is_penalized = self.sampling, self.sampling.repetition_penalty != 1
-        is_greedy = asked.temperature == 0 and not is_penalized and not asked.min_tokens and asked.logprobs is None
+        asked = self.sampling
+        is_penalized = asked.repetition_penalty != 1 or bool(asked.presence_penalty or asked.frequency_penalty)
+        is_adjusted = is_penalized or bool(asked.logit_bias)
+        is_greedy = asked.temperature == 0 and not is_adjusted and not asked.min_tokens and asked.logprobs is None
         object.__setattr__(self, "is_penalized", is_penalized)
+        object.__setattr__(self, "is_adjusted", is_adjusted)
         object.__setattr__(self, "is_greedy", is_greedy)
 
 

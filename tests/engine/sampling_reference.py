@@ -31,13 +31,24 @@ def uniform(seed: int, sample: int, position: int) -> float:
 
 
 def adjusted(
-    logits: Sequence[float], sampling: SamplingParams, token_ids: Collection[int], barred: Collection[int]
+    logits: Sequence[float],
+    sampling: SamplingParams,
+    token_ids: Sequence[int],
+    barred: Collection[int],
+    outputs: int = 0,
 ) -> list[float]:
-    """Logits with the repetition penalty applied and barred tokens made impossible."""
+    """Logits with biases and penalties applied and barred tokens made impossible; the last `outputs` tokens are
+    those of the output.
+    """
     scores = list(logits)
+    for token, bias in sampling.logit_bias:
+        scores[token] += bias
     for token in set(token_ids):
         penalty = sampling.repetition_penalty
         scores[token] = scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
+    output = list(token_ids)[len(token_ids) - outputs :]
+    for token in set(output):
+        scores[token] -= sampling.presence_penalty + sampling.frequency_penalty * output.count(token)
     for token in barred:
         if token < len(scores):
             scores[token] = -math.inf
@@ -72,13 +83,13 @@ def pick(
     logits: Sequence[float],
     sampling: SamplingParams,
     *,
-    token_ids: Collection[int] = (),
+    token_ids: Sequence[int] = (),
     barred: Collection[int] = (),
     index: int = 0,
     position: int = 0,
 ) -> int:
     """The token of one row."""
-    scores = adjusted(logits, sampling, token_ids, barred)
+    scores = adjusted(logits, sampling, token_ids, barred, position if token_ids else 0)
     if sampling.temperature == 0:
         return scores.index(max(scores))
     number, together = uniform(sampling.seed or 0, index, position), 0.0

@@ -80,6 +80,8 @@ def test_greedy_and_sampled_requests_share_a_batch() -> None:
         ({"logprobs": 0}, True),
         ({"temperature": 0.5}, True),
         ({"repetition_penalty": 1.1}, True),
+        ({"presence_penalty": 0.1}, True),
+        ({"logit_bias": ((3, 1.0),)}, True),
         ({"min_tokens": 2}, True),
     ],
 )

@@ -31,6 +31,11 @@ ANY_SAMPLING = st.builds(
     top_p=st.sampled_from([0.1, 0.53, 0.9, 1.0]),
     min_p=st.sampled_from([0.0, 0.07, 0.6]),
     repetition_penalty=st.sampled_from([0.7, 1.0, 1.4]),
+    presence_penalty=st.sampled_from([0.0, 0.0, 0.8, -1.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.5, -0.25]),
+    logit_bias=st.dictionaries(st.integers(0, 199), st.sampled_from([-100.0, 1.5, 4.0]), max_size=3).map(
+        lambda found: tuple(found.items())
+    ),
     min_tokens=st.integers(0, 3),
     stop_token_ids=st.lists(st.integers(0, 199), max_size=3).map(tuple),
     logprobs=st.sampled_from([None, 0, 2]),

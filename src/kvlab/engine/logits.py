@@ -6,7 +6,8 @@ kept are kept too, so that no result depends on the order of equal logits.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -31,6 +32,29 @@ def penalize_repetition(
     penalty = _tensor(penalties, torch.float32, scores)[where]
     seen = scores[where, which]  # a token that occurs twice is read twice before it is written
     scores[where, which] = torch.where(seen > 0, seen / penalty, seen * penalty)
+
+
+def penalize_output(
+    scores: torch.Tensor,
+    presence: Sequence[float],
+    frequency: Sequence[float],
+    token_ids: Sequence[Sequence[int]],
+) -> None:
+    """Take from the scores of a row's output `token_ids` its `presence` once, and its `frequency` as often as the
+    token occurs (as OpenAI's API defines both).
+    """
+    taken = {
+        (row, token): presence[row] + frequency[row] * count
+        for row, tokens in enumerate(token_ids)
+        if presence[row] or frequency[row]
+        for token, count in Counter(tokens).items()
+    }
+    _add(scores, {place: -value for place, value in taken.items()})
+
+
+def add_bias(scores: torch.Tensor, biases: Sequence[Sequence[tuple[int, float]]]) -> None:
+    """Add to the scores of a row's tokens what its pairs of token and bias say; no token is there twice."""
+    _add(scores, {(row, token): value for row, pairs in enumerate(biases) for token, value in pairs})
 
 
 def mask_tokens(scores: torch.Tensor, token_ids: Sequence[Collection[int]]) -> None:
@@ -121,6 +145,14 @@ def _weights(scores: torch.Tensor) -> torch.Tensor:
     between all tokens and candidates.
     """
     return (scores - scores.amax(dim=-1, keepdim=True)).exp_()
+
+
+def _add(scores: torch.Tensor, values: Mapping[tuple[int, int], float]) -> None:
+    """Add values to scores by row and token."""
+    if values:
+        rows, tokens = zip(*values, strict=True)
+        where = _tensor(rows, torch.long, scores), _tensor(tokens, torch.long, scores)
+        scores[where] += _tensor(list(values.values()), torch.float32, scores)
 
 
 def _tensor(values: Sequence[float], dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:

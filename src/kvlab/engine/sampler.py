@@ -8,11 +8,13 @@ import torch
 
 from kvlab.core import TokenLogprobs
 from kvlab.engine.logits import (
+    add_bias,
     apply_temperature,
     keep_min_p,
     keep_top_k,
     keep_top_p,
     mask_tokens,
+    penalize_output,
     penalize_repetition,
     sample,
     top_k_candidates,
@@ -66,7 +68,12 @@ class Sampler:
         """A token for each row of `scores`, which are changed on the way."""
         asked = [sequence.sampling for sequence in batch.sequences]
         histories = [batch.histories.get(row, ()) for row in range(len(batch))]
+        add_bias(scores, [a.logit_bias for a in asked])
         penalize_repetition(scores, [a.repetition_penalty for a in asked], histories)
+        outputs = [
+            ids[len(ids) - count :] for ids, count in zip(histories, batch.num_outputs.tolist(), strict=True)
+        ]
+        penalize_output(scores, [a.presence_penalty for a in asked], [a.frequency_penalty for a in asked], outputs)
         masked = [s.stop_token_ids if _is_too_short(batch, row) else () for row, s in enumerate(batch.sequences)]
         mask_tokens(scores, masked)
         tokens = self._top1(scores, batch)
@@ -142,8 +149,8 @@ class Sampler:
 
 def _takes_top1(batch: SamplingBatch, row: int) -> bool:
     """Whether a row's token is that of the largest logit, whatever it is."""
-    asked = batch.sequences[row].sampling
-    return asked.temperature == 0 and asked.repetition_penalty == 1 and not _is_too_short(batch, row)
+    sequence = batch.sequences[row]
+    return sequence.sampling.temperature == 0 and not sequence.is_adjusted and not _is_too_short(batch, row)
 
 
 def _is_too_short(batch: SamplingBatch, row: int) -> bool:

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from typing import TypeGuard
 
 from kvlab.core import (
+    MAX_BIAS,
+    MAX_BIASES,
     MAX_LOGPROBS,
+    MAX_PENALTY,
     MAX_SAMPLES,
     MAX_STOP_CHARS,
     MAX_STOP_TOKENS,
@@ -34,6 +37,8 @@ _NUMBERS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("top_p", lambda x: 0 < x <= 1, "a number in (0, 1]; 1 keeps all tokens"),
     ("min_p", lambda x: 0 <= x < 1, "a number in [0, 1); 0 keeps all tokens"),
     ("repetition_penalty", lambda x: x > 0, "a number, more than 0; 1 changes nothing"),
+    ("presence_penalty", lambda x: abs(x) <= MAX_PENALTY, f"a number from -{MAX_PENALTY} to {MAX_PENALTY}"),
+    ("frequency_penalty", lambda x: abs(x) <= MAX_PENALTY, f"a number from -{MAX_PENALTY} to {MAX_PENALTY}"),
 )
 
 
@@ -134,12 +139,29 @@ def _first_wrong(sampling: SamplingParams, vocab_size: int | None, has_text: boo
         return "stop_token_ids", f"has {len(tokens)} token ids; at most {MAX_STOP_TOKENS}"
     if not isinstance(stops, tuple) or not all(isinstance(text, str) and text for text in stops):
         return "stop", "must be a tuple of strings, none of them empty"
+    if (wrong := _wrong_bias(sampling.logit_bias, limit)) is not None:
+        return "logit_bias", wrong
     if len(stops) > MAX_STOPS:
         return "stop", f"has {len(stops)} strings; at most {MAX_STOPS}"
     if (longest := max(map(len, stops), default=0)) > MAX_STOP_CHARS:
         return "stop", f"has a string of {longest:,} characters; at most {MAX_STOP_CHARS}"
     if sampling.stop and not has_text:
         return "stop", "needs text: give the engine a detokenizer, or use stop_token_ids"
+    return None
+
+
+def _wrong_bias(pairs: object, vocab_size: int) -> str | None:
+    """What would do instead of these pairs of token and bias."""
+    if not isinstance(pairs, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        return "must be a tuple of pairs of a token id and a number"
+    if len(pairs) > MAX_BIASES:
+        return f"has {len(pairs)} tokens; at most {MAX_BIASES}"
+    if not all(_is_whole(token) and 0 <= token < vocab_size for token, _ in pairs):
+        return f"token ids must be from 0 to below {vocab_size}"
+    if len({token for token, _ in pairs}) < len(pairs):
+        return "has a token twice"
+    if not all(_is_number(bias) and abs(bias) <= MAX_BIAS for _, bias in pairs):
+        return f"biases must be numbers from -{MAX_BIAS:.0f} to {MAX_BIAS:.0f}"
     return None
 
 

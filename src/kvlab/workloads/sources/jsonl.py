@@ -87,10 +87,14 @@ def _parse(
 def _with_sampling(request: Request, row: dict[str, Any], vocab_size: int) -> Request:
     """The request with what its row says on sampling. Raises RequestRefusedError, a ValueError."""
     said = {name: row[name] for name in SAMPLING_FIELDS if name in row}
-    values: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in said.items()}
+    values: dict[str, Any] = {k: _frozen(value) for k, value in said.items()}
     request = replace(request, sampling=replace(request.sampling, **values))
     check_sampling(request.request_id, request.sampling, vocab_size=vocab_size, has_text=False)
     return request
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _seconds(value: Any) -> float:
