@@ -3,10 +3,10 @@
 kvlab capacity model=qwen3_4b memory=16GiB
 kvlab capacity model=qwen3_4b memory=16GiB kv.dtype=int8 executor.weights=int8 model.max_seq_len=8192
 kvlab capacity model=llama3_1_70b hardware=h100_sxm executor.tensor_parallel=4
-kvlab capacity model=/models/llama memory=24GiB lengths=500,2000     a directory, or its config.json
+kvlab capacity model=/models/llama memory=24GiB lengths=500,2000     a directory, its config.json, a GGUF file
 
-Any setting of `kvlab run` may follow; model= may also name a directory with a config.json, or that file; kv.memory=
-or kv.num_blocks= sizes the cache alone. Nothing is built and nothing is allocated.
+Any setting of `kvlab run` may follow; model= may also name a directory with a config.json, that file, or a GGUF
+file; kv.memory= or kv.num_blocks= sizes the cache alone. Nothing is built and nothing is allocated.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from kvlab.cli.settings import read_settings, run_command, setting
 from kvlab.config import RunConfig, parse_bytes
 from kvlab.errors import ConfigError
+from kvlab.models.gguf import is_gguf
 from kvlab.paths import CONF
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def _model_override(override: str) -> list[str]:
     if key != "model" or value in known:
         return [override]
     path = Path(value).expanduser()
+    if is_gguf(value):
+        return _checkpoint(path.absolute(), path.stem)
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         missing = "has no config.json" if path.is_dir() else "unknown"
@@ -63,7 +66,11 @@ def _model_override(override: str) -> list[str]:
     if file.name != "config.json":
         raise ConfigError("model", value, "a model's configuration is called config.json; rename it")
     parent = file.parent.resolve()  # the file itself may be a link, as in a hub's cache
-    quoted = ["'" + text.replace("'", "\\'") + "'" for text in (str(parent), parent.name)]
+    return _checkpoint(parent, parent.name)
+
+
+def _checkpoint(path: Path, name: str) -> list[str]:
+    quoted = ["'" + text.replace("'", "\\'") + "'" for text in (str(path), name)]
     return ["model=checkpoint", f"model.path={quoted[0]}", f"model.name={quoted[1]}"]
 
 

@@ -15,6 +15,8 @@ from kvlab.config import ModelConfig
 from kvlab.errors import ConfigError, shown
 from kvlab.models.config import DecoderConfig, LayerConfig, RopeConfig
 from kvlab.models.files import read_object
+from kvlab.models.gguf import is_gguf, read_gguf
+from kvlab.models.gguf_model import config_values
 from kvlab.models.ops.torch_ops import ACTIVATIONS
 
 _DEFAULT_ROWS: dict[str, tuple[Any, Any, Any, Any]] = {  # llama, qwen2, qwen3, gemma3_text
@@ -66,16 +68,16 @@ def decoder_config(model: ModelConfig) -> DecoderConfig:
     """The decoder that a model setting describes: by `model.path`, else by `model.architecture`.
 
     Raises ConfigError for a family that kvlab does not know, values that no decoder can have, or a `model.path`
-    without a readable config.json. Code that the file names is never run.
+    without a readable config.json and that is no readable GGUF file. Code that the file names is never run.
     """
     if model.path is None:
         if model.family not in FAMILIES:
             raise ConfigError("model.family", model.family, f"unknown; known: {', '.join(FAMILIES)}")
         config = read_config({**model.architecture, "model_type": model.family})
     else:
-        file = _config_file(model.path)
+        file = Path(os.path.expanduser(model.path)) if is_gguf(model.path) else _config_file(model.path)
         try:
-            values = read_object(file)
+            values = config_values(read_gguf(file)) if is_gguf(model.path) else read_object(file)
         except ValueError as error:
             raise ConfigError("model.path", model.path, f"{file} {error}") from error
         try:

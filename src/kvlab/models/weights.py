@@ -1,4 +1,4 @@
-"""Sources of a model's weights: random numbers, or safetensors files."""
+"""Sources of a model's weights: random numbers, safetensors files; `gguf_model.py` has that of GGUF files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from kvlab.errors import WeightsError, shown
 from kvlab.models.files import check_file, read_object
+from kvlab.models.gguf import is_gguf
 
 _TILE = 1_048_583  # a prime, so that rows of a weight do not repeat
 _BIAS_DEVIATION = 0.1
@@ -107,8 +108,7 @@ class SafetensorsWeights:
         self._unused.discard(name)
         # Always a copy: a mapped tensor would keep the whole file in memory.
         tensor: torch.Tensor = handle.get_tensor(stored).to(device=self._device, dtype=self._dtype, copy=True)
-        if not _is_finite(tensor):
-            raise WeightsError(f"{file}: tensor {name} holds numbers that are not finite in {self._dtype}")
+        check_finite(f"{file}: tensor {name}", tensor)
         return tensor
 
     def finish(self) -> None:
@@ -116,9 +116,20 @@ class SafetensorsWeights:
         output layer.
         """
         unused = self._unused - {"lm_head.weight"}
-        if extra := sorted(name for name in unused if not name.endswith("rotary_emb.inv_freq")):
-            names = ", ".join(map(shown, extra[:5])) + (f" and {len(extra) - 5} more" if len(extra) > 5 else "")
-            raise WeightsError(f"{self._directory}: the model has no place for tensor(s) {names}")
+        check_unused(self._directory, {name for name in unused if not name.endswith("rotary_emb.inv_freq")})
+
+
+def check_finite(subject: str, tensor: torch.Tensor) -> None:
+    """Raise WeightsError unless all numbers of `subject`, a tensor, are finite."""
+    if not _is_finite(tensor):
+        raise WeightsError(f"{subject} holds numbers that are not finite in {tensor.dtype}")
+
+
+def check_unused(where: Path, names: set[str]) -> None:
+    """Raise WeightsError, with the first of them, unless no tensors of a checkpoint are left over."""
+    if extra := sorted(names):
+        text = ", ".join(map(shown, extra[:5])) + (f" and {len(extra) - 5} more" if len(extra) > 5 else "")
+        raise WeightsError(f"{where}: the model has no place for tensor(s) {text}")
 
 
 def _weight_files(directory: Path) -> list[Path]:
@@ -180,13 +191,18 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 
 def open_weights(
     where: str, dtype: torch.dtype, device: torch.device | str, *, seed: int = 0, norm_weight: float = 1.0
-) -> DummyWeights | SafetensorsWeights:
-    """`dummy`, a directory, or a hub id (downloaded once); `seed` and `norm_weight` are those of DummyWeights.
+) -> WeightSource:
+    """`dummy`, a directory, a GGUF file, or a hub id (downloaded once); `seed` and `norm_weight` are those of
+    DummyWeights.
 
     Raises WeightsError where no weights are found.
     """
     if where == "dummy":
         return DummyWeights(dtype, device, seed, norm_weight)
+    if is_gguf(where):
+        from kvlab.models.gguf_model import GgufWeights
+
+        return GgufWeights(Path(os.path.expanduser(where)), dtype, device)
     directory = Path(os.path.expanduser(where))
     return SafetensorsWeights(directory if os.path.isdir(directory) else _download(where), dtype, device)
 
