@@ -27,6 +27,28 @@ Feature: Simulation
       When I run "executor=simulated hardware=l4 scheduler.max_batch_size=2 workload.arrival=poisson workload.rate=5" on a tiny model twice
       Then both runs have the same requests.parquet and steps.parquet, byte for byte
 
+  Rule: Steps take as long as their operations were measured to take, where the tables are installed
+
+    @R14.1
+    Scenario: A run with measured operations
+      Given the tables of measured operations
+      When I run "executor=simulated executor.timing=silicon executor.dtype=bfloat16 model=qwen3_8b hardware=h100_sxm" on a tiny model
+      Then the message says "4 requests on simulated h100_sxm, timing silicon (vllm 0.24.0 on h100_sxm)"
+      And all 4 requests were completed
+
+    @R14.3
+    Scenario Outline: <override>
+      Given the tables of measured operations
+      When I run "executor=simulated executor.timing=silicon executor.dtype=bfloat16 model=qwen3_8b hardware=h100_sxm <override>" on a tiny model
+      Then the command fails without a traceback
+      And the message says "<message>"
+
+      Examples:
+        | override              | message                                                                                |
+        | hardware=l4           | hardware=l4: timing=silicon has vllm on a100_sxm ... or take executor.timing=roofline  |
+        | model=qwen3_tiny      | model=qwen3_tiny: vllm 0.24.0 on h100_sxm was measured with ... or take executor.timing=roofline |
+        | framework.version=0.1 | framework.version=0.1: timing=silicon has vllm 0.24.0 and 0.27.0 on h100_sxm           |
+
   Rule: What cannot be simulated is named
 
     @R14.3

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from pytest_bdd import parsers, then, when
+import pytest
+from pytest_bdd import given, parsers, then, when
 
 from features.steps.run_steps import Runner
 from tests.support.commands import Command
+
+
+@given("the tables of measured operations")
+def has_tables() -> None:
+    pytest.importorskip("aiconfigurator_core", reason="pip install 'kvlab[silicon]' for the tables")
 
 
 @when(parsers.parse('I run "{text}" for each of these devices'))

@@ -1,0 +1,125 @@
+"""Tables of measured operations: the optional package `aiconfigurator-core` (NVIDIA, Apache-2.0).
+
+It carries times of GEMMs, attention and collectives on devices, for versions of serving frameworks, and
+interpolates between them. Nothing of it is imported before tables are opened, and it uses no network.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from math import log
+from pathlib import Path
+from typing import Any
+
+from kvlab.config import FrameworkConfig, HardwareConfig
+from kvlab.errors import ConfigError, KvlabError
+
+INSTEAD = "or take executor.timing=roofline"
+_PACKAGE = "aiconfigurator_core"
+_OTHER_MAKE = "b60"  # not NVIDIA's: no stand-in for what is
+_FRAMEWORKS = ("vllm", "sglang", "trtllm")
+
+
+class UnmeasuredError(KvlabError, LookupError):
+    """The tables do not hold an operation, nor any that could stand in for it."""
+
+
+class MeasuredTables:
+    """Operations that were measured on `hardware` with a version of a framework.
+
+    `operations` holds the package's classes of them, and `types` its enumerations of types.
+    """
+
+    def __init__(self, hardware: HardwareConfig, framework: FrameworkConfig) -> None:
+        """Raises ConfigError, naming what would do, where the package or a table is missing."""
+        logging.getLogger(_PACKAGE).setLevel(logging.CRITICAL)  # it warns of models that are none of ours
+        databases, self._engine = _module("perf_database"), _module("engine")
+        self.operations, self.types = _module("operations"), _module("common")
+        systems = Path(databases.get_systems_paths()[0])
+        name, tables = hardware.name, framework.tables
+        if tables not in _FRAMEWORKS:
+            raise ConfigError("framework.tables", tables, f"must be one of {', '.join(_FRAMEWORKS)}; {INSTEAD}")
+        devices = list(_devices(systems, tables))
+        if name not in devices:
+            specs = {device: databases.load_system_spec(device) for device in devices}
+            nearest, known = min(devices, key=lambda device: _distance(hardware, specs[device])), ", ".join(devices)
+            text = f"timing=silicon has {tables} on {known}; the nearest is {nearest}; {INSTEAD}"
+            raise ConfigError("hardware", name, text)
+        slots = databases.get_version_slots(name, tables)
+        versions = [slots[slot] for slot in ("previous", "current", "next") if slots.get(slot)]
+        version = framework.version or slots["current"]
+        if version not in versions:
+            text = f"timing=silicon has {tables} {' and '.join(versions)} on {name}; {INSTEAD}"
+            raise ConfigError("framework.version", version, text)
+        self.name = f"{tables} {version} on {name}"
+        self._database = databases.get_database(name, tables, version)
+        self._handle = self._engine.EngineHandle.for_database(self._database, systems_path=str(systems))
+
+    def compile(self, operations: Sequence[Any]) -> str:
+        """Objects of `self.operations`, one after the other, as `seconds` takes them."""
+        self._engine._resolve_attention_lane_orders(operations, self._database, None)
+        spec: str = self._engine.build_ops_json(operations)
+        return spec
+
+    def seconds(self, spec: str, batch: int, tokens: int, prefix: int = 0, *, prefill: bool) -> float:
+        """Seconds of compiled operations for `batch` sequences: in a prefill each has `tokens` new tokens behind
+        `prefix` cached ones; otherwise each has one, at a context of `tokens`. Raises UnmeasuredError.
+        """
+        try:
+            parts = self._handle.evaluate_ops_json(
+                spec,
+                is_context=prefill,
+                batch_size=batch,
+                s=tokens,
+                prefix=prefix,
+                x=batch * (tokens if prefill else 1),
+            )
+        except (RuntimeError, ValueError) as error:
+            raise UnmeasuredError(str(error)) from error
+        return float(sum(part[1] for part in parts)) * 1e-3
+
+    def has(self, operation: Any, *, prefill: bool) -> bool:
+        """Whether an object of `self.operations` was measured, or one like it."""
+        try:
+            self.seconds(self.compile([operation]), 1, 1, prefill=prefill)
+        except UnmeasuredError:
+            return False
+        return True
+
+    def prefill_type(self, kv_type: str) -> str:
+        """The type in which prefill computes attention over K and V of that type: the same, where it was measured.
+        Raises UnmeasuredError.
+        """
+        databases = _module("perf_database")
+        mode = self.types.KVCacheQuantMode[kv_type]
+        known: list[str] = databases.context_fmha_supported_modes(self._database, "context_attention", mode)
+        if not known:
+            raise UnmeasuredError(kv_type)
+        return kv_type if kv_type in known else known[0]
+
+
+def _module(name: str) -> Any:
+    try:
+        return import_module(f"{_PACKAGE}.sdk.{name}")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(_PACKAGE):
+            raise
+        text = f"needs the package aiconfigurator-core: pip install 'kvlab[silicon]', {INSTEAD}"
+        raise ConfigError("executor.timing", "silicon", text) from None
+
+
+def _devices(systems: Path, framework: str) -> Iterator[str]:
+    """Devices on which what every dense model needs was measured."""
+    for path in sorted((systems / "data").iterdir()):
+        needed = (path / family / framework for family in ("gemm", "attention"))
+        if path.name != _OTHER_MAKE and all(directory.is_dir() for directory in needed):
+            yield path.name
+
+
+def _distance(hardware: HardwareConfig, system: dict[str, Any]) -> float:
+    """By how much a device of the tables differs in bandwidth and arithmetic."""
+    device, flops = system["gpu"], hardware.tflops.get("bfloat16", 0) * 1e12
+    distance = abs(log(hardware.bandwidth_gb_s * 1e9 / device["mem_bw"]))
+    return distance + (abs(log(flops / device["bfloat16_tc_flops"])) if flops else 0)

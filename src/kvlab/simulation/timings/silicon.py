@@ -1,0 +1,167 @@
+"""A step's time as the sum of operations that were measured on the device. See kvlab.simulation.tables.
+
+A step over T new tokens of B sequences on N devices, each of which has 1/N of every matrix and of every head:
+
+    linear      the GEMMs of QKV, output, gate and up, and down over T rows, what lies between them, the embedding,
+                and, for N > 1, two all-reduces of T rows in each layer
+    head        the GEMM of the output layer, over as many rows as are sampled, in 16 bits
+    prefill     each chunk with its cached prefix: 1/k of what a batch of k such takes, k being the step's chunks
+    decode      the sequences with one new token at their mean context, and no less than the longest alone
+
+A layer with a window attends to no more than that, and a chunk that is longer than the window counts as several.
+Chunks, prefixes and contexts are rounded to 7 significant bits, so that nearly every step is found in a table of
+this module's own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from itertools import product
+from math import hypot, log
+
+import numpy as np
+
+from kvlab.config import EngineConfig
+from kvlab.errors import ConfigError
+from kvlab.models.config import DecoderConfig
+from kvlab.simulation.tables import INSTEAD, MeasuredTables, UnmeasuredError
+from kvlab.simulation.timings import TIMINGS
+from kvlab.simulation.timings.base import Counts, Deployment, Timing
+
+_BITS = 7
+_HEADS, _SIZES = (1, 2, 4, 8), (64, 128, 256)  # of K and V on a device, as models have them
+_STREAMED = 0.8  # share of the bandwidth that norms and gates reach, as in the package's own models;
+_GATHERED = 0.3  # likewise the embedding
+#: What the tables call the types of weights, and of K and V.
+_WEIGHTS = {"bfloat16": "bfloat16", "float16": "bfloat16", "int8": "int8_wo", "fp8": "fp8"}
+_KV = {"bfloat16": "bfloat16", "float16": "bfloat16", "int8": "int8", "fp8_e4m3": "fp8"}
+
+
+@TIMINGS.register("silicon")
+class SiliconTiming(Timing):
+    """Adds up measured operations of a model that is divided among devices; `weights` and `kv` are types as the
+    tables call them.
+    """
+
+    def __init__(self, tables: MeasuredTables, model: DecoderConfig, devices: int, weights: str, kv: str) -> None:
+        """Raises UnmeasuredError for shapes or types that the tables do not have."""
+        self._tables, self._windows = tables, Counter(layer.sliding_window for layer in model.layers)
+        make, types = tables.operations, tables.types
+        hidden, layers, head_dim = model.hidden_size, model.num_layers, model.head_dim
+        heads, kv_heads = model.num_heads // devices, model.num_kv_heads // devices
+        inner, vocabulary = model.intermediate_size // devices, model.vocab_size // devices
+        mode = types.GEMMQuantMode[weights]
+        norms = layers * (4 if model.sandwich_norms else 2)
+        linear = tables.compile(
+            [
+                make.Embedding("embedding", 1, vocabulary, hidden, _GATHERED),
+                make.ElementWise("norms", norms, 2 * hidden, 2 * hidden, _STREAMED),
+                make.GEMM("qkv", layers, (heads + 2 * kv_heads) * head_dim, hidden, mode),
+                make.GEMM("output", layers, hidden, heads * head_dim, mode, low_precision_input=True),
+                make.GEMM("gate_up", layers, 2 * inner, hidden, mode),
+                make.ElementWise("gate", layers, 2 * inner, inner, _STREAMED),
+                make.GEMM("down", layers, hidden, inner, mode, low_precision_input=True),
+                make.CustomAllReduce("links", 2 * layers + 1, hidden, devices),
+            ]
+        )
+        head = tables.compile([make.GEMM("head", 1, vocabulary, hidden, types.GEMMQuantMode.bfloat16)])
+        each = {"head_size": head_dim, "use_qk_norm": model.qk_norm}
+        kv_type, computed = types.KVCacheQuantMode[kv], types.FMHAQuantMode[tables.prefill_type(kv)]
+        decode = tables.compile([make.GenerationAttention("decode", 1, heads, kv_heads, kv_type, **each)])
+        prefill = tables.compile([make.ContextAttention("prefill", 1, heads, kv_heads, kv_type, computed, **each)])
+        self._linear_s = cache(lambda rows: tables.seconds(linear, 1, rows, prefill=True))
+        self._head_s = cache(lambda rows: tables.seconds(head, 1, rows, prefill=True))
+        self._decode_s = cache(lambda batch, context: tables.seconds(decode, batch, context, prefill=False))
+        self._prefill_s = cache(
+            lambda batch, new, before: tables.seconds(prefill, batch, new, before, prefill=True)
+        )
+        self.device_s(np.array([1, 2]), np.array([2, 2]), 2)  # what is not in the tables is found here
+
+    @classmethod
+    def of(cls, deployment: Deployment) -> SiliconTiming:
+        config, model, devices = deployment.config, deployment.model, deployment.devices
+        if config.executor.dtype not in _WEIGHTS:
+            known = "bfloat16 and float16"
+            raise ConfigError("executor.dtype", config.executor.dtype, f"timing=silicon has {known}; {INSTEAD}")
+        tables = MeasuredTables(deployment.hardware, config.framework)
+        weights = config.executor.dtype if config.executor.weights == "auto" else config.executor.weights
+        try:
+            return cls(tables, model, devices, _WEIGHTS[weights], _KV[config.kv_dtype])
+        except UnmeasuredError:
+            raise _unmeasured(tables, config, model, devices, weights) from None
+
+    @property
+    def description(self) -> str:
+        return f"silicon ({self._tables.name})"
+
+    def device_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:
+        decoding = new_tokens == 1
+        batch = int(np.count_nonzero(decoding))
+        seconds: float = self._linear_s(int(new_tokens.sum()))
+        if sampled:
+            seconds += self._head_s(sampled)
+        if batch:
+            seconds += self._decoding_s(lengths if batch == len(lengths) else lengths[decoding])
+        if batch < len(lengths):
+            chunks = new_tokens[~decoding]
+            seconds += self._prefilling_s(chunks.tolist(), (lengths[~decoding] - chunks).tolist())
+        return seconds
+
+    def _decoding_s(self, contexts: Counts) -> float:
+        seconds = 0.0
+        for window, layers in self._windows.items():
+            seen = contexts if window is None else np.minimum(contexts, window)
+            mean, longest = _rounded(round(float(seen.mean()))), _rounded(int(seen.max()))
+            seconds += layers * max(self._decode_s(len(seen), mean), self._decode_s(1, longest))
+        return seconds
+
+    def _prefilling_s(self, new: list[int], before: list[int]) -> float:
+        seconds = 0.0
+        for window, layers in self._windows.items():
+            chunks = list(zip(new, before, strict=True))
+            if window is not None:
+                chunks = [
+                    (min(window, tokens - start), min(window - 1, cached + start))
+                    for tokens, cached in chunks
+                    for start in range(0, tokens, window)
+                ]
+            batch = len(chunks)
+            each = (self._prefill_s(batch, _rounded(tokens), _rounded(cached)) for tokens, cached in chunks)
+            seconds += layers * sum(each) / batch
+        return seconds
+
+
+def _rounded(count: int) -> int:
+    """`count` to `_BITS` significant bits."""
+    shift = count.bit_length() - _BITS
+    return count if shift <= 0 else (count + (1 << (shift - 1))) >> shift << shift
+
+
+def _unmeasured(
+    tables: MeasuredTables, config: EngineConfig, model: DecoderConfig, devices: int, weights: str
+) -> ConfigError:
+    """What the tables have instead of what they do not."""
+    make, types, kv = tables.operations, tables.types, config.kv_dtype
+
+    def has_weights(called: str) -> bool:
+        return tables.has(make.GEMM("", 1, 1024, 1024, types.GEMMQuantMode[called]), prefill=True)
+
+    def has_attention(called: str, heads: int = 8, size: int = 128) -> bool:
+        mode = types.KVCacheQuantMode[called]
+        return tables.has(make.GenerationAttention("", 1, heads, heads, mode, head_size=size), prefill=False)
+
+    def instead(known: dict[str, str], has: Callable[[str], bool]) -> str:
+        names = ", ".join(name for name, called in known.items() if has(called))
+        return f"{tables.name} was measured with {names}; {INSTEAD}"
+
+    if not has_weights(_WEIGHTS[weights]):
+        return ConfigError("executor.weights", weights, instead(_WEIGHTS, has_weights))
+    if not has_attention(_KV[kv]):
+        return ConfigError("kv.dtype", kv, instead(_KV, has_attention))
+    heads, size = model.num_kv_heads // devices, model.head_dim
+    shapes = [shape for shape in product(_HEADS, _SIZES) if has_attention(_KV[kv], *shape)]
+    near, near_size = min(shapes, key=lambda shape: hypot(log(shape[0] / heads), log(shape[1] / size)))
+    text = f"{tables.name} was measured with {near} KV heads of {near_size} numbers on a device, and not with "
+    return ConfigError("model", config.model.name, f"{text}{heads} of {size}; {INSTEAD}")

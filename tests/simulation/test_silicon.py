@@ -1,0 +1,132 @@
+"""Steps timed by measured operations: their sum, how it grows, and what the tables do not have."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from kvlab.engine.build import plan_engine
+from kvlab.errors import ConfigError
+from kvlab.models.config import DecoderConfig
+from kvlab.models.families import decoder_config
+from kvlab.simulation.tables import MeasuredTables
+from kvlab.simulation.timings.silicon import SiliconTiming, _rounded
+from tests.simulation.test_roofline import counts, windowed
+from tests.support.plans import composed
+
+RUN = ("executor=simulated", "executor.timing=silicon", "executor.tensor_parallel=2", "hardware=h100_sxm")
+
+
+@pytest.fixture(scope="module")
+def tables() -> MeasuredTables:
+    pytest.importorskip("aiconfigurator_core", reason="pip install 'kvlab[silicon]' for the tables")
+    run = composed(*RUN, "model=qwen3_32b")
+    assert run.hardware is not None
+    return MeasuredTables(run.hardware, run.framework)
+
+
+@pytest.fixture(scope="module")
+def timing(tables: MeasuredTables) -> SiliconTiming:
+    return timed(tables, qwen3())
+
+
+def qwen3() -> DecoderConfig:
+    return decoder_config(composed(*RUN, "model=qwen3_32b").model)
+
+
+def timed(tables: MeasuredTables, model: DecoderConfig) -> SiliconTiming:
+    return SiliconTiming(tables, model, 2, "bfloat16", "bfloat16")
+
+
+def test_operations_add_up_to_the_packages_own_steps_of_uniform_batches(timing: SiliconTiming) -> None:
+    engine = pytest.importorskip("aiconfigurator_core.sdk.engine")
+    whole = engine.EngineHandle.compile("Qwen/Qwen3-32B", "h100_sxm", "vllm", tp_size=2)
+    for batch, context in ((1, 100), (8, 1000), (200, 5000)):
+        step = timing.device_s(np.full(batch, 1), np.full(batch, context), batch)
+        assert step * 1e3 == pytest.approx(whole.predict_decode_latency(batch, context - 1), rel=0.01)
+    for batch, chunk, prefix in ((1, 500, 0), (4, 1024, 0), (1, 777, 5000)):
+        step = timing.device_s(np.full(batch, chunk), np.full(batch, chunk + prefix), batch)
+        assert step * 1e3 == pytest.approx(whole.predict_prefill_latency(batch, chunk + prefix, prefix), rel=0.01)
+
+
+def test_more_rows_longer_contexts_and_more_cached_take_no_less(timing: SiliconTiming) -> None:
+    def seconds(new: list[int], lengths: list[int]) -> float:
+        return timing.device_s(counts(*new), counts(*lengths), len(new))
+
+    contexts = [seconds([1] * 64, [context] * 64) for context in range(100, 8000, 100)]
+    assert contexts == sorted(contexts)
+    rows = [seconds([1] * rows, [2000] * rows) for rows in (1, 8, 64, 256)]
+    assert rows == sorted(rows)
+    prefixes = [seconds([512], [512 + prefix]) for prefix in range(0, 8000, 250)]
+    assert prefixes == sorted(prefixes)
+
+
+def test_ragged_batches(timing: SiliconTiming) -> None:
+    decode, prefill = timing._decoding_s, timing._prefilling_s
+    assert decode(counts(*[500, 1500] * 32)) == decode(counts(*[1000] * 64))
+    assert decode(counts(*[100] * 7, 30_000)) >= decode(counts(30_000))  # the longest is one sequence's alone
+    alike = prefill([256, 256], [0, 0]), prefill([512, 512], [0, 0])
+    assert prefill([256, 512], [0, 0]) == pytest.approx(sum(alike) / 2)
+    mixed = timing.device_s(counts(1, 1, 300), counts(700, 900, 300), 3)
+    linear = timing._linear_s(302) + timing._head_s(3)
+    assert mixed == pytest.approx(linear + decode(counts(700, 900)) + prefill([300], [0]))
+    assert timing.device_s(counts(300), counts(300), 0) == pytest.approx(
+        timing._linear_s(300) + prefill([300], [0])
+    )
+
+
+def test_a_window_limits_what_its_layers_attend_to(tables: MeasuredTables) -> None:
+    model = qwen3()
+    full, narrow = (timed(tables, windowed(model, *[window] * model.num_layers)) for window in (None, 512))
+    assert narrow._decoding_s(counts(8000)) == full._decoding_s(counts(512))
+    assert narrow._decoding_s(counts(300)) == full._decoding_s(counts(300))
+    assert narrow._prefilling_s([300], [100]) == full._prefilling_s([300], [100])
+    pieces = narrow._prefilling_s([1024], [0])
+    assert pieces == pytest.approx(full._prefilling_s([512, 512], [0, 511]))
+    assert pieces < full._prefilling_s([4096], [0])
+
+
+def test_rounding_keeps_seven_bits() -> None:
+    assert [_rounded(count) for count in (0, 1, 127, 128, 129, 131, 255, 1001)] == [
+        0,
+        1,
+        127,
+        128,
+        130,
+        132,
+        256,
+        1000,
+    ]
+    assert all(abs(_rounded(count) - count) <= count / 128 for count in range(1, 20_000, 7))
+
+
+@pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            "hardware=rtx_4090",
+            "hardware=rtx_4090: .* on a100_sxm, .*; the nearest is l40s; or take exec",
+        ),
+        ("framework.version=0.1", "framework.version=0.1: timing=silicon has vllm 0.24.0 and .* on h100_sxm; or"),
+        ("framework.tables=mine", "framework.tables=mine: must be one of vllm, sglang, trtllm; or"),
+        ("executor.dtype=float32", "executor.dtype=float32: timing=silicon has bfloat16 and float16; or"),
+        ("executor.weights=int8", "executor.weights=int8: vllm .* was measured with bfloat16, .*; or"),
+        ("kv.dtype=int8", "kv.dtype=int8: vllm .* was measured with bfloat16, .*; or"),
+        ("model=qwen3_tiny", "model=qwen3_tiny: vllm .* with 1 KV heads of 64 numbers .* not with 1 of 32; or"),
+    ],
+)
+def test_what_the_tables_lack_is_a_sentence(overrides: str, message: str) -> None:
+    model = () if overrides.startswith("model=") else ("model=qwen3_8b",)
+    with pytest.raises(ConfigError, match=message):
+        plan_engine(composed(*RUN, *model, overrides))
+
+
+def test_without_the_package_its_installation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("aiconfigurator_core")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "aiconfigurator_core", None)
+    with pytest.raises(ConfigError, match=r"pip install 'kvlab\[silicon\]', or take executor.timing=roofline"):
+        plan_engine(composed(*RUN, "model=qwen3_8b"))
