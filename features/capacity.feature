@@ -31,6 +31,17 @@ Feature: How many sequences fit
       Then the planner says "2 (K and V) x 36 layers x 8 KV heads x (128 numbers x 1 byte + 4 of their scale)"
       And a token takes 76032 bytes and a block of 16 tokens 1216512
 
+    @R2.1
+    Scenario: In fp8 one scale serves a whole tensor, and the output layer of a model stays as it is
+      When I plan "model=qwen3_8b hardware=h100_sxm kv.dtype=fp8_e4m3 executor.weights=fp8"
+      Then the planner says "2 (K and V) x 36 layers x 8 KV heads x 128 numbers x 1 byte, fp8_e4m3"
+      And the planner says "matrices in fp8 6.5 GiB, output layer in bfloat16 1.2 GiB, embedding 1.2 GiB"
+      And a token takes 73728 bytes and a block of 16 tokens 1179648
+
+    @R2.1
+    Scenario: Devices are given in short
+      Then the planner finds the same for "tensor_parallel=4" as for "executor.tensor_parallel=4" on hardware
+
     @R2.5
     Scenario Outline: A memory holds <contiguous> slots of 4096 tokens, or <paged> sequences of <length>
       When I plan "model=qwen3_0_6b kv.memory=4GiB model.max_seq_len=4096 lengths=<length>"
@@ -95,6 +106,8 @@ Feature: How many sequences fit
         | memory=16GiB lengths=5000        | lengths=5000: a mean length is from 1 to model.max_seq_len=1024             |
         | memory=16GiB kv.blok_size=8      | kv.blok_size=8: Could not override 'kv.blok_size'                           |
         | memory=16GiB kv.block_size=8,16  | kv.block_size=8,16: the planner does not sweep: give one value              |
+        | model=qwen3_8b tensor_parallel=4 | executor.tensor_parallel=4: devices of which kind? As hardware=h100_sxm     |
+        | model=qwen3_8b executor.weights=fp8 executor=cpu | executor.weights=fp8: is stored by simulated devices alone |
         | memory=16GiB kv=segmented        | Could not find 'kv/segmented' ... contiguous paged                          |
 
     @R2.6

@@ -49,6 +49,15 @@ Feature: Simulation
         | model=qwen3_tiny      | model=qwen3_tiny: vllm 0.24.0 on h100_sxm was measured with ... or take executor.timing=roofline |
         | framework.version=0.1 | framework.version=0.1: timing=silicon has vllm 0.24.0 and 0.27.0 on h100_sxm           |
 
+    @R14.1
+    Scenario: Half the bytes in fp8: more room, and less time
+      When I run "executor=simulated hardware=l4 executor.dtype=bfloat16 model=qwen3_8b <setting>" for each of these settings
+        | setting                                      |
+        | kv.dtype=auto                                |
+        | executor.weights=fp8                         |
+        | executor.weights=fp8 kv.dtype=fp8_e5m2       |
+      Then each has a larger cache than the one before, and takes less time
+
   Rule: What cannot be simulated is named
 
     @R14.3
@@ -64,5 +73,8 @@ Feature: Simulation
         | executor=simulated hardware=h100                          | Could not find 'hardware/h100' ... a100_sxm b200_sxm h100_sxm                    |
         | executor=simulated hardware=l4 hardware.memory=1MiB       | for weights, steps and one block ... is less; take a smaller model               |
         | executor=simulated hardware=l4 executor.tensor_parallel=3 | executor.tensor_parallel=3: qwen3_tiny has 2 KV heads, ... a multiple of it      |
+        | executor.weights=fp8                                      | executor.weights=fp8: is stored by simulated devices alone ... use int8 or auto  |
+        | kv.dtype=fp8_e4m3                                         | kv.dtype=fp8_e4m3: is stored by simulated devices alone ... use int8 or auto     |
+        | executor=simulated hardware=l4 executor.weights=int8      | executor.weights=int8: is computed by kvlab's CPU kernels alone; ... use fp8     |
         | executor=simulated hardware=l4 debug.profile=true         | debug.profile=True: executor.kind=simulated has no parts to be timed            |
         | executor=simulated hardware=l4 model=llama3_1_70b executor.dtype=bfloat16 | llama3_1_70b needs ... executor.tensor_parallel=8 would do |

@@ -141,6 +141,16 @@ def planned_and_measured(commands: list[Command], count: int) -> None:
     assert metrics["capacity/weight_bytes"] > 0
 
 
+@then(parsers.parse('the planner finds the same for "{first}" as for "{second}" on hardware'))
+def same_in_short(planner: Planner, first: str, second: str) -> None:
+    found = []
+    for devices in (first, second):
+        planner("model=llama3_1_70b", "hardware=h100_sxm", devices)
+        found.append(planner.figures())
+    assert found[0] == found[1]
+    assert found[0]["device"] == "4 x h100_sxm"
+
+
 @then(parsers.parse('the planner finds the same for "{name}", the directory and the file'))
 def same(planner: Planner, model_directory: Path, name: str) -> None:
     found = []

@@ -14,10 +14,11 @@ def has_tables() -> None:
     pytest.importorskip("aiconfigurator_core", reason="pip install 'kvlab[silicon]' for the tables")
 
 
-@when(parsers.parse('I run "{text}" for each of these devices'))
+@when(parsers.re('I run "(?P<text>.*)" for each of these (devices|settings)'))
 def run_each(lab: Runner, commands: list[Command], text: str, datatable: list[list[str]]) -> None:
-    for (device,) in datatable[1:]:
-        commands.append(lab.run(text.replace("<device>", device)))
+    (name,), *values = datatable
+    for (value,) in values:
+        commands.append(lab.run(text.replace(f"<{name}>", value)))
 
 
 @then(parsers.parse('the summary says "{machine}" for its machine'))
@@ -36,7 +37,7 @@ def has_tags(commands: list[Command], first: str, second: str) -> None:
 @then("each has a larger cache than the one before, and takes less time")
 def larger_and_faster(commands: list[Command]) -> None:
     metrics = [command.summary["metrics"] for command in commands]
-    sizes = [each["capacity/kv_bytes"] for each in metrics]
+    sizes = [each["capacity/token_slots"] for each in metrics]
     times = [each["duration_s"] for each in metrics]
     assert sizes == sorted(set(sizes))
     assert times == sorted(set(times), reverse=True)

@@ -219,9 +219,11 @@ class TestMemory:
         assert "qwen3_tiny needs" in str(raised.value)
 
     @pytest.mark.parametrize("devices", [1, 4])
-    @pytest.mark.parametrize("dtype", ["auto", "int8"])
-    def test_the_planner_gives_a_simulated_run_the_same_cache(self, devices: int, dtype: str) -> None:
-        chosen = ("model=qwen3_8b", "hardware=h100_sxm", f"executor.tensor_parallel={devices}", f"kv.dtype={dtype}")
+    @pytest.mark.parametrize(
+        "stored", ["kv.dtype=auto", "kv.dtype=int8", "kv.dtype=fp8_e5m2", "executor.weights=fp8"]
+    )
+    def test_the_planner_gives_a_simulated_run_the_same_cache(self, devices: int, stored: str) -> None:
+        chosen = ("model=qwen3_8b", "hardware=h100_sxm", f"executor.tensor_parallel={devices}", stored)
         asked = composed("executor=simulated", *chosen)
         found, run = plan_capacity(asked, device="cuda"), plan_engine(asked, random_sampling=False)
         assert found.pools["paged"] == run.pool

@@ -9,8 +9,11 @@ import pytest
 
 from kvlab.config import FrameworkConfig, HardwareConfig
 from kvlab.models.config import DecoderConfig
+from kvlab.models.families import decoder_config
+from kvlab.simulation.timings.base import Deployment
 from kvlab.simulation.timings.roofline import LAUNCHES, RooflineTiming
 from tests.support.model import tiny_config
+from tests.support.plans import composed
 
 #: Nothing but memory and arithmetic, at rates that are easy to divide by.
 PLAIN = HardwareConfig(
@@ -32,7 +35,9 @@ def windowed(model: DecoderConfig, *windows: int | None) -> DecoderConfig:
 
 
 def timing(model: DecoderConfig, hardware: HardwareConfig = PLAIN, devices: int = 1) -> RooflineTiming:
-    return RooflineTiming(model, hardware, devices, "bfloat16", 2.0, model.kv_spec("bfloat16").bytes_per_token)
+    body, head = 2 * model.body_parameters, 2 * model.vocab_size * model.hidden_size
+    kv_bytes = model.kv_spec("bfloat16").bytes_per_token
+    return RooflineTiming(model, hardware, devices, "bfloat16", body, head, kv_bytes)
 
 
 def counts(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -77,6 +82,22 @@ def test_a_long_prefill_is_bound_by_arithmetic_and_without_logits_skips_the_outp
     assert step.linear == pytest.approx(2 * model.body_parameters * tokens / 1e12)
     pairs = tokens * (tokens + 1) / 2
     assert step.attention == pytest.approx(4 * model.num_heads * model.head_dim * model.num_layers * pairs / 1e12)
+
+
+@pytest.mark.parametrize(("in_fp8", "faster"), [(4.0, 4.0), (None, 1.0)])
+def test_products_in_fp8_have_a_rate_of_their_own_where_the_device_has_one(
+    in_fp8: float | None, faster: float
+) -> None:
+    hardware = replace(PLAIN, tflops={"bfloat16": 1.0} | ({"fp8": in_fp8} if in_fp8 else {}))
+    settings = composed("model=qwen3_8b", "executor.weights=fp8")
+    model = decoder_config(settings.model)
+    deployment = Deployment(settings, model, hardware, model.body_parameters, 0, 0)
+    fast = RooflineTiming.of(deployment).step(counts(10_000), counts(10_000), sampled=0)
+    plain = replace(timing(model), body_bytes=0).step(counts(10_000), counts(10_000), sampled=0)
+    assert fast.linear == pytest.approx(plain.linear / faster)
+    assert fast.attention == plain.attention
+    alone = RooflineTiming.of(deployment).step(counts(1), counts(1), sampled=0)
+    assert alone.linear == pytest.approx(model.body_parameters / 1e9)  # a byte of each is read
 
 
 def test_devices_divide_the_work_and_add_all_reduces() -> None:

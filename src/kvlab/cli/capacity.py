@@ -2,7 +2,7 @@
 
 kvlab capacity model=qwen3_4b memory=16GiB
 kvlab capacity model=qwen3_4b memory=16GiB kv.dtype=int8 executor.weights=int8 model.max_seq_len=8192
-kvlab capacity model=llama3_1_70b hardware=h100_sxm executor.tensor_parallel=4
+kvlab capacity model=llama3_1_70b hardware=h100_sxm tensor_parallel=4 executor.weights=fp8 kv.dtype=fp8_e4m3
 kvlab capacity model=/models/llama memory=24GiB lengths=500,2000     a directory, its config.json, a GGUF file
 
 Any setting of `kvlab run` may follow; model= may also name a directory with a config.json, that file, or a GGUF
@@ -34,6 +34,7 @@ class CapacitySettings:
     memory: str | None = setting(
         None, "of the device, for weights, cache and working memory; else what this machine has free", "SIZE"
     )
+    tensor_parallel: int | None = setting(None, "with hardware=: devices, short for executor.tensor_parallel", "N")
     lengths: list[int] = setting(
         [], "mean lengths in tokens; 256, doubled up to model.max_seq_len, unless given", "N,N"
     )
@@ -88,7 +89,12 @@ def plan(settings: CapacitySettings, overrides: Sequence[str]) -> CapacityPlan:
     from kvlab.lab.machine import available_memory
     from kvlab.lab.model_file import check_model_file
 
-    config = compose_config([text for override in overrides for text in _model_override(override)])
+    chosen = [text for override in overrides for text in _model_override(override)]
+    if (devices := settings.tensor_parallel) is not None:
+        if any(text.lstrip("+").startswith("executor.tensor_parallel=") for text in chosen):
+            raise ConfigError("tensor_parallel", devices, "executor.tensor_parallel is given too; give one of them")
+        chosen.append(f"executor.tensor_parallel={devices}")
+    config = compose_config(chosen)
     if config.model.path is not None:
         file = Path(config.model.path).expanduser() / "config.json"
         if file.is_file():  # else the id of a hub, or an error with a name of its own

@@ -9,7 +9,7 @@ from kvlab.errors import ConfigError
 from kvlab.registry import registry
 
 DTYPES = ("float32", "bfloat16", "float16")
-WEIGHTS = ("auto", "int8")
+WEIGHTS = ("auto", "int8", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -34,7 +34,7 @@ class ExecutorConfig:
     kind: str = "torch"  # torch: PyTorch and kvlab's kernels on this machine; simulated: a device that is not here
     device: str = "auto"  # cpu, cuda, or auto: cuda where there is one
     dtype: str = "bfloat16"  # of weights and activations: float32, bfloat16 or float16
-    weights: str = "auto"  # auto: executor.dtype; int8: matrices in int8 with a scale per output (CPU, bfloat16)
+    weights: str = "auto"  # auto: executor.dtype; int8: on a CPU, in bfloat16; fp8: simulated; a scale per output
     threads: int | None = None  # CPU threads; null: one for each core that the process may use
     tensor_parallel: int = 1  # simulated: devices among which heads and matrices are divided
     memory_utilization: float = 0.9  # simulated: share of the devices' memory that the engine may take

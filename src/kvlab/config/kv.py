@@ -8,7 +8,7 @@ from kvlab.config.values import at_least, one_of, parse_bytes
 from kvlab.errors import ConfigError
 from kvlab.registry import registry
 
-KV_DTYPES = ("auto", "int8")
+KV_DTYPES = ("auto", "int8", "fp8_e4m3", "fp8_e5m2")
 
 
 @dataclass
@@ -20,7 +20,7 @@ class KVConfig:
     """
 
     backend: str = "paged"  # paged: blocks of block_size tokens; contiguous: a slot of max_seq_len tokens each
-    dtype: str = "auto"  # auto: executor.dtype; int8: with a scale per token and head
+    dtype: str = "auto"  # auto: executor.dtype; int8: a scale per token and head; simulated: fp8_e4m3, fp8_e5m2
     block_size: int = 16  # token slots of a block; for contiguous only the unit of num_blocks
     num_blocks: int | None = None  # blocks of block_size tokens; null: by memory, or by scheduler.max_batch_size
     memory: str | None = None  # bytes of K and V, as 512MiB or 4GiB, instead of num_blocks

@@ -94,7 +94,7 @@ def memory_settings(
         device=device,
         attention=attention,
         native=native,
-        int8_weights=config.executor.weights == "int8",
+        weights=config.executor.weights,
         max_batched_tokens=config.scheduler.max_batched_tokens,
         max_batch_size=config.scheduler.max_batch_size,
         max_seq_len=config.model.max_seq_len,
@@ -152,6 +152,14 @@ def kv_spec(config: EngineConfig, model: DecoderConfig) -> KVSpec:
         instead = f"in {plain.dtype} {plain.bytes_per_token}; use kv.dtype=auto"
         raise ConfigError("kv.dtype", config.kv_dtype, f"{text} and {instead}")
     return spec
+
+
+def refuse_fp8(config: EngineConfig) -> None:
+    """Raise ConfigError for what is to be stored in fp8, which nothing on this machine does."""
+    for key, value in (("executor.weights", config.executor.weights), ("kv.dtype", config.kv.dtype)):
+        if value.startswith("fp8"):
+            text = "is stored by simulated devices alone (executor=simulated hardware=h100_sxm)"
+            raise ConfigError(key, value, f"{text}; here use int8 or auto")
 
 
 def resolve_device(setting: str) -> str:

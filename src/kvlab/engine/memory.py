@@ -28,7 +28,7 @@ class EngineSettings:
     device: str  # "cpu" or "cuda"
     attention: str  # name of the backend
     native: bool  # whether kvlab's CPU kernels compute what is not attention
-    int8_weights: bool
+    weights: str  # "auto": in `dtype`; "int8"; "fp8": all matrices but the output layer's
     max_batched_tokens: int
     max_batch_size: int
     max_seq_len: int
@@ -39,6 +39,16 @@ class EngineSettings:
     def element(self) -> int:
         """Bytes of a number."""
         return DTYPE_BYTES[self.dtype]
+
+    @property
+    def matrix_dtype(self) -> str:
+        """What the matrices of the layers are stored in."""
+        return self.dtype if self.weights == "auto" else self.weights
+
+    @property
+    def output_dtype(self) -> str:
+        """What the output layer is stored in: checkpoints in fp8 leave it as it is."""
+        return "int8" if self.weights == "int8" else self.dtype
 
     @property
     def rows(self) -> int:
@@ -64,12 +74,18 @@ class WeightBytes:
     """Bytes of a model as it is loaded."""
 
     matrices: int  # the output layer's included, which a tied embedding may be, too
+    output: int  # the output layer's part of `matrices`
     embedding: int  # a table of its own beside the output layer; 0: one copy is both
     norms: int
     biases: int
-    scales: int  # of int8
+    scales: int  # of int8 and fp8
     rotary: int  # tables of angles; computed, not loaded
     stored: int  # numbers, not bytes: weights, as often as they are held
+
+    @property
+    def body(self) -> int:
+        """Bytes that every token reads: all but the output layer and the embedding."""
+        return self.matrices - self.output + self.norms + self.biases + self.scales
 
     @property
     def parameters(self) -> int:
@@ -86,7 +102,8 @@ def weight_bytes(model: DecoderConfig, settings: EngineSettings) -> WeightBytes:
     """What the model takes once it is loaded."""
     element, hidden = settings.element, model.hidden_size
     vocabulary = model.vocab_size * hidden
-    products = list(matrices(model))
+    *layer, output = matrices(model)
+    stored = [(matrix, settings.matrix_dtype) for matrix in layer] + [(output, settings.output_dtype)]
     # A tied embedding that oneDNN has packed cannot serve as a table.
     own_table = not model.tie_word_embeddings or (settings.is_packed and not settings.native)
     head = 2 * model.head_dim if model.qk_norm else 0
@@ -95,13 +112,14 @@ def weight_bytes(model: DecoderConfig, settings: EngineSettings) -> WeightBytes:
     biases = (q + 2 * kv if model.qkv_bias else 0) + (hidden if model.output_bias else 0)
     ropes = len({layer.rope for layer in model.layers})
     return WeightBytes(
-        matrices=sum(matrix.times * _matrix_bytes(matrix, settings) for matrix in products),
+        matrices=sum(matrix.times * _matrix_bytes(matrix, dtype, settings) for matrix, dtype in stored),
+        output=_matrix_bytes(output, settings.output_dtype, settings),
         embedding=vocabulary * element if own_table else 0,
         norms=norms * (_FLOAT32 if model.norm_offset else element),
         biases=model.num_layers * biases * element,
-        scales=sum(times * outputs for times, outputs, _ in products) * SCALE_BYTES if settings.int8_weights else 0,
+        scales=SCALE_BYTES * sum(each.times * each.outputs for each, dtype in stored if dtype != settings.dtype),
         rotary=2 * ropes * settings.max_seq_len * model.head_dim * element,
-        stored=sum(times * outputs * inputs for times, outputs, inputs in products)
+        stored=sum(each.times * each.outputs * each.inputs for each, _ in stored)
         + (vocabulary if own_table else 0)
         + norms
         + model.num_layers * biases,
@@ -140,11 +158,12 @@ def working_memory(model: DecoderConfig, cache: KVSpec, settings: EngineSettings
     # The parts of a product are joined, then packed; an output layer of its own comes last.
     *layer, output = (matrix.outputs * matrix.inputs for matrix in matrices(model))
     loaded = max(2 * max(layer), output) if settings.is_packed else max(layer)
+    loaded *= DTYPE_BYTES["fp8"] if settings.weights == "fp8" else element
     return WorkingMemory(
         layers=tokens * element * per_token,
         attention=_attention(model, cache, settings),
         logits=2 * tokens * model.hidden_size * element + settings.rows * model.vocab_size * per_logit,
-        loading=loaded * element + _TILE * (_FLOAT32 + element),
+        loading=loaded + _TILE * (_FLOAT32 + element),
     )
 
 
@@ -176,9 +195,9 @@ def _attention(model: DecoderConfig, cache: KVSpec, settings: EngineSettings) ->
     tokens, longest, size = settings.max_batched_tokens, settings.max_seq_len, settings.block_size
     per_token = 2 * model.num_kv_heads * model.head_dim  # K and V
     if settings.attention == "sdpa":
-        # Buffers that grow to twice a sequence; int8 once more as float32 and in the model's dtype; a mask.
+        # Buffers that grow to twice a sequence; a dtype of its own once more as float32 and in the model's; a mask.
         buffers = 2 * per_token * longest * DTYPE_BYTES[cache.dtype]
-        widened = per_token * longest * (_FLOAT32 + settings.element) if cache.is_scaled else 0
+        widened = per_token * longest * (_FLOAT32 + settings.element) if cache.dtype != settings.dtype else 0
         return buffers + widened + tokens * longest * (1 + _FLOAT32)
     if settings.attention in _BLOCK_BY_BLOCK:
         return _FLOAT32 * (2 * size * per_token + 4 * model.num_heads * tokens * (size + model.head_dim))
@@ -197,8 +216,8 @@ def matrices(model: DecoderConfig) -> Iterator[Matrix]:
     yield Matrix(1, model.vocab_size, hidden)
 
 
-def _matrix_bytes(matrix: Matrix, settings: EngineSettings) -> int:
+def _matrix_bytes(matrix: Matrix, dtype: str, settings: EngineSettings) -> int:
     if not (settings.is_packed and settings.native):
-        return matrix.outputs * matrix.inputs * settings.element
+        return matrix.outputs * matrix.inputs * DTYPE_BYTES[dtype]
     outputs, inputs = -(-matrix.outputs // _PANEL) * _PANEL, -(-matrix.inputs // 2) * 2
-    return outputs * inputs * DTYPE_BYTES["int8" if settings.int8_weights else settings.dtype]
+    return outputs * inputs * DTYPE_BYTES[dtype]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 SCALE_BYTES = 4  # of the float32 that each head of a token has beside it in int8
 
 
@@ -15,11 +15,11 @@ class KVSpec:
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    dtype: str  # "float32", "bfloat16", "float16" or "int8"
+    dtype: str  # a key of DTYPE_BYTES
 
     @property
     def is_scaled(self) -> bool:
-        """Whether each token's K and V have a scale per head beside them."""
+        """Whether each token's K and V have a scale per head beside them. fp8 has one for a whole tensor."""
         return self.dtype == "int8"
 
     @property

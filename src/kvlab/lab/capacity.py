@@ -17,8 +17,13 @@ from itertools import count, takewhile
 from typing import Any, NamedTuple, cast
 
 from kvlab.config import EngineConfig, KVConfig, RunConfig, format_bytes
-from kvlab.engine.build import attention_elsewhere, kv_spec, memory_settings
-from kvlab.engine.executors.simulated import check_devices, memory_of_devices, name_of_devices
+from kvlab.engine.build import attention_elsewhere, kv_spec, memory_settings, refuse_fp8
+from kvlab.engine.executors.simulated import (
+    check_devices,
+    check_model_on_devices,
+    memory_of_devices,
+    name_of_devices,
+)
 from kvlab.engine.memory import EngineSettings, WeightBytes, WorkingMemory, weight_bytes, working_memory
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.pools import POOLS
@@ -96,6 +101,7 @@ class CapacityPlan:
                 "parameters": model.num_parameters,
                 "max_position_embeddings": model.max_position_embeddings,
                 **asdict(self.settings),
+                "int8_weights": self.settings.weights == "int8",
             },
             "bytes_per_token": spec.bytes_per_token,
             "bytes_per_block": self.paged.block_size * spec.bytes_per_token,
@@ -131,7 +137,14 @@ def plan_capacity(
     settings = memory_settings(
         config, device, attention_elsewhere(config, model, device), native=native, random_sampling=sampled
     )
-    if settings.int8_weights and not (native and settings.is_packed):
+    if config.hardware is not None:
+        check_model_on_devices(config, model)
+    elif config.executor.tensor_parallel > 1:
+        text = "devices of which kind? As hardware=h100_sxm"
+        raise ConfigError("executor.tensor_parallel", config.executor.tensor_parallel, text)
+    if device == "cpu":
+        refuse_fp8(config)
+    if settings.weights == "int8" and not (native and settings.is_packed):
         _refuse_int8(config, device)
     weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
     if config.hardware is not None:
@@ -237,8 +250,8 @@ def _too_small(config: EngineConfig, plan: CapacityPlan, memory: int, block: int
     override, narrower = "", settings
     if settings.dtype == "float32":
         override, narrower = "executor.dtype=bfloat16", replace(settings, dtype="bfloat16")
-    elif settings.is_packed and settings.native and not settings.int8_weights:
-        override, narrower = "executor.weights=int8", replace(settings, int8_weights=True)
+    elif settings.is_packed and settings.native and settings.weights == "auto":
+        override, narrower = "executor.weights=int8", replace(settings, weights="int8")
     spec = model.kv_spec(narrower.dtype if config.kv.dtype == "auto" else config.kv.dtype)
     less = weight_bytes(model, narrower)
     if override and _needed(less, working_memory(model, spec, narrower), block) <= memory:
@@ -248,9 +261,8 @@ def _too_small(config: EngineConfig, plan: CapacityPlan, memory: int, block: int
     beside = f"{format_bytes(working.peak)} of working memory and {format_bytes(block)} for one block"
     if working.loading > working.peak + block:
         beside = f"{format_bytes(working.loading)} for a moment to load them"
-    dtype = "int8" if settings.int8_weights else settings.dtype
     return CapacityError(
-        f"memory={format_bytes(memory)}: {plan.name} needs {format_bytes(weights.total)} for weights in {dtype}, "
-        f"and {beside}: {format_bytes(needed - memory)} more than that; {'; '.join(advice)}; or take a smaller "
-        "model"
+        f"memory={format_bytes(memory)}: {plan.name} needs {format_bytes(weights.total)} for weights in "
+        f"{settings.matrix_dtype}, and {beside}: {format_bytes(needed - memory)} more than that; "
+        f"{'; '.join(advice)}; or take a smaller model"
     )

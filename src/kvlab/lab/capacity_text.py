@@ -17,7 +17,8 @@ from kvlab.lab.capacity import CapacityPlan
 def capacity_lines(plan: CapacityPlan) -> Iterator[tuple[str, str, str]]:
     """Name, size, and the formula with every input."""
     model, spec, size, longest = plan.model, plan.spec, plan.paged.block_size, plan.settings.max_seq_len
-    head = f"{spec.head_dim} numbers x {DTYPE_BYTES[spec.dtype]} bytes"
+    size_of = DTYPE_BYTES[spec.dtype]
+    head = f"{spec.head_dim} numbers x {size_of} byte{'s' if size_of > 1 else ''}"
     if spec.is_scaled:
         head = f"({spec.head_dim} numbers x 1 byte + {SCALE_BYTES} of their scale)"
     heads = f"{spec.num_kv_heads} KV head{'s' if spec.num_kv_heads > 1 else ''}"
@@ -40,8 +41,10 @@ def capacity_lines(plan: CapacityPlan) -> Iterator[tuple[str, str, str]]:
 
 def _weights_formula(plan: CapacityPlan) -> str:
     weights, settings, model = plan.weights, plan.settings, plan.model
-    dtype = "int8" if settings.int8_weights else settings.dtype
-    text = f"{model.num_parameters:,} parameters, matrices in {dtype} {format_bytes(weights.matrices)}"
+    head = weights.output if settings.output_dtype != settings.matrix_dtype else 0
+    text = f"{model.num_parameters:,} parameters, matrices in {settings.matrix_dtype} "
+    text += format_bytes(weights.matrices - head)
+    text += f", output layer in {settings.output_dtype} {format_bytes(head)}" if head else ""
     if model.tie_word_embeddings:
         text += ", embedding held twice" if weights.embedding else ", embedding tied"
     for name, size in {

@@ -65,13 +65,11 @@ class SimulatedExecution(ExecutorKind):
     @staticmethod
     def plan(config: EngineConfig, *, random_sampling: bool = True) -> EnginePlan:
         """Raises ConfigError without hardware, and for a model that cannot be divided among the devices."""
-        hardware, devices = config.hardware, config.executor.tensor_parallel
+        hardware = config.hardware
         if hardware is None:
             raise ConfigError("hardware", None, "executor=simulated needs a device, as hardware=h100_sxm")
         model = decoder_config(config.model)
-        if model.num_kv_heads % devices or model.num_heads % devices:
-            text = f"{config.model.name} has {model.num_kv_heads} KV heads, which have to be a multiple of it"
-            raise ConfigError("executor.tensor_parallel", devices, text)
+        check_model_on_devices(config, model)
         spec = kv_spec(config, model)
         attention = attention_elsewhere(config, model, "cuda")
         settings = memory_settings(config, "cuda", attention, native=False, random_sampling=random_sampling)
@@ -85,7 +83,7 @@ class SimulatedExecution(ExecutorKind):
             kv, spec, max_batch_size=config.scheduler.max_batch_size, max_seq_len=config.model.max_seq_len
         )
         name = name_of_devices(config, hardware)
-        deployment = Deployment(config, model, hardware, weights.parameters / weights.stored, spec.bytes_per_token)
+        deployment = Deployment(config, model, hardware, weights.body, weights.output, spec.bytes_per_token)
         timing = TIMINGS.get(config.executor.timing).of(deployment)
         return EnginePlan(config, name, model, weights, working, pool, None, memory=memory, timing=timing)
 
@@ -97,6 +95,17 @@ class SimulatedExecution(ExecutorKind):
             )
         executor = SimulatedExecutor(plan.model, plan.timing, plan.config.framework)
         return Execution(executor, LogicalClock(), None)
+
+
+def check_model_on_devices(config: EngineConfig, model: DecoderConfig) -> None:
+    """Raise ConfigError for heads that cannot be divided among the devices, and for weights that no device has."""
+    devices = config.executor.tensor_parallel
+    if model.num_kv_heads % devices or model.num_heads % devices:
+        text = f"{config.model.name} has {model.num_kv_heads} KV heads, which have to be a multiple of it"
+        raise ConfigError("executor.tensor_parallel", devices, text)
+    if config.executor.weights == "int8":
+        text = "is computed by kvlab's CPU kernels alone; on a simulated device use fp8 or auto"
+        raise ConfigError("executor.weights", "int8", text)
 
 
 def name_of_devices(config: EngineConfig, hardware: HardwareConfig) -> str:

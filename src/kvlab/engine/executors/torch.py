@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from kvlab.attention.base import layout_of
 from kvlab.attention.registry import attention_backends, select_backend
 from kvlab.config import EngineConfig
-from kvlab.engine.build import EnginePlan, Kernels, kv_spec, memory_settings, resolve_device
+from kvlab.engine.build import EnginePlan, Kernels, kv_spec, memory_settings, refuse_fp8, resolve_device
 from kvlab.engine.clock import WallClock
 from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
 from kvlab.engine.memory import weight_bytes, working_memory
@@ -57,6 +57,7 @@ class TorchExecution(ExecutorKind):
         if config.executor.tensor_parallel > 1:
             text = "devices can only be simulated; use executor=simulated"
             raise ConfigError("executor.tensor_parallel", config.executor.tensor_parallel, text)
+        refuse_fp8(config)
         device = resolve_device(config.executor.device)
         threads = resolve_threads(config.executor.threads)
         model = decoder_config(config.model)

@@ -22,7 +22,8 @@ class Deployment:
     config: EngineConfig
     model: DecoderConfig
     hardware: HardwareConfig
-    bytes_per_weight: float
+    body_bytes: int  # of the weights that every token reads, on all devices
+    head_bytes: int  # of the output layer
     kv_bytes_per_token: int  # of all layers and devices
 
     @property

@@ -3,7 +3,8 @@
 A step over T tokens of B sequences on N devices, each of which has 1/N of every matrix and of every head:
 
     linear      max(bytes of the weights / bandwidth, 2 x weights x T / arithmetic)
-                the output layer's rows are those that are sampled
+                the output layer's rows are those that are sampled; weights in fp8 are multiplied in fp8 where the
+                device has arithmetic for it, else as the activations are, and so is the output layer
     attention   max(bytes of K and V read or written / bandwidth, 4 x heads x head_dim x pairs / arithmetic), where
                 a pair is a query and a token it attends to
     links       two all-reduces per layer: 2 (N - 1) / N x T x hidden numbers over the links, and their latency
@@ -53,8 +54,10 @@ class RooflineTiming(Timing):
     hardware: HardwareConfig
     devices: int
     dtype: str
-    bytes_per_weight: float
+    body_bytes: float  # of the weights that every token reads
+    head_bytes: float  # of the output layer
     kv_bytes_per_token: int  # of all layers and devices
+    body_dtype: str | None = None  # of the products with the weights, all but the output layer's; None: `dtype`
 
     description = "roofline"
 
@@ -67,13 +70,16 @@ class RooflineTiming(Timing):
         if deployment.devices > 1 and not hardware.link_gb_s:
             text = f"{hardware.name} has no hardware.link_gb_s"
             raise ConfigError("executor.tensor_parallel", deployment.devices, text)
+        in_fp8 = executor.weights == "fp8" and "fp8" in hardware.tflops
         return cls(
             deployment.model,
             hardware,
             deployment.devices,
             executor.dtype,
-            deployment.bytes_per_weight,
+            deployment.body_bytes,
+            deployment.head_bytes,
             deployment.kv_bytes_per_token,
+            "fp8" if in_fp8 else None,
         )
 
     def device_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:
@@ -83,11 +89,11 @@ class RooflineTiming(Timing):
         """`new_tokens` [B] of each sequence, which has `lengths` [B] tokens with them; `sampled` rows of logits."""
         model, hardware, tokens = self.model, self.hardware, int(new_tokens.sum())
         read_s = 1 / (hardware.bandwidth_gb_s * 1e9 * hardware.bandwidth_efficiency * self.devices)
-        flop_s = 1 / (hardware.tflops[self.dtype] * 1e12 * hardware.compute_efficiency * self.devices)
+        flop_s = self._flop_s(self.dtype)
         body, head = model.body_parameters, model.vocab_size * model.hidden_size
-        linear = max(body * self.bytes_per_weight * read_s, 2 * body * tokens * flop_s)
+        linear = max(self.body_bytes * read_s, 2 * body * tokens * self._flop_s(self.body_dtype or self.dtype))
         if sampled:
-            linear += max(head * self.bytes_per_weight * read_s, 2 * head * sampled * flop_s)
+            linear += max(self.head_bytes * read_s, 2 * head * sampled * flop_s)
         read, pairs = self._attended(new_tokens, lengths)
         attention = max(
             self.kv_bytes_per_token * (tokens + read) * read_s,
@@ -99,6 +105,10 @@ class RooflineTiming(Timing):
             links=self._links(tokens),
             launches=model.num_layers * LAUNCHES * hardware.launch_us * 1e-6,
         )
+
+    def _flop_s(self, dtype: str) -> float:
+        """Seconds of an operation on all devices."""
+        return 1 / (self.hardware.tflops[dtype] * 1e12 * self.hardware.compute_efficiency * self.devices)
 
     def _attended(self, new: Counts, lengths: Counts) -> tuple[float, float]:
         """Tokens whose K and V are read, and pairs of queries and tokens; both as means over the layers."""
