@@ -27,6 +27,12 @@ class Deployment:
     kv_bytes_per_token: int  # of all layers and devices
 
     @property
+    def bytes_per_weight(self) -> float:
+        """Of the weights that a step reads, in the mean."""
+        read = self.model.body_parameters + self.model.vocab_size * self.model.hidden_size
+        return (self.body_bytes + self.head_bytes) / read
+
+    @property
     def devices(self) -> int:
         """Devices among which heads and matrices are divided."""
         return self.config.executor.tensor_parallel
