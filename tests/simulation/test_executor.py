@@ -220,7 +220,8 @@ class TestMemory:
 
     @pytest.mark.parametrize("devices", [1, 4])
     @pytest.mark.parametrize(
-        "stored", ["kv.dtype=auto", "kv.dtype=int8", "kv.dtype=fp8_e5m2", "executor.weights=fp8"]
+        "stored",
+        ["kv.dtype=auto", "kv.dtype=int8", "kv.dtype=fp8_e5m2", "executor.weights=fp8", "executor.weights=int8"],
     )
     def test_the_planner_gives_a_simulated_run_the_same_cache(self, devices: int, stored: str) -> None:
         chosen = ("model=qwen3_8b", "hardware=h100_sxm", f"executor.tensor_parallel={devices}", stored)

@@ -91,7 +91,7 @@ def test_products_in_fp8_have_a_rate_of_their_own_where_the_device_has_one(
     hardware = replace(PLAIN, tflops={"bfloat16": 1.0} | ({"fp8": in_fp8} if in_fp8 else {}))
     settings = composed("model=qwen3_8b", "executor.weights=fp8")
     model = decoder_config(settings.model)
-    deployment = Deployment(settings, model, hardware, model.body_parameters, 0, 0)
+    deployment = Deployment(settings, model, hardware, 1.0, model.body_parameters, 0, 0)
     fast = RooflineTiming.of(deployment).step(counts(10_000), counts(10_000), sampled=0)
     plain = replace(timing(model), body_bytes=0).step(counts(10_000), counts(10_000), sampled=0)
     assert fast.linear == pytest.approx(plain.linear / faster)

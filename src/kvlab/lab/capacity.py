@@ -142,10 +142,10 @@ def plan_capacity(
     elif config.executor.tensor_parallel > 1:
         text = "devices of which kind? As hardware=h100_sxm"
         raise ConfigError("executor.tensor_parallel", config.executor.tensor_parallel, text)
+    elif settings.weights == "int8" and not (native and settings.is_packed):
+        _refuse_int8(config, device)
     if device == "cpu":
         refuse_fp8(config)
-    if settings.weights == "int8" and not (native and settings.is_packed):
-        _refuse_int8(config, device)
     weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
     if config.hardware is not None:
         memory = memory_of_devices(config, config.hardware, working)

@@ -83,7 +83,9 @@ class SimulatedExecution(ExecutorKind):
             kv, spec, max_batch_size=config.scheduler.max_batch_size, max_seq_len=config.model.max_seq_len
         )
         name = name_of_devices(config, hardware)
-        deployment = Deployment(config, model, hardware, weights.body, weights.output, spec.bytes_per_token)
+        each = weights.parameters / weights.stored
+        sizes = (each, weights.body, weights.output, spec.bytes_per_token)
+        deployment = Deployment(config, model, hardware, *sizes)
         timing = TIMINGS.get(config.executor.timing).of(deployment)
         return EnginePlan(config, name, model, weights, working, pool, None, memory=memory, timing=timing)
 
@@ -98,14 +100,11 @@ class SimulatedExecution(ExecutorKind):
 
 
 def check_model_on_devices(config: EngineConfig, model: DecoderConfig) -> None:
-    """Raise ConfigError for heads that cannot be divided among the devices, and for weights that no device has."""
+    """Raise ConfigError for heads that cannot be divided among the devices."""
     devices = config.executor.tensor_parallel
     if model.num_kv_heads % devices or model.num_heads % devices:
         text = f"{config.model.name} has {model.num_kv_heads} KV heads, which have to be a multiple of it"
         raise ConfigError("executor.tensor_parallel", devices, text)
-    if config.executor.weights == "int8":
-        text = "is computed by kvlab's CPU kernels alone; on a simulated device use fp8 or auto"
-        raise ConfigError("executor.weights", "int8", text)
 
 
 def name_of_devices(config: EngineConfig, hardware: HardwareConfig) -> str:

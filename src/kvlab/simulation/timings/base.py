@@ -22,15 +22,10 @@ class Deployment:
     config: EngineConfig
     model: DecoderConfig
     hardware: HardwareConfig
+    bytes_per_weight: float  # in the mean
     body_bytes: int  # of the weights that every token reads, on all devices
     head_bytes: int  # of the output layer
     kv_bytes_per_token: int  # of all layers and devices
-
-    @property
-    def bytes_per_weight(self) -> float:
-        """Of the weights that a step reads, in the mean."""
-        read = self.model.body_parameters + self.model.vocab_size * self.model.hidden_size
-        return (self.body_bytes + self.head_bytes) / read
 
     @property
     def devices(self) -> int:

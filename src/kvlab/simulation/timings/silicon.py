@@ -36,7 +36,7 @@ _STREAMED = 0.8  # share of the bandwidth that norms and gates reach, as in the 
 _GATHERED = 0.3  # likewise the embedding
 #: What the tables call the types of weights, and of K and V.
 _WEIGHTS = {"bfloat16": "bfloat16", "float16": "bfloat16", "int8": "int8_wo", "fp8": "fp8"}
-_KV = {"bfloat16": "bfloat16", "float16": "bfloat16", "int8": "int8", "fp8_e4m3": "fp8"}
+_KV = {"bfloat16": "bfloat16", "float16": "bfloat16", "int8": "int8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 
 
 @TIMINGS.register("silicon")
