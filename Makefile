@@ -7,7 +7,7 @@ WORKERS ?= 2# processes that share the tests
 SOAK_MINUTES ?= 15# that make soak takes
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast wheel soak sanitize features requirements lint format docs docs-serve ui gpu clean
+.PHONY: help setup run model test test-fast wheel soak sanitize features requirements lint format docs docs-serve ui gpu clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ $(READY): pyproject.toml setup.py constraints.txt
 
 run: $(READY) ## Compare contiguous slots, pages and shared pages on a real model, in under two minutes
 	$(BIN)/kvlab run experiment=contiguous_vs_paged
+
+model: $(READY) ## Bring the published model SmolLM2 to this machine, once (98 MB)
+	$(BIN)/kvlab fetch smollm2
 
 test: $(READY) ## Run every requirement and every test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25

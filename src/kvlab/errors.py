@@ -97,6 +97,10 @@ class WeightsError(KvlabError, ValueError):
     """A checkpoint with a missing, extra or misshapen tensor, or none at all."""
 
 
+class FetchError(KvlabError, RuntimeError):
+    """A published model that cannot be brought to this machine."""
+
+
 class WorkloadError(KvlabError, ValueError):
     """A workload file that cannot be read, or a request that no engine of this configuration can serve."""
 

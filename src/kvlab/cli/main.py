@@ -20,6 +20,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "run": Command("serve a workload once, or with -m, sweep= or repeats= many times", "kv=paged workload=burst16"),
+    "fetch": Command("bring a published model to this machine, once", "smollm2"),
     "tune": Command("search the best batch and pool within a memory", "optimize=latency/e2el_ms_p99 memory=2GiB"),
     "report": Command("compare runs, with intervals and verdicts", "outputs/a outputs/b"),
     "capacity": Command("how many sequences fit in a memory", "model=qwen3_4b memory=16GiB"),

@@ -18,6 +18,7 @@ from kvlab.models.files import read_object
 from kvlab.models.gguf import is_gguf, read_gguf
 from kvlab.models.gguf_model import config_values
 from kvlab.models.ops.torch_ops import ACTIVATIONS
+from kvlab.models.published import located
 
 _DEFAULT_ROWS: dict[str, tuple[Any, Any, Any, Any]] = {  # llama, qwen2, qwen3, gemma3_text
     "vocab_size": (32_000, 151_936, 151_936, 262_208),
@@ -75,9 +76,10 @@ def decoder_config(model: ModelConfig) -> DecoderConfig:
             raise ConfigError("model.family", model.family, f"unknown; known: {', '.join(FAMILIES)}")
         config = read_config({**model.architecture, "model_type": model.family})
     else:
-        file = Path(os.path.expanduser(model.path)) if is_gguf(model.path) else _config_file(model.path)
+        where = located(model.path)
+        file = Path(where) if is_gguf(where) else _config_file(where)
         try:
-            values = config_values(read_gguf(file)) if is_gguf(model.path) else read_object(file)
+            values = config_values(read_gguf(file)) if is_gguf(where) else read_object(file)
         except ValueError as error:
             raise ConfigError("model.path", model.path, f"{file} {error}") from error
         try:
@@ -92,14 +94,13 @@ def decoder_config(model: ModelConfig) -> DecoderConfig:
 
 def _config_file(where: str) -> Path:
     """The config.json of a directory or of a hub id."""
-    path = os.path.expanduser(where)
-    file = Path(path) / "config.json"
+    file = Path(where) / "config.json"
     if os.path.lexists(file):
         return file
-    if path.startswith(("/", "./", "../")) or os.path.lexists(path):
+    if where.startswith(("/", "./", "../")) or os.path.lexists(where):
         reason = "there is no config.json in this directory"
-        raise ConfigError("model.path", where, reason if os.path.isdir(path) else "is not the path of a directory")
-    return _download(path)
+        raise ConfigError("model.path", where, reason if os.path.isdir(where) else "is not the path of a directory")
+    return _download(where)
 
 
 def _download(repository: str) -> Path:

@@ -12,6 +12,7 @@ import torch
 from kvlab.errors import WeightsError, shown
 from kvlab.models.files import check_file, read_object
 from kvlab.models.gguf import is_gguf
+from kvlab.models.published import located
 
 _TILE = 1_048_583  # a prime, so that rows of a weight do not repeat
 _BIAS_DEVIATION = 0.1
@@ -195,16 +196,16 @@ def open_weights(
     """`dummy`, a directory, a GGUF file, or a hub id (downloaded once); `seed` and `norm_weight` are those of
     DummyWeights.
 
-    Raises WeightsError where no weights are found.
+    Raises WeightsError where no weights are found, ConfigError for a published model that was not fetched.
     """
     if where == "dummy":
         return DummyWeights(dtype, device, seed, norm_weight)
-    if is_gguf(where):
+    path = located(where)
+    if is_gguf(path):
         from kvlab.models.gguf_model import GgufWeights
 
-        return GgufWeights(Path(os.path.expanduser(where)), dtype, device)
-    directory = Path(os.path.expanduser(where))
-    return SafetensorsWeights(directory if os.path.isdir(directory) else _download(where), dtype, device)
+        return GgufWeights(Path(path), dtype, device)
+    return SafetensorsWeights(Path(path) if os.path.isdir(path) else _download(path), dtype, device)
 
 
 def _download(repository: str) -> Path:

