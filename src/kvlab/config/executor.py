@@ -11,6 +11,7 @@ from kvlab.registry import registry
 DTYPES = ("float32", "bfloat16", "float16")
 WEIGHTS = ("auto", "int8", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
+BATCHING = ("ragged", "per_sequence")
 
 
 @dataclass
@@ -35,6 +36,7 @@ class ExecutorConfig:
     device: str = "auto"  # cpu, cuda, or auto: cuda where there is one
     dtype: str = "bfloat16"  # of weights and activations: float32, bfloat16 or float16
     weights: str = "auto"  # auto: executor.dtype; int8: on a CPU, in bfloat16; fp8: simulated; a scale per output
+    batching: str = "ragged"  # ragged: one forward pass for all sequences of a step; per_sequence: one for each
     threads: int | None = None  # CPU threads; null: one for each core that the process may use
     tensor_parallel: int = 1  # simulated: devices among which heads and matrices are divided
     memory_utilization: float = 0.9  # simulated: share of the devices' memory that the engine may take
@@ -48,6 +50,7 @@ class ExecutorConfig:
         one_of("executor.device", self.device, DEVICES)
         one_of("executor.dtype", self.dtype, DTYPES)
         one_of("executor.weights", self.weights, WEIGHTS)
+        one_of("executor.batching", self.batching, BATCHING)
         at_least("executor.threads", self.threads, 1)
         at_least("executor.tensor_parallel", self.tensor_parallel, 1)
         if not 0 < self.memory_utilization <= 1:

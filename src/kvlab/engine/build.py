@@ -14,6 +14,7 @@ from kvlab.config import EngineConfig
 from kvlab.engine.engine import Engine
 from kvlab.engine.executors import EXECUTORS
 from kvlab.engine.memory import EngineSettings, WeightBytes, WorkingMemory
+from kvlab.engine.per_sequence import PerSequenceExecutor
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.step import Executor
 from kvlab.engine.text import Detokenizer
@@ -132,10 +133,13 @@ def build_engine(
     pool = POOLS.get(config.kv.backend).from_config(
         config.kv, plan.pool.num_blocks, config.model.max_seq_len, execution.storage, journal=journal
     )
+    executor = execution.executor
+    if config.executor.batching == "per_sequence":
+        executor = PerSequenceExecutor(executor)
     return Engine(
         pool,
         build_scheduler(config.scheduler),
-        wrap(execution.executor) if wrap is not None else execution.executor,
+        wrap(executor) if wrap is not None else executor,
         execution.clock,
         eos_token_ids=plan.model.eos_token_ids,
         vocab_size=plan.model.vocab_size,

@@ -96,6 +96,19 @@ class StepInput:
             histories=histories,
         )
 
+    def alone(self, row: int) -> StepInput:
+        """The pass of one of the B sequences."""
+        end = int(self.num_tokens[: row + 1].sum())
+        one = slice(row, row + 1)
+        return StepInput(
+            token_ids=self.token_ids[end - int(self.num_tokens[row]) : end],
+            num_tokens=self.num_tokens[one],
+            sequences=self.sequences[one],
+            num_outputs=self.num_outputs[one],
+            sampled=self.sampled[self.sampled == row] - row,
+            histories={0: self.histories[row]} if row in self.histories else {},
+        )
+
     def sampling(self) -> SamplingBatch:
         """The sequences that get a token."""
         everyone = SamplingBatch(self.sequences, self.num_outputs, self.histories)

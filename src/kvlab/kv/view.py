@@ -179,6 +179,20 @@ class CacheView:
         k, v = self.storage.gather(layer, rows)
         return k[:, :length], v[:, :length]
 
+    def alone(self, sequence: int) -> CacheView:
+        """What a pass over one sequence sees. Only the whole view is advanced or rolled back."""
+        one = slice(sequence, sequence + 1)
+        part = CacheView(
+            self._tables,
+            self._storage,
+            self._slots[one],
+            self._new[one],
+            on_advance=self._on_advance,
+            on_rollback=self._on_rollback,
+        )
+        part._open = False
+        return part
+
     def advance(self) -> None:
         """Make the step's tokens part of the sequences. Call once, after the forward pass."""
         self._close()
