@@ -106,7 +106,11 @@ class WorkloadError(KvlabError, ValueError):
 
 
 class RequestRefusedError(KvlabError, ValueError):
-    """The engine refused a request on arrival; the others are not touched."""
+    """The engine refused a request on arrival; the others are not touched. `parameter` is the wrong one's name."""
+
+    def __init__(self, message: str, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
 
 
 class QueueFullError(RequestRefusedError):

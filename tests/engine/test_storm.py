@@ -11,7 +11,7 @@ import pytest
 
 from kvlab.core import FinishReason, StepOutput
 from kvlab.engine.outputs import OutputProcessor
-from kvlab.engine.service import _Call
+from kvlab.engine.service import Call
 from kvlab.kv.copy_on_write import CopyOnWrite
 from kvlab.kv.occupancy import Occupancy
 from tests.engine.storm import FAULTS, POOLS, StormConfig, StormFailure, run
@@ -45,7 +45,7 @@ def twice(method: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("owner", "method", "broken", "found"),
     [
-        (_Call, "close", nothing, "left behind: calls"),
+        (Call, "close", nothing, "left behind: calls"),
         (OutputProcessor, "finish", twice, "told after its end"),
         (CopyOnWrite, "find", lambda _: lambda *_: [], "other tokens"),
         (Occupancy, "release", nothing, "left behind: memory"),

@@ -26,6 +26,7 @@ COMMANDS = {
     "capacity": Command("how many sequences fit in a memory", "model=qwen3_4b memory=16GiB"),
     "replay": Command("what each eviction policy finds again, and the optimum", "workload=multi_turn"),
     "roofline": Command("what this machine sustains, and how much of it a run reached", "run=outputs/a"),
+    "serve": Command("answer OpenAI's protocol over HTTP", "model=smollm2_135m server.port=8000"),
     "ui": Command("open the tracked runs in the browser", "--port 5000"),
     "requirements": Command("run every scenario and write docs/requirements.md (in a checkout)", ""),
 }

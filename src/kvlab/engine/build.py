@@ -11,6 +11,7 @@ import torch
 from kvlab.attention.base import AttentionBackend, AttentionSpec
 from kvlab.attention.registry import attention_backends, select_backend
 from kvlab.config import EngineConfig
+from kvlab.engine.clock import Clock
 from kvlab.engine.engine import Engine
 from kvlab.engine.executors import EXECUTORS
 from kvlab.engine.memory import EngineSettings, WeightBytes, WorkingMemory
@@ -122,11 +123,12 @@ def build_engine(
     journal: BlockJournal | None = None,
     sampler: Sampler | None = None,
     wrap: Callable[[Executor], Executor] | None = None,
+    clock: Clock | None = None,
 ) -> Engine:
     """Load the weights, allocate the pool, put the engine together. Raises WeightsError or CapacityError.
 
     Block events go to the `journal`. `sampler` replaces the executor's own; `wrap` puts another executor around it,
-    as one that injects faults.
+    as one that injects faults; `clock` replaces the executor's.
     """
     config = plan.config
     execution = EXECUTORS.get(config.executor.kind).build(plan, sampler=sampler)
@@ -140,7 +142,7 @@ def build_engine(
         pool,
         build_scheduler(config.scheduler),
         wrap(executor) if wrap is not None else executor,
-        execution.clock,
+        clock or execution.clock,
         eos_token_ids=plan.model.eos_token_ids,
         vocab_size=plan.model.vocab_size,
         detokenize=detokenize,

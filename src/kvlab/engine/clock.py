@@ -57,3 +57,32 @@ class LogicalClock(Clock):
         if not seconds >= 0:
             raise ValueError(f"a clock cannot be advanced by {seconds} seconds")
         self._now += seconds
+
+
+class PacedClock(LogicalClock):
+    """Time that passes `factor` times as fast as real time, and sleeps where something says that time passes: a
+    simulated engine then answers as late as the device would.
+    """
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self._factor = factor
+        self.restart()
+
+    def now(self) -> float:
+        return (time.perf_counter() - self._origin) * self._factor
+
+    def restart(self) -> None:
+        self._origin = time.perf_counter()
+        self._due = 0.0
+
+    def wait_until(self, when: float) -> None:
+        time.sleep(max(0.0, (when - self.now()) / self._factor))
+
+    def advance(self, seconds: float) -> None:
+        """Let `seconds`, at least 0, pass. A sleep that ends late makes the next one shorter."""
+        if not seconds >= 0:
+            raise ValueError(f"a clock cannot be advanced by {seconds} seconds")
+        now = self.now()
+        # A step begins when it is due or, after a pause, now; what sleeps were late by is not added up.
+        self._due = (self._due if now - self._due < seconds else now) + seconds
+        self.wait_until(self._due)

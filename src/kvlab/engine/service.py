@@ -21,11 +21,12 @@ from kvlab.engine.garbage import gc_frozen
 from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback
 from kvlab.engine.text import Detokenizer
 from kvlab.errors import EngineStoppedError
+from kvlab.kv.audit import Finding
 
 _MAX_WAIT_S = 0.005  # while nothing can run, so that an arrival is seen soon
 
 T = TypeVar("T")
-_Result = StepOutput | EngineStoppedError
+Emitted = StepOutput | EngineStoppedError
 
 
 class Engine:
@@ -34,17 +35,19 @@ class Engine:
 
     One thread steps at a time, for all requests: the caller of `generate` or `step`, or, while there are streams, a
     thread of the engine's own, which ends when there is nothing left to do. What other threads ask of the engine
-    meanwhile is done between two steps. While requests are served, Python's garbage collector runs rarely, in the
-    whole process; see `kvlab.engine.garbage`. `core` is the engine that steps; its pool and statistics are there.
+    meanwhile is done between two steps. `on_step` is given each step's record by the thread that steps. While
+    requests are served, Python's garbage collector runs rarely, in the whole process; see `kvlab.engine.garbage`.
+    `core` is the engine that steps; its pool and statistics are there.
     """
 
-    def __init__(self, core: StepEngine) -> None:
+    def __init__(self, core: StepEngine, *, on_step: Callable[[StepRecord], None] | None = None) -> None:
         self.core = core
+        self._on_step = on_step
         self._stepping = threading.RLock()  # held by the thread that steps; it guards the core
         self._inbox: deque[Callable[[], None]] = deque()  # what is to be done between two steps
         self._worker_lock = threading.Lock()  # guards the worker; taken after `_stepping`, never before
         self._worker: threading.Thread | None = None
-        self._calls: set[_Call] = set()
+        self._calls: set[Call] = set()
         self._broken: Exception | None = None
 
     @classmethod
@@ -63,9 +66,9 @@ class Engine:
         A request that fails ends with an output that says why. Raises RequestRefusedError, at the first output,
         if one can never be served: the others are then aborted, those of other callers go on; EngineStoppedError.
         """
-        outputs: queue.SimpleQueue[_Result] = queue.SimpleQueue()
+        outputs: queue.SimpleQueue[Emitted] = queue.SimpleQueue()
         asked = [requests] if isinstance(requests, Request) else requests
-        calls = [_Call(self, request, outputs.put) for request in asked]
+        calls = [Call(self, request, outputs.put) for request in asked]
         with gc_frozen():
             try:
                 for call in calls:
@@ -95,12 +98,10 @@ class Engine:
         EngineStoppedError.
         """
         loop = asyncio.get_running_loop()
-        outputs: asyncio.Queue[_Result] = asyncio.Queue()
-        call = _Call(self, request, lambda output: loop.call_soon_threadsafe(outputs.put_nowait, output))
+        outputs: asyncio.Queue[Emitted] = asyncio.Queue()
+        call = Call(self, request, lambda output: loop.call_soon_threadsafe(outputs.put_nowait, output))
         try:
-            accepted = self._between_steps(call.open)
-            self._start_worker()
-            await asyncio.wrap_future(accepted)
+            await asyncio.wrap_future(call.start())
             left = request.sampling.n
             while left:
                 output = await outputs.get()
@@ -109,8 +110,20 @@ class Engine:
                 left -= output.finish_reason is not None
                 yield output
         finally:
-            self._between_steps(call.close)
-            self._start_worker()
+            call.leave()
+
+    def call(
+        self,
+        request: Request,
+        emit: Callable[[Emitted], object],
+        on_finish: FinishCallback | None = None,
+    ) -> Call:
+        """One request for callers that are neither loops nor coroutines; `Call.start` begins it.
+
+        `emit` is given each output, and an EngineStoppedError where there will be no more; `on_finish` is given
+        each sample's record, behind its last output. Both are called by the thread that steps.
+        """
+        return Call(self, request, emit, on_finish)
 
     @property
     def clock(self) -> Clock:
@@ -141,6 +154,8 @@ class Engine:
             self._check()
             try:
                 record = self.core.step()
+                if record is not None and self._on_step is not None:
+                    self._on_step(record)
             except Exception as error:
                 self._broken = error
                 for call in self._calls:
@@ -154,9 +169,18 @@ class Engine:
         """See ServingEngine."""
         return self.core.next_wakeup()
 
+    @property
+    def broken(self) -> bool:
+        """Whether a step failed; the engine serves no more then."""
+        return self._broken is not None
+
     def stats(self) -> EngineStats:
         """See ServingEngine. From any thread; between two steps where another thread steps."""
         return self._between_steps(self.core.stats).result()
+
+    def audit(self) -> list[Finding]:
+        """See Auditable. From any thread; between two steps where another thread steps."""
+        return self._between_steps(self.core.audit).result()
 
     def close(self) -> None:
         """See ServingEngine. Requests that have not ended are aborted; their callers get that as output."""
@@ -239,23 +263,43 @@ class Engine:
         return EngineStoppedError(f"the engine stopped: a step raised {type(error).__name__}: {error}")
 
 
-class _Call:
-    """One request of a caller that may leave before its end. Used between steps alone."""
+class Call:
+    """One request of a caller that may leave before its end."""
 
-    def __init__(self, engine: Engine, request: Request, emit: Callable[[_Result], object]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        request: Request,
+        emit: Callable[[Emitted], object],
+        on_finish: FinishCallback | None = None,
+    ) -> None:
         self.request = request
         self.emit = emit
         self._engine = engine
+        self._on_finish = on_finish
         self._left = 0  # samples that have not ended
 
+    def start(self) -> Future[None]:
+        """Queue the request, which a thread of the engine then serves. The future raises RequestRefusedError or
+        EngineStoppedError.
+        """
+        accepted = self._engine._between_steps(self.open)
+        self._engine._start_worker()
+        return accepted
+
+    def leave(self) -> None:
+        """The caller has left: between two steps, what is not done is aborted and its memory free."""
+        self._engine._between_steps(self.close)
+        self._engine._start_worker()
+
     def open(self) -> None:
-        """Queue the request. Raises RequestRefusedError."""
-        self._engine._submit(self.request, self._on_output)
+        """Between steps: queue the request. Raises RequestRefusedError."""
+        self._engine._submit(self.request, self._on_output, self._on_finish)
         self._left = self.request.sampling.n
         self._engine._calls.add(self)
 
     def close(self) -> None:
-        """The caller has left: abort what is not done."""
+        """Between steps: abort what is not done."""
         self._engine._calls.discard(self)
         if self._left:
             self._engine.core.abort(self.request.request_id)

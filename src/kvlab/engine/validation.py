@@ -48,16 +48,20 @@ def check_prompt(request: Request, vocab_size: int | None) -> None:
     if isinstance(prompt, HashedPrompt) and prompt.length and prompt.vocab_size <= (vocab_size or MAX_WHOLE):
         return  # without making its tokens
     if not isinstance(prompt, tuple | list | HashedPrompt):
-        raise RequestRefusedError(f"{name}: prompt_token_ids={shown(prompt, repr)}; must be a tuple of token ids")
+        raise RequestRefusedError(
+            f"{name}: prompt_token_ids={shown(prompt, repr)}; must be a tuple of token ids", "prompt"
+        )
     if not prompt:
-        raise RequestRefusedError(f"{name}: an empty prompt")
+        raise RequestRefusedError(f"{name}: an empty prompt", "prompt")
     if not {int}.issuperset(map(type, prompt)):
         wrong = next(token for token in prompt if type(token) is not int)
-        raise RequestRefusedError(f"{name}: token id {shown(wrong, repr)} is no whole number")
+        raise RequestRefusedError(f"{name}: token id {shown(wrong, repr)} is no whole number", "prompt")
     low, high = min(prompt), max(prompt)
     if vocab_size is not None and (low < 0 or high >= vocab_size):
         wrong = low if low < 0 else high
-        raise RequestRefusedError(f"{name}: token id {shown(wrong)} is outside the vocabulary of {vocab_size}")
+        raise RequestRefusedError(
+            f"{name}: token id {shown(wrong)} is outside the vocabulary of {vocab_size}", "prompt"
+        )
 
 
 def check_urgency(request: Request) -> None:
@@ -67,10 +71,10 @@ def check_urgency(request: Request) -> None:
     name, priority, seconds = f"request {request.request_id!r}", request.priority, request.deadline_s
     if not _is_whole(priority) or abs(priority) > MAX_WHOLE:
         text = f"must be a whole number from -{MAX_WHOLE} to {MAX_WHOLE}; the lowest goes first"
-        raise RequestRefusedError(f"{name}: priority={shown(priority, repr)}; {text}")
+        raise RequestRefusedError(f"{name}: priority={shown(priority, repr)}; {text}", "priority")
     if seconds is not None and not (_is_number(seconds) and seconds > 0):
         text = "must be seconds, more than 0, or None"
-        raise RequestRefusedError(f"{name}: deadline_s={shown(seconds, repr)}; {text}")
+        raise RequestRefusedError(f"{name}: deadline_s={shown(seconds, repr)}; {text}", "deadline_s")
 
 
 def check_fits(request: Request, most: int) -> None:
@@ -82,7 +86,8 @@ def check_fits(request: Request, most: int) -> None:
         would = f"max_tokens={most - prompt}" if prompt < most else f"a prompt of up to {most - 1} tokens"
         raise RequestRefusedError(
             f"request {request.request_id!r}: {prompt} prompt tokens + {output} output tokens can never fit; the "
-            f"pool takes sequences of up to {most} tokens; {would} would fit"
+            f"pool takes sequences of up to {most} tokens; {would} would fit",
+            "max_tokens" if prompt < most else "prompt",
         )
 
 
@@ -106,7 +111,7 @@ def check_sampling(request_id: str, sampling: SamplingParams, *, vocab_size: int
     if wrong is not None:
         name, advice = wrong
         value = shown(getattr(sampling, name), repr)
-        raise RequestRefusedError(f"request {request_id!r}: {name}={value}; {advice}")
+        raise RequestRefusedError(f"request {request_id!r}: {name}={value}; {advice}", name)
 
 
 def _first_wrong(sampling: SamplingParams, vocab_size: int | None, has_text: bool) -> tuple[str, str] | None:

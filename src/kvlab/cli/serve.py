@@ -1,0 +1,60 @@
+"""kvlab serve: OpenAI's protocol over HTTP, with the engine of a run.
+
+kvlab serve model=smollm2_135m
+kvlab serve model=qwen3_mini kv.num_blocks=1024 server.port=8080 scheduler.max_waiting_requests=64
+kvlab serve executor=simulated hardware=h200_sxm model=qwen3_8b server.time_factor=10
+
+Settings of `kvlab run` may follow; those of the workload and of tracking are not used. SIGTERM and Ctrl-C let open
+requests end; the second one ends at once.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from kvlab.cli.settings import read_settings, run_command
+from kvlab.config.server import ServerConfig
+
+
+@dataclass
+class ServeSettings:
+    """The settings of a server beside those of a run."""
+
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+
+def _answer(arguments: list[str]) -> int:
+    settings, overrides = read_settings(ServeSettings, arguments)
+    from kvlab.cli.compose import compose_one
+    from kvlab.lab.terminal import Terminal
+
+    config = compose_one(overrides, "a server")
+    console = Terminal()
+    from kvlab.server.lifecycle import listen, serve
+
+    listening = listen(settings.server)  # before anything is loaded: a port in use is told at once
+    from kvlab.engine.build import build_engine, plan_engine
+    from kvlab.engine.clock import PacedClock
+    from kvlab.engine.service import Engine
+    from kvlab.server.app import build_app
+    from kvlab.server.metrics import ServerMetrics
+    from kvlab.server.model import ServedModel
+    from kvlab.server.serving import Serving
+
+    with console.status("loading the model"):
+        plan = plan_engine(config)
+        core = build_engine(plan, clock=None if plan.timing is None else PacedClock(settings.server.time_factor))
+        metrics = ServerMetrics(config.model.name)
+        engine = Engine(core, on_step=metrics.step)
+    longest = min(config.model.max_seq_len, core.pool.max_sequence_tokens)
+    model = ServedModel(config.model.name, longest, plan.model.vocab_size, int(time.time()))
+    serving = Serving(engine, model, metrics, settings.server)
+    host, port = listening.getsockname()[:2]
+    console.print(f"{config.model.name} at http://{host}:{port}")
+    return 0 if serve(build_app(serving), serving, listening) else 130
+
+
+def main() -> None:
+    """Run the command line."""
+    run_command(__doc__, ServeSettings, _answer)

@@ -1,0 +1,37 @@
+"""The HTTP server: where it listens, and what clients may ask of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvlab.config.values import at_least, parse_bytes
+from kvlab.errors import ConfigError
+
+
+@dataclass
+class ServerConfig:
+    """Where the server listens, and its limits."""
+
+    host: str = "127.0.0.1"  # the address to listen on; 0.0.0.0 for all
+    port: int = 8000  # 0: any that is free
+    api_key: str | None = None  # sent as "Authorization: Bearer KEY"; ${oc.env:NAME} keeps it out of sight
+    max_body: str = "8MiB"  # of a call
+    max_waiting_outputs: int = 1024  # that may wait for a slow client, before it is cut
+    write_timeout_s: float = 60.0  # for a client to read what it was sent
+    read_timeout_s: float = 30.0  # for a client to send its headers, and again its body
+    keep_alive_s: float = 30.0  # that an idle connection stays open
+    drain_s: float = 600.0  # that requests have to end after SIGTERM
+    time_factor: float = 1.0  # executor=simulated: simulated seconds per second
+
+    def __post_init__(self) -> None:
+        at_least("server.port", self.port, 0)
+        if self.port > 65535:
+            raise ConfigError("server.port", self.port, "must be at most 65535")
+        if parse_bytes(self.max_body, key="server.max_body") == 0:
+            raise ConfigError("server.max_body", self.max_body, "must be more than 0 bytes")
+        if self.api_key == "":
+            raise ConfigError("server.api_key", self.api_key, "must not be empty; null asks for none")
+        at_least("server.max_waiting_outputs", self.max_waiting_outputs, 1)
+        for name in ("write_timeout_s", "read_timeout_s", "keep_alive_s", "drain_s", "time_factor"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"server.{name}", getattr(self, name), "must be more than 0")

@@ -1,0 +1,1 @@
+"""OpenAI's protocol over HTTP, served by the engine of a run."""

@@ -1,0 +1,197 @@
+"""What clients get back: bodies and chunks of completions and chats, as OpenAI's API defines them."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from kvlab.core import FinishReason, Request, StepOutput, TokenLogprobs
+from kvlab.server.calls import Event
+from kvlab.server.model import ServedModel
+from kvlab.server.protocol import ChatRequest, CompletionRequest, Generation
+
+Json = dict[str, Any]
+
+_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORTED: "abort"}
+
+
+class Answer(ABC):
+    """The answer to one call, event by event: `chunk` for a stream, `add` and `body` for the whole."""
+
+    kind: str  # its name in OpenAI's API
+    chunk_kind: str
+
+    def __init__(self, name: str, body: Generation, requests: Sequence[Request], model: ServedModel) -> None:
+        self.name = name
+        self._created = int(time.time())
+        self._body = body
+        self._requests = requests
+        self._model = model
+        self._samples = requests[0].sampling.n
+        self._texts = [""] * (len(requests) * self._samples)
+        self._ids: list[list[int]] = [[] for _ in self._texts]
+        self._logprobs: list[list[Json]] = [[] for _ in self._texts]
+        self._reasons: list[str | None] = [None] * len(self._texts)
+        self._cached = 0
+
+    def add(self, event: Event) -> None:
+        """Take an event into the whole answer."""
+        index, output = self._index(event), event.output
+        self._texts[index] += self._text(index, event)
+        if (logprobs := self._logprobs_of(index, output)) is not None:
+            self._logprobs[index].append(logprobs)
+        self._note(event)
+
+    def chunk(self, event: Event) -> Json:
+        """An event as a chunk of a stream."""
+        index = self._index(event)
+        choice: Json = {"index": index, **self._delta(index, event)}
+        choice["logprobs"] = self._logprobs_of(index, event.output)
+        choice["finish_reason"] = _reason(event.output)
+        if self._body.return_token_ids:
+            choice["token_ids"] = [] if event.output.token_id is None else [event.output.token_id]
+            if not self._ids[index]:
+                choice["prompt_token_ids"] = list(self._requests[event.request].prompt_token_ids)
+        self._note(event)
+        found = self._head(self.chunk_kind) | {"choices": [choice]}
+        options = self._body.stream_options
+        if options is not None and options.continuous_usage_stats:
+            found["usage"] = self.usage()
+        elif options is not None and options.include_usage:
+            found["usage"] = None
+        return found
+
+    def last_chunk(self) -> Json | None:
+        """The chunk without choices that has the usage, where it was asked for."""
+        options = self._body.stream_options
+        if options is None or not options.include_usage:
+            return None
+        return self._head(self.chunk_kind) | {"choices": [], "usage": self.usage()}
+
+    def body(self) -> Json:
+        """The whole answer."""
+        choices = []
+        for index, reason in enumerate(self._reasons):
+            choice = {"index": index, **self._whole(index), "finish_reason": reason}
+            if self._body.return_token_ids:
+                prompt = self._requests[index // self._samples].prompt_token_ids
+                choice |= {"token_ids": self._ids[index], "prompt_token_ids": list(prompt)}
+            choices.append(choice)
+        return self._head(self.kind) | {"choices": choices, "usage": self.usage()}
+
+    def usage(self) -> Json:
+        """Tokens so far."""
+        prompt = sum(len(request.prompt_token_ids) for request in self._requests)
+        output = sum(map(len, self._ids))
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+            "prompt_tokens_details": {"cached_tokens": self._cached},
+        }
+
+    @abstractmethod
+    def _delta(self, index: int, event: Event) -> Json:
+        """What a chunk adds to a choice."""
+
+    @abstractmethod
+    def _whole(self, index: int) -> Json:
+        """A choice of the whole answer."""
+
+    @abstractmethod
+    def _logprobs_of(self, index: int, output: StepOutput) -> Json | None:
+        """An output's log-probabilities, where they were asked for."""
+
+    def _text(self, index: int, event: Event) -> str:
+        """The text that an event adds to a choice."""
+        return event.output.text
+
+    def _note(self, event: Event) -> None:
+        index, output = self._index(event), event.output
+        if output.token_id is not None:
+            self._ids[index].append(output.token_id)
+        self._reasons[index] = _reason(output)
+        if event.record is not None and not event.record.sample:
+            self._cached += event.record.cached_tokens
+
+    def _index(self, event: Event) -> int:
+        return event.request * self._samples + event.output.index
+
+    def _head(self, kind: str) -> Json:
+        return {"id": self.name, "object": kind, "created": self._created, "model": self._model.name}
+
+    def _token(self, token_id: int) -> str:
+        """A token's text; without a tokenizer its id."""
+        return self._model.decode([token_id]) if self._model.tokenizer is not None else f"token_id:{token_id}"
+
+
+class CompletionAnswer(Answer):
+    """Of /v1/completions."""
+
+    kind = chunk_kind = "text_completion"
+    _body: CompletionRequest
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._offsets: dict[int, int] = {}
+
+    def _delta(self, index: int, event: Event) -> Json:
+        return {"text": self._text(index, event)}
+
+    def _whole(self, index: int) -> Json:
+        entries = self._logprobs[index]
+        lists = {key: [value for each in entries for value in each[key]] for key in entries[0]} if entries else None
+        return {"text": self._texts[index], "logprobs": lists}
+
+    def _text(self, index: int, event: Event) -> str:
+        """With echo, the prompt before the first of it."""
+        if self._body.echo and not self._ids[index]:
+            return self._model.decode(self._requests[event.request].prompt_token_ids) + event.output.text
+        return event.output.text
+
+    def _logprobs_of(self, index: int, output: StepOutput) -> Json | None:
+        if self._body.logprobs is None or output.logprobs is None or output.token_id is None:
+            return None
+        text, offset = self._token(output.token_id), self._offsets.get(index, 0)
+        self._offsets[index] = offset + len(text)
+        return {
+            "tokens": [text],
+            "token_logprobs": [output.logprobs.logprob],
+            "top_logprobs": [{self._token(token): value for token, value in output.logprobs.top}],
+            "text_offset": [offset],
+        }
+
+
+class ChatAnswer(Answer):
+    """Of /v1/chat/completions."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    _body: ChatRequest
+
+    def _delta(self, index: int, event: Event) -> Json:
+        role = {} if self._ids[index] else {"role": "assistant"}  # in the first chunk, which has a token too
+        return {"delta": role | {"content": event.output.text}}
+
+    def _whole(self, index: int) -> Json:
+        content = [each for entry in self._logprobs[index] for each in entry["content"]]
+        logprobs = {"content": content} if self._body.logprobs else None
+        return {"message": {"role": "assistant", "content": self._texts[index]}, "logprobs": logprobs}
+
+    def _logprobs_of(self, index: int, output: StepOutput) -> Json | None:
+        if not self._body.logprobs or output.logprobs is None or output.token_id is None:
+            return None
+        found: TokenLogprobs = output.logprobs
+        top = [self._entry(token, value) for token, value in found.top]
+        return {"content": [self._entry(output.token_id, found.logprob) | {"top_logprobs": top}]}
+
+    def _entry(self, token_id: int, logprob: float) -> Json:
+        text = self._token(token_id)
+        # A part of a character has no text of its own.
+        return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
+
+
+def _reason(output: StepOutput) -> str | None:
+    return None if output.finish_reason is None else _REASONS.get(output.finish_reason)

@@ -1,0 +1,124 @@
+"""The server's routes: OpenAI's protocol, what operators ask, and the live page."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from importlib.resources import files
+from typing import Any
+from uuid import uuid4
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+import kvlab
+from kvlab.server.answers import ChatAnswer, CompletionAnswer
+from kvlab.server.errors import ApiError, invalid_body
+from kvlab.server.limits import Limits
+from kvlab.server.metrics import CONTENT_TYPE
+from kvlab.server.parameters import chat_request, completion_requests, conversation
+from kvlab.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from kvlab.server.serving import Serving
+
+_ERROR = {"description": "An error as OpenAI's API reports it."}
+_ERRORS: dict[int | str, dict[str, Any]] = dict.fromkeys((400, 401, 404, 408, 413, 500, 503), _ERROR)
+
+
+def build_app(serving: Serving) -> FastAPI:
+    """The ASGI application."""
+    app = FastAPI(title="kvlab", version=kvlab.__version__, responses=_ERRORS, redoc_url=None)
+    model, engine = serving.model, serving.engine
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionRequest, client: Request) -> Response:
+        name = f"cmpl-{uuid4().hex}"
+        requests = completion_requests(body, name, model)
+        return await serving.generate(CompletionAnswer, name, body, requests, client)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: ChatRequest, client: Request) -> Response:
+        name = f"chatcmpl-{uuid4().hex}"
+        return await serving.generate(ChatAnswer, name, body, [chat_request(body, name, model)], client)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [serving.model_card()]}
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        if name != model.name:
+            raise ApiError(404, f"model={name!r}: there is {model.name!r}", "model")
+        return serving.model_card()
+
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "needs either prompt or messages", "prompt")
+        ids = (
+            model.chat_prompt(conversation(body.messages or []))
+            if body.prompt is None
+            else model.encode(body.prompt)
+        )
+        return {"tokens": list(ids), "count": len(ids), "max_model_len": model.max_tokens}
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+        wrong = next((token for token in body.tokens if not 0 <= token < model.vocab_size), None)
+        if wrong is not None:
+            raise ApiError(400, f"tokens: {wrong} is outside the vocabulary of {model.vocab_size}", "tokens")
+        if model.tokenizer is None:
+            raise ApiError(400, f"{model.name} has no tokenizer", "tokens")
+        return {"prompt": model.decode(body.tokens)}
+
+    @app.get("/health")
+    async def health(audit: bool = False) -> Response:
+        """With ?audit=true every invariant of the pool is checked, between two steps."""
+        status = "broken" if engine.broken else "draining" if serving.draining else "ready"
+        body: dict[str, Any] = {"status": status}
+        if audit:
+            body["audit"] = [str(finding) for finding in await asyncio.to_thread(engine.audit)]
+        return JSONResponse(body, status_code=200 if status == "ready" and not body.get("audit") else 503)
+
+    @app.get("/stats")
+    async def stats() -> dict[str, Any]:
+        return asdict(await asyncio.to_thread(engine.stats))
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(serving.metrics.text(), media_type=CONTENT_TYPE)
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": kvlab.__version__}
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> HTMLResponse:
+        return HTMLResponse(files("kvlab.server").joinpath("page.html").read_text(encoding="utf-8"))
+
+    @app.exception_handler(ApiError)
+    async def api_error(_: Request, error: ApiError) -> JSONResponse:
+        return error.response()
+
+    @app.exception_handler(RequestValidationError)
+    async def validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
+        return invalid_body(error).response()
+
+    @app.exception_handler(HTTPException)
+    async def http_error(client: Request, error: HTTPException) -> JSONResponse:
+        text = f"{client.method} {client.url.path}: {error.detail}"
+        response = ApiError(error.status_code, text).response()
+        response.headers.update(error.headers or {})
+        return response
+
+    def document() -> dict[str, Any]:
+        found = FastAPI.openapi(app)
+        for path in found["paths"].values():
+            for route in path.values():
+                route["responses"].pop("422", None)  # which FastAPI adds: invalid bodies get 400 here
+        return found
+
+    app.openapi = document  # type: ignore[method-assign]
+    app.add_middleware(Limits, serving=serving)
+    return app

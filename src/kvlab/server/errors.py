@@ -1,0 +1,65 @@
+"""Errors as OpenAI's API reports them: a status and `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from starlette.responses import JSONResponse
+
+from kvlab.errors import EngineStoppedError, KvlabError, QueueFullError, RequestRefusedError, shown
+
+RETRY_AFTER_S = 1  # what a client that finds the queue full should wait
+
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    503: "overloaded_error",
+}
+
+
+class ApiError(Exception):
+    """An answer that is an error."""
+
+    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+
+    def body(self) -> dict[str, Any]:
+        """The error's JSON."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.status}}
+
+    def response(self) -> JSONResponse:
+        """The answer."""
+        headers = {"Retry-After": str(RETRY_AFTER_S)} if self.status == 503 else None
+        return JSONResponse(self.body(), status_code=self.status, headers=headers)
+
+
+def api_error(error: KvlabError) -> ApiError:
+    """What a client is told of an engine's error."""
+    text = str(error)
+    if isinstance(error, RequestRefusedError):
+        # The client did not choose the request's name.
+        text = text.partition(": ")[2] if text.startswith("request ") else text
+        if isinstance(error, QueueFullError):
+            return ApiError(503, text)
+        return ApiError(400, text, error.parameter)
+    return ApiError(503 if isinstance(error, EngineStoppedError) else 400, text)
+
+
+def invalid_body(error: RequestValidationError) -> ApiError:
+    """The first thing that is wrong with a body."""
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"] if part != "body"]
+    if first["type"] == "json_invalid" or not path:
+        reason = first.get("ctx", {}).get("error", "")
+        return ApiError(400, f"the body is no JSON object{f': {reason}' if reason else ''}")
+    if first["type"] == "missing":
+        return ApiError(400, f"{path[0]} is missing", path[0])
+    # A field that may be of several types reports each of them that the value is not.
+    wanted = [each["msg"] for each in error.errors() if str(each["loc"][1]) == path[0]]
+    value = first["input"] if len(wanted) == 1 else "the value"
+    text = "; or ".join(dict.fromkeys(wanted))
+    return ApiError(400, f"{path[0]}={shown(value, repr)}: {text}", path[0])

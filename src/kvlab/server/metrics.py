@@ -1,0 +1,83 @@
+"""Prometheus metrics, under vLLM's names where they mean the same, so that its dashboards work."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from kvlab.core import RequestRecord, StepRecord
+
+# Upper ends of the histograms' buckets: seconds of requests, seconds between tokens, tokens of steps.
+_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
+_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class ServerMetrics:
+    """Counts of one server. `step` and `finish` are called by the thread that steps, `text` by any."""
+
+    def __init__(self, model: str) -> None:
+        self._registry = registry = CollectorRegistry()
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"vllm:{name}", text, ["model_name"], registry=registry).labels(model)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"vllm:{name}", text, ["model_name"], registry=registry).labels(model)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+            return Histogram(f"vllm:{name}", text, ["model_name"], buckets=buckets, registry=registry).labels(model)
+
+        self._model = model
+        self._running = gauge("num_requests_running", "Sequences that hold memory.")
+        self._waiting = gauge("num_requests_waiting", "Sequences in the waiting queue.")
+        self._usage = gauge("kv_cache_usage_perc", "Blocks in use over blocks in the pool, 0 to 1.")
+        self._prompt = counter("prompt_tokens", "Prompt tokens of sequences that were admitted.")
+        self._output = counter("generation_tokens", "Output tokens.")
+        self._preempted = counter("num_preemptions", "Preemptions.")
+        self._queries = counter("prefix_cache_queries", "Prompt tokens that were looked up in the prefix cache.")
+        self._hits = counter("prefix_cache_hits", "Prompt tokens that were found in it.")
+        self._success = Counter(
+            "vllm:request_success", "Requests that ended.", ["model_name", "finished_reason"], registry=registry
+        )
+        self._ttft = histogram("time_to_first_token_seconds", "From arrival to the first token.")
+        self._gap = histogram("inter_token_latency_seconds", "Between one token and the next.", _GAPS)
+        self._e2e = histogram("e2e_request_latency_seconds", "From arrival to the end.")
+        self._queue = histogram("request_queue_time_seconds", "From arrival to the first admission.")
+        self._prefill = histogram("request_prefill_time_seconds", "From admission to the first token.")
+        self._decode = histogram("request_decode_time_seconds", "From the first token to the last.")
+        self._tokens = histogram("iteration_tokens", "Tokens of a step.", _TOKENS)
+
+    def step(self, record: StepRecord) -> None:
+        """A step was done."""
+        self._running.set(record.running)
+        self._waiting.set(record.waiting)
+        if record.pool is not None:
+            self._usage.set(record.pool.block_utilization)
+        self._preempted.inc(record.preempted)
+        if record.batch_seqs:
+            self._tokens.observe(record.prefill_tokens + record.decode_tokens)
+            self._output.inc(record.sampled_tokens)
+        if record.counters is not None:
+            self._prompt.inc(record.counters.prompt_tokens)
+            self._queries.inc(record.counters.prompt_tokens)
+            self._hits.inc(record.counters.hit_tokens)
+
+    def finish(self, record: RequestRecord) -> None:
+        """A sample of a request has ended."""
+        self._success.labels(self._model, record.finish_reason.value).inc()
+        self._e2e.observe(record.finished_s - record.arrival_s)
+        if record.scheduled_s is None:
+            return
+        self._queue.observe(record.scheduled_s - record.arrival_s)
+        if record.first_token_s is None:
+            return
+        self._ttft.observe(record.first_token_s - record.arrival_s)
+        self._prefill.observe(record.first_token_s - record.scheduled_s)
+        self._decode.observe(record.token_times_s[-1] - record.first_token_s)
+        for gap in record.itl_ms:
+            self._gap.observe(gap / 1000)
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self._registry)

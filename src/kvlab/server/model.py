@@ -1,0 +1,55 @@
+"""The model that a server serves: its name, its words, its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvlab.errors import KvlabError
+from kvlab.server.errors import ApiError
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a prompt."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids."""
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """The ids of a conversation, ready for the answer. Raises KvlabError without a template, or by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """Without a tokenizer the model takes and gives token ids alone."""
+
+    name: str
+    max_tokens: int  # of prompt and output together
+    vocab_size: int
+    created: int  # seconds since 1970 at which it was loaded
+    tokenizer: Tokenizer | None = None
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The ids of a prompt. Raises ApiError."""
+        return tuple(self._words("prompt").encode(text))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids; none without a tokenizer."""
+        return "" if self.tokenizer is None else self.tokenizer.decode(token_ids)
+
+    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+        """The ids of a conversation. Raises ApiError."""
+        try:
+            return tuple(self._words("messages").chat(messages))
+        except KvlabError as error:
+            raise ApiError(400, str(error), "messages") from error
+
+    def _words(self, field: str) -> Tokenizer:
+        if self.tokenizer is None:
+            text = f"{self.name} has no tokenizer: send token ids as prompt to /v1/completions"
+            raise ApiError(400, text, field)
+        return self.tokenizer

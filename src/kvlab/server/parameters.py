@@ -1,0 +1,118 @@
+"""From a client's body to the engine's requests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from kvlab.core import MAX_LOGPROBS, Request, SamplingParams
+from kvlab.errors import shown
+from kvlab.server.errors import ApiError
+from kvlab.server.model import ServedModel
+from kvlab.server.protocol import CHANGES_MEANING, ChatRequest, CompletionRequest, Generation, Message
+
+MAX_PROMPTS = 128  # of one call
+_COMPLETION_TOKENS = 16  # as OpenAI's, where a completion does not say
+_SAME = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "seed",
+    "n",
+    "ignore_eos",
+)
+
+
+def completion_requests(body: CompletionRequest, name: str, model: ServedModel) -> list[Request]:
+    """One request for each prompt. Raises ApiError."""
+    _check(body, model)
+    if body.logprobs is not None and body.logprobs > MAX_LOGPROBS:
+        raise ApiError(400, f"logprobs={body.logprobs}: at most {MAX_LOGPROBS}", "logprobs")
+    if body.echo and body.logprobs is not None:
+        raise ApiError(
+            400, "echo=true: log-probabilities of a prompt are not computed; leave out one of both", "echo"
+        )
+    prompts = _prompts(body.prompt)
+    if len(prompts) > MAX_PROMPTS:
+        raise ApiError(400, f"prompt has {len(prompts)} prompts: at most {MAX_PROMPTS} in one call", "prompt")
+    ids = [model.encode(prompt) if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
+    most = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    sampling = _sampling(body, most, body.logprobs)
+    names = [name] if len(ids) == 1 else [f"{name}-{number}" for number in range(len(ids))]
+    return [_request(body, each, prompt, sampling) for each, prompt in zip(names, ids, strict=True)]
+
+
+def chat_request(body: ChatRequest, name: str, model: ServedModel) -> Request:
+    """The request of a conversation. Raises ApiError."""
+    _check(body, model)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
+    if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_LOGPROBS:
+        raise ApiError(400, f"top_logprobs={body.top_logprobs}: from 0 to {MAX_LOGPROBS}", "top_logprobs")
+    ids = model.chat_prompt(conversation(body.messages))
+    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    room = model.max_tokens - len(ids)
+    if room < 1:
+        text = f"messages take {len(ids)} tokens; the model's context of {model.max_tokens} leaves no room"
+        raise ApiError(400, text, "messages")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    sampling = _sampling(body, room if asked is None else asked, logprobs)
+    return _request(body, name, ids, sampling)
+
+
+def conversation(messages: list[Message]) -> list[dict[str, str]]:
+    """Messages as a chat template takes them. Raises ApiError."""
+    found = []
+    for number, message in enumerate(messages):
+        try:
+            found.append({"role": message.role, "content": message.text()})
+        except ValueError as error:
+            raise ApiError(400, f"messages[{number}].content {error}", "messages") from error
+    return found
+
+
+def _check(body: Generation, model: ServedModel) -> None:
+    if body.model is not None and body.model not in (model.name, ""):
+        raise ApiError(404, f"model={shown(body.model, repr)}: there is {model.name!r}", "model")
+    for name, value in (body.model_extra or {}).items():
+        if name in CHANGES_MEANING and value is not None and value not in CHANGES_MEANING[name]:
+            raise ApiError(400, f"{name}={shown(value, repr)}: is not supported; leave it out", name)
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream=true", "stream_options")
+
+
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Any]:
+    """A list of texts and lists of token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise ApiError(400, "prompt is empty", "prompt")
+    return [prompt] if isinstance(prompt[0], int) else list(prompt)
+
+
+def _sampling(body: Generation, max_tokens: int, logprobs: int | None) -> SamplingParams:
+    said = {name: getattr(body, name) for name in _SAME}
+    sampling = SamplingParams(max_tokens, temperature=1.0, logprobs=logprobs)  # OpenAI's default is no greedy one
+    return replace(
+        sampling,
+        **{name: value for name, value in said.items() if value is not None},
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        logit_bias=_biases(body.logit_bias or {}),
+    )
+
+
+def _biases(said: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    try:
+        return tuple((int(token), bias) for token, bias in said.items())
+    except ValueError as error:
+        raise ApiError(400, "logit_bias: keys are token ids", "logit_bias") from error
+
+
+def _request(body: Generation, name: str, ids: tuple[int, ...], sampling: SamplingParams) -> Request:
+    return Request(name, ids, sampling, salt=body.cache_salt, priority=body.priority or 0)

@@ -1,0 +1,116 @@
+"""What clients send, as OpenAI's API defines it, with vLLM's additions (docs/server.md lists both).
+
+A field that is not here is ignored, as OpenAI's servers do, unless it would change what the answer means
+(`CHANGES_MEANING`): then the request is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+#: Fields of the protocol that would change the answer, with the values of those that ask for nothing.
+CHANGES_MEANING: Mapping[str, tuple[object, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "functions": ([],),
+    "function_call": ("none",),
+    "guided_json": (),
+    "modalities": (["text"],),
+    "prompt_logprobs": (),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+
+class StreamOptions(_Strict):
+    """What a stream says beside its tokens."""
+
+    include_usage: bool | None = None  # a last chunk without choices has the tokens' numbers
+    continuous_usage_stats: bool | None = None  # every chunk has them
+
+
+class Generation(_Strict):
+    """What completions and chat have in common. Null is the same as leaving a field out."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # vLLM's additions
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    return_token_ids: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+
+class CompletionRequest(Generation):
+    """The body of /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]] = Field(description="text, token ids, or lists of either")
+    echo: bool | None = None
+    logprobs: int | None = None  # alternatives to each token, 20 at most
+
+
+class Message(_Strict):
+    """One turn of a conversation."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None  # parts of {"type": "text", "text": ...}
+
+    def text(self) -> str:
+        """The content. Raises ValueError for parts that are not text."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        texts = [part.get("text") for part in self.content if part.get("type") == "text"]
+        if len(texts) < len(self.content) or not all(isinstance(text, str) for text in texts):
+            raise ValueError('has a part that is no text; needed: {"type": "text", "text": "..."}')
+        return "".join(map(str, texts))
+
+
+class ChatRequest(Generation):
+    """The body of /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = None  # the newer name of max_tokens
+    logprobs: bool | None = None
+    top_logprobs: int | None = None  # alternatives to each token, 20 at most
+
+
+class TokenizeRequest(_Strict):
+    """The body of /tokenize: a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+
+
+class DetokenizeRequest(_Strict):
+    """The body of /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]

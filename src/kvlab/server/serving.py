@@ -1,0 +1,65 @@
+"""What the routes of a server share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kvlab.config.server import ServerConfig
+from kvlab.core import Request as EngineRequest
+from kvlab.engine.service import Engine
+from kvlab.server.answers import Answer
+from kvlab.server.calls import ClientCall, Mailbox
+from kvlab.server.errors import ApiError
+from kvlab.server.metrics import ServerMetrics
+from kvlab.server.model import ServedModel
+from kvlab.server.protocol import Generation
+from kvlab.server.streams import TokenStream, whole_answer
+
+
+class Serving:
+    """What the routes share, and how many calls are open."""
+
+    def __init__(self, engine: Engine, model: ServedModel, metrics: ServerMetrics, config: ServerConfig) -> None:
+        self.engine = engine
+        self.model = model
+        self.metrics = metrics
+        self.config = config
+        self.draining = False
+        self.open_calls = 0
+        self._mailbox: Mailbox | None = None
+
+    async def generate(
+        self, kind: type[Answer], name: str, body: Generation, requests: Sequence[EngineRequest], client: Request
+    ) -> Response:
+        """Serve a call. Raises ApiError."""
+        if self.draining:
+            raise ApiError(503, "the server is shutting down and takes no more requests")
+        self._mailbox = self._mailbox or Mailbox(asyncio.get_running_loop())
+        call = ClientCall(
+            self.engine,
+            self._mailbox,
+            requests,
+            most_waiting=self.config.max_waiting_outputs,
+            on_finish=self.metrics.finish,
+        )
+        await call.start()
+        answer = kind(name, body, requests, self.model)
+        if body.stream:
+            return TokenStream(call, answer, timeout_s=self.config.write_timeout_s)
+        return await whole_answer(call, answer, client)
+
+    def model_card(self) -> dict[str, Any]:
+        """The model as /v1/models lists it."""
+        model = self.model
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": model.created,
+            "owned_by": "kvlab",
+            "max_model_len": model.max_tokens,
+        }
