@@ -58,6 +58,46 @@ Feature: Simulation
         | executor.weights=fp8 kv.dtype=fp8_e5m2       |
       Then each has a larger cache than the one before, and takes less time
 
+  Rule: The time of a step can be fitted to runs that were computed
+
+    @R14.4
+    Scenario: A real run, calibrated on, then simulated
+      Given a recorded run of a tiny model that has enough steps
+      When I calibrate on it
+      Then the command succeeds
+      And the message says "steps ... 95 % interval ... held out, each of 5 parts of the run: a step is off by"
+      When I simulate it with that calibration
+      Then the command succeeds
+      And the message says "simulated here, timing fitted on ..., 1 thread"
+      And all 4 requests were completed
+
+    @R14.4
+    Scenario Outline: A calibration on <what> is refused
+      Given a recorded run of a tiny model that has <what>
+      When I calibrate on it
+      Then the command fails without a traceback
+      And the message says "<message>"
+
+      Examples:
+        | what                  | message                                                                                |
+        | too few steps         | 16 steps with tokens in 1 run; a calibration needs 50 or more: name longer runs        |
+        | no steps.parquet      | has no steps.parquet; name a run that was recorded to its end                          |
+        | a cut steps.parquet   | steps.parquet: cannot be read                                                          |
+        | simulated its steps   | was simulated; calibrate on runs that computed their steps                             |
+        | another model beside  | another model than ... qwen3_tiny ...; calibrate on runs of one model at a time        |
+        | another machine beside | another machine than ... a faraway machine ...; calibrate on runs of one machine at a time |
+
+    @R14.4
+    Scenario Outline: A simulation with <what> is refused
+      When I run "executor=simulated hardware=l4 executor.timing=fitted <settings>" on a tiny model
+      Then the command fails without a traceback
+      And the message says "<message>"
+
+      Examples:
+        | what                   | settings                           | message                                                                       |
+        | no calibration         | seed=1                             | executor.timing_path=null: timing=fitted reads a file that kvlab calibrate    |
+        | a calibration not there | executor.timing_path=no/such.yaml | executor.timing_path=no/such.yaml: cannot be read: No such file or directory  |
+
   Rule: What cannot be simulated is named
 
     @R14.3

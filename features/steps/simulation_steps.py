@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 from pytest_bdd import given, parsers, then, when
 
 from features.steps.run_steps import Runner
-from tests.support.commands import Command
+from kvlab.cli import calibrate
+from tests.support.commands import Command, call
+
+#: As many steps as a fit needs, and fewer.
+LONG = "model.max_seq_len=96 workload.output_len.min=56 workload.output_len.max=60"
+SHORT = "workload.output_len.max=16"
 
 
 @given("the tables of measured operations")
@@ -49,3 +58,36 @@ def same_records(commands: list[Command]) -> None:
     assert first.directory != second.directory
     for name in ("requests.parquet", "steps.parquet"):
         assert (first.directory / name).read_bytes() == (second.directory / name).read_bytes()
+
+
+@when("I calibrate on it")
+def calibrate_on_it(tmp_path: Path, commands: list[Command]) -> None:
+    runs = list(dict.fromkeys(str(command.directory) for command in commands))
+    commands.append(call(calibrate.main, *runs, f"output={tmp_path / 'calibration.yaml'}"))
+
+
+@when("I simulate it with that calibration")
+def simulate_calibrated(lab: Runner, tmp_path: Path, commands: list[Command]) -> None:
+    timing = f"executor.timing=fitted executor.timing_path={tmp_path / 'calibration.yaml'}"
+    commands.append(lab.run(f"executor=simulated hardware=here {timing} {LONG}"))
+
+
+@given(parsers.parse("a recorded run of a tiny model that has {what}"))
+def recorded_run(lab: Runner, tmp_path: Path, commands: list[Command], what: str) -> None:
+    """A run whose record was changed; `beside` another that was not."""
+    real = lab.run(SHORT if what == "too few steps" else LONG)
+    kept = tmp_path / "run"
+    shutil.copytree(real.directory, kept)
+    summary = json.loads((kept / "summary.json").read_text())
+    if what == "no steps.parquet":
+        (kept / "steps.parquet").unlink()
+    elif what == "a cut steps.parquet":
+        (kept / "steps.parquet").write_bytes((kept / "steps.parquet").read_bytes()[:-100])
+    elif what == "simulated its steps":
+        summary["timing"] = "roofline"
+    elif what == "another model beside":
+        summary["kv_bytes_per_token"] += 64
+    elif what == "another machine beside":
+        summary["machine"] = "a faraway machine"
+    (kept / "summary.json").write_text(json.dumps(summary))
+    commands += [real] * what.endswith("beside") + [Command(0, "", kept)]

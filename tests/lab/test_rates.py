@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
+import psutil
 import pytest
 
+from kvlab.cli import compose
+from kvlab.config.values import parse_bytes
+from kvlab.engine.build import plan_engine
+from kvlab.errors import ConfigError
 from kvlab.lab import rates
 from kvlab.lab.rates import known_rates, measure, measure_and_keep
 from kvlab.lab.roofline import MachineRates
+from tests.support.plans import compose_run
 
 
 @pytest.fixture
@@ -74,3 +81,21 @@ def test_a_measurement_is_of_this_world(dtype: str, monkeypatch: pytest.MonkeyPa
     found = measure(dtype, read_bytes=2**16, rows=8)
     assert 1e6 < found.read_bytes_per_s < 1e13
     assert 1e6 < found.flops_per_s < 1e15
+
+
+def test_this_machine_is_a_device_to_simulate(measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compose, "_rates", cache(rates.rates_here))
+    chosen = ("executor=simulated", "hardware=here", "model=qwen3_tiny", "executor.threads=1")
+    other = compose_run(*chosen, "executor.timing=fitted").hardware
+    assert other is not None
+    assert (other.bandwidth_gb_s, other.tflops, measured) == (0, {}, [])
+    here = compose_run(*chosen, "executor.dtype=float32").hardware
+    assert here is not None
+    assert parse_bytes(here.memory, key="") == psutil.virtual_memory().total
+    assert (here.bandwidth_gb_s, here.tflops, measured) == (2.0, {"float32": 0.1}, ["float32"])
+    with pytest.raises(ConfigError, match=r"hardware\.bandwidth_gb_s=0.0: timing=roofline needs the bandwidth"):
+        plan_engine(compose_run(*chosen, "executor.dtype=float32", "hardware.bandwidth_gb_s=0"))
+
+
+def test_a_context_that_was_read_before_takes_less_time_or_as_much() -> None:
+    assert 0 <= rates.repeated_share(4, 2, 32, "float32", context=64, num_bytes=2**20) <= 1

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from difflib import get_close_matches
-from typing import Any, cast
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -23,6 +25,9 @@ from kvlab.plugins import load_plugins
 from kvlab.registry import KEYS, registry
 from kvlab.secrets import redact, redacted, take_from_environment
 
+if TYPE_CHECKING:
+    from kvlab.lab.roofline import MachineRates
+
 GROUPS = ("model", "kv", "scheduler", "attention", "executor", "workload", "tracking")
 
 
@@ -35,6 +40,25 @@ def _names(plugins: Sequence[str]) -> str:
     """The settings that take the name of an implementation, with what there is for each."""
     load_plugins(plugins)
     return "\n".join(f"{key}: {', '.join(registry(key).names())}" for key in KEYS)
+
+
+@cache  # so that a configuration that is read twice is the same
+def _rates(dtype: str, threads: int | None) -> MachineRates:
+    from kvlab.lab.rates import rates_here
+
+    return rates_here(dtype, threads)
+
+
+def _here(what: str, timing: str = "", dtype: str = "", threads: int | None = None) -> Any:
+    """What `hardware=here` is: this machine's memory, and for a roofline its rates."""
+    from kvlab.lab.machine import total_memory
+
+    if what == "memory":
+        return f"{total_memory()}B"
+    if timing != "roofline":
+        return {} if what == "tflops" else 0.0
+    rates = _rates(dtype, threads)
+    return {dtype: rates.flops_per_s / 1e12} if what == "tflops" else rates.read_bytes_per_s / 1e9
 
 
 def _environment(name: str, *default: Any) -> str | None:
@@ -50,6 +74,7 @@ _taken: list[str] = []
 ConfigStore.instance().store(name="schema", node=RunConfig)
 OmegaConf.register_new_resolver("kvlab_mode", _mode, replace=True)
 OmegaConf.register_new_resolver("kvlab_names", _names, replace=True)
+OmegaConf.register_new_resolver("kvlab_here", _here, replace=True)
 OmegaConf.register_new_resolver("oc.env", _environment, replace=True)
 
 
@@ -84,6 +109,14 @@ def run_config(composed: DictConfig) -> RunConfig:
         if isinstance(value, str) and ("\0" in value or (not value.isascii() and not _is_unicode(value))):
             raise ConfigError(key, value, "is no text: files and tracking stores could not keep it")
     return config
+
+
+def recorded_config(directory: Path) -> RunConfig:
+    """The configuration of the run that is recorded in `directory`. Raises a KvlabError."""
+    recorded = cast(DictConfig, OmegaConf.load(directory / "config.yaml"))
+    names = ("run_name", "tags", "tracking")  # which may refer to an environment that is no more
+    recorded = OmegaConf.masked_copy(recorded, [str(key) for key in recorded if key not in names])
+    return run_config(cast(DictConfig, OmegaConf.merge(OmegaConf.structured(RunConfig), recorded)))
 
 
 def _texts(run: DictConfig) -> list[str]:

@@ -25,6 +25,7 @@ COMMANDS = {
     "report": Command("compare runs, with intervals and verdicts", "outputs/a outputs/b"),
     "capacity": Command("how many sequences fit in a memory", "model=qwen3_4b memory=16GiB"),
     "replay": Command("what each eviction policy finds again, and the optimum", "workload=multi_turn"),
+    "calibrate": Command("fit the time of a step to recorded runs, to simulate with", "outputs/a outputs/b"),
     "roofline": Command("what this machine sustains, and how much of it a run reached", "run=outputs/a"),
     "serve": Command("answer OpenAI's protocol over HTTP", "model=smollm2_135m server.port=8000"),
     "ui": Command("open the tracked runs in the browser", "--port 5000"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
 from kvlab.config import RunConfig
@@ -19,8 +19,6 @@ from kvlab.config.executor import DTYPES
 from kvlab.errors import ConfigError
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from kvlab.core import StepRecord
     from kvlab.lab.roofline import MachineRates, RunCosts
 
@@ -48,9 +46,7 @@ def find_run(name: str, root: Path = Path()) -> Path:
 
 def read_run(directory: Path) -> tuple[dict[str, Any], RunConfig, list[StepRecord]]:
     """A run's summary, settings and steps. Raises ConfigError for one that has no roofline."""
-    from omegaconf import OmegaConf
-
-    from kvlab.cli.compose import run_config
+    from kvlab.cli.compose import recorded_config
     from kvlab.lab import records
 
     summary = json.loads((directory / "summary.json").read_text())
@@ -61,11 +57,7 @@ def read_run(directory: Path) -> tuple[dict[str, Any], RunConfig, list[StepRecor
     steps = records.read_run(directory).steps()
     if not steps:
         raise ConfigError("run", directory, "ended before its first step; name one that produced tokens")
-    recorded = cast("DictConfig", OmegaConf.load(directory / "config.yaml"))
-    names = ("run_name", "tags", "tracking")  # which may refer to an environment that is no more
-    recorded = OmegaConf.masked_copy(recorded, [str(key) for key in recorded if key not in names])
-    settings = OmegaConf.merge(OmegaConf.structured(RunConfig), recorded)
-    return summary, run_config(cast("DictConfig", settings)), steps
+    return summary, recorded_config(directory), steps
 
 
 def logged_costs(summary: dict[str, Any], config: RunConfig) -> RunCosts:

@@ -14,7 +14,7 @@ class HardwareConfig:
 
     name: str = "???"  # what it is called in tables and runs
     memory: str = "???"  # of the device, as its driver reports it, as 81559MiB
-    bandwidth_gb_s: float = 0.0  # of its memory, in 10^9 bytes per second
+    bandwidth_gb_s: float = 0.0  # of its memory, in 10^9 bytes per second; for timing=roofline
     tflops: dict[str, float] = field(default_factory=dict)  # of dense matrix products, by dtype, in 10^12
     link_gb_s: float = 0.0  # to its peers, in one direction, in 10^9 bytes per second
     bandwidth_efficiency: float = 0.8  # share of the memory's bandwidth that kernels sustain, 0 to 1
@@ -26,13 +26,11 @@ class HardwareConfig:
     def __post_init__(self) -> None:
         if parse_bytes(self.memory, key="hardware.memory") == 0:
             raise ConfigError("hardware.memory", self.memory, "must be more than 0 bytes")
-        if self.bandwidth_gb_s <= 0:
-            raise ConfigError("hardware.bandwidth_gb_s", self.bandwidth_gb_s, "must be more than 0")
         for dtype, rate in self.tflops.items():
             if rate <= 0:
                 raise ConfigError(f"hardware.tflops.{dtype}", rate, "must be more than 0")
         for name in ("bandwidth_efficiency", "compute_efficiency", "link_efficiency"):
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"hardware.{name}", getattr(self, name), "must be in (0, 1]")
-        for name in ("link_gb_s", "launch_us", "collective_us"):
+        for name in ("bandwidth_gb_s", "link_gb_s", "launch_us", "collective_us"):
             at_least(f"hardware.{name}", getattr(self, name), 0)

@@ -161,6 +161,13 @@ class CacheView:
         ids: list[int] = self._tables.entries[self._slots[sequence], :count].tolist()
         return ids
 
+    def repeated_tokens(self) -> int:
+        """Tokens in blocks that several sequences share, the first of which is not counted."""
+        counts = -(-self._after // self.block_size)
+        table = self._tables.entries[self._slots, : int(counts.max(initial=0))]
+        ids = table[np.arange(table.shape[1]) < counts[:, None]]
+        return (len(ids) - len(np.unique(ids))) * self.block_size
+
     def gather(self, layer: int, sequence: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of one sequence in order, `[kv_heads, length, head_dim]`, this step's tokens included.
 

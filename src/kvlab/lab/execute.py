@@ -90,6 +90,9 @@ def _execute(
         metrics = run_metrics(log, plan.pool, leaked_blocks=leaked, slo=config.slo) | planned_metrics(plan)
         metrics |= _efficiency(plan, log, may_measure=crowded is None)
         metrics |= profiler.metrics()
+        remark = plan.timing.remark(log.steps) if plan.timing is not None else None
+        if remark:
+            print_note(context.console, remark)
         if profiler.enabled or config.figures:
             events = trace_events(context.name, log.steps, log.records, profiler.steps)
             with attempt(tracking.unwritten):

@@ -30,6 +30,11 @@ def available_memory(device: str) -> int:
     return available
 
 
+def total_memory() -> int:
+    """Bytes of main memory."""
+    return int(psutil.virtual_memory().total)
+
+
 def peak_memory() -> int:
     """The most bytes of memory that this process has had in use."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -38,7 +43,7 @@ def peak_memory() -> int:
 
 def describe(device: str) -> str:
     """Device, cores and memory in a line."""
-    memory = psutil.virtual_memory().total / 2**30
+    memory = total_memory() / 2**30
     host = f"{processor()}, {visible_cores().logical} cores, {memory:.0f} GiB"
     return f"{torch.cuda.get_device_name()} ({host})" if device == "cuda" else host
 

@@ -12,19 +12,22 @@ from pathlib import Path
 
 import torch
 
+from kvlab.engine.threads import resolve_threads
 from kvlab.errors import OutputError
+from kvlab.kernels.cpu.attention import paged_attention
 from kvlab.kernels.cpu.cache import cache_folder
 from kvlab.kernels.cpu.memory import empty
 from kvlab.lab.files import write_text
-from kvlab.lab.machine import describe
+from kvlab.lab.machine import CpuWatch, describe, oversubscription
 from kvlab.lab.roofline import MachineRates
 from kvlab.models.ops import select_ops
 from kvlab.models.ops.torch_ops import TorchOps
 
-_READ_BYTES = 2**29  # more than caches hold
+_READ_BYTES, _CONTEXT_BYTES = 2**29, 2**28  # more than caches hold
 _FILE = "rates.json"
 _ROWS = 512
 _SHAPES = ((4096, 1024), (1024, 3072), (4096, 4096))  # outputs, inputs: those of decoders, small to large
+_SEQUENCES, _BLOCK = 16, 16  # that decode at once, and tokens of their blocks
 _ROUNDS = 3
 _ROUNDS_S = 0.15  # for one way to multiply one shape, where three rounds do not take longer
 
@@ -48,6 +51,20 @@ def measure_and_keep(dtype: str) -> MachineRates:
     return rates
 
 
+def rates_here(dtype: str, threads: int | None) -> MachineRates:
+    """The rates for `executor.threads`, measured where they are not known; beside other work they are not kept."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(resolve_threads(threads))
+    try:
+        known = known_rates(dtype)
+        if known is not None:
+            return known
+        crowded = oversubscription(torch.get_num_threads(), CpuWatch().busy_cores())
+        return measure(dtype) if crowded else measure_and_keep(dtype)
+    finally:
+        torch.set_num_threads(before)
+
+
 def _key(dtype: str) -> str:
     return f"{describe('cpu')}; {torch.get_num_threads()} threads; {dtype}; torch {torch.__version__}"
 
@@ -69,6 +86,35 @@ def measure(dtype: str, *, read_bytes: int = _READ_BYTES, rows: int = _ROWS) -> 
             linear = ops.linear(weight)
             rate = max(rate, 2 * rows * outputs * inputs / _fastest(partial(linear, x)))
     return MachineRates(bandwidth, rate)
+
+
+@torch.inference_mode()
+def repeated_share(
+    heads: int, kv_heads: int, head_dim: int, dtype: str, *, context: int = 512, num_bytes: int = _CONTEXT_BYTES
+) -> float:
+    """Time of attending to a context that another sequence of the step has just read, over that of one that comes
+    from memory: kvlab's kernel decodes for sequences that share all blocks, and for others that share none.
+    """
+    kind: torch.dtype = getattr(torch, dtype)
+    num_blocks = _SEQUENCES * context // _BLOCK
+    shape = (num_blocks, kv_heads, _BLOCK, head_dim)
+    rounds = range(math.ceil(num_bytes / (2 * math.prod(shape) * kind.itemsize)))
+    layers = [[empty(shape, kind).fill_(0.01) for _ in range(2)] for _ in rounds]
+    private = torch.arange(num_blocks, dtype=torch.int32).view(_SEQUENCES, -1)
+    tables = (private, private[:1].repeat(_SEQUENCES, 1))
+    q = torch.ones(_SEQUENCES, heads, head_dim, dtype=kind)
+    lengths = torch.full((_SEQUENCES,), context, dtype=torch.int32)
+    starts = torch.arange(_SEQUENCES + 1, dtype=torch.int32)
+    # Layers take turns, so that what one call has read is gone from the caches when it is read again.
+    own, shared = (
+        min(
+            timeit.timeit(partial(paged_attention, q, k, v, table, lengths, starts, scale=1.0), number=1)
+            for _ in range(_ROUNDS)
+            for k, v in layers
+        )
+        for table in tables
+    )
+    return min(1.0, max(0.0, (shared - own / _SEQUENCES) / (own - own / _SEQUENCES)))
 
 
 def _fastest(call: Callable[[], object]) -> float:

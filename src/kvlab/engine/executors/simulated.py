@@ -47,7 +47,7 @@ class SimulatedExecutor(Executor):
         rows = step.sampled
         seeds = np.fromiter((_seed(step.sequences[row]) for row in rows.tolist()), np.uint64, len(rows))
         drawn = mix((seeds << np.uint64(32)) + step.num_outputs[rows].astype(np.uint64) * STEP)
-        elapsed_s = self._timing.device_s(step.num_tokens, np.asarray(view.lengths, dtype=np.int64), len(rows))
+        elapsed_s = self._timing.step_s(step.num_tokens, view, len(rows))
         if not self._timing.includes_host:
             elapsed_s = self._framework.step_s(elapsed_s, len(step.sequences), len(step.token_ids))
         tokens: list[int] = self._tokens[drawn % np.uint64(len(self._tokens))].tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -10,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.config import EngineConfig, HardwareConfig
+from kvlab.core import StepRecord
+from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig
 
 Counts = NDArray[np.int64]
@@ -53,3 +56,11 @@ class Timing(ABC):
         """Seconds of a step that computes `new_tokens` [B] of B sequences, which have `lengths` [B] tokens with
         them, and `sampled` rows of logits.
         """
+
+    def step_s(self, new_tokens: Counts, view: CacheView, sampled: int) -> float:
+        """The same of a step through a `view` of the cache, which says what blocks it reads."""
+        return self.device_s(new_tokens, np.asarray(view.lengths, dtype=np.int64), sampled)
+
+    def remark(self, steps: Sequence[StepRecord]) -> str | None:
+        """What a user should know of the times of a run's steps; None: nothing."""
+        return None

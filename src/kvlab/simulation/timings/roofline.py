@@ -64,6 +64,9 @@ class RooflineTiming(Timing):
     @classmethod
     def of(cls, deployment: Deployment) -> RooflineTiming:
         hardware, executor = deployment.hardware, deployment.config.executor
+        if not hardware.bandwidth_gb_s:
+            text = f"timing=roofline needs the bandwidth of the memory of {hardware.name}"
+            raise ConfigError("hardware.bandwidth_gb_s", hardware.bandwidth_gb_s, text)
         if executor.dtype not in hardware.tflops:
             known = ", ".join(hardware.tflops) or "none"
             raise ConfigError("executor.dtype", executor.dtype, f"hardware.tflops of {hardware.name} has {known}")
