@@ -89,3 +89,23 @@ Feature: The engine gives the same answers from any memory, and paged memory ser
         | 32       | 12     | 8      | 32    |
         | 18       | 32     | 16     | 18    |
         | 10       | 60     | 30     | 10    |
+
+  Rule: A running server can be asked how it is, from another thread and at any time
+
+    # What it tells is how the last step left it. All three share the two blocks of their prompt; an output's first
+    # token takes one more block when it is stored, which is in the step after it was sampled. Two run at once.
+
+    @R10.5
+    Scenario: Asked in the middle of each step
+      Given the model "qwen3"
+      And batches of up to 2 sequences
+      And a server with 32 blocks of 16 tokens that shares prefixes
+      And requests with the same 32 prompt tokens and 3, 3 and 2 output tokens
+      When another thread asks the server how it is in the middle of each step
+      Then it was told
+        | in step | running | waiting | batches | output tokens | blocks in use | hit rate |
+        | 1       | 0       | 3       | 0       | 0             | 0             | None     |
+        | 2       | 2       | 1       | 1       | 2             | 2             | 0.5      |
+        | 3       | 2       | 1       | 2       | 4             | 4             | 0.5      |
+        | 4       | 2       | 1       | 3       | 6             | 4             | 0.5      |
+        | 5       | 1       | 0       | 4       | 7             | 2             | 0.67     |

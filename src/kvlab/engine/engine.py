@@ -6,7 +6,7 @@ import logging
 import random
 from dataclasses import replace
 
-from kvlab.core import FinishReason, Request, Sequence, StepRecord, TokenLogprobs
+from kvlab.core import FinishReason, PoolCounters, PoolStats, Request, Sequence, StepRecord, TokenLogprobs
 from kvlab.engine.batching import BatchBuilder, StepBatch
 from kvlab.engine.clock import Clock, LogicalClock
 from kvlab.engine.isolation import PassRunner
@@ -57,8 +57,9 @@ class Engine:
         self._eos = frozenset(eos_token_ids)
         self._vocab_size = vocab_size
         self._has_text = detokenize is not None
-        self._steps = self._output_tokens = self._preemptions = 0
+        self._steps = self._batches_run = self._output_tokens = self._preemptions = 0
         self._seeds = random.Random()
+        self._stats = self._observe(pool.stats(), pool.counters())
 
     def has_work(self) -> bool:
         """Whether a sequence waits, runs, or still holds memory after its end."""
@@ -101,14 +102,17 @@ class Engine:
         first.siblings = others
         self._outputs.add([first, *others], on_output, on_finish)
         self.scheduler.waiting.add(first)
+        self._stats = replace(self._stats, waiting=self._stats.waiting + 1)
         return first
 
     def abort(self, request_id: str) -> bool:
         """End a request wherever it is; its blocks are free in the next step. False if it is not here."""
-        sequences = self._outputs.requests.get(request_id)
+        sequences, waiting = self._outputs.requests.get(request_id), len(self.scheduler.waiting)
         for sequence in list(sequences or ()):
             if sequence.finish_reason is None:  # the callback of the one before may have ended it
                 self._outputs.finish(sequence, FinishReason.ABORTED, self.clock.now())
+        left = waiting - len(self.scheduler.waiting)  # within a step, perhaps by one that it has just preempted
+        self._stats = replace(self._stats, waiting=max(self._stats.waiting - left, 0))
         return sequences is not None
 
     def next_wakeup(self) -> float | None:
@@ -117,18 +121,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """See ServingEngine."""
-        pool, counters = self.pool.stats(), self.pool.counters()
-        return EngineStats(
-            running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
-            prompt_tokens=counters.prompt_tokens,
-            output_tokens=self._output_tokens,
-            hit_tokens=counters.hit_tokens,
-            preemptions=self._preemptions,
-            blocks_total=pool.blocks_total,
-            blocks_in_use=pool.blocks_in_use,
-            tokens_in_use=pool.tokens_stored,
-        )
+        return self._stats
 
     def audit(self) -> list[Finding]:
         """See Auditable."""
@@ -163,7 +156,10 @@ class Engine:
         if self.journal is not None:
             self.journal.end_step()
         self._steps += 1
+        self._batches_run += batch.num_sequences > 0
         self._preemptions += batch.preempted
+        pool, counters = self.pool.stats(), self.pool.counters()
+        self._stats = self._observe(pool, counters)
         return StepRecord(
             index=self._steps - 1,
             start_s=start,
@@ -181,8 +177,23 @@ class Engine:
             sampled_tokens=batch.sampled,
             context_tokens=batch.context,
             attended_tokens=batch.attended,
-            pool=self.pool.stats(),
-            counters=self.pool.counters() - before,
+            pool=pool,
+            counters=counters - before,
+        )
+
+    def _observe(self, pool: PoolStats, counters: PoolCounters) -> EngineStats:
+        """What `stats` gives until the next step: made by the thread that steps, so that any may read it."""
+        return EngineStats(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            batches=self._batches_run,
+            prompt_tokens=counters.prompt_tokens,
+            output_tokens=self._output_tokens,
+            hit_tokens=counters.hit_tokens,
+            preemptions=self._preemptions,
+            blocks_total=pool.blocks_total,
+            blocks_in_use=pool.blocks_in_use,
+            tokens_in_use=pool.tokens_stored,
         )
 
     def _fail(self, sequence: Sequence, error: Exception | str) -> None:

@@ -23,6 +23,7 @@ class EngineStats:
 
     running: int  # sequences that hold memory
     waiting: int  # sequences in the queue
+    batches: int | None = None  # steps that computed something
     prompt_tokens: int | None = None  # of sequences admitted for the first time
     output_tokens: int | None = None
     hit_tokens: int | None = None  # prompt tokens served from the prefix cache
@@ -30,6 +31,11 @@ class EngineStats:
     blocks_total: int | None = None
     blocks_in_use: int | None = None
     tokens_in_use: int | None = None
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of the prompt tokens that came from the prefix cache, 0 to 1. None before the first prompt."""
+        return self.hit_tokens / self.prompt_tokens if self.prompt_tokens and self.hit_tokens is not None else None
 
 
 class ServingEngine(Protocol):
@@ -68,7 +74,9 @@ class ServingEngine(Protocol):
         """
 
     def stats(self) -> EngineStats:
-        """The engine at this moment."""
+        """The engine as it was after its last step, with the requests that wait now. From any thread, at any time:
+        a step that takes long is not waited for.
+        """
 
     def close(self) -> None:
         """Give back what the engine holds. It serves nothing afterwards."""

@@ -175,8 +175,8 @@ class Engine:
         return self._broken is not None
 
     def stats(self) -> EngineStats:
-        """See ServingEngine. From any thread; between two steps where another thread steps."""
-        return self._between_steps(self.core.stats).result()
+        """See ServingEngine."""
+        return self.core.stats()
 
     def audit(self) -> list[Finding]:
         """See Auditable. From any thread; between two steps where another thread steps."""

@@ -74,7 +74,7 @@ def show_progress(
         if record is not None:
             remaining.observe(record)
         now = time.monotonic()
-        # An engine's statistics cost more than a short step; four times a second is enough.
+        # Drawing costs more than a short step; four times a second is enough.
         if now - printed < (0.25 if terminal else _PLAIN_EVERY_S):
             return
         printed = now
@@ -90,6 +90,10 @@ def show_progress(
         left = remaining.seconds(at)
         if left is not None:
             parts.append(f"{clock(left)} left")
+        if stats.hit_rate is not None:
+            parts.append(f"prefix hits {100 * stats.hit_rate:.0f} %")
+        if stats.batches is not None:
+            parts.append(f"{stats.batches:,} batch{'es' * (stats.batches != 1)}")
         ended, status = f"{len(log.records)}/{total} requests", "  ".join(parts)
         if terminal:
             bar.update(task, completed=tokens, requests=ended, status=status)
