@@ -12,10 +12,11 @@ Feature: Service levels
       And the message says "service levels ... goodput, requests within limits ... 50.0 %"
       And they equal those of summary.json
 
-    @R16.1
+    @R16.1 @R16.5
     Scenario: Requests that are refused are missed
-      When I run "scheduler.max_waiting_requests=1 slo.ttft_ms=3600000 slo.tpot_ms=3600000" on a tiny model
+      When I run "scheduler.max_waiting_requests=1 slo.ttft_ms=3600000 slo.tpot_ms=3600000 figures=true" on a tiny model
       Then the command succeeds
+      And its folder "figures" holds "memory.png pool_map.png timeline.png latency.png service_levels.png hover.html"
       And 1 of 4 requests are within the limits, and the goodput is as many in its duration
 
     @R16.1
@@ -35,10 +36,37 @@ Feature: Service levels
     @R16.2 @slow
     Scenario: A search finds settings by goodput
       Given a laboratory with a store of its own
-      When I tune in the laboratory "executor=simulated hardware=l4 optimize=slo/goodput_per_s slo.ttft_ms=3600000 memory=1GiB trials=2"
+      When I tune in the laboratory "executor=simulated hardware=l4 slo.ttft_ms=3600000 trials=2"
       Then it ends with status 0
-      And it says "slo/goodput_per_s within 1.0 GiB: 2 trials"
+      And it says "slo/goodput_per_s within 20.2 GiB: 2 trials"
       And it says "best: slo/goodput_per_s = "
+
+  Rule: The largest rate that is served in time is found
+
+    @R16.4
+    Scenario: A search doubles the rate until too few requests are within the limit
+      Given a laboratory with a store of its own
+      When I tune in the laboratory "find=rate executor=simulated hardware=l4 scheduler.max_batch_size=1 slo.ttft_ms=1 workload.arrival=uniform workload.rate=800 precision=100"
+      Then it ends with status 0
+      And it says "largest: workload.rate=800: 100.0 % within"
+      And it says "above it: workload.rate=1600: 66.7 % within"
+      And the store holds the search with 2 finished runs, and its workload.rate is 800
+      And it leaves the files "rates.csv rates.png"
+      When I tune in the laboratory "find=rate executor=simulated hardware=l4 scheduler.max_batch_size=1 slo.ttft_ms=1 workload.arrival=uniform workload.rate=800 precision=100"
+      Then it says "measured before: does not"
+      And the store holds the search with 2 finished runs, and its workload.rate is 800
+
+    @R16.4
+    Scenario Outline: <arguments> has no arrival rate to find
+      Given a laboratory with a store of its own
+      When I tune in the laboratory "find=rate executor=simulated hardware=l4 <arguments>"
+      Then it ends with status 2
+      And it says "<message>"
+
+      Examples:
+        | arguments                                    | message                                                        |
+        | workload.arrival=uniform workload.rate=800   | find=rate: needs a limit; set slo.ttft_ms, slo.tpot_ms or both |
+        | slo.ttft_ms=1                                | workload.arrival=burst: all requests at once have no rate      |
 
   Rule: Limits are checked
 

@@ -6,6 +6,7 @@ import pytest
 from pytest_bdd import parsers, then, when
 
 from features.steps.run_steps import Runner
+from features.steps.sweep_steps import Commands
 from tests.support.commands import Command
 
 
@@ -33,3 +34,19 @@ def no_service_levels(commands: list[Command]) -> None:
     assert commands[-1].code == 0
     assert not [name for name in commands[-1].summary["metrics"] if name.startswith("slo/")]
     assert "service levels" not in commands[-1].output
+
+
+@then(parsers.parse("the store holds the search with {count:d} finished runs, and its {key} is {value:g}"))
+def search_in_store(laboratory: Commands, count: int, key: str, value: float) -> None:
+    (search,) = [run for run in laboratory.lab.runs() if run.tags.get("kvlab.kind") == "tune"]
+    assert search.finished
+    assert search.metrics[key] == value
+    children = laboratory.lab.children()
+    assert [run.finished for run in children] == [True] * count
+    assert {run.tags["mlflow.parentRunId"] for run in children} == {search.run_id}
+
+
+@then(parsers.parse('it leaves the files "{names}"'))
+def search_files(laboratory: Commands, names: str) -> None:
+    (folder,) = (laboratory.base / "tune").glob("*/search")
+    assert {file.name for file in folder.iterdir()} == set(names.split())

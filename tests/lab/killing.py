@@ -99,7 +99,7 @@ KILL_POINTS = [
     KillPoint("tune", "ahead of a trial's value", "optuna.study.Study.tell", 2),
     KillPoint("tune", "behind a trial's value", "optuna.study.Study.tell", 2, "after"),
     KillPoint("tune", "ahead of its pictures", "kvlab.cli.search.write_trials"),
-    KillPoint("tune", "ahead of its end in the store", "kvlab.cli.search.close_parent"),
+    KillPoint("tune", "ahead of its end in the store", "kvlab.cli.trials.close_parent"),
 ]
 
 

@@ -12,10 +12,12 @@ import pytest
 
 from kvlab.lab import figures
 from kvlab.lab.figures import blocks
+from kvlab.lab.figures.arrival_rate import rate_figure
 from kvlab.lab.figures.interactive import page
 from kvlab.lab.figures.points import THROUGHPUT, sweep_points
+from kvlab.lab.figures.service_levels import service_level_figure
 from kvlab.lab.recording import draw_figures
-from kvlab.lab.records import read_run, step_row
+from kvlab.lab.records import RunRecord, read_run, step_row
 from kvlab.lab.terminal import Terminal
 from tests.lab.test_profile import run
 from tests.support.drawn import png
@@ -93,16 +95,39 @@ class TestARun:
             assert round(part["ts"] + part["dur"], 3) in ends
         assert {"scheduling", "execution", "preempted"} <= {event["name"] for event in trace["traceEvents"]}
 
-    def test_with_limits_it_draws_its_service_levels(self, pressed: Path) -> None:
+    def test_service_levels_count_those_that_were_refused(self, pressed: Path) -> None:
         record = read_run(pressed)
-        limited = dataclasses.replace(record, config={**record.config, "slo.tpot_ms": 3.6e6})
-        refused = dataclasses.replace(limited, metrics={**record.metrics, "requests/refused": 4.0})
-        drawn = [figures.run_figures(each) for each in (record, limited, refused)]
-        assert ["service_levels" in each for each in drawn] == [False, True, True]
-        titles = [each["service_levels"].axes[0].get_title(loc="left") for each in drawn[1:]]
+        assert "service_levels" not in figures.run_figures(record)
+        drawn = [service_level_figure(record.requests(), {"tpot": 3.6e6}, refused=count) for count in (0, 4)]
+        titles = [figure.axes[0].get_title(loc="left") for figure in drawn]
         assert "100 % of 4 requests within tpot" in titles[0]
         assert "50 % of 8 requests" in titles[1]
-        assert all(png(each["service_levels"]) for each in drawn[1:])
+
+    def test_over_the_arrival_rate_each_configuration_has_a_line(self, pressed: Path) -> None:
+        record = read_run(pressed)
+
+        def point(rate: float, kv: str, share: float, limit: float = 500.0) -> RunRecord:
+            config = {**record.config, "workload.rate": rate, "kv.backend": kv, "slo.ttft_ms": limit}
+            metrics = {**record.metrics, "slo/attainment": share, "slo/goodput_per_s": rate * share / 100}
+            return dataclasses.replace(record, config=config, metrics=metrics, choices={})
+
+        shares = {"contiguous": (100.0, 98.0, 20.0), "paged": (100.0, 100.0, 99.5)}
+        points = [
+            point(rate, kv, s) for kv, all_ in shares.items() for rate, s in zip((1, 2, 9), all_, strict=True)
+        ]
+        figure = figures.sweep_figures(points)["arrival_rate"]
+        (legend,) = figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == [
+            "backend=contiguous: 99 % within the limits up to workload.rate=1",
+            "backend=paged: 99 % within the limits at each rate",
+        ]
+        assert len(figure.axes) == 4
+        marked = [text.get_text() for axes in figure.axes for text in axes.texts if axes.texts]
+        assert [text for text in marked if "limit" in text] == ["limit 500"]
+        assert png(figure)
+        (one,) = rate_figure(points[:3]).legends  # type: ignore[union-attr]
+        assert [text.get_text() for text in one.get_texts()] == ["99 % within the limits up to workload.rate=1"]
+        assert rate_figure([point(1, "paged", 99.0), point(1, "contiguous", 99.0)]) is None
 
     def test_runs_together_have_pictures_too(self, pressed: Path) -> None:
         record = read_run(pressed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -12,9 +13,11 @@ from optuna.trial import TrialState
 
 import kvlab.cli.tune
 from kvlab.cli.compose import compose_run
+from kvlab.cli.trials import Ended, Trials
 from kvlab.cli.tune import read_arguments
-from kvlab.config import KVConfig
+from kvlab.config import KVConfig, RunConfig
 from kvlab.errors import CapacityError, ConfigError
+from kvlab.lab.tune.rate import Bracket, RateRange, bracket, rate_range
 from kvlab.lab.tune.space import BATCH, BLOCK, BLOCKS, TOKENS, Range, Space, build_space, check_fits
 from kvlab.lab.tune.study import Measured, best_trial, counted, open_study, search
 from tests.support.commands import TINY, call
@@ -33,6 +36,12 @@ def study(tmp_path: Path) -> Callable[..., optuna.Study]:
         return open_study(f"sqlite:///{tmp_path / 'tune.db'}", "a question", metric, trials)
 
     return opened
+
+
+@pytest.fixture(scope="module")
+def paced() -> RunConfig:
+    """Four requests per second, with a limit."""
+    return compose_run([*TINY, "workload.arrival=uniform", "workload.rate=4", "slo.ttft_ms=500"]).config
 
 
 # The space
@@ -159,6 +168,80 @@ def test_a_database_that_cannot_be_used_is_named() -> None:
         open_study("sqlite:////no/such/place.db", "x", "duration_s", 3)
 
 
+# The largest rate
+
+
+def rates(config: RunConfig, most: float, bounds: str | None = None, precision: float = 5.0) -> list[Any]:
+    """The rates that a search tries where those up to `most` hold, and what it finds."""
+    tried: list[Any] = []
+    tries = bracket(rate_range(config, bounds), precision)
+    try:
+        rate = next(tries)
+        while True:
+            tried.append(rate)
+            rate = tries.send(rate <= most)
+    except StopIteration as stop:
+        return [*tried, stop.value]
+
+
+def test_the_largest_rate_is_bracketed_in_few_runs(paced: RunConfig) -> None:
+    assert rates(paced, 100.0, precision=20) == [4, 8, 16, 32, 64, 128, 90.51, 107.6, Bracket(90.51, 107.6)]
+    for most in (0.2, 3.9, 4.0, 77.7):
+        *tried, found = rates(paced, most)
+        assert found.holds <= most < found.fails <= 1.05 * found.holds
+        assert len(tried) <= 10
+        assert len(set(tried)) == len(tried)
+
+
+def test_a_search_stays_within_its_bounds(paced: RunConfig) -> None:
+    assert rates(paced, 100.0, "1-30") == [4, 8, 16, 30, Bracket(holds=30)]
+    assert rates(paced, 0.5, "1-30") == [4, 2, 1, Bracket(fails=1)]
+    assert rates(paced, 100.0, "40-50") == [40, 50, Bracket(holds=50)]
+    assert rates(paced, 0.0)[-2:] == [4 / 32, Bracket(fails=4 / 32)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"arrival": "burst"}, "workload.arrival=burst: all requests at once have no rate"),
+        ({"concurrency": 4}, "workload.concurrency=4: a closed loop has no arrival rate"),
+        ({"source": "jsonl", "path": "x"}, "workload.source=jsonl: the file says when its requests arrive"),
+    ],
+)
+def test_a_workload_without_a_rate_is_refused(paced: RunConfig, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        rate_range(replace(paced, workload=replace(paced.workload, **changes)))
+    assert words in str(refused.value)
+
+
+def test_a_traces_rate_is_its_scale(paced: RunConfig) -> None:
+    trace = replace(paced.workload, source="azure", path="x", arrival="trace", rate_scale=2.0)
+    assert rate_range(replace(paced, workload=trace)) == RateRange("workload.rate_scale", 2.0, 2 / 32, 64.0)
+    for bounds in ("5", "5-2", "0-2", "a-b", "-1-3"):
+        with pytest.raises(ConfigError, match="write the lowest and the highest rate"):
+            rate_range(paced, bounds)
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (98.9, "no rate holds: even workload.rate=3, the lowest rate tried, has 98.9 % within, goodput -"),
+        (99.0, "every rate holds: even workload.rate=5, the highest rate tried, has 99.0 % within, goodput -"),
+        (None, "workload.rate=4: it broke"),
+    ],
+)
+def test_without_a_largest_rate_a_search_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float | None, words: str
+) -> None:
+    ended = Ended(error="it broke") if share is None else Ended({"slo/attainment": share})
+    monkeypatch.setattr(Trials, "measure", lambda *_, **__: ended)
+    monkeypatch.setattr("kvlab.cli.rate_search.RateSearch._draw", lambda *_: None)
+    paced = ["workload.arrival=uniform", "workload.rate=4", "slo.ttft_ms=500", "tracking=off", f"output={tmp_path}"]
+    found = call(kvlab.cli.tune.main, "find=rate", "rates=3-5", *paced, *TINY)
+    assert found.code == 1
+    assert words in found.output
+
+
 # The command
 
 
@@ -166,6 +249,11 @@ def test_a_database_that_cannot_be_used_is_named() -> None:
     ("arguments", "words"),
     [
         ([], "optimize=null: name a metric"),
+        (["find=speed"], "find=speed: unknown; known: rate"),
+        (["find=rate", "trials=3"], "trials=3: has no place beside find=rate"),
+        (["slo.ttft_ms=5", "rates=1-2"], "rates=1-2: is for find=rate"),
+        (["find=rate", "attainment=101"], "attainment=101: must be more than 0, and at most 100"),
+        (["find=rate", "precision=0"], "precision=0: must be from 0.5 to 100"),
         (["optimize=capacity/kv_bytes"], "neither more nor less of it is better"),
         (["optimize=throughput/output_tokens_per_s", "memory=much"], "memory=much: is not a size"),
         (["optimize=throughput/output_tokens_per_s", "trials=0"], "trials=0: must be a whole number"),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kvlab.lab.roofline import MachineRates
 
 GROUPS = ("model", "kv", "scheduler", "attention", "executor", "workload", "tracking")
+SIMULATED_GROUPS = ("hardware", "framework")  # a choice of these there may be
 
 
 def _mode(repeats: object) -> str | None:
@@ -183,7 +184,8 @@ def group_choices(choices: Mapping[str, object]) -> dict[str, str]:
     for group in GROUPS:
         if not isinstance(choices.get(group), str):
             raise ConfigError(group, choices.get(group), f"a run has one choice of {group}: {group}=name")
-    return {group: str(choices[group]) for group in GROUPS}
+    chosen = {group: choices.get(group) for group in (*GROUPS, *SIMULATED_GROUPS)}
+    return {group: choice for group, choice in chosen.items() if isinstance(choice, str)}
 
 
 def run_title(config: RunConfig) -> str:

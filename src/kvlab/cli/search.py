@@ -6,22 +6,19 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
-from kvlab.cli.compose import Composition, compose_run
+from kvlab.cli.compose import compose_run
+from kvlab.cli.trials import Trials
 from kvlab.config import format_bytes, parse_bytes
 from kvlab.engine.build import resolve_device
-from kvlab.errors import ConfigError, KvlabError, OutputError, TrackingError
-from kvlab.lab.execute import RunContext, execute
-from kvlab.lab.files import attempt, check_directory, replacing, sentences
+from kvlab.errors import ConfigError, OutputError
+from kvlab.lab.capacity import plan_capacity
+from kvlab.lab.files import attempt, replacing
 from kvlab.lab.machine import available_memory
 from kvlab.lab.progress import clock
 from kvlab.lab.sweep.digest import config_digest, digest_of
-from kvlab.lab.sweep.history import close_parent, open_history
-from kvlab.lab.tracking import RunStatus, Tracker
 from kvlab.lab.tune.pictures import draw_search, write_page, write_trials
 from kvlab.lab.tune.space import SEARCHED, build_space, check_fits
 from kvlab.lab.tune.study import STORAGE_ERRORS, Measured, best_trial, counted, open_study, search, storage_reason
@@ -35,17 +32,20 @@ if TYPE_CHECKING:
     from kvlab.lab.terminal import Terminal
 
 
+GOODPUT = "slo/goodput_per_s"  # what is searched where there are limits and nothing else is named
+
+
 class Search:
     """A search: its space, its study, its parent run. `overrides` are the settings of all its runs."""
 
     def __init__(self, settings: TuneSettings, overrides: Sequence[str], console: Terminal) -> None:
-        self.metric, self.trials = settings.optimize, settings.trials
-        self.overrides, self.console = overrides, console
+        self.overrides, self.console, self.trials = overrides, console, settings.trials
         self.base = compose_run(overrides)
         config = self.base.config
+        self.metric = settings.optimize or GOODPUT
         config.slo.check_optimize(self.metric)
         asked = "free" if settings.memory is None else str(parse_bytes(settings.memory, key="memory"))
-        self.memory = int(asked) if settings.memory else available_memory(resolve_device(config.executor.device))
+        self.memory = self._available(settings.memory)
         fixed = frozenset(text.partition("=")[0] for text in overrides) & set(SEARCHED)
         self.space = build_space(config, self.memory, fixed)
         parts = [self.metric, asked, config_digest(config, any_repeat=True), *sorted(fixed)]
@@ -54,11 +54,18 @@ class Search:
         self.name = f"{self.metric.replace('/', '-')}-{named}-{self.digest[:8]}"
         output = Path(settings.output).expanduser()
         self.storage = settings.storage or f"sqlite:///{output.resolve() / 'tune.db'}"
-        self.directory = output / self.name
-        check_directory("output", self.directory)
-        self.tracker = Tracker()
-        self.interrupted = False
-        self.unwritten: list[object] = []
+        self.runs = Trials(overrides, output / self.name, console)
+
+    def _available(self, asked: str | None) -> int:
+        """Bytes for weights, cache and working memory. Raises ConfigError for hardware, which has its own."""
+        config = self.base.config
+        if config.hardware is None:
+            device = resolve_device(config.executor.device)
+            return parse_bytes(asked, key="memory") if asked else available_memory(device)
+        if asked is not None:
+            text = f"hardware={config.hardware.name} has {config.hardware.memory}; give one of them"
+            raise ConfigError("memory", asked, text)
+        return plan_capacity(config, device="cuda").memory or 0
 
     def run(self) -> int:
         """Search, report, draw. Returns the exit code."""
@@ -68,13 +75,13 @@ class Search:
         self._open_parent()
         study = self._search(study, before, time.monotonic())
         done = len(counted(study))
-        if done < self.trials and not self.interrupted:
+        if done < self.trials and not self.runs.interrupted:
             print(f"stopped at {done} of {self.trials} trials: nothing new was found that fits")
         self._finish(study)
-        if self.interrupted:
+        if self.runs.interrupted:
             print("interrupted: what was tried is kept; the same command goes on from there")
             return 130
-        return 1 if best_trial(study) is None or self.unwritten else 0
+        return 1 if best_trial(study) is None or self.runs.unwritten else 0
 
     def _search(self, study: Study, before: int, started: float) -> Study:
         """Search. Returns the study, in memory where its database failed."""
@@ -84,55 +91,28 @@ class Search:
             for trial in trials:
                 self._report(study, trial, before, time.monotonic() - started)
         except KeyboardInterrupt:
-            self.interrupted = True
+            self.runs.interrupted = True
         except STORAGE_ERRORS as error:
             reason = storage_reason(error, self.storage)
             text = f"storage={redact(self.storage)}: {reason}; the search goes on without it"
             print(f"warning: {text}", file=sys.stderr)
-            self.unwritten.append(text)
+            self.runs.unwritten.append(text)
             kept = open_study(None, self.name, self.metric, self.trials, ended)
             return self._search(kept, before, started)
         return study
 
     def _check(self, values: dict[str, int]) -> None:
-        check_fits(self._compose(values).config, self.memory)
-
-    def _compose(self, values: dict[str, int]) -> Composition:
-        return compose_run([*self.overrides, *_overrides(values).split()])
+        check_fits(self.runs.compose(_overrides(values)).config, self.memory)
 
     def _measure(self, number: int, values: dict[str, int]) -> Measured:
-        point = self._compose(values)
-        name = _overrides(values)
-        repeats, found = point.config.repeats, []
-        for repeat in range(repeats):
-            directory = self.directory / str(number) / (str(repeat) if repeats > 1 else "")
-            context = RunContext(
-                directory=directory,
-                root=Path(),
-                config_yaml=point.yaml,
-                written=point.written,
-                choices=point.choices,
-                console=self.console,
-                name=name,
-                in_sweep=True,
-                parent_run_id=self.tracker.run_id,
-                heading=f"trial {number}: {name}" + (f", repeat {repeat}" if repeats > 1 else ""),
-            )
-            try:
-                result = execute(replace(point.config, repeat=repeat), context)
-            except KvlabError as error:
-                return Measured(None, redact(str(error)))
-            self.unwritten += result.unwritten
-            if result.status == "interrupted":
-                self.interrupted = True
-                return Measured(None, interrupted=True)
-            if result.status != "finished":
-                return Measured(None, redact(result.error or result.status))
-            if self.metric not in result.metrics:
-                known = ", ".join(sorted(result.metrics))
-                raise ConfigError("optimize", self.metric, f"the run does not have it; it has: {known}")
-            found.append(result.metrics[self.metric])
-        return Measured(median(found))
+        point = _overrides(values)
+        ended = self.runs.measure(point, str(number), f"trial {number}: {point}")
+        if ended.error or ended.interrupted:
+            return Measured(None, ended.error, ended.interrupted)
+        if self.metric not in ended.metrics:
+            known = ", ".join(sorted(ended.metrics))
+            raise ConfigError("optimize", self.metric, f"the run does not have it; it has: {known}")
+        return Measured(ended.metrics[self.metric])
 
     def _announce(self, before: int) -> None:
         ranges = [f"{key} {found.low} to {found.high}" for key, found in self.space.ranges.items()]
@@ -166,19 +146,10 @@ class Search:
             "tune.storage": redact(self.storage),
             "tune.study": self.name,
         }
-        try:
-            history = open_history(self.base.config.tracking)
-            if history is None:
-                return
-            parent = history.parent("tune", self.digest)
-            if parent is not None:
-                history.close_open_runs(parent, exclusive=False)  # several processes may share a search
-            self.tracker = history.open_parent("tune", self.digest, parent, name=self.name, params=params)
-        except TrackingError as error:
-            print(f"warning: {error}", file=sys.stderr)
+        self.runs.open_parent(self.base.config, self.digest, self.name, params)
 
     def _finish(self, study: Study) -> None:
-        best, pictures = best_trial(study), self.directory / "search"
+        best, pictures = best_trial(study), self.runs.directory / "search"
         errors: list[OutputError] = []
         with attempt(errors):
             write_trials(study, pictures / "trials.csv")
@@ -198,12 +169,8 @@ class Search:
             print(f"best: {self._value(best)}{gain}\n{command}")
             if not errors:
                 print(f"pictures: {pictures / 'tune.html'}  {pictures / 'tune.png'}", flush=True)
-        for sentence in sentences(errors):
-            print(f"warning: {sentence}", file=sys.stderr)
-        self.unwritten += errors
-        ended = RunStatus.FINISHED if best else RunStatus.FAILED
-        metrics = {self.metric: best.value} if best else {}
-        close_parent(self.tracker, RunStatus.INTERRUPTED if self.interrupted else ended, pictures, metrics)
+        metrics = {self.metric: best.value} if best and best.value is not None else {}
+        self.runs.close_parent(errors, pictures, metrics, found=best is not None)
 
 
 def _overrides(values: Mapping[str, object]) -> str:

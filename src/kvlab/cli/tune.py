@@ -1,18 +1,22 @@
-"""kvlab tune: search the batch, blocks, block size and token budget that are best within a memory.
+"""kvlab tune: search the settings that are best within a memory, or the largest rate that is served in time.
 
 kvlab tune optimize=throughput/output_tokens_per_s memory=2GiB
 kvlab tune optimize=latency/e2el_ms_p99 memory=1GiB trials=40 model=qwen3_0_6b workload=mixed32
 kvlab tune optimize=throughput/output_tokens_per_s memory=512MiB kv.block_size=16      leaves one as it is
+kvlab tune slo.ttft_ms=500 slo.tpot_ms=50 workload=mixed32                             the most goodput
+kvlab tune find=rate slo.ttft_ms=500 slo.tpot_ms=50 workload=mixed32                   the largest workload.rate
 
 Any setting of `kvlab run` may follow. The same command goes on where it was stopped.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from kvlab.cli.settings import read_settings, run_command, setting
 from kvlab.config import parse_bytes
+from kvlab.config.values import one_of
 from kvlab.errors import ConfigError
 
 _REFUSED = dict.fromkeys(
@@ -25,7 +29,11 @@ _REFUSED = dict.fromkeys(
 class TuneSettings:
     """The settings of a search beside those of its runs."""
 
-    optimize: str = setting("", "any metric of docs/metrics.md that is better when it is more, or less", "METRIC")
+    optimize: str = setting(
+        "",
+        "any metric of docs/metrics.md that is better when it is more, or less; with slo.* goodput unless given",
+        "METRIC",
+    )
     memory: str | None = setting(
         None, "for weights, cache and working memory; else what this machine has free", "SIZE"
     )
@@ -34,6 +42,14 @@ class TuneSettings:
         None, "Optuna's database; an SQLite file in the output folder unless given", "URL"
     )
     output: str = setting("outputs/tune", "where results go; outputs/tune unless given", "DIR")
+    find: str | None = setting(
+        None, "the largest workload.rate, of a trace rate_scale, that keeps attainment=", "rate"
+    )
+    attainment: float = setting(99.0, "percent of requests within slo.ttft_ms, slo.tpot_ms; 99 unless given", "99")
+    rates: str | None = setting(
+        None, "lowest and highest rate to try; a 32nd and 32 times the workload's unless given", "LOW-HIGH"
+    )
+    precision: float = setting(5.0, "percent between the rate found and one that fails; 5 unless given", "5")
 
     def __post_init__(self) -> None:
         from kvlab.lab.catalogue import direction
@@ -42,12 +58,25 @@ class TuneSettings:
             parse_bytes(self.memory, key="memory")
         if self.trials < 1:
             raise ConfigError("trials", self.trials, "must be a whole number, at least 1")
-        if not self.optimize:
-            raise ConfigError("optimize", None, "name a metric, such as optimize=throughput/output_tokens_per_s")
-        if direction(self.optimize).more_is_better is None:
+        if self.find is None:
+            self._refuse(("attainment", "rates", "precision"), "is for find=rate, which is not given")
+        else:
+            one_of("find", self.find, ("rate",))
+            self._refuse(("optimize", "memory", "trials", "storage"), "has no place beside find=rate; leave it out")
+        if not 0 < self.attainment <= 100:
+            raise ConfigError("attainment", f"{self.attainment:g}", "must be more than 0, and at most 100 percent")
+        if not 0.5 <= self.precision <= 100:
+            raise ConfigError("precision", f"{self.precision:g}", "must be from 0.5 to 100 percent")
+        if self.optimize and direction(self.optimize).more_is_better is None:
             examples = "throughput/output_tokens_per_s, latency/ttft_ms_p99, latency/e2el_ms_p50"
             text = "no such metric, or neither more nor less of it is better; there are"
             raise ConfigError("optimize", self.optimize, f"{text} {examples} and others in docs/metrics.md")
+
+    def _refuse(self, names: tuple[str, ...], text: str) -> None:
+        """Raise ConfigError for a setting that does not have its default."""
+        for field in dataclasses.fields(self):
+            if field.name in names and (value := getattr(self, field.name)) != field.default:
+                raise ConfigError(field.name, value, text)
 
 
 def read_arguments(arguments: list[str]) -> tuple[TuneSettings, list[str]]:
@@ -57,14 +86,23 @@ def read_arguments(arguments: list[str]) -> tuple[TuneSettings, list[str]]:
         key, _, value = override.partition("=")
         if key in _REFUSED:
             raise ConfigError(key, value, _REFUSED[key])
+    has_limits = any(override.lstrip("+").startswith("slo.") for override in overrides)
+    if not settings.optimize and settings.find is None and not has_limits:
+        text = "name a metric, as optimize=throughput/output_tokens_per_s, or give limits, as slo.ttft_ms=500"
+        raise ConfigError("optimize", None, text)
     return settings, overrides
 
 
 def _answer(arguments: list[str]) -> int:
     settings, overrides = read_arguments(arguments)
     # Imported this late so that a mistake is answered at once.
-    from kvlab.cli.search import Search
     from kvlab.lab.terminal import Terminal
+
+    if settings.find is not None:
+        from kvlab.cli.rate_search import RateSearch
+
+        return RateSearch(settings, overrides, Terminal()).run()
+    from kvlab.cli.search import Search
 
     return Search(settings, overrides, Terminal()).run()
 

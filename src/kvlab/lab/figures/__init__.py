@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from kvlab.errors import OutputError
 from kvlab.kv.pools import unit_of
+from kvlab.lab.figures.arrival_rate import rate_figure
 from kvlab.lab.figures.capacity_curve import capacity_figure
 from kvlab.lab.figures.interactive import heat_map_hover, page, pareto_hover, pool_map_hover, timeline_hover
 from kvlab.lab.figures.latency import latency_figure
@@ -66,7 +67,8 @@ def title_of(name: str) -> str:
 
 def sweep_figures(records: Sequence[RunRecord], metrics: Sequence[str] = ()) -> dict[str, Figure]:
     """What runs show together, by name: `throughput` over what was varied, `sequences` that ran at once where that
-    is two numbers, `pareto`, and `capacity` where runs say how large their cache was. Nothing for one run.
+    is two numbers, `arrival_rate` where that was varied, `pareto`, and `capacity` where runs say how large their
+    cache was. Nothing for one run.
     Each of `metrics` is drawn as the throughput is; its name is the metric's with `_` for `/`.
     """
     if len(records) < 2:
@@ -78,6 +80,8 @@ def sweep_figures(records: Sequence[RunRecord], metrics: Sequence[str] = ()) -> 
             figures[metric.replace("/", "_")] = metric_figure(points, metric)
     if len(varied_amounts(points)) == 2:
         figures["sequences"] = metric_figure(points, "capacity/peak_running")
+    if (rates := rate_figure(records)) is not None:
+        figures["arrival_rate"] = rates
     if measured_points(points):
         figures["pareto"] = pareto_figure(points)
     capacity = capacity_figure(records)

@@ -1,0 +1,120 @@
+"""The runs of a search: composed, executed one after another, kept as children of one run in the tracking store."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from kvlab.cli.compose import Composition, compose_run
+from kvlab.config import RunConfig
+from kvlab.errors import KvlabError, OutputError, TrackingError
+from kvlab.lab.execute import RunContext, execute
+from kvlab.lab.files import check_directory, sentences
+from kvlab.lab.records import read_summary
+from kvlab.lab.sweep.digest import config_digest
+from kvlab.lab.sweep.history import close_parent, open_history
+from kvlab.lab.tracking import RunStatus, Tracker
+from kvlab.secrets import redact
+
+if TYPE_CHECKING:
+    from kvlab.lab.terminal import Terminal
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the runs of one point ended: the medians of their metrics, or why there are none."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+    interrupted: bool = False
+    is_kept: bool = False  # of an earlier search
+
+
+class Trials:
+    """Runs with `overrides` in folders of `directory`. `unwritten` has what could not be written, `interrupted`
+    says that a run was.
+    """
+
+    def __init__(self, overrides: Sequence[str], directory: Path, console: Terminal) -> None:
+        check_directory("output", directory)
+        self.overrides, self.directory, self.console = overrides, directory, console
+        self.interrupted = False
+        self.unwritten: list[object] = []
+        self._tracker = Tracker()
+
+    def compose(self, point: str) -> Composition:
+        """The run with the settings of `point` too, which are words of a command line. Raises a KvlabError."""
+        return compose_run([*self.overrides, *point.split()])
+
+    def measure(self, point: str, folder: str, heading: str, *, keep: bool = False) -> Ended:
+        """Run `point` as often as `repeats` says; with `keep`, but for those whose results `directory` has."""
+        composed = self.compose(point)
+        repeats, found, kept = composed.config.repeats, list[Mapping[str, float]](), 0
+        for repeat in range(repeats):
+            directory = self.directory / folder / (str(repeat) if repeats > 1 else "")
+            config = replace(composed.config, repeat=repeat)
+            if keep and (known := _known(directory, config)) is not None:
+                found, kept = [*found, known], kept + 1
+                continue
+            context = RunContext(
+                directory=directory,
+                root=Path(),
+                config_yaml=composed.yaml,
+                written=composed.written,
+                choices=composed.choices,
+                console=self.console,
+                name=point,
+                in_sweep=True,
+                parent_run_id=self._tracker.run_id,
+                heading=heading + (f", repeat {repeat}" if repeats > 1 else ""),
+            )
+            try:
+                result = execute(config, context)
+            except KvlabError as error:
+                return Ended(error=redact(str(error)))
+            self.unwritten += result.unwritten
+            if result.status == "interrupted":
+                self.interrupted = True
+                return Ended(interrupted=True)
+            if result.status != "finished":
+                return Ended(error=redact(result.error or result.status))
+            found.append(result.metrics)
+        common = set.intersection(*map(set, found))
+        return Ended({name: median(each[name] for each in found) for name in common}, is_kept=kept == repeats)
+
+    def open_parent(self, config: RunConfig, digest: str, name: str, params: Mapping[str, object]) -> None:
+        """Open the parent run, or go on with that of an earlier search; without a store that works, warn."""
+        try:
+            history = open_history(config.tracking)
+            if history is None:
+                return
+            parent = history.parent("tune", digest)
+            if parent is not None:
+                history.close_open_runs(parent, exclusive=False)  # several processes may share a search
+            self._tracker = history.open_parent("tune", digest, parent, name=name, params=dict(params))
+        except TrackingError as error:
+            print(f"warning: {error}", file=sys.stderr)
+
+    def close_parent(
+        self, errors: Sequence[OutputError], pictures: Path, metrics: Mapping[str, float], *, found: bool
+    ) -> None:
+        """Warn of `errors`, which are files that could not be written, and close the parent run."""
+        for sentence in sentences(errors):
+            print(f"warning: {sentence}", file=sys.stderr)
+        self.unwritten += errors
+        ended = RunStatus.FINISHED if found else RunStatus.FAILED
+        status = RunStatus.INTERRUPTED if self.interrupted else ended
+        close_parent(self._tracker, status, pictures, dict(metrics))
+
+
+def _known(directory: Path, config: RunConfig) -> Mapping[str, float] | None:
+    """The metrics of the finished run of this very configuration in a directory."""
+    summary = read_summary(directory) or {}
+    if summary.get("status") != "finished" or summary.get("config_digest") != config_digest(config):
+        return None
+    metrics: Mapping[str, float] = summary["metrics"]
+    return metrics
