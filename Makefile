@@ -19,8 +19,11 @@ $(READY): pyproject.toml setup.py constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-run: $(READY) ## Compare contiguous slots, pages and shared pages on a real model, in under two minutes
+run: $(READY) ## Compare contiguous slots, pages and shared pages: on a real model, then simulated on an H100; two minutes
 	$(BIN)/kvlab run experiment=contiguous_vs_paged
+	@echo
+	@echo "The same on one H100 that is not here: the engine's decisions are real, the time of each step is computed."
+	$(BIN)/kvlab run experiment=contiguous_vs_paged_h100
 
 model: $(READY) ## Bring the published model SmolLM2 to this machine, once (98 MB)
 	$(BIN)/kvlab fetch smollm2

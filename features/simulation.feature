@@ -5,12 +5,24 @@ Feature: Simulation
 
     @R14.1
     Scenario: A run on one H100
-      When I run "executor=simulated hardware=h100_sxm" on a tiny model
+      When I run "executor=simulated hardware=h100_sxm kv.memory=1MiB" on a tiny model
       Then the command succeeds
       And the message says "4 requests on simulated h100_sxm, timing roofline"
       And all 4 requests were completed
       And the summary says "simulated h100_sxm, timing roofline" for its machine
       And the tracked run has the tags "resolved.device=h100_sxm" and "resolved.timing=roofline"
+
+    @R14.1 @R10.3
+    Scenario: The first comparison that a user runs, simulated in as many bytes, has as many sequences at once
+      Given a laboratory with a store of its own
+      When I sweep in the laboratory "experiment=contiguous_vs_paged_h100 executor.timing=roofline kv.memory=4MiB scheduler.max_batch_size=64 workload.num_requests=24 workload.output_len.min=16 workload.output_len.max=20 figures=false tracking=off"
+      Then it ends with status 0
+      And in the same bytes its points had
+        | kv             | sequences at once | prompt tokens from the cache |
+        | contiguous     | 2                 | 0                            |
+        | paged_unshared | 19                | 0                            |
+        | paged          | 24                | 8832                         |
+      And it says "Nothing was computed: simulated h100_sxm, timing roofline."
 
     @R14.1
     Scenario: A model too large for here, on two devices of four kinds
@@ -24,7 +36,7 @@ Feature: Simulation
 
     @R14.2
     Scenario: The same settings give the same records
-      When I run "executor=simulated hardware=l4 scheduler.max_batch_size=2 workload.arrival=poisson workload.rate=5" on a tiny model twice
+      When I run "executor=simulated hardware=l4 kv.memory=1MiB scheduler.max_batch_size=2 workload.arrival=poisson workload.rate=5" on a tiny model twice
       Then both runs have the same requests.parquet and steps.parquet, byte for byte
 
   Rule: Steps take as long as their operations were measured to take, where the tables are installed

@@ -140,6 +140,16 @@ class TestARun:
         html = page("two", figures.interactive_sweep([record, other]).values())
         assert html.count("plotly.js v") == 1
 
+    def test_what_a_simulated_run_leaves_says_so(self, pressed: Path, tmp_path: Path) -> None:
+        run(tmp_path, "executor=simulated", "hardware=l4", "kv.num_blocks=14")
+        record, there = read_run(pressed), read_run(tmp_path)
+        for file in (tmp_path / "trace.json", tmp_path / "figures/hover.html"):
+            assert "simulated l4, timing roofline" in file.read_text(), file
+        other = dataclasses.replace(there, config={**there.config, "kv.num_blocks": 12})
+        for drawn in (figures.run_figures(there), figures.sweep_figures([there, other])):
+            assert {figure.get_supxlabel() for figure in drawn.values()} == {"simulated l4, timing roofline"}
+        assert {figure.get_supxlabel() for figure in figures.run_figures(record).values()} == {""}
+
     def test_a_point_of_a_sweep_draws_no_page(self, pressed: Path, tmp_path: Path) -> None:
         files = figures.save_run_figures(read_run(pressed), tmp_path, hover=False)
         assert {file.suffix for file in files} == {".png"}

@@ -94,7 +94,8 @@ def _execute(
         if remark:
             print_note(context.console, remark)
         if profiler.enabled or config.figures:
-            events = trace_events(context.name, log.steps, log.records, profiler.steps)
+            title = context.name if plan.timing is None else f"{context.name}, {plan.machine}"
+            events = trace_events(title, log.steps, log.records, profiler.steps)
             with attempt(tracking.unwritten):
                 write_trace(context.directory / "trace.json", events)
         if log.interrupted:

@@ -25,6 +25,7 @@ from kvlab.lab.drive import RunLog
 from kvlab.lab.settings import flatten
 from kvlab.secrets import redact
 
+SIMULATED = "simulated "  # how the machine of a simulated run begins in its summary
 SUMMARY, REQUESTS, STEPS, BLOCKS = "summary.json", "requests.parquet", "steps.parquet", "blocks.parquet"
 BLOCK_EVENTS = [event.name.lower() for event in BlockEvent]  # in blocks.parquet
 
@@ -130,6 +131,12 @@ class RunRecord:
     def finished(self) -> bool:
         """Whether it ran to its end; only then its figures are those of the whole workload."""
         return self.status == "finished"
+
+    @property
+    def simulated(self) -> str:
+        """The device and the timing of a run that was simulated, in words; else empty."""
+        machine = str(self.facts.get("machine", ""))
+        return machine if machine.startswith(SIMULATED) else ""
 
     def steps(self) -> list[StepRecord]:
         """The engine's steps in order, read when first asked for; none where the run kept none."""

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from kvlab.errors import OutputError
 from kvlab.kv.pools import unit_of
+from kvlab.lab.figures import style
 from kvlab.lab.figures.arrival_rate import rate_figure
 from kvlab.lab.figures.capacity_curve import capacity_figure
 from kvlab.lab.figures.interactive import heat_map_hover, page, pareto_hover, pool_map_hover, timeline_hover
@@ -46,7 +47,7 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
         if limits := limits_of(record.config):
             refused = int(record.metrics.get("requests/refused", 0))
             figures["service_levels"] = service_level_figure(requests, limits, refused=refused)
-    return figures
+    return _marked(figures, [record])
 
 
 def left_out(record: RunRecord) -> dict[str, str]:
@@ -85,7 +86,15 @@ def sweep_figures(records: Sequence[RunRecord], metrics: Sequence[str] = ()) -> 
     if measured_points(points):
         figures["pareto"] = pareto_figure(points)
     capacity = capacity_figure(records)
-    return figures if capacity is None else figures | {"capacity": capacity}
+    return _marked(figures if capacity is None else figures | {"capacity": capacity}, records)
+
+
+def _marked(figures: dict[str, Figure], records: Sequence[RunRecord]) -> dict[str, Figure]:
+    """The figures; where runs were simulated, each says on what."""
+    if mark := "; ".join(sorted({record.simulated for record in records} - {""})):
+        for figure in figures.values():
+            figure.supxlabel(mark, x=0.99, ha="right", fontsize=8, color=style.FAINT)
+    return figures
 
 
 def interactive_run(record: RunRecord) -> dict[str, Any]:
@@ -124,6 +133,7 @@ def save_run_figures(
     files = save_figures(run_figures(record), folder, errors)
     if hover:
         notes = [f"There is no {title_of(name)}: {reason}." for name, reason in left_out(record).items()]
+        notes += [f"{record.simulated}."] if record.simulated else []
         text = page(record.name, interactive_run(record).values(), notes)
         with attempt(errors):
             write_text(folder / PAGE, text)

@@ -10,6 +10,7 @@ from threading import Event, Thread
 from typing import Any
 
 from kvlab.lab.progress import clock
+from kvlab.lab.records import SIMULATED
 from kvlab.lab.sweep.plan import SweepPlan
 from kvlab.lab.sweep.results import best, medians, read_results
 from kvlab.lab.tables import comparison_table, count, memory_sentence, points_table
@@ -102,6 +103,9 @@ def print_results(results: Sequence[dict[str, Any]], plan: SweepPlan) -> None:
         console.print(comparison_table(side_by_side))
         if sentence := memory_sentence(side_by_side):
             console.print(f"\n{sentence}", highlight=False)
+    machines = {str(result.get("machine", "")) for result in results}
+    if simulated := sorted(name for name in machines if name.startswith(SIMULATED)):
+        console.print(f"\nNothing was computed: {'; '.join(simulated)}.", highlight=False)
     for result in {(result["group"], result["error"]): result for result in results if result["error"]}.values():
         print(f"{result['group']}: {result['status'].replace('_', ' ')}: {result['error']}")
     counts = {status: sum(result["status"] == status for result in results) for status in _WORDS}

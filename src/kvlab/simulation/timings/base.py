@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +42,7 @@ class Timing(ABC):
 
     @classmethod
     @abstractmethod
-    def of(cls, deployment: Deployment) -> Self:
+    def of(cls, deployment: Deployment) -> Timing:
         """Raises ConfigError, naming what would do, for a deployment that cannot be timed."""
 
     @property

@@ -1,0 +1,22 @@
+"""The best timing that there is: operations that were measured, where they are known; else the roofline."""
+
+from __future__ import annotations
+
+from kvlab.errors import ConfigError
+from kvlab.simulation.timings import TIMINGS
+from kvlab.simulation.timings.base import Deployment, Timing
+
+
+@TIMINGS.register("auto")
+class AutoTiming(Timing):
+    """A choice between timings, never one itself: a run says which it was."""
+
+    @classmethod
+    def of(cls, deployment: Deployment) -> Timing:
+        """`silicon`, where its tables are installed and hold the device, the model's shapes and types; else
+        `roofline`. Raises ConfigError where that cannot time the deployment either.
+        """
+        try:
+            return TIMINGS.get("silicon").of(deployment)
+        except ConfigError:
+            return TIMINGS.get("roofline").of(deployment)
