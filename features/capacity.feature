@@ -128,7 +128,7 @@ Feature: How many sequences fit
     @R2.6
     Scenario: A model of a family that is not known
       Given a directory with the config.json of "qwen3_tiny"
-      And the config.json has "gpt2" as "model_type"
+      And the config.json has "gpt9" as "model_type"
       When I plan for that directory in 16 GiB
       Then the command fails without a traceback
-      And the message says "gpt2 ... unknown ... llama ... qwen3"
+      And the message says "gpt9 ... unknown ... llama ... qwen3"

@@ -196,7 +196,7 @@ class TestWorkingMemory:
         assert found["concat"] > 0
 
 
-def loaded_bytes(model: Decoder) -> tuple[int, int]:
+def loaded_bytes(model: Any) -> tuple[int, int]:
     """Bytes of a model's parameters and of its rotary tables, each tensor once, wherever it is kept."""
     rotary = [table for part in model._rotary for table in part.tables]
     mine = {id(table) for table in rotary}

@@ -115,7 +115,7 @@ CONFIGS: dict[str, tuple[Mutation, str]] = {
     "an unknown model type with code": (
         described_as(model_type="x", auto_map={"AutoConfig": "configuration_x.Config"}),
         "model_type=x: unknown family, and kvlab never runs the code that its auto_map names; known: gemma3, "
-        "gemma3_text, llama, qwen2, qwen3 (in ",
+        "gemma3_text, llama, qwen2, qwen3, and the decoders of transformers ",
     ),
     "control characters": (described_as(model_type="\x1b[2J\n"), r"model_type=\x1b[2J\n: unknown family"),
     "half a character": (described_as(model_type="\ud800"), r"model_type=\ud800: unknown family"),

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from kvlab.errors import BackendError
 from kvlab.kv.storage import PageLayout
 from kvlab.kv.view import CacheView
 
@@ -62,6 +63,15 @@ class AttentionBackend(Protocol):
 
         The step's K and V are stored already. Returns `[T, num_heads, head_dim]`.
         """
+
+
+def check_layout(backend: AttentionBackend, view: CacheView) -> None:
+    """Raise BackendError unless the cache is laid out as the backend wants it."""
+    if view.storage.layout is not (wanted := layout_of(backend)):
+        raise BackendError(
+            f"attention={backend.name} reads K and V laid out as {wanted}, and this cache is laid out as "
+            f"{view.storage.layout}; allocate it in the backend's layout"
+        )
 
 
 def layout_of(backend: AttentionBackend) -> PageLayout:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvlab.config.values import at_least
+from kvlab.config.values import at_least, one_of
 from kvlab.errors import ConfigError
+
+IMPLEMENTATIONS = ("auto", "kvlab", "transformers")
 
 
 @dataclass
@@ -18,9 +20,11 @@ class ModelConfig:
     architecture: dict[str, Any] = field(default_factory=dict)  # values of config.json, as num_hidden_layers: 8
     path: str | None = None  # a directory or hub id that holds config.json (and weights), or a GGUF file
     weights: str | None = "dummy"  # dummy: random; or a directory, hub id or GGUF file; null: those of path
+    implementation: str = "auto"  # kvlab's decoder or transformers'; auto: kvlab's where it knows the family
     max_seq_len: int = 1024  # longest sequence that is served, in tokens, prompt and output together
 
     def __post_init__(self) -> None:
+        one_of("model.implementation", self.implementation, IMPLEMENTATIONS)
         at_least("model.max_seq_len", self.max_seq_len, 1)
         if self.family is None and self.path is None:
             raise ConfigError(

@@ -24,7 +24,7 @@ from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import PoolSize
 from kvlab.kv.spec import KVSpec
-from kvlab.models.config import DecoderConfig
+from kvlab.models.config import DecoderConfig, TransformersConfig
 from kvlab.models.decoder import attention_specs
 from kvlab.models.ops.base import Ops
 from kvlab.simulation.timings import Timing
@@ -66,7 +66,8 @@ class EnginePlan:
         if self.timing is not None:
             return {"device": self.device, "timing": self.timing.description}
         attention, _, ops, threads = self.computed_by
-        return {"attention": attention.name, "kernels": ops.name, "device": self.device, "threads": threads}
+        kernels = "transformers" if isinstance(self.model, TransformersConfig) else ops.name
+        return {"attention": attention.name, "kernels": kernels, "device": self.device, "threads": threads}
 
     @property
     def computed_by(self) -> Kernels:
@@ -158,6 +159,13 @@ def kv_spec(config: EngineConfig, model: DecoderConfig) -> KVSpec:
         instead = f"in {plain.dtype} {plain.bytes_per_token}; use kv.dtype=auto"
         raise ConfigError("kv.dtype", config.kv_dtype, f"{text} and {instead}")
     return spec
+
+
+def refuse_int8(config: EngineConfig, model: DecoderConfig) -> None:
+    """Raise ConfigError for weights in int8, which transformers' models do not have on this machine."""
+    if config.executor.weights == "int8" and isinstance(model, TransformersConfig):
+        text = f"is for kvlab's own decoder, and transformers runs {model.family}; use executor.weights=auto"
+        raise ConfigError("executor.weights", "int8", text)
 
 
 def refuse_fp8(config: EngineConfig) -> None:

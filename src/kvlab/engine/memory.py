@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES, KVSpec
-from kvlab.models.config import DecoderConfig
+from kvlab.models.config import DecoderConfig, TransformersConfig, WeightCounts
 
 _FLOAT32 = DTYPE_BYTES["float32"]
 _PANEL = 16  # outputs, at most, to a multiple of which the native kernels pad a packed weight
@@ -100,6 +100,8 @@ class WeightBytes:
 
 def weight_bytes(model: DecoderConfig, settings: EngineSettings) -> WeightBytes:
     """What the model takes once it is loaded."""
+    if isinstance(model, TransformersConfig):
+        return _weight_bytes_in_transformers(model.counts, model.vocab_size, settings)
     element, hidden = settings.element, model.hidden_size
     vocabulary = model.vocab_size * hidden
     *layer, output = matrices(model)
@@ -126,6 +128,22 @@ def weight_bytes(model: DecoderConfig, settings: EngineSettings) -> WeightBytes:
     )
 
 
+def _weight_bytes_in_transformers(counts: WeightCounts, vocab_size: int, settings: EngineSettings) -> WeightBytes:
+    element, dtypes = settings.element, (settings.matrix_dtype, settings.output_dtype)
+    rows = zip((counts.rows, vocab_size), dtypes, strict=True)
+    output = counts.output * DTYPE_BYTES[settings.output_dtype]
+    return WeightBytes(
+        matrices=counts.body * DTYPE_BYTES[settings.matrix_dtype] + output,
+        output=output,
+        embedding=counts.embedding * element,
+        norms=counts.norms * element,
+        biases=counts.biases * element,
+        scales=SCALE_BYTES * sum(count for count, dtype in rows if dtype != settings.dtype),
+        rotary=0,
+        stored=counts.total,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class WorkingMemory:
     """Bytes that come and go. A step needs the larger of `layers` + `attention` and `logits`; weights are loaded
@@ -147,17 +165,20 @@ class WorkingMemory:
 def working_memory(model: DecoderConfig, cache: KVSpec, settings: EngineSettings) -> WorkingMemory:
     """What the largest step and the loading of the weights need."""
     element, tokens = settings.element, settings.max_batched_tokens
-    count = IN_PLACE if settings.native else NEW_TENSORS
+    count = layer_tensors(model, settings)
     heads = (count.queries * model.num_heads + count.keys * model.num_kv_heads) * model.head_dim
     per_token = count.stream * model.hidden_size + max(count.wide * model.intermediate_size, heads)
     # Greedy decoding takes the largest of each row. Sampling copies the logits to float32, takes their softmax, and
     # sums that in float64; or, with top-k, sorts them.
     per_logit = element + (7 * _FLOAT32 if settings.random_sampling else 0)
-    if model.logit_soft_cap is not None:
+    if model.logit_soft_cap is not None or isinstance(model, TransformersConfig):  # which may scale or cap them
         per_logit = max(per_logit, 3 * element)
-    # The parts of a product are joined, then packed; an output layer of its own comes last.
-    *layer, output = (matrix.outputs * matrix.inputs for matrix in matrices(model))
-    loaded = max(2 * max(layer), output) if settings.is_packed else max(layer)
+    if isinstance(model, TransformersConfig):
+        loaded = model.counts.largest
+    else:
+        # The parts of a product are joined, then packed; an output layer of its own comes last.
+        *layer, output = (matrix.outputs * matrix.inputs for matrix in matrices(model))
+        loaded = max(2 * max(layer), output) if settings.is_packed else max(layer)
     loaded *= DTYPE_BYTES["fp8"] if settings.weights == "fp8" else element
     return WorkingMemory(
         layers=tokens * element * per_token,
@@ -180,6 +201,14 @@ class LayerTensors(NamedTuple):
 
 IN_PLACE = LayerTensors(stream=4, wide=3, queries=3, keys=2)  # kvlab's kernels
 NEW_TENSORS = LayerTensors(stream=5, wide=4, queries=6, keys=4)  # PyTorch
+TRANSFORMERS = LayerTensors(stream=8, wide=4, queries=6, keys=4)  # whose norms make copies in float32
+
+
+def layer_tensors(model: DecoderConfig, settings: EngineSettings) -> LayerTensors:
+    """What computes the model holds at its peak."""
+    if isinstance(model, TransformersConfig):
+        return TRANSFORMERS
+    return IN_PLACE if settings.native else NEW_TENSORS
 
 
 def _attention(model: DecoderConfig, cache: KVSpec, settings: EngineSettings) -> int:

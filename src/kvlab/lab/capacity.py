@@ -17,7 +17,7 @@ from itertools import count, takewhile
 from typing import Any, NamedTuple, cast
 
 from kvlab.config import EngineConfig, KVConfig, RunConfig, format_bytes
-from kvlab.engine.build import attention_elsewhere, kv_spec, memory_settings, refuse_fp8
+from kvlab.engine.build import attention_elsewhere, kv_spec, memory_settings, refuse_fp8, refuse_int8
 from kvlab.engine.executors.simulated import (
     check_devices,
     check_model_on_devices,
@@ -29,7 +29,7 @@ from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import PoolSize, size_pool
 from kvlab.kv.spec import KVSpec
-from kvlab.models.config import DecoderConfig
+from kvlab.models.config import DecoderConfig, TransformersConfig
 from kvlab.models.families import decoder_config
 from kvlab.workloads import may_sample
 
@@ -133,6 +133,7 @@ def plan_capacity(
     backend, _ = compared_backends()
     config = replace(config, kv=replace(config.kv, backend=backend))
     native = config.executor.kernels and device == "cpu" and config.executor.dtype in ("float32", "bfloat16")
+    native = native and not isinstance(model, TransformersConfig)
     sampled = may_sample(config.workload)
     settings = memory_settings(
         config, device, attention_elsewhere(config, model, device), native=native, random_sampling=sampled
@@ -143,6 +144,7 @@ def plan_capacity(
         text = "devices of which kind? As hardware=h100_sxm"
         raise ConfigError("executor.tensor_parallel", config.executor.tensor_parallel, text)
     elif settings.weights == "int8" and not (native and settings.is_packed):
+        refuse_int8(config, model)
         _refuse_int8(config, device)
     if device == "cpu":
         refuse_fp8(config)

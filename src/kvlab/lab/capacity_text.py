@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from kvlab.config import format_bytes
-from kvlab.engine.memory import IN_PLACE, NEW_TENSORS
+from kvlab.engine.memory import layer_tensors
 from kvlab.kv.pools import unit_of
 from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES
 from kvlab.lab.capacity import CapacityPlan
@@ -66,7 +66,7 @@ def _working_formula(plan: CapacityPlan) -> str:
         each = (working.logits - stream) // (settings.rows * model.vocab_size)
         logits = f"{settings.rows} rows x {model.vocab_size:,} logits x {each} bytes"
         return f"largest: {logits} + {format_bytes(stream)} of the step's tokens{small}"
-    count = IN_PLACE if settings.native else NEW_TENSORS
+    count = layer_tensors(model, settings)
     queries, keys = (heads * model.head_dim for heads in (model.num_heads, model.num_kv_heads))
     most = f"{count.wide} x {model.intermediate_size:,} intermediate"
     if count.queries * queries + count.keys * keys > count.wide * model.intermediate_size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvlab.kv.spec import KVSpec
 
@@ -27,7 +28,7 @@ class RopeConfig:
 class LayerConfig:
     """The options that may differ between layers."""
 
-    rope: RopeConfig
+    rope: RopeConfig = RopeConfig(10_000.0)
     sliding_window: int | None = None  # a token sees itself and the `sliding_window - 1` before it; None: all
 
 
@@ -44,10 +45,10 @@ class DecoderConfig:
     num_kv_heads: int
     head_dim: int
     attention_scale: float  # of the products of queries and keys
-    rms_norm_eps: float
     tie_word_embeddings: bool
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
+    rms_norm_eps: float = 1e-6
     activation: str = "silu"  # of the gate; a key of `kvlab.models.ops.torch_ops.ACTIVATIONS`
     qkv_bias: bool = False
     output_bias: bool = False  # of attention's output projection
@@ -88,3 +89,32 @@ class DecoderConfig:
     def kv_spec(self, dtype: str) -> KVSpec:
         """K and V of a token, as the cache stores them."""
         return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, dtype)
+
+
+class WeightCounts(NamedTuple):
+    """Numbers in a model's weights, each counted once."""
+
+    body: int  # matrices of the layers
+    rows: int  # of these matrices: their outputs
+    output: int  # the output layer, which a tied embedding is, too
+    embedding: int  # a table of its own beside the output layer; 0: tied
+    norms: int  # and other vectors
+    biases: int
+    largest: int  # of one weight
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.body + self.output + self.embedding + self.norms + self.biases
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformersConfig(DecoderConfig):
+    """A decoder that transformers computes, over kvlab's cache. The options of kvlab's own layers are not used."""
+
+    values: str  # of config.json, as JSON
+    counts: WeightCounts
+
+    @property
+    def num_parameters(self) -> int:
+        return self.counts.total

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
+from typing import Protocol
 
 import torch
 from torch.nn import functional
 
-from kvlab.attention.base import AttentionBackend, AttentionSpec, layout_of
-from kvlab.errors import BackendError
+from kvlab.attention.base import AttentionBackend, AttentionSpec, check_layout
 from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig
 from kvlab.models.layers import read_layer, read_norm
@@ -20,7 +20,20 @@ from kvlab.models.rope import RotaryEmbedding
 from kvlab.models.weights import WeightSource
 
 
-class Decoder:
+class Model(Protocol):
+    """What computes a flat batch over the cache."""
+
+    def forward(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> torch.Tensor:
+        """Run the flat batch `token_ids` `[T]` and store its K and V.
+
+        Returns logits `[len(rows), vocab]` for the positions `rows` of the batch alone.
+        """
+
+    def forward_top1(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> TopK:
+        """The same, but only the largest logit of each row and its index: the others need not be stored."""
+
+
+class Decoder(Model):
     """A decoder-only transformer over a paged cache.
 
     `attention` computes the `specs`, one for each layer (see `attention_specs`), and `ops` everything else (None:
@@ -39,7 +52,6 @@ class Decoder:
     ) -> None:
         self.config = config
         self.attention = attention
-        self._layout = layout_of(attention)
         self.ops = ops = ops or TorchOps()
         vocabulary = (config.vocab_size, config.hidden_size)
         embedding = weights.take("model.embed_tokens.weight", vocabulary)
@@ -70,15 +82,10 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> torch.Tensor:
-        """Run the flat batch `token_ids` `[T]` and store its K and V.
-
-        Returns logits `[len(rows), vocab]` for the positions `rows` of the batch alone.
-        """
         return self._capped(self._lm_head(self._last(token_ids, view, rows)))
 
     @torch.inference_mode()
     def forward_top1(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> TopK:
-        """The same, but only the largest logit of each row and its index: the others need not be stored."""
         x = self._last(token_ids, view, rows)
         if self.config.logit_soft_cap is None:
             return self.ops.linear_top1(self._lm_head, x)
@@ -86,11 +93,7 @@ class Decoder:
 
     def _last(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> torch.Tensor:
         """The input of the output layer for `rows`, `[len(rows), hidden]`."""
-        if view.storage.layout is not self._layout:
-            raise BackendError(
-                f"attention={self.attention.name} reads K and V laid out as {self._layout}, and this cache is laid "
-                f"out as {view.storage.layout}; allocate it in the backend's layout"
-            )
+        check_layout(self.attention, view)
         residual = self._embed(token_ids)
         if self._embedding_scale is not None:
             residual = residual * self._embedding_scale

@@ -68,13 +68,16 @@ _GEMMA_PATTERN = 6  # every sixth layer of Gemma 3 sees all tokens
 def decoder_config(model: ModelConfig) -> DecoderConfig:
     """The decoder that a model setting describes: by `model.path`, else by `model.architecture`.
 
-    Raises ConfigError for a family that kvlab does not know, values that no decoder can have, or a `model.path`
-    without a readable config.json and that is no readable GGUF file. Code that the file names is never run.
+    Raises ConfigError for a family that neither kvlab nor, where `model.implementation` allows it, transformers
+    computes, values that no decoder can have, or a `model.path` without a readable config.json and that is no
+    readable GGUF file. Code that the file names is never run.
     """
     if model.path is None:
-        if model.family not in FAMILIES:
-            raise ConfigError("model.family", model.family, f"unknown; known: {', '.join(FAMILIES)}")
-        config = read_config({**model.architecture, "model_type": model.family})
+        try:
+            config = _read({**model.architecture, "model_type": model.family}, model.implementation)
+        except ConfigError as error:
+            key = "model.family" if error.key == "model_type" else error.key
+            raise ConfigError(key, error.value, error.reason) from error
     else:
         where = located(model.path)
         file = Path(where) if is_gguf(where) else _config_file(where)
@@ -83,13 +86,27 @@ def decoder_config(model: ModelConfig) -> DecoderConfig:
         except ValueError as error:
             raise ConfigError("model.path", model.path, f"{file} {error}") from error
         try:
-            config = read_config(values)
+            config = _read(values, model.implementation)
         except ConfigError as error:
             raise ConfigError(error.key, error.value, f"{error.reason} (in {file})") from error
     if model.max_seq_len > config.max_position_embeddings:
         reason = f"{model.name} has positions up to {config.max_position_embeddings}"
         raise ConfigError("model.max_seq_len", model.max_seq_len, reason)
     return config
+
+
+def _read(values: Mapping[str, Any], implementation: str) -> DecoderConfig:
+    """kvlab's decoder of a family that it knows, else transformers'; or the one that is asked for."""
+    if implementation == "kvlab" or (implementation == "auto" and values.get("model_type") in FAMILIES):
+        return read_config(values)
+    try:
+        from kvlab.models.transformers_plan import describe
+    except ImportError as error:
+        if implementation == "auto":
+            return read_config(values)
+        reason = f"transformers cannot be imported ({shown(error)})"
+        raise ConfigError("model.implementation", implementation, reason) from error
+    return describe(values)
 
 
 def _config_file(where: str) -> Path:
@@ -211,7 +228,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         rms_norm_eps=values.number("rms_norm_eps"),
         tie_word_embeddings=values.flag("tie_word_embeddings"),
         max_position_embeddings=values.count("max_position_embeddings"),
-        eos_token_ids=_eos_token_ids(values("eos_token_id"), vocab_size),
+        eos_token_ids=eos_token_ids(values("eos_token_id"), vocab_size),
         activation=values(activation_key),
         embedding_scale=hidden**0.5 if values.gemma else None,
         # transformers 5 leaves this cap of Gemma 3 out; published checkpoints have none.
@@ -221,7 +238,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def _eos_token_ids(value: Any, vocab_size: int) -> tuple[int, ...]:
+def eos_token_ids(value: Any, vocab_size: int) -> tuple[int, ...]:
     """The ids that end a sequence: none, one, or a list of them."""
     ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
     for token in ids:

@@ -9,7 +9,15 @@ from numpy.typing import NDArray
 from kvlab.attention.base import layout_of
 from kvlab.attention.registry import attention_backends, select_backend
 from kvlab.config import EngineConfig
-from kvlab.engine.build import EnginePlan, Kernels, kv_spec, memory_settings, refuse_fp8, resolve_device
+from kvlab.engine.build import (
+    EnginePlan,
+    Kernels,
+    kv_spec,
+    memory_settings,
+    refuse_fp8,
+    refuse_int8,
+    resolve_device,
+)
 from kvlab.engine.clock import WallClock
 from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
 from kvlab.engine.memory import weight_bytes, working_memory
@@ -20,7 +28,8 @@ from kvlab.errors import ConfigError
 from kvlab.kv.sizing import size_pool
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
-from kvlab.models.decoder import Decoder, attention_specs
+from kvlab.models.config import TransformersConfig
+from kvlab.models.decoder import Decoder, Model, attention_specs
 from kvlab.models.families import decoder_config
 from kvlab.models.ops import select_ops
 from kvlab.models.ops.cpu_ops import CpuOps
@@ -30,7 +39,7 @@ from kvlab.models.weights import open_weights
 class TorchExecutor(Executor):
     """The model's forward pass, then the sampler."""
 
-    def __init__(self, model: Decoder, sampler: Sampler, device: torch.device | str = "cpu") -> None:
+    def __init__(self, model: Model, sampler: Sampler, device: torch.device | str = "cpu") -> None:
         self._model = model
         self._sampler = sampler
         self._device = torch.device(device)
@@ -61,6 +70,7 @@ class TorchExecution(ExecutorKind):
         device = resolve_device(config.executor.device)
         threads = resolve_threads(config.executor.threads)
         model = decoder_config(config.model)
+        refuse_int8(config, model)
         spec = kv_spec(config, model)
         pool = size_pool(
             config.kv, spec, max_batch_size=config.scheduler.max_batch_size, max_seq_len=config.model.max_seq_len
@@ -75,7 +85,7 @@ class TorchExecution(ExecutorKind):
             raise ConfigError("attention.backend", backend, "is a kernel, and executor.kernels=false allows none")
         attention = select_backend(specs, backend, among)
         ops = select_ops(getattr(torch, config.executor.dtype), device, kernels=kernels, int8_weights=int8)
-        native = isinstance(ops, CpuOps)
+        native = isinstance(ops, CpuOps) and not isinstance(model, TransformersConfig)
         settings = memory_settings(config, device, attention.name, native=native, random_sampling=random_sampling)
         weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
         computing = Kernels(attention, specs, ops, threads)
@@ -96,7 +106,7 @@ class TorchExecution(ExecutorKind):
         return Execution(executor, WallClock(), storage)
 
 
-def build_decoder(plan: EnginePlan) -> Decoder:
+def build_decoder(plan: EnginePlan) -> Model:
     """The model with its weights. Raises WeightsError."""
     config, kernels = plan.config, plan.computed_by
     weights = open_weights(
@@ -106,4 +116,8 @@ def build_decoder(plan: EnginePlan) -> Decoder:
         seed=config.seed,
         norm_weight=plan.model.initial_norm_weight,
     )
+    if isinstance(plan.model, TransformersConfig):
+        from kvlab.models.transformers_decoder import TransformersDecoder
+
+        return TransformersDecoder(plan.model, weights, kernels.attention, kernels.specs, kernels.ops)
     return Decoder(plan.model, weights, kernels.attention, kernels.specs, config.model.max_seq_len, kernels.ops)

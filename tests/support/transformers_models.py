@@ -1,0 +1,94 @@
+"""Tiny random models of families that kvlab has no decoder for, as transformers writes and runs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from kvlab.config import AttentionConfig, EngineConfig, ExecutorConfig, KVConfig, ModelConfig, SchedulerConfig
+
+VOCAB = 150
+_SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+#: What is special about each family. Windows are shorter than the prompts, heads not always hidden_size / heads.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 16, "head_dim": 16},
+    "phi3": {"partial_rotary_factor": 0.5, "sliding_window": 20, "hidden_size": 64},
+    "olmo2": {"rms_norm_eps": 1e-3},
+    "gemma2": {
+        "head_dim": 32,
+        "sliding_window": 12,
+        "query_pre_attn_scalar": 20,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 5.0,
+    },
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.3,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 4.0,
+        "attention_bias": True,
+    },
+    "smollm3": {"no_rope_layer_interval": 2},
+    "starcoder2": {"use_bias": True, "sliding_window": 24},
+}
+
+
+@dataclass(frozen=True)
+class Written:
+    """A model on disk, and as transformers runs it in float32."""
+
+    directory: Path
+    reference: Any  # transformers' PreTrainedModel
+
+    def greedy(self, prompt: tuple[int, ...], count: int) -> list[int]:
+        """transformers' own greedy tokens."""
+        ids = torch.tensor([prompt])
+        found = self.reference.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
+        )
+        tokens: list[int] = found[0, len(prompt) :].tolist()
+        return tokens
+
+
+def write_model(family: str, directory: Path, **changes: Any) -> Written:
+    """Every parameter random, so large that each token depends on its whole prompt."""
+    config = AutoConfig.for_model(family, **{**_SIZES, **FAMILIES.get(family, {}), **changes})
+    torch.manual_seed(0)
+    reference = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    for name, parameter in reference.named_parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+        else:
+            torch.nn.init.uniform_(parameter, *((-0.5, 0.5) if name.endswith("bias") else (0.5, 1.5)))
+    reference.save_pretrained(directory)
+    return Written(directory, reference)
+
+
+def engine_config(
+    directory: Path, kv: KVConfig, backend: str = "auto", implementation: str = "transformers", **scheduler: Any
+) -> EngineConfig:
+    """An engine in float32 on one thread, with transformers' decoder whatever the family."""
+    return EngineConfig(
+        ModelConfig(
+            "tiny", family=None, path=str(directory), weights=None, max_seq_len=128, implementation=implementation
+        ),
+        kv=kv,
+        executor=ExecutorConfig(dtype="float32", device="cpu", threads=1),
+        attention=AttentionConfig(backend),
+        scheduler=SchedulerConfig(**scheduler),
+    )
