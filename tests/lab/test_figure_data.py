@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from kvlab.kv.allocator import BlockAllocator
+from kvlab.kv.journal import BlockEvents, BlockJournal
 from kvlab.lab.artifacts import write_blocks
 from kvlab.lab.figures import blocks, style
 from kvlab.lab.figures.memory import memory_series
@@ -20,6 +23,29 @@ from kvlab.lab.figures.timeline import shown_requests
 from kvlab.lab.records import read_run
 from kvlab.lab.requests import latencies_ms, request_phases
 from tests.support.drawn import A, C, D, F, S, events, request, step
+from tests.support.pools import content, fill
+
+
+def followed_by_hand(recorded: BlockEvents, num_steps: int) -> list[tuple[int, int, int, int]]:
+    """(block, holder, start, end), event by event."""
+    found = []
+    for block in set(recorded.block.tolist()):
+        held: list[int] = []
+        now, since = blocks.FREE, 0
+        of_block = np.flatnonzero(recorded.block == block)
+        for row in [*of_block.tolist(), -1]:
+            event, step = recorded.event[row], int(recorded.step[row]) if row >= 0 else num_steps
+            if row >= 0 and event in (A, S):
+                held.append(int(recorded.sequence[row]))
+            elif row >= 0 and event == F:
+                held.remove(int(recorded.sequence[row]))
+            cached = blocks.CACHED if event == C else blocks.FREE
+            holder = (held[0] if len(held) == 1 else blocks.SHARED) if held else cached
+            if holder != now or row < 0:
+                if now != blocks.FREE and (step > since or now >= 0):
+                    found.append((block, now, since, step))
+                now, since = holder, step
+    return found
 
 
 class TestNumbers:
@@ -116,15 +142,43 @@ class TestNumbers:
             (7, 5, 8),
         ]
 
+    def test_blocks_of_many_sequences_are_followed_as_one_would_by_hand(self) -> None:
+        journal, rng = BlockJournal(), random.Random(0)
+        allocator = BlockAllocator(40, journal=journal)
+        held: dict[int, list[int]] = {}
+        for slot in range(300):
+            journal.assign(slot, (f"r{slot}", 0))
+            mine = held[slot] = allocator.allocate(min(rng.randrange(1, 6), allocator.num_free()), slot)
+            for block in mine[: rng.randrange(len(mine) + 1)]:
+                fill(allocator, block, content(1000 * slot + block))
+            others = [block for blocks in held.values() for block in blocks if block not in mine]
+            allocator.share(rng.sample(others, min(len(others), rng.randrange(3))), slot)
+            held[slot] = list(allocator.owned_blocks(slot).elements())
+            while len(held) > rng.randrange(1, 8) or allocator.num_free() < 6:
+                gone = rng.choice(list(held))
+                allocator.free(held.pop(gone), gone)
+            if slot % 3 == 0:
+                journal.end_step()
+        for slot, blocks_held in held.items():
+            allocator.free(blocks_held[1:], slot)
+        recorded = journal.columns()
+        found = blocks.stretches(recorded, 101)
+        followed = sorted(followed_by_hand(recorded, 101))
+        assert sorted(zip(*(column.tolist() for column in found), strict=True)) == followed
+        assert {blocks.SHARED, blocks.CACHED} < {holder for _, holder, _, _ in followed}
+
+    def test_what_was_taken_from_a_leak_has_no_known_holder(self) -> None:
+        recorded = events((0, A, 0, 5), (1, S, 0, 6), (2, F, 0, -1), (2, F, 0, -1), (3, A, 0, 7))
+        found = blocks.stretches(recorded, 4)
+        assert found.holder.tolist() == [5, blocks.SHARED, 7]
+
     def test_a_sequence_that_came_and_went_within_a_step_is_not_lost(self) -> None:
-        found = blocks.stretches(events((2, A, 1, 3), (2, F, 1, 3)), 4)
-        grid = blocks.pool_grid(found, 2, [0, 1, 2, 3], 4.0, most_columns=4)
+        grid = blocks.pool_grid(events((2, A, 1, 3), (2, F, 1, 3)), 2, [0, 1, 2, 3], 4.0, most_columns=4)
         assert grid.cells.tolist() == [[-1] * 4, [-1, -1, 3, -1]]
 
     def test_no_used_block_is_lost_in_a_pool_of_ten_thousand(self) -> None:
         recorded = events((0, A, 5003, 1), (1, F, 5003, 1), (1, A, 9999, 2), (2, F, 9999, 2), (2, C, 9999, -1))
-        found = blocks.stretches(recorded, 100_000)
-        grid = blocks.pool_grid(found, 10_000, np.arange(100_000.0).tolist(), 100_000.0)
+        grid = blocks.pool_grid(recorded, 10_000, np.arange(100_000.0).tolist(), 100_000.0)
         assert grid.blocks_per_row == 25
         assert grid.cells.shape == (400, 800)
         assert grid.cells[5003 // 25, 0] == 1
@@ -134,9 +188,9 @@ class TestNumbers:
         assert grid.cached[399, 1] == pytest.approx(1 / 25)
 
     def test_where_a_row_is_many_blocks_few_in_use_are_pale_but_not_white(self) -> None:
-        found = blocks.stretches(events((0, A, 0, 0)), 1)
-        few = pool_image(blocks.pool_grid(found, 100, [0], 1.0, most_rows=1, most_columns=1))[0, 0]
-        alone = pool_image(blocks.pool_grid(found, 1, [0], 1.0, most_columns=1))[0, 0]
+        one = events((0, A, 0, 0))
+        few = pool_image(blocks.pool_grid(one, 100, [0], 1.0, most_rows=1, most_columns=1))[0, 0]
+        alone = pool_image(blocks.pool_grid(one, 1, [0], 1.0, most_columns=1))[0, 0]
         assert alone.sum() < few.sum() < 3 * 255 - 60
 
     def test_neighbours_get_different_colours(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 Owner = tuple[str, int]
 
 _ASSIGNED = -1  # the kind of an entry that names a slot's owner
+_MOST_RECENT = 2**16  # numbers that stay Python's own, some 36 bytes each, until they are packed
 
 
 class BlockEvent(IntEnum):
@@ -50,13 +52,14 @@ class BlockJournal:
     """A record of events that the allocator keeps where it is given one; the engine adds each slot's owner.
 
     While a run goes on this is one list of integers, (kind, slot, number of blocks, the blocks ...) for each event:
-    some 100 ns for a call. `columns` interprets it afterwards.
+    some 100 ns for a call. After a step with many it is packed, 4 bytes a number. `columns` interprets it afterwards.
     """
 
     def __init__(self) -> None:
         self.owners: list[Owner] = []  # in the order of their assignment; one that comes back stands there again
-        self._events: list[int] = []
-        self._marks: list[int] = [0]  # where each step's events end
+        self._events: list[int] = []  # since they were packed last
+        self._packed = array("i")
+        self._marks = array("q", [0])  # where each step's events end
 
     def add(self, event: BlockEvent, blocks: Sequence[int], owner: Hashable = None) -> None:
         """These blocks had this event; `owner` is the slot whose references they are."""
@@ -70,34 +73,34 @@ class BlockJournal:
 
     def end_step(self) -> None:
         """Attribute the events since the last call to one step."""
-        self._marks.append(len(self._events))
+        self._marks.append(len(self._packed) + len(self._events))
+        if len(self._events) > _MOST_RECENT:
+            self._packed.extend(array("i", self._events))
+            self._events.clear()
 
     def columns(self, owners: Iterable[Owner] | None = None) -> BlockEvents:
         """The events so far, `sequence` as index of `owners`, by default the journal's own. Events behind the last
         `end_step` belong to one more step.
         """
-        kinds: list[int] = []
-        steps: list[int] = []
-        counts: list[int] = []
+        kinds, steps, counts, heads = array("b"), array("i"), array("i"), array("q")
         uses: list[_Use] = []
-        blocks: list[int] = []
         open_: dict[int, _Use] = {}
-        unowned, events = _Use(), self._events
+        unowned, events = _Use(), self._packed + array("i", self._events)
         for step, (start, end) in enumerate(pairwise([*self._marks, len(events)])):
             at = start
             while at < end:
-                kind, slot, count = events[at : at + 3]
-                which = events[at + 3 : at + 3 + count]
+                kind, slot, count = events[at], events[at + 1], events[at + 2]
+                heads.append(at)
                 at += 3 + count
                 if kind == _ASSIGNED:
-                    open_.setdefault(slot, _Use()).owner = which[0]
+                    heads.append(at - 3)  # its owner is no block
+                    open_.setdefault(slot, _Use()).owner = events[at - 1]
                     continue
                 use = open_.setdefault(slot, _Use()) if slot >= 0 else unowned
                 kinds.append(kind)
                 steps.append(step)
                 counts.append(count)
                 uses.append(use)
-                blocks += which
                 if kind in (BlockEvent.ALLOCATED, BlockEvent.SHARED):
                     use.blocks += count
                 elif kind == BlockEvent.FREED and slot >= 0:
@@ -107,9 +110,12 @@ class BlockJournal:
         index = {owner: number for number, owner in enumerate(owners)} if owners is not None else None
         numbers = [n if index is None else index.get(owner, -1) for n, owner in enumerate(self.owners)]
         sequences = [numbers[use.owner] if use.owner >= 0 else -1 for use in uses]
+        is_block = np.ones(len(events), dtype=np.bool_)
+        for offset in range(3):
+            is_block[np.asarray(heads) + offset] = False
         return BlockEvents(
             step=np.repeat(np.asarray(steps, dtype=np.int32), counts),
             event=np.repeat(np.asarray(kinds, dtype=np.int8), counts),
-            block=np.asarray(blocks, dtype=np.int32),
+            block=np.asarray(events)[is_block],
             sequence=np.repeat(np.asarray(sequences, dtype=np.int32), counts),
         )

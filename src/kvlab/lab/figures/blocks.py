@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,44 +19,63 @@ class Stretches(NamedTuple):
     CACHED, SHARED (by several) or UNKNOWN (by none that the journal names). At other times a block is free.
     """
 
-    block: NDArray[np.int64]
-    holder: NDArray[np.int64]
-    start: NDArray[np.int64]
-    end: NDArray[np.int64]
+    block: NDArray[np.int32]
+    holder: NDArray[np.int32]
+    start: NDArray[np.int32]
+    end: NDArray[np.int32]
+
+
+_TOGETHER = 2**20  # events that are followed at once, so that memory does not grow with the run
 
 
 def stretches(events: BlockEvents, num_steps: int) -> Stretches:
-    """Follow each block through its events. A block's last stretch ends with the last step."""
-    references: defaultdict[int, list[int]] = defaultdict(list)
-    cached: set[int] = set()
-    current: dict[int, tuple[int, int]] = {}  # block: holder, since which step
-    found: list[tuple[int, int, int, int]] = []
-    columns = (events.step.tolist(), events.event.tolist(), events.block.tolist(), events.sequence.tolist())
-    for step, event, block, sequence in zip(*columns, strict=True):
-        held = references[block]
-        if event == BlockEvent.FREED:
-            if held:
-                held.remove(sequence if sequence in held else held[-1])
-        elif event == BlockEvent.CACHED:
-            cached.add(block)
-        else:
-            cached.discard(block)
-            if event == BlockEvent.ALLOCATED:
-                held[:] = [sequence]
-            elif event == BlockEvent.SHARED:
-                held.append(sequence)
-        holder = CACHED if block in cached else FREE
-        if held:
-            holder = SHARED if len(held) > 1 else held[0] if held[0] >= 0 else UNKNOWN
-        before, since = current.get(block, (FREE, step))
-        if holder != before:
-            found.append((block, before, since, step))
-            current[block] = (holder, step)
-    found += [(block, holder, since, num_steps) for block, (holder, since) in current.items()]
+    """Follow each block through its events; a block's stretches stand together, in order. Its last ends with the
+    last step.
+    """
+    low, high = int(events.block.min(initial=0)), int(events.block.max(initial=0))
+    narrow = (events.block - low).astype(np.min_scalar_type(high - low))  # numbers of 16 bits sort by their digits
+    rows = np.argsort(narrow, kind="stable")
+    block, step, event, sequence = (
+        column[rows] for column in (events.block, events.step, events.event, events.sequence)
+    )
+    holder = _holders(block, event, sequence)
+    begins = np.append(True, block[1:] != block[:-1])[: len(block)]
+    before = np.where(begins, FREE, np.append(FREE, holder[:-1])[: len(block)])
+    changes = np.flatnonzero(holder != before)
+    block, holder, step = block[changes], holder[changes], step[changes]
+    end = np.full(len(block), num_steps, dtype=np.int32)
+    followed = np.flatnonzero(block[1:] == block[:-1])
+    end[followed] = step[followed + 1]
     # A stretch of no length leads to the next holder within a step. It is kept for a sequence alone, which may have
     # come and gone within that step.
-    found = [each for each in found if each[1] != FREE and (each[3] > each[2] or each[1] >= 0)]
-    return Stretches(*np.array(found, dtype=np.int64).reshape(-1, 4).T)
+    kept = np.flatnonzero((holder != FREE) & ((end > step) | (holder >= 0)))
+    return Stretches(block[kept], holder[kept], step[kept], end[kept])
+
+
+def _holders(
+    block: NDArray[np.int32], event: NDArray[np.int8], sequence: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    """The holder of a block after each of its events; a block's events stand together, in order."""
+    freed, cached = event == BlockEvent.FREED, event == BlockEvent.CACHED
+    taken = (event == BlockEvent.ALLOCATED) | (event == BlockEvent.SHARED)
+    sign = taken.view(np.int8) - freed.view(np.int8)
+    total = np.cumsum(sign, dtype=np.int32)
+    firsts = np.flatnonzero(np.append(True, block[1:] != block[:-1])[: len(block)])
+    references = total - np.repeat(total[firsts] - sign[firsts], np.diff(firsts, append=len(block)))
+    holder = np.where(cached, np.int32(CACHED), np.int32(FREE))
+    holder[references > 1] = SHARED
+    alone = references == 1
+    holder[alone] = sequence[alone]
+    # Who is left of several: the sum of the numbers that came less those that went since the block was free.
+    left = np.flatnonzero(alone & freed)
+    if len(left):
+        came = np.cumsum(sign * sequence.astype(np.int64))
+        starts = np.flatnonzero(taken & (references == 1))
+        start = starts[np.searchsorted(starts, left) - 1]
+        found = came[left] - came[start] + sequence[start]
+        holder[left] = np.where(sequence[left] < 0, UNKNOWN, found)
+    holder[alone & (holder < 0)] = UNKNOWN
+    return holder
 
 
 class PoolGrid(NamedTuple):
@@ -76,7 +95,7 @@ class PoolGrid(NamedTuple):
 
 
 def pool_grid(
-    found: Stretches,
+    events: BlockEvents,
     num_blocks: int,
     step_starts: Sequence[float],
     end_s: float,
@@ -84,29 +103,54 @@ def pool_grid(
     most_rows: int = 400,
     most_columns: int = 800,
 ) -> PoolGrid:
-    """Stretches on a grid of at most `most_rows` x `most_columns`. Steps that began at one time share a column."""
+    """A run on a grid of at most `most_rows` x `most_columns`. Steps that began at one time share a column."""
     per_row = -(-num_blocks // most_rows)
     rows = -(-num_blocks // per_row)
     columns = most_columns if end_s > 0 else 1
-    cells = np.full((rows, columns), FREE, dtype=np.int64)
     borders = np.append(step_starts, end_s) * (columns / end_s if end_s > 0 else 0.0)
-    last = len(borders) - 1
-    first = np.clip(np.floor(borders[np.minimum(found.start, last)]).astype(np.int64), 0, columns - 1)
-    until = np.clip(np.ceil(borders[np.minimum(found.end, last)]).astype(np.int64), first + 1, columns)
-    # What is painted last stays: held above cached, shared on top, else the later sequence.
-    counts = np.zeros((2, rows * columns))  # in use, cached
-    rank = np.select([found.holder == CACHED, found.holder == SHARED], [0, 2], 1)
-    for level in range(3):
-        chosen = np.flatnonzero(rank == level)
+    first = np.clip(np.floor(borders), 0, columns - 1).astype(np.int32)
+    until = np.clip(np.ceil(borders), 1, columns).astype(np.int32)
+    cells = np.full((rows, columns), FREE, dtype=np.int64)
+    in_use, cached = np.zeros((2, rows, columns))
+    for low, high, part in _by_rows(events, per_row, rows):
+        found = stretches(part, len(step_starts))
+        row, begin = found.block // per_row - low, first[np.minimum(found.start, len(first) - 1)]
+        end = np.maximum(until[np.minimum(found.end, len(until) - 1)], begin + 1)
+        is_cached, is_shared = found.holder == CACHED, found.holder == SHARED
+        covered = [
+            _covered((row[chosen], begin[chosen], end[chosen]), (high - low, columns))
+            for chosen in (~is_cached, is_cached, is_shared)
+        ]
+        in_use[low:high], cached[low:high], shared = covered
+        # What is painted last stays: held above cached, shared on top, else the later sequence.
+        cells[low:high][cached[low:high] > 0] = CACHED
+        chosen = np.flatnonzero(~(is_cached | is_shared))
         chosen = chosen[np.argsort(found.start[chosen], kind="stable")]
-        for part in np.array_split(chosen, max(len(chosen) // 100_000, 1)):  # to limit the memory that it takes
-            lengths = until[part] - first[part]
-            column = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths - first[part], lengths)
-            row = np.repeat(found.block[part] // per_row, lengths)
-            cells[row, column] = np.repeat(found.holder[part], lengths)
-            counts[int(level == 0)] += np.bincount(row * columns + column, minlength=rows * columns)
-    in_use, cached = np.minimum(counts.reshape(2, rows, columns) / per_row, 1)
+        lengths = end[chosen] - begin[chosen]
+        column = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths - begin[chosen], lengths)
+        cells[np.repeat(row[chosen] + low, lengths), column] = np.repeat(found.holder[chosen], lengths)
+        cells[low:high][shared > 0] = SHARED
+    in_use, cached = np.minimum(in_use / per_row, 1), np.minimum(cached / per_row, 1)
     return PoolGrid(cells, in_use, np.minimum(cached, 1 - in_use), per_row, num_blocks, end_s)
+
+
+def _by_rows(events: BlockEvents, per_row: int, rows: int) -> Iterator[tuple[int, int, BlockEvents]]:
+    """The events of some rows of a grid after those of others: the first row, the one behind the last, and they."""
+    together = max(-(-rows * _TOGETHER // max(len(events.block), 1)), -(-rows // 256))
+    parts = (events.block // (per_row * together)).astype(np.uint8)
+    for part, low in enumerate(range(0, rows, together)):
+        chosen = np.flatnonzero(parts == part)
+        columns = (column[chosen] for column in (events.step, events.event, events.block, events.sequence))
+        yield low, min(low + together, rows), BlockEvents(*columns)
+
+
+def _covered(boxes: tuple[NDArray[np.int32], ...], shape: tuple[int, int]) -> NDArray[np.int64]:
+    """How many of the boxes, a row and columns from `begin` to before `end` each, cover each cell."""
+    row, begin, end = boxes
+    width = shape[1] + 1
+    edges = np.bincount(row * width + begin, minlength=shape[0] * width)
+    edges -= np.bincount(row * width + end, minlength=shape[0] * width)
+    return edges.reshape(-1, width).cumsum(axis=1)[:, :-1]
 
 
 def colour_numbers(cells: NDArray[np.int64], colours: int) -> dict[int, int]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvlab.core import StepRecord
 from kvlab.kv.journal import BlockEvents
 from kvlab.lab.figures import style
-from kvlab.lab.figures.blocks import CACHED, FREE, SHARED, UNKNOWN, PoolGrid, colour_numbers, pool_grid, stretches
+from kvlab.lab.figures.blocks import CACHED, FREE, SHARED, UNKNOWN, PoolGrid, colour_numbers, pool_grid
 from kvlab.lab.tables import count
 
 _PALEST = 0.35  # of a colour, where a single block of a row is in use
@@ -34,8 +34,7 @@ def run_grid(
     """A run's pool as a grid of at most so many cells."""
     starts, end = [step.start_s for step in steps], steps[-1].end_s if steps else 0.0
     blocks = steps[-1].pool.blocks_total if steps and steps[-1].pool else 1
-    found = stretches(events, len(steps))
-    return pool_grid(found, blocks, starts, end, most_rows=most_rows, most_columns=most_columns)
+    return pool_grid(events, blocks, starts, end, most_rows=most_rows, most_columns=most_columns)
 
 
 def holder_colours(grid: PoolGrid) -> dict[int, str]:
