@@ -21,7 +21,7 @@ from kvlab.kv.sizing import PoolSize
 from kvlab.lab.artifacts import write_artifacts
 from kvlab.lab.drive import RunLog, drive
 from kvlab.lab.metrics import run_metrics
-from kvlab.lab.records import step_row
+from kvlab.lab.records import step_table
 
 _SUMS = ("blocks_allocated", "blocks_freed", "evictions", "evicted_blocks", "cow_copies", "hit_tokens")
 _TOTALS = (*_SUMS, "prompt_tokens", "same_step_hit_tokens", "recompute_hit_tokens")
@@ -87,7 +87,7 @@ def a_run(
     log = drive(server.engine, requests, on_step=on_step)
     size = PoolSize(pool.allocator.num_blocks, pool.block_size, server.memory.spec.bytes_per_token)
     metrics = run_metrics(log, size, leaked_blocks=0)
-    return FinishedRun(metrics, log, [step_row(step) for step in log.steps], seen)
+    return FinishedRun(metrics, log, step_table(log.steps).to_pylist(), seen)
 
 
 @when("its files are written and read again")

@@ -204,7 +204,7 @@ def test_a_record_reads_what_an_older_version_wrote(tmp_path):
     (tmp_path / "config.yaml").write_text("kv:\n  backend: paged\ntags:\n  x: y\nseed: 3\n")
     run = read_run(tmp_path)
     assert run.config == {"kv.backend": "paged", "tags.x": "y", "seed": 3}
-    assert (run.finished, run.tags, run.steps(), run.requests()) == (True, {"x": "y"}, [], [])
+    assert (run.finished, run.tags, list(run.steps()), run.requests()) == (True, {"x": "y"}, [], [])
 
 
 def test_what_is_no_run_is_reported(tmp_path):

@@ -13,6 +13,7 @@ from kvlab.lab.drive import RunLog
 from kvlab.lab.metrics import run_metrics
 from kvlab.lab.progress import RemainingTime
 from kvlab.lab.requests import latencies_ms
+from kvlab.lab.steps import StepLog
 
 POOL = PoolSize(num_blocks=10, block_size=4, bytes_per_token=8)
 COUNTS = (
@@ -75,7 +76,9 @@ def test_throughput_counts_tokens_of_every_request() -> None:
             request(0.0, 6, [1.0, 2.0], scheduled_s=0.0, computed_prompt_tokens=6),
             request(0.0, 8, [4.0], FinishReason.ABORTED, scheduled_s=0.0, computed_prompt_tokens=5),
         ],
-        steps=[step(0, 3, blocks_allocated=5, blocks_freed=1), step(3, 4, blocks_allocated=2, blocks_freed=6)],
+        steps=StepLog(
+            [step(0, 3, blocks_allocated=5, blocks_freed=1), step(3, 4, blocks_allocated=2, blocks_freed=6)]
+        ),
         duration_s=4.0,
     )
     metrics = run_metrics(log, POOL, leaked_blocks=0)
@@ -92,7 +95,7 @@ def test_throughput_counts_tokens_of_every_request() -> None:
 
 def test_memory_means_are_weighted_by_time() -> None:
     steps = [step(0, 3, running=2, blocks=4, tokens=12), step(3, 4, running=4, blocks=8, tokens=16)]
-    metrics = run_metrics(RunLog(steps=steps, duration_s=4.0), POOL, leaked_blocks=0)
+    metrics = run_metrics(RunLog(steps=StepLog(steps), duration_s=4.0), POOL, leaked_blocks=0)
     assert metrics["capacity/peak_running"] == 4
     assert metrics["capacity/mean_running"] == 2.5
     assert metrics["kv/block_utilization_mean"] == pytest.approx(50)
@@ -104,7 +107,7 @@ def test_memory_means_are_weighted_by_time() -> None:
 def test_a_step_that_only_gave_memory_back_counts_for_its_blocks_alone() -> None:
     computing = step(0, 3, running=2, blocks=4, tokens=12, prefill_tokens=6, decode_tokens=2)
     release = step(3, 4, running=0, blocks=0, tokens=0, blocks_freed=4)
-    metrics = run_metrics(RunLog(steps=[computing, release], duration_s=4.0), POOL, leaked_blocks=0)
+    metrics = run_metrics(RunLog(steps=StepLog([computing, release]), duration_s=4.0), POOL, leaked_blocks=0)
     assert metrics["engine/steps"] == 1
     assert metrics["kv/blocks_freed"] == 4
     assert metrics["engine/batch_tokens_mean"] == 8
@@ -117,7 +120,7 @@ def test_hits_are_a_share_of_the_prompt_tokens_of_first_admissions() -> None:
         step(1, 2, prompt_tokens=20, hit_tokens=12, same_step_hit_tokens=4, shared_blocks=3),
         step(2, 3, recompute_hit_tokens=16, evictions=1, evicted_blocks=2, cow_copies=1, shared_blocks=1),
     ]
-    metrics = run_metrics(RunLog(steps=steps, duration_s=3.0), POOL, leaked_blocks=2)
+    metrics = run_metrics(RunLog(steps=StepLog(steps), duration_s=3.0), POOL, leaked_blocks=2)
     assert metrics["kv/prefix_hit_rate"] == 0.3
     assert (metrics["kv/prefix_hit_tokens"], metrics["kv/same_step_hit_tokens"]) == (12, 4)
     assert metrics["kv/recompute_hit_tokens"] == 16
@@ -131,7 +134,7 @@ def test_recomputed_tokens_are_a_share_of_all_that_were_computed() -> None:
         step(1, 2, prefill_tokens=10, decode_tokens=2, recomputed_tokens=8, failed_passes=1),
         step(2, 3, decode_tokens=8, recomputed_tokens=2, failed_passes=2),
     ]
-    metrics = run_metrics(RunLog(steps=steps, duration_s=3.0, refused=["x", "y"]), POOL, leaked_blocks=0)
+    metrics = run_metrics(RunLog(steps=StepLog(steps), duration_s=3.0, refused=["x", "y"]), POOL, leaked_blocks=0)
     assert metrics["tokens/recomputed"] == 10
     assert metrics["tokens/recomputed_share"] == 20.0  # percent
     assert metrics["engine/failed_passes"] == 3

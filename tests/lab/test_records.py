@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 from kvlab.core import FinishReason, PoolCounters, PoolStats, StepRecord
 from kvlab.lab.artifacts import write_artifacts
 from kvlab.lab.drive import RunLog
-from kvlab.lab.records import read_run, read_step, request_row, step_row
+from kvlab.lab.records import read_run, read_step, request_row, step_table
+from kvlab.lab.steps import StepLog
 
 #: The columns of steps.parquet as the first release wrote them.
 FIRST: dict[str, Any] = {
@@ -101,7 +102,7 @@ def test_files_are_written_with_their_columns_even_where_nothing_ran(tmp_path: P
     assert set(pq.read_schema(tmp_path / "steps.parquet").names) == {*FIRST, *LATER}
     assert pq.read_schema(tmp_path / "requests.parquet").names == list(REQUEST)
     run = read_run(tmp_path)
-    assert (run.steps(), run.requests(), run.blocks()) == ([], [], None)
+    assert (list(run.steps()), run.requests(), run.blocks()) == ([], [], None)
 
 
 def test_a_difference_of_counters_is_what_was_done_in_between() -> None:
@@ -111,7 +112,7 @@ def test_a_difference_of_counters_is_what_was_done_in_between() -> None:
 
 
 def test_a_step_keeps_its_flat_columns() -> None:
-    assert step_row(read_step(FIRST | LATER)) == FIRST | LATER
+    assert step_table(StepLog([read_step(FIRST | LATER)])).to_pylist() == [FIRST | LATER]
 
 
 def test_steps_of_an_older_file_are_read(tmp_path: Path) -> None:
@@ -129,6 +130,6 @@ def test_columns_that_this_version_does_not_know_are_passed_over(tmp_path: Path)
 
 def test_an_engine_without_blocks_has_none_in_its_file(tmp_path: Path) -> None:
     step = StepRecord(0, 0.0, 1.0, running=1, waiting=0, batch_seqs=1, prefill_tokens=3, decode_tokens=0)
-    row = step_row(step)
+    (row,) = step_table(StepLog([step])).to_pylist()
     assert (row["blocks_total"], row["blocks_allocated"], row["prefill_tokens"]) == (None, None, 3)
     assert read_run(write_run(tmp_path, [row])).steps() == [step]

@@ -6,7 +6,6 @@ import dataclasses
 import json
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,7 +16,8 @@ from kvlab.lab.figures.interactive import page
 from kvlab.lab.figures.points import THROUGHPUT, sweep_points
 from kvlab.lab.figures.service_levels import service_level_figure
 from kvlab.lab.recording import draw_figures
-from kvlab.lab.records import RunRecord, read_run, step_row
+from kvlab.lab.records import RunRecord, read_run, step_table
+from kvlab.lab.steps import StepLog
 from kvlab.lab.terminal import Terminal
 from tests.lab.test_profile import run
 from tests.support.drawn import png
@@ -196,7 +196,7 @@ def test_a_run_of_an_engine_without_blocks_has_the_other_figures(pressed: Path, 
     for name in ("summary.json", "requests.parquet"):
         (tmp_path / name).write_bytes((pressed / name).read_bytes())
     steps = [dataclasses.replace(each, pool=None, counters=None) for each in read_run(pressed).steps()]
-    pq.write_table(pa.Table.from_pylist([step_row(each) for each in steps]), tmp_path / "steps.parquet")
+    pq.write_table(step_table(StepLog(steps)), tmp_path / "steps.parquet")
     files = figures.save_run_figures(read_run(tmp_path))
     assert {file.name for file in files} == {"timeline.png", "latency.png", "hover.html"}
     assert "There is no memory: its steps have no blocks." in files[-1].read_text()

@@ -19,6 +19,8 @@ from kvlab.config.executor import DTYPES
 from kvlab.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvlab.core import StepRecord
     from kvlab.lab.roofline import MachineRates, RunCosts
 
@@ -44,7 +46,7 @@ def find_run(name: str, root: Path = Path()) -> Path:
     raise ConfigError("run", name, text)
 
 
-def read_run(directory: Path) -> tuple[dict[str, Any], RunConfig, list[StepRecord]]:
+def read_run(directory: Path) -> tuple[dict[str, Any], RunConfig, Sequence[StepRecord]]:
     """A run's summary, settings and steps. Raises ConfigError for one that has no roofline."""
     from kvlab.cli.compose import recorded_config
     from kvlab.lab import records

@@ -39,6 +39,10 @@ class BlockEvents:
     block: NDArray[np.int32]
     sequence: NDArray[np.int32]
 
+    def take(self, rows: NDArray[np.int64]) -> BlockEvents:
+        """These entries, in this order."""
+        return BlockEvents(self.step[rows], self.event[rows], self.block[rows], self.sequence[rows])
+
 
 @dataclass(slots=True)
 class _Use:
@@ -52,7 +56,7 @@ class BlockJournal:
     """A record of events that the allocator keeps where it is given one; the engine adds each slot's owner.
 
     While a run goes on this is one list of integers, (kind, slot, number of blocks, the blocks ...) for each event:
-    some 100 ns for a call. After a step with many it is packed, 4 bytes a number. `columns` interprets it afterwards.
+    some 100 ns for a call. It is packed from time to time, 4 bytes a number; `columns` interprets it afterwards.
     """
 
     def __init__(self) -> None:

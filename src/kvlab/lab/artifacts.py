@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,11 @@ def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], confi
 
     Each is tried, whatever became of the others. Returns why some could not be written.
     """
-    requests, steps = map(records.request_row, log.records), map(records.step_row, log.steps)
     writers: list[Callable[[], None]] = [
         partial(write_summary, directory, summary),
         partial(write_text, directory / "config.yaml", config_yaml),
-        partial(_write, directory / records.REQUESTS, requests, records.REQUEST_SCHEMA),
-        partial(_write, directory / records.STEPS, steps, records.STEP_SCHEMA),
+        lambda: _write_table(directory / records.REQUESTS, records.request_table(log.records)),
+        lambda: _write_table(directory / records.STEPS, records.step_table(log.steps)),
     ]
     if log.blocks is not None:
         writers.append(partial(write_blocks, directory, log.blocks))
@@ -52,10 +51,6 @@ def write_blocks(directory: Path, events: BlockEvents) -> None:
     names = pa.DictionaryArray.from_arrays(pa.array(events.event), pa.array(records.BLOCK_EVENTS))
     columns = {"step": events.step, "block": events.block, "event": names, "sequence": events.sequence}
     _write_table(directory / records.BLOCKS, pa.table(columns))
-
-
-def _write(file: Path, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> None:
-    _write_table(file, pa.Table.from_pylist(list(rows), schema=schema))
 
 
 def _write_table(file: Path, table: pa.Table) -> None:

@@ -15,6 +15,7 @@ from kvlab.engine.garbage import gc_frozen
 from kvlab.engine.protocol import ServingEngine
 from kvlab.errors import RequestRefusedError
 from kvlab.kv.journal import BlockEvents
+from kvlab.lab.steps import StepLog
 
 _MAX_SLEEP_S = 0.05  # so that a request to stop is seen soon
 
@@ -26,7 +27,7 @@ class RunLog:
     """
 
     records: list[RequestRecord] = field(default_factory=list)
-    steps: list[StepRecord] = field(default_factory=list)
+    steps: StepLog = field(default_factory=StepLog)
     refused: list[str] = field(default_factory=list)  # why, of each request that the engine did not take
     duration_s: float = 0.0  # from the first possible arrival to the last end
     interrupted: bool = False

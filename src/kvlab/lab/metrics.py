@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvlab.config import SloConfig
-from kvlab.core import FinishReason, PoolCounters, PoolStats, RequestRecord, StepRecord
+from kvlab.core import FinishReason, PoolCounters, RequestRecord
 from kvlab.kv.sizing import PoolSize
 from kvlab.lab.drive import RunLog
 from kvlab.lab.requests import is_within, latencies_ms
+from kvlab.lab.steps import StepLog
 
 _NOT_METRICS = ("prompt_tokens", "hit_tokens", "merged_blocks")  # of the counters; hits have a name of their own
 
@@ -46,9 +49,7 @@ def run_metrics(
         metrics["kv/leaked_blocks"] = leaked_blocks
     if steps:
         metrics["requests/preemptions"] = sum(record.preemptions for record in records)
-        metrics |= _steps(steps)
-        metrics |= _memory([(step.end_s - step.start_s, step.pool) for step in steps if step.pool is not None])
-        metrics |= _counters([step.counters for step in steps if step.counters is not None], duration)
+        metrics |= _steps(steps) | _memory(steps) | _counters(steps, duration)
     return metrics
 
 
@@ -75,55 +76,59 @@ def _service_levels(log: RunLog, limits: Mapping[str, float]) -> dict[str, float
     return metrics
 
 
-def _steps(steps: Sequence[StepRecord]) -> dict[str, float]:
+def _steps(steps: StepLog) -> dict[str, float]:
     """What the steps computed, for how many sequences at once, and in which time."""
-    recomputed = sum(step.recomputed_tokens for step in steps)
-    prefill = sum(step.prefill_tokens for step in steps)
-    computed = prefill + sum(step.decode_tokens for step in steps)
-    running, seconds = [step.running for step in steps], [step.end_s - step.start_s for step in steps]
-    busy = [step for step in steps if step.batch_seqs]
+    recomputed, prefill = int(steps.column("recomputed_tokens").sum()), steps.column("prefill_tokens")
+    tokens = prefill + steps.column("decode_tokens")
+    running, sequences, seconds = steps.column("running"), steps.column("batch_seqs"), steps.seconds
+    busy, computed = sequences > 0, int(tokens.sum())
     metrics: dict[str, float] = {
-        "tokens/prefill": prefill,
+        "tokens/prefill": int(prefill.sum()),
         "tokens/recomputed": recomputed,
-        "engine/steps": len(busy),
-        "engine/failed_passes": sum(step.failed_passes for step in steps),
-        "capacity/peak_running": float(max(running)),
+        "engine/steps": int(busy.sum()),
+        "engine/failed_passes": int(steps.column("failed_passes").sum()),
+        "capacity/peak_running": float(running.max()),
         "capacity/mean_running": _mean(running, seconds),
     }
     if computed:
         metrics["tokens/recomputed_share"] = 100 * recomputed / computed
-    if busy:
-        schedule = [step.schedule_ms for step in busy]
+    if busy.any():
+        schedule = steps.column("schedule_ms")[busy]
         metrics |= {
-            "engine/step_ms_p50": float(np.percentile([(step.end_s - step.start_s) * 1000 for step in busy], 50)),
+            "engine/step_ms_p50": float(np.percentile(seconds[busy] * 1000, 50)),
             "engine/schedule_ms_p50": float(np.percentile(schedule, 50)),
             "engine/schedule_ms_p99": float(np.percentile(schedule, 99)),
-            "engine/batch_tokens_mean": float(np.mean([s.prefill_tokens + s.decode_tokens for s in busy])),
-            "engine/batch_seqs_mean": float(np.mean([step.batch_seqs for step in busy])),
+            "engine/batch_tokens_mean": float(np.mean(tokens[busy])),
+            "engine/batch_seqs_mean": float(np.mean(sequences[busy])),
         }
     return metrics
 
 
-def _memory(steps: Sequence[tuple[float, PoolStats]]) -> dict[str, float]:
-    """Use of memory over steps of so many seconds; means are weighted by them."""
-    if not steps:
+def _memory(steps: StepLog) -> dict[str, float]:
+    """Use of memory over the steps with a pool; means are weighted by their time. Ratios as PoolStats has them."""
+    known = steps.column("has_pool") > 0
+    if not known.any():
         return {}
-    seconds, pools = zip(*steps, strict=True)
-    unused = [pool.internal_fragmentation if pool.blocks_in_use else 1.0 for pool in pools]
+    in_use, total, size, stored, shared = (
+        steps.column(f"pool.{name}")[known]
+        for name in ("blocks_in_use", "blocks_total", "block_size", "tokens_stored", "shared_blocks")
+    )
+    seconds, blocks = steps.seconds[known], _ratio(in_use, total)
+    unused = np.where(in_use > 0, 1 - _ratio(stored, in_use * size), 1.0)
     return {
-        "kv/shared_blocks_peak": max(pool.shared_blocks for pool in pools),
-        "kv/block_utilization_mean": 100 * _mean([pool.block_utilization for pool in pools], seconds),
-        "kv/block_utilization_peak": 100 * max(pool.block_utilization for pool in pools),
-        "kv/token_utilization_mean": 100 * _mean([pool.token_utilization for pool in pools], seconds),
+        "kv/shared_blocks_peak": int(shared.max()),
+        "kv/block_utilization_mean": 100 * _mean(blocks, seconds),
+        "kv/block_utilization_peak": 100 * float(blocks.max()),
+        "kv/token_utilization_mean": 100 * _mean(_ratio(stored, total * size), seconds),
         "kv/internal_fragmentation_mean": 100 * _mean(unused, seconds),
     }
 
 
-def _counters(steps: Sequence[PoolCounters], duration: float) -> dict[str, float]:
+def _counters(steps: StepLog, duration: float) -> dict[str, float]:
     """What the pool did, in all and per second."""
-    if not steps:
+    if not steps.column("has_counters").any():
         return {}
-    total = {name: sum(getattr(step, name) for step in steps) for name in PoolCounters.__slots__}
+    total = {name: int(steps.column(f"counters.{name}").sum()) for name in PoolCounters.__slots__}
     metrics: dict[str, float] = {f"kv/{name}": total[name] for name in total if name not in _NOT_METRICS}
     metrics["kv/prefix_hit_tokens"] = total["hit_tokens"]
     if duration > 0:
@@ -134,9 +139,14 @@ def _counters(steps: Sequence[PoolCounters], duration: float) -> dict[str, float
     return metrics
 
 
-def _mean(values: Sequence[float], seconds: Sequence[float]) -> float:
+def _mean(values: NDArray[Any], seconds: NDArray[np.float64]) -> float:
     """The mean, weighted by time."""
-    return float(np.average(values, weights=seconds)) if sum(seconds) > 0 else float(np.mean(values))
+    return float(np.average(values, weights=seconds)) if seconds.sum() > 0 else float(np.mean(values))
+
+
+def _ratio(part: NDArray[np.int64], whole: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Part by whole; 0 where there is no whole."""
+    return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
 
 
 def _distribution(name: str, values: list[float]) -> dict[str, float]:

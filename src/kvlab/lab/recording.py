@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from kvlab.config import RunConfig
 from kvlab.errors import OutputError, TrackingError
 from kvlab.lab.artifacts import write_artifacts
@@ -23,7 +25,7 @@ from kvlab.lab.drive import RunLog
 from kvlab.lab.files import sentences
 from kvlab.lab.machine import peak_memory
 from kvlab.lab.provenance import provenance, uncommitted
-from kvlab.lab.records import RunRecord, make_run, step_row
+from kvlab.lab.records import RunRecord, make_run, step_table
 from kvlab.lab.roofline import run_costs
 from kvlab.lab.settings import as_recorded, flatten
 from kvlab.lab.sweep.digest import config_digest
@@ -179,11 +181,13 @@ class Recording:
 
 
 def _series(log: RunLog) -> dict[str, list[tuple[int, float, float]]]:
-    rows = [(step, step_row(step)) for step in log.steps]
+    """`series/<name>` of a run: the columns of steps.parquet that its steps have, at the ends of the steps."""
+    table = step_table(log.steps)
+    points = [table[name].to_pylist() for name in ("index", "end_s")]
     return {
-        name: [(step.index, step.end_s, float(row[name] or 0)) for step, row in rows]
+        name: list(zip(*points, table[name].cast(pa.float64()).to_pylist(), strict=True))
         for name in SERIES
-        if all(row[name] is not None for _, row in rows)
+        if not table[name].null_count
     }
 
 

@@ -6,7 +6,7 @@ A row of steps.parquet or requests.parquet is a mapping of column to value.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from kvlab.errors import RecordError
 from kvlab.kv.journal import BlockEvent, BlockEvents
 from kvlab.lab.drive import RunLog
 from kvlab.lab.settings import flatten
+from kvlab.lab.steps import StepLog
 from kvlab.secrets import redact
 
 SIMULATED = "simulated "  # how the machine of a simulated run begins in its summary
@@ -71,11 +72,16 @@ REQUEST_SCHEMA = pa.schema(
 )
 
 
-def step_row(step: StepRecord) -> dict[str, int | float | None]:
-    """A step as a row; what its engine does not have is None."""
-    row = {name: getattr(step, name) for name in _STEP}
-    row |= {column: getattr(step.pool, name, None) for column, name in _POOL.items()}
-    return row | {name: getattr(step.counters, name, None) for name in _COUNTERS}
+def step_table(steps: StepLog) -> pa.Table:
+    """Steps as the table of steps.parquet; what their engine does not have is null."""
+    columns = {name: steps.column(name) for name in _STEP}
+    columns |= {column: steps.column(f"pool.{name}") for column, name in _POOL.items()}
+    columns |= {name: steps.column(f"counters.{name}") for name in _COUNTERS}
+    absent = dict.fromkeys(_POOL, steps.column("has_pool") == 0)
+    absent |= dict.fromkeys(_COUNTERS, steps.column("has_counters") == 0)
+    return pa.table(
+        [pa.array(columns[name], mask=absent.get(name)) for name in STEP_SCHEMA.names], schema=STEP_SCHEMA
+    )
 
 
 def read_step(row: Mapping[str, Any]) -> StepRecord:
@@ -95,6 +101,11 @@ def request_row(record: RequestRecord) -> dict[str, Any]:
     return row | {"error": record.error and redact(record.error)}
 
 
+def request_table(records: Sequence[RequestRecord]) -> pa.Table:
+    """Requests as the table of requests.parquet."""
+    return pa.Table.from_pylist([request_row(record) for record in records], schema=REQUEST_SCHEMA)
+
+
 def read_request(row: Mapping[str, Any]) -> RequestRecord:
     """The record of a row. What an older version did not write has its default."""
     names = {each.name for each in fields(RequestRecord)}
@@ -107,6 +118,7 @@ def read_request(row: Mapping[str, Any]) -> RequestRecord:
 
 
 T = TypeVar("T")
+_ROWS = 10_000  # that are Python objects at once
 _FIELDS = ("name", "run_id", "status", "error", "config", "choices", "metrics", "tags")
 
 
@@ -138,13 +150,17 @@ class RunRecord:
         machine = str(self.facts.get("machine", ""))
         return machine if machine.startswith(SIMULATED) else ""
 
-    def steps(self) -> list[StepRecord]:
+    def steps(self) -> StepLog:
         """The engine's steps in order, read when first asked for; none where the run kept none."""
-        return self._rows(STEPS, read_step)
+        if STEPS not in self._known:
+            self._known[STEPS] = StepLog(self._rows(STEPS, read_step))
+        return cast(StepLog, self._known[STEPS])
 
     def requests(self) -> list[RequestRecord]:
         """What happened to each request and sample, read when first asked for."""
-        return self._rows(REQUESTS, read_request)
+        if REQUESTS not in self._known:
+            self._known[REQUESTS] = list(self._rows(REQUESTS, read_request))
+        return cast(list[RequestRecord], self._known[REQUESTS])
 
     def blocks(self) -> BlockEvents | None:
         """What happened to each block, sequences as indices of `requests`; None where the run kept no journal."""
@@ -167,11 +183,10 @@ class RunRecord:
             self.fetch()
         return True
 
-    def _rows(self, name: str, read: Callable[[Mapping[str, Any]], T]) -> list[T]:
-        if name not in self._known:
-            table = self._read(name)
-            self._known[name] = [] if table is None else [read(row) for row in table.to_pylist()]
-        return cast(list[T], self._known[name])
+    def _rows(self, name: str, read: Callable[[Mapping[str, Any]], T]) -> Iterator[T]:
+        table = self._read(name)
+        for batch in () if table is None else table.to_batches(max_chunksize=_ROWS):
+            yield from map(read, batch.to_pylist())
 
     def _read(self, name: str) -> Any:
         """A table of the run; None where it kept none. Raises RecordError for one that cannot be read."""

@@ -52,7 +52,7 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
 
 def left_out(record: RunRecord) -> dict[str, str]:
     """The figures that cannot be drawn from what a run recorded, by name, and why."""
-    has_blocks = any(step.pool for step in record.steps())
+    has_blocks = bool(record.steps().column("has_pool").any())
     reasons = {} if has_blocks else {"memory": "its steps have no blocks"}
     if record.blocks() is None or not has_blocks:
         reasons["pool_map"] = "it kept no record of single blocks"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from kvlab.kv.journal import BlockEvent, BlockEvents
 
@@ -35,10 +35,8 @@ def stretches(events: BlockEvents, num_steps: int) -> Stretches:
     low, high = int(events.block.min(initial=0)), int(events.block.max(initial=0))
     narrow = (events.block - low).astype(np.min_scalar_type(high - low))  # numbers of 16 bits sort by their digits
     rows = np.argsort(narrow, kind="stable")
-    block, step, event, sequence = (
-        column[rows] for column in (events.block, events.step, events.event, events.sequence)
-    )
-    holder = _holders(block, event, sequence)
+    events = events.take(rows)
+    block, step, holder = events.block, events.step, _holders(events)
     begins = np.append(True, block[1:] != block[:-1])[: len(block)]
     before = np.where(begins, FREE, np.append(FREE, holder[:-1])[: len(block)])
     changes = np.flatnonzero(holder != before)
@@ -52,10 +50,9 @@ def stretches(events: BlockEvents, num_steps: int) -> Stretches:
     return Stretches(block[kept], holder[kept], step[kept], end[kept])
 
 
-def _holders(
-    block: NDArray[np.int32], event: NDArray[np.int8], sequence: NDArray[np.int32]
-) -> NDArray[np.int32]:
+def _holders(events: BlockEvents) -> NDArray[np.int32]:
     """The holder of a block after each of its events; a block's events stand together, in order."""
+    block, event, sequence = events.block, events.event, events.sequence
     freed, cached = event == BlockEvent.FREED, event == BlockEvent.CACHED
     taken = (event == BlockEvent.ALLOCATED) | (event == BlockEvent.SHARED)
     sign = taken.view(np.int8) - freed.view(np.int8)
@@ -97,7 +94,7 @@ class PoolGrid(NamedTuple):
 def pool_grid(
     events: BlockEvents,
     num_blocks: int,
-    step_starts: Sequence[float],
+    step_starts: ArrayLike,
     end_s: float,
     *,
     most_rows: int = 400,
@@ -107,13 +104,14 @@ def pool_grid(
     per_row = -(-num_blocks // most_rows)
     rows = -(-num_blocks // per_row)
     columns = most_columns if end_s > 0 else 1
-    borders = np.append(step_starts, end_s) * (columns / end_s if end_s > 0 else 0.0)
+    starts = np.asarray(step_starts, dtype=np.float64)
+    borders = np.append(starts, end_s) * (columns / end_s if end_s > 0 else 0.0)
     first = np.clip(np.floor(borders), 0, columns - 1).astype(np.int32)
     until = np.clip(np.ceil(borders), 1, columns).astype(np.int32)
     cells = np.full((rows, columns), FREE, dtype=np.int64)
     in_use, cached = np.zeros((2, rows, columns))
     for low, high, part in _by_rows(events, per_row, rows):
-        found = stretches(part, len(step_starts))
+        found = stretches(part, len(starts))
         row, begin = found.block // per_row - low, first[np.minimum(found.start, len(first) - 1)]
         end = np.maximum(until[np.minimum(found.end, len(until) - 1)], begin + 1)
         is_cached, is_shared = found.holder == CACHED, found.holder == SHARED
@@ -140,8 +138,7 @@ def _by_rows(events: BlockEvents, per_row: int, rows: int) -> Iterator[tuple[int
     parts = (events.block // (per_row * together)).astype(np.uint8)
     for part, low in enumerate(range(0, rows, together)):
         chosen = np.flatnonzero(parts == part)
-        columns = (column[chosen] for column in (events.step, events.event, events.block, events.sequence))
-        yield low, min(low + together, rows), BlockEvents(*columns)
+        yield low, min(low + together, rows), events.take(chosen)
 
 
 def _covered(boxes: tuple[NDArray[np.int32], ...], shape: tuple[int, int]) -> NDArray[np.int64]:

@@ -48,11 +48,11 @@ def capacity_figure(records: Sequence[RunRecord]) -> Figure | None:
 
 def measured_capacity(record: RunRecord) -> MeasuredCapacity | None:
     """The most sequences that a run had at once, and the mean of their stored tokens when they stored most."""
-    most = [(step.running, step.pool.tokens_stored) for step in record.steps() if step.running and step.pool]
-    running, tokens = max(most, default=(0, 0))
+    columns = [record.steps().column(name).tolist() for name in ("running", "pool.tokens_stored")]
+    running, tokens = max(zip(*columns, strict=True), default=(0, 0))
     backend = str(record.config.get("kv.backend", record.name))
     choice = record.choices.get("kv", backend)
-    return MeasuredCapacity(backend, choice, tokens / running, running) if tokens else None
+    return MeasuredCapacity(backend, choice, tokens / running, running) if running and tokens else None
 
 
 def draw_capacity(curves: Sequence[CapacityCurve], measured: Sequence[MeasuredCapacity], heading: str) -> Figure:

@@ -9,8 +9,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from kvlab.core import PoolStats, StepRecord
+from kvlab.core import StepRecord
 from kvlab.lab.figures import style
+from kvlab.lab.steps import StepLog
 from kvlab.lab.tables import count
 
 
@@ -30,24 +31,18 @@ class MemorySeries(NamedTuple):
     block_tokens: int
 
 
-_NO_POOL = PoolStats(block_size=0, blocks_total=0, blocks_in_use=0, tokens_stored=0)
-
-
 def memory_series(steps: Sequence[StepRecord]) -> MemorySeries:
     """The series of a step log, which may be empty."""
-    pools = [step.pool or _NO_POOL for step in steps]
-    last = pools[-1] if pools else _NO_POOL
-    rows = [
-        (step.start_s, pool.blocks_in_use, pool.blocks_cached, pool.tokens_stored, step.running, step.waiting)
-        for step, pool in zip(steps, pools, strict=True)
-    ]
-    rows += [(steps[-1].end_s, *rows[-1][1:])] if steps else []
-    at, in_use, cached, tokens, running, waiting = np.array(rows, dtype=float).reshape(-1, 6).T
-    stored = tokens / max(last.block_size, 1)
-    preempted_at = np.repeat(at[:-1], [step.preempted for step in steps])
-    return MemorySeries(
-        at, in_use, cached, stored, running, waiting, preempted_at, last.blocks_total, last.block_size
-    )
+    log = StepLog.of(steps)
+    names = ("blocks_in_use", "blocks_cached", "tokens_stored")
+    columns = [log.column(f"pool.{name}") for name in names] + [log.column(name) for name in ("running", "waiting")]
+    values = np.array([[*column, *column[-1:]] for column in columns], dtype=float)  # the last holds to the end
+    at = np.append(log.column("start_s"), log.column("end_s")[-1:])
+    in_use, cached, tokens, running, waiting = values
+    last = log[-1].pool if log else None
+    size, total = (last.block_size, last.blocks_total) if last is not None else (0, 0)
+    preempted_at = np.repeat(at[:-1], log.column("preempted"))
+    return MemorySeries(at, in_use, cached, tokens / max(size, 1), running, waiting, preempted_at, total, size)
 
 
 def memory_figure(steps: Sequence[StepRecord], *, unit: str = "block") -> Figure:

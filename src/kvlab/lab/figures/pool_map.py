@@ -15,6 +15,7 @@ from kvlab.core import StepRecord
 from kvlab.kv.journal import BlockEvents
 from kvlab.lab.figures import style
 from kvlab.lab.figures.blocks import CACHED, FREE, SHARED, UNKNOWN, PoolGrid, colour_numbers, pool_grid
+from kvlab.lab.steps import StepLog
 from kvlab.lab.tables import count
 
 _PALEST = 0.35  # of a colour, where a single block of a row is in use
@@ -32,8 +33,9 @@ def run_grid(
     events: BlockEvents, steps: Sequence[StepRecord], *, most_rows: int = 400, most_columns: int = 800
 ) -> PoolGrid:
     """A run's pool as a grid of at most so many cells."""
-    starts, end = [step.start_s for step in steps], steps[-1].end_s if steps else 0.0
-    blocks = steps[-1].pool.blocks_total if steps and steps[-1].pool else 1
+    last = steps[-1] if steps else None
+    blocks, end = last.pool.blocks_total if last and last.pool else 1, last.end_s if last else 0.0
+    starts = StepLog.of(steps).column("start_s")
     return pool_grid(events, blocks, starts, end, most_rows=most_rows, most_columns=most_columns)
 
 

@@ -1,0 +1,98 @@
+"""The steps of a run as columns: long runs have hundreds of thousands."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlab.core import PoolCounters, PoolStats, StepRecord
+
+_OF_STEP = [each for each in fields(StepRecord) if each.name not in ("pool", "counters")]
+_FLOATS = [each.name for each in _OF_STEP if each.type == "float"]
+_INTS = [each.name for each in _OF_STEP if each.type == "int"]
+_POOL = [each.name for each in fields(PoolStats)]
+_COUNTERS = [each.name for each in fields(PoolCounters)]
+_WHOLE = [*_INTS, "has_pool", *(f"pool.{name}" for name in _POOL), "has_counters"] + [
+    f"counters.{name}" for name in _COUNTERS
+]
+_INDEX = {name: index for index, name in enumerate(_WHOLE)}
+_floats, _ints, _pool, _counters = (attrgetter(*names) for names in (_FLOATS, _INTS, _POOL, _COUNTERS))
+_NO_POOL, _NO_COUNTERS = (0,) * (1 + len(_POOL)), (0,) * (1 + len(_COUNTERS))
+
+
+class StepLog(Sequence[StepRecord]):
+    """Records of steps that take 8 bytes a figure. A record is made when it is asked for."""
+
+    def __init__(self, records: Iterable[StepRecord] = ()) -> None:
+        self._floats, self._whole = array("d"), array("q")
+        for record in records:
+            self.append(record)
+
+    @classmethod
+    def of(cls, records: Sequence[StepRecord]) -> StepLog:
+        """These records, which may be a log already."""
+        return records if isinstance(records, StepLog) else cls(records)
+
+    def append(self, record: StepRecord) -> None:
+        """Add a step at the end."""
+        pool, counters = record.pool, record.counters
+        self._floats.extend(_floats(record))
+        self._whole.extend(
+            (
+                *_ints(record),
+                *(_NO_POOL if pool is None else (1, *_pool(pool))),
+                *(_NO_COUNTERS if counters is None else (1, *_counters(counters))),
+            )
+        )
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A field of all steps: a name of StepRecord's, or `pool.` or `counters.` before one of those; 0 where a
+        step has none (`has_pool`, `has_counters`). A copy.
+        """
+        if name in _INDEX:
+            whole: NDArray[np.int64] = np.asarray(self._whole).reshape(-1, len(_WHOLE))
+            return whole[:, _INDEX[name]].copy()  # the log cannot grow while it is looked at
+        numbers: NDArray[np.float64] = np.asarray(self._floats).reshape(-1, len(_FLOATS))
+        return numbers[:, _FLOATS.index(name)].copy()
+
+    @property
+    def seconds(self) -> NDArray[np.float64]:
+        """How long each step took."""
+        seconds: NDArray[np.float64] = self.column("end_s") - self.column("start_s")
+        return seconds
+
+    def __len__(self) -> int:
+        return len(self._floats) // len(_FLOATS)
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    @overload
+    def __getitem__(self, index: int) -> StepRecord: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[StepRecord]: ...
+
+    def __getitem__(self, index: int | slice) -> StepRecord | list[StepRecord]:
+        found = range(len(self))[index]
+        return self._record(found) if isinstance(found, int) else [self._record(each) for each in found]
+
+    def _record(self, index: int) -> StepRecord:
+        floats, whole = len(_FLOATS), len(_WHOLE)
+        values: dict[str, Any] = dict(
+            zip(_FLOATS, self._floats[floats * index : floats * (index + 1)], strict=True)
+        )
+        numbers = self._whole[whole * index : whole * (index + 1)].tolist()
+        has_pool, has_counters = _INDEX["has_pool"], _INDEX["has_counters"]
+        return StepRecord(
+            **values,
+            **dict(zip(_INTS, numbers, strict=False)),
+            pool=PoolStats(*numbers[has_pool + 1 : has_counters]) if numbers[has_pool] else None,
+            counters=PoolCounters(*numbers[has_counters + 1 :]) if numbers[has_counters] else None,
+        )
