@@ -67,6 +67,13 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
 
 
+class Message(NamedTuple):
+    """A part of a conversation. Roles are what the checkpoint's chat template knows: system, user, assistant."""
+
+    role: str
+    content: str
+
+
 class TokenLogprobs(NamedTuple):
     """The natural logarithm of a sampled token's probability by the model itself, before anything in
     SamplingParams changed it, and the most likely tokens with theirs.

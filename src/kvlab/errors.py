@@ -97,6 +97,10 @@ class WeightsError(KvlabError, ValueError):
     """A checkpoint with a missing, extra or misshapen tensor, or none at all."""
 
 
+class TokenizerError(KvlabError, ValueError):
+    """A checkpoint has no tokenizer or chat template, a broken one, or one that does not take what it is given."""
+
+
 class FetchError(KvlabError, RuntimeError):
     """A published model that cannot be brought to this machine."""
 

@@ -125,6 +125,30 @@ class TestCharacters:
         feed(TextStream(decode, b"a long prompt " * 50), b"text " * 200)
         assert max(sizes) <= 6
 
+    BYTES = st.one_of(
+        st.integers(0, 255), st.sampled_from([0x80, 0xBD, 0xA0, 0xE4, 0xF0, 0x9F, 0xC3, 0x41, 0xCC, 0x81])
+    )
+    SPLIT = st.tuples(st.text("a é日🎈\u0301👩‍👩‍👧🇩🇪", max_size=12), st.lists(st.integers(1, 9), max_size=40))
+
+    @settings(max_examples=400)
+    @given(text=SPLIT, prompt=st.sampled_from([b"", b"p", "日".encode()]))
+    def test_a_text_split_anywhere_joins_to_itself(self, text: tuple[str, list[int]], prompt: bytes) -> None:
+        """Emoji of several characters, combining ones, Chinese: tokens are any runs of their bytes."""
+        data, tokens = text[0].encode(), list[bytes]()
+        for size in (*text[1], *[1] * len(data)):
+            tokens, data = ([*tokens, data[:size]], data[size:]) if data else (tokens, data)
+        vocabulary = [prompt, *tokens]
+        stream = TextStream(lambda ids: b"".join(vocabulary[i] for i in ids).decode("utf-8", "replace"), [0])
+        parts, _ = feed(stream, range(1, len(vocabulary)))
+        assert "".join(parts) == text[0]
+        assert not any("\ufffd" in part for part in parts)
+
+    @settings(max_examples=600)
+    @given(data=st.lists(BYTES, max_size=60))
+    def test_any_bytes_join_to_their_decoding(self, data: list[int]) -> None:
+        parts, _ = feed(TextStream(utf8, b"p"), data)
+        assert "".join(parts) == utf8(data)
+
 
 class TestThroughTheEngine:
     ASKED = request("a", 21, 9)

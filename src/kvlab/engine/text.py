@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 Detokenizer = Callable[[Sequence[int]], str]
 
 _CONTEXT = 5  # prompt tokens decoded along, so that the output's first space is kept where a tokenizer strips it
-_LONGEST_CHARACTER = 8  # tokens; beyond it, bytes that are no character yet never become one
+_LONGEST_CHARACTER = 8  # tokens; of more, only the last bytes can still become one
+_MOST_PENDING = 3  # bytes, all but the last of the longest character; each may be decoded as a character of its own
 _INCOMPLETE = "\ufffd"
 
 
@@ -28,6 +29,7 @@ class TextStream:
         self._detokenize = detokenize
         self._ids = list(prompt[-_CONTEXT:])
         self._read = len(self._ids)
+        self._pending = 0  # characters at the end of the read tokens' text that were not emitted
         self._stop = tuple(stop)
         self._left = min_tokens
         self._held = ""
@@ -63,13 +65,16 @@ class TextStream:
         return 0
 
     def _decode(self, *, whole: bool = True) -> str:
-        """The text of the tokens not read yet; `whole`: only if it ends with a complete character."""
-        if self._read == len(self._ids):
+        """The text of the tokens not read yet; `whole`: without an incomplete character at its end."""
+        if self._read == len(self._ids) and not self._pending:
             return ""
-        text = self._detokenize(self._ids)
-        if whole and text.endswith(_INCOMPLETE) and len(self._ids) - self._read < _LONGEST_CHARACTER:
-            return ""
-        new = text[len(self._detokenize(self._ids[: self._read])) :]
-        del self._ids[: self._read]  # of what was read, the last to come suffice as context
-        self._read = len(self._ids)
+        text, pending = self._detokenize(self._ids), 0
+        if whole and text.endswith(_INCOMPLETE):
+            if len(self._ids) - self._read < _LONGEST_CHARACTER:
+                return ""
+            pending = min(len(text) - len(text.rstrip(_INCOMPLETE)), _MOST_PENDING)
+        new = text[len(self._detokenize(self._ids[: self._read])) - self._pending : len(text) - pending]
+        if self._read < len(self._ids):
+            del self._ids[: self._read]  # of what was read, the last to come suffice as context
+        self._read, self._pending = len(self._ids), pending
         return new

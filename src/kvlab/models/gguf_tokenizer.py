@@ -1,0 +1,87 @@
+"""The tokenizer in a GGUF file: byte-level BPE, put together again from its vocabulary and merges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from kvlab.errors import shown
+from kvlab.models.gguf import GgufFile
+
+_CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
+
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+_WORDS += r"|\s+(?!\S)|\s+"
+
+
+def _split(digits: int) -> pre_tokenizers.PreTokenizer:
+    """Words as tiktoken splits them, numbers in groups of up to `digits`."""
+    words = pre_tokenizers.Split(Regex(_WORDS % digits), "isolated")
+    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _gpt2(*before: pre_tokenizers.PreTokenizer) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([*before, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+
+
+#: Values of tokenizer.ggml.pre: how a text is split before merges. Those of a name are the same for all its models.
+PRE_TOKENIZERS = {
+    "gpt-2": lambda: _gpt2(),
+    "smollm": lambda: _gpt2(pre_tokenizers.Digits(individual_digits=True)),
+    "llama-bpe": lambda: _split(3),
+    "qwen2": lambda: _split(1),
+}
+
+
+def gguf_tokenizer(file: GgufFile) -> Tokenizer:
+    """The tokenizer of a file. Raises ValueError, whose text goes on after the file's name, where it has none, or one
+    of another kind.
+    """
+    values = {key.removeprefix("tokenizer.ggml."): value for key, value in file.metadata.items()}
+    if "tokenizer.ggml.model" not in file.metadata:
+        raise ValueError("has no tokenizer (tokenizer.ggml.model)")
+    if values["model"] != "gpt2":
+        raise ValueError(f"has a tokenizer of kind {shown(values['model'], repr)}; only gpt2, byte-level BPE, is read")
+    pre = values.get("pre")
+    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
+        known = ", ".join(PRE_TOKENIZERS)
+        raise ValueError(f"splits text as tokenizer.ggml.pre={shown(pre, repr)} says, which is unknown; known: {known}")
+    tokens = _list(values, "tokens", str)
+    kinds = _list(values, "token_type", int) if "token_type" in values else [1] * len(tokens)
+    merges = [tuple(merge.split(" ", 1)) for merge in _list(values, "merges", str)]
+    ids = {token: index for index, token in enumerate(tokens)}
+    if len(ids) != len(tokens) or len(kinds) != len(tokens) or not all(len(merge) == 2 for merge in merges):
+        raise ValueError("has a vocabulary that contradicts itself (tokenizer.ggml.tokens, token_type, merges)")
+    try:
+        tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=pre == "llama-bpe"))  # type: ignore[arg-type]
+    except Exception as error:  # a merge of tokens that there are not
+        raise ValueError(f"has merges that its vocabulary does not ({shown(error)})") from error
+    if pre == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre]()  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    of_kind = {kind: [AddedToken(t, normalized=False) for t, k in zip(tokens, kinds, strict=True) if k == kind]
+               for kind in (_CONTROL, _USER_DEFINED)}
+    tokenizer.add_special_tokens(of_kind[_CONTROL])
+    tokenizer.add_tokens(of_kind[_USER_DEFINED])
+    bos = token_text(file, "bos")
+    if bos is not None and values.get("add_bos_token", pre == "llama-bpe"):
+        template = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, ids[bos])])
+        tokenizer.post_processor = template  # type: ignore[assignment]
+    return tokenizer
+
+
+def token_text(file: GgufFile, name: str) -> str | None:
+    """A special token, as `bos` or `eos`, as text; None where the file names none."""
+    tokens, index = file.metadata.get("tokenizer.ggml.tokens"), file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+    if not isinstance(tokens, list) or type(index) is not int or not 0 <= index < len(tokens):
+        return None
+    return str(tokens[index])
+
+
+def _list(values: dict[str, Any], key: str, kind: type) -> list[Any]:
+    found = values.get(key)
+    if not isinstance(found, list) or not all(type(each) is kind for each in found):
+        raise ValueError(f"has no tokenizer.ggml.{key} that is a list")
+    return found

@@ -1,0 +1,144 @@
+"""Text to tokens and back, with the tokenizer of a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvlab.core import Message
+from kvlab.errors import TokenizerError, shown
+from kvlab.models.chat_template import ChatTemplate
+from kvlab.models.files import check_file, read_object
+from kvlab.models.gguf import is_gguf, read_gguf
+from kvlab.models.published import located
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from kvlab.config import ModelConfig
+
+_FILE, _SETTINGS, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+_LARGEST = 64 << 20  # bytes of tokenizer.json; Gemma's has 33 million
+_ADVICE = "use model=smollm2_135m (kvlab fetch smollm2) or another checkpoint that has one"
+
+
+class Tokenizer:
+    """The tokenizer of a checkpoint and its chat template, if it has one; `source` names it in messages."""
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, source: str, template: Callable[[], ChatTemplate] | None = None
+    ) -> None:
+        self._backend, self._source, self._template = backend, source, template
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The tokens of a text, with those that the checkpoint begins every text with. Raises TokenizerError."""
+        return self._encode(text, special=True)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens; special ones, such as an end of sequence, have none."""
+        return self._backend.decode(list(token_ids), skip_special_tokens=True)
+
+    def render(self, messages: Sequence[Message], *, reply: bool = True) -> str:
+        """Messages as the text that the checkpoint was trained with. Raises TokenizerError."""
+        if self._template is None:
+            advice = "give a text as prompt, or use a checkpoint that was trained to chat"
+            raise TokenizerError(f"{self._source} has no chat template, which messages need; {advice}")
+        return self._template().render(messages, reply=reply)
+
+    def encode_rendered(self, text: str) -> tuple[int, ...]:
+        """The tokens of a text, or of a part, that `render` made: nothing is added to it."""
+        return self._encode(text, special=False)
+
+    def encode_prompt(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+        """The tokens of a text, or of messages whose answer is asked for. Raises TokenizerError."""
+        return self.encode(prompt) if isinstance(prompt, str) else self.encode_rendered(self.render(prompt))
+
+    def _encode(self, text: str, *, special: bool) -> tuple[int, ...]:
+        try:
+            return tuple(self._backend.encode(text, add_special_tokens=special).ids)
+        except Exception as error:  # half a surrogate pair is no text
+            raise TokenizerError(f"{self._source}: cannot encode {shown(text, repr)} ({shown(error)})") from error
+
+
+def load_tokenizer(model: ModelConfig) -> Tokenizer:
+    """The tokenizer of a model's checkpoint. Raises TokenizerError where it has none, or one that cannot be read."""
+    where = model.path or model.weights or "dummy"
+    if where == "dummy":
+        raise TokenizerError(f"model.name={shown(model.name)} has random weights and no tokenizer; {_ADVICE}")
+    path = located(where)
+    if not is_gguf(path) and not os.path.isdir(path):
+        path = _download(path)
+    file = Path(path) if is_gguf(path) else Path(path, _FILE)
+    if not file.exists():
+        raise TokenizerError(f"{path} has no {_FILE}, so there is no text with it; {_ADVICE}")
+    return _load(file, file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=2)  # a run asks for it more than once
+def _load(file: Path, _modified: int) -> Tokenizer:
+    return _from_gguf(file) if is_gguf(file.name) else _from_directory(file.parent)
+
+
+def _from_gguf(path: Path) -> Tokenizer:
+    from kvlab.models.gguf_tokenizer import gguf_tokenizer, token_text
+
+    try:
+        file = read_gguf(path)
+        backend = gguf_tokenizer(file)
+    except ValueError as error:
+        raise TokenizerError(f"{path} {error}") from error
+    text = file.metadata.get("tokenizer.chat_template")
+    variables = {f"{name}_token": token_text(file, name) for name in ("bos", "eos")}
+    return Tokenizer(backend, str(path), _template(text, variables, str(path)))
+
+
+def _from_directory(directory: Path) -> Tokenizer:
+    import tokenizers
+
+    file, settings_file, template_file = (directory / name for name in (_FILE, _SETTINGS, _TEMPLATE))
+    settings: dict[str, Any] = {}
+    try:
+        if check_file(file) > _LARGEST:
+            raise ValueError(f"has more than the {_LARGEST} bytes that are read")
+        backend = tokenizers.Tokenizer.from_file(str(file))
+        file = settings_file
+        if os.path.lexists(file):
+            settings = read_object(file)
+        file = template_file
+        text = settings.get("chat_template")
+        if os.path.lexists(file) and check_file(file) < _LARGEST:
+            text = file.read_text(encoding="utf-8")
+    except Exception as error:  # the library's kinds too
+        reason = str(error) if isinstance(error, ValueError) else f"cannot be read ({shown(error)})"
+        raise TokenizerError(f"{file} {reason}") from error
+    if isinstance(text, list):  # several by name; that of a chat is called default
+        named = {each.get("name"): each.get("template") for each in text if isinstance(each, dict)}
+        text = named.get("default")
+    variables = {name: _content(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    return Tokenizer(backend, str(directory), _template(text, variables, str(directory)))
+
+
+def _content(token: Any) -> str | None:
+    """A special token, which is a text or an object with one."""
+    found = token.get("content") if isinstance(token, dict) else token
+    return found if isinstance(found, str) else None
+
+
+def _template(text: Any, variables: dict[str, str | None], source: str) -> Callable[[], ChatTemplate] | None:
+    """The template, made when it is first used: one that is broken is in nobody's way before."""
+    if not isinstance(text, str) or not text:
+        return None
+    return lru_cache(maxsize=1)(lambda: ChatTemplate(text, variables, source))
+
+
+def _download(repository: str) -> str:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return snapshot_download(repository, allow_patterns=[_FILE, _SETTINGS, _TEMPLATE])
+    except Exception as error:  # the hub's client raises many kinds
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise TokenizerError(f"{shown(repository)}: the hub gave no tokenizer ({shown(reason)})") from error
