@@ -10,7 +10,10 @@ setup(
     packages=[*find_packages("src"), "kvlab.conf", "hydra_plugins"],
     package_dir={"": "src", "kvlab.conf": "conf"},
     package_data={
-        "kvlab": ["py.typed", "kernels/cpu/*.cpp", "kernels/cpu/*.hpp", "**/*.j2", "server/*.html", "server/*.json"],
+        "kvlab": [
+            *("py.typed", "kernels/cpu/*.cpp", "kernels/cpu/*.hpp", "workloads/*.jsonl", "**/*.j2"),
+            *("server/*.html", "server/*.json"),
+        ],
         "kvlab.conf": ["**/*.yaml"],
     },
 )

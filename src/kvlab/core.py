@@ -91,6 +91,8 @@ class Request:
 
     A request that `follows` another is the next turn of a conversation: `prompt_token_ids` come behind the
     other's prompt and output, and `arrival_s` counts from the other's end. Who drives the engine puts it together.
+
+    `prompt` is what a user wrote, if one did: who makes requests turns it into tokens, and engines do not read it.
     """
 
     request_id: str
@@ -101,6 +103,13 @@ class Request:
     follows: str | None = None
     priority: int = 0
     deadline_s: float | None = None
+    prompt: str | tuple[Message, ...] | None = None
+
+    @property
+    def prompt_text(self) -> str:
+        """What a user wrote; of messages the last."""
+        prompt = self.prompt or ""
+        return prompt if isinstance(prompt, str) else prompt[-1].content
 
     @property
     def max_total_tokens(self) -> int:
@@ -230,6 +239,7 @@ class Sequence:
             finished_s=self.finished_s,
             error=self.error,
             text=self.text,
+            prompt=self.request.prompt_text,
             scheduled_s=self.scheduled_s,
             cached_tokens=self.cached_tokens,
             computed_prompt_tokens=min(self.high_water, self.num_prompt_tokens) if self.index == 0 else 0,
@@ -273,7 +283,8 @@ class RequestRecord:
     finish_reason: FinishReason
     finished_s: float
     error: str | None = None
-    text: str = ""
+    text: str = ""  # of the output
+    prompt: str = ""  # what a user wrote; of messages the last
     scheduled_s: float | None = None  # first admitted
     cached_tokens: int = 0  # prompt tokens served from the prefix cache at the first admission
     computed_prompt_tokens: int | None = None  # of the prompt, computed or found in the cache; 0 past sample 0

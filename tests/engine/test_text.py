@@ -130,7 +130,7 @@ class TestCharacters:
     )
     SPLIT = st.tuples(st.text("a é日🎈\u0301👩‍👩‍👧🇩🇪", max_size=12), st.lists(st.integers(1, 9), max_size=40))
 
-    @settings(max_examples=400)
+    @settings(max_examples=150)
     @given(text=SPLIT, prompt=st.sampled_from([b"", b"p", "日".encode()]))
     def test_a_text_split_anywhere_joins_to_itself(self, text: tuple[str, list[int]], prompt: bytes) -> None:
         """Emoji of several characters, combining ones, Chinese: tokens are any runs of their bytes."""
@@ -143,7 +143,7 @@ class TestCharacters:
         assert "".join(parts) == text[0]
         assert not any("\ufffd" in part for part in parts)
 
-    @settings(max_examples=600)
+    @settings(max_examples=250)
     @given(data=st.lists(BYTES, max_size=60))
     def test_any_bytes_join_to_their_decoding(self, data: list[int]) -> None:
         parts, _ = feed(TextStream(utf8, b"p"), data)

@@ -49,7 +49,7 @@ FIRST: dict[str, Any] = {
 LATER: dict[str, Any] = {"failed_passes": 1, "sampled_tokens": 2, "context_tokens": 20, "attended_tokens": 40}
 
 
-#: The columns of requests.parquet as the first release wrote them; the last two came later.
+#: The columns of requests.parquet as the first release wrote them; the last four came later.
 REQUEST: dict[str, Any] = {
     "request_id": "r0",
     "sample": 1,
@@ -71,6 +71,8 @@ REQUEST: dict[str, Any] = {
     "token_times_s": [1.5, 2.0, 3.0],
     "preempted_s": [2.25],
     "resumed_s": [2.5],
+    "prompt": "What is a block?",
+    "text": "A block holds",
 }
 
 

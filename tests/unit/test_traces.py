@@ -191,7 +191,7 @@ class TestPrompts:
         rows = mooncake(*((number, 51_200, 1, [*range(number, number + 100)]) for number in range(200)))
         path.write_text(rows)
         config = WorkloadConfig(source="mooncake", path=str(path), arrival="trace")
-        made = {"vocab_size": 500, "seed": 0}
+        made: dict[str, Any] = {"vocab_size": 500, "seed": 0}
         requests = build_requests(config, **made, memory=4 * 2**20)
         assert sum(len(r.prompt_token_ids) for r in requests) == 10_240_000
         assert len(workload_digest(requests)) == 16

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,7 @@ def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) ->
     from kvlab.lab.replay.curves import replay_curves
     from kvlab.lab.replay.traffic import read_traffic
     from kvlab.models.families import decoder_config
+    from kvlab.models.tokenizer import load_tokenizer
     from kvlab.workloads import build_requests
 
     config = compose_one(overrides, "a replay")
@@ -81,7 +83,10 @@ def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) ->
             raise ConfigError(key, value, "keeps no prefixes that could be evicted; take kv=paged")
     vocab, memory = decoder_config(config.model).vocab_size, available_memory("cpu")
     with console.status("reading the workload") as status:
-        requests = build_requests(config.workload, vocab_size=vocab, seed=config.seed, memory=memory)
+        load = partial(load_tokenizer, config.model)
+        requests = build_requests(
+            config.workload, vocab_size=vocab, seed=config.seed, memory=memory, tokenizer=load
+        )
         return replay_curves(
             read_traffic(requests, pool.block_size_for(config.kv, config.model.max_seq_len)),
             config.workload.name,

@@ -37,6 +37,7 @@ def _answer(arguments: list[str]) -> int:
     from kvlab.engine.build import build_engine, plan_engine
     from kvlab.engine.clock import PacedClock
     from kvlab.engine.service import Engine
+    from kvlab.models.tokenizer import find_tokenizer
     from kvlab.server.app import build_app
     from kvlab.server.metrics import ServerMetrics
     from kvlab.server.model import ServedModel
@@ -44,11 +45,16 @@ def _answer(arguments: list[str]) -> int:
 
     with console.status("loading the model"):
         plan = plan_engine(config)
-        core = build_engine(plan, clock=None if plan.timing is None else PacedClock(settings.server.time_factor))
+        tokenizer = find_tokenizer(config.model)
+        core = build_engine(
+            plan,
+            detokenize=None if tokenizer is None else tokenizer.decode,
+            clock=None if plan.timing is None else PacedClock(settings.server.time_factor),
+        )
         metrics = ServerMetrics(config.model.name)
         engine = Engine(core, on_step=metrics.step)
     longest = min(config.model.max_seq_len, core.pool.max_sequence_tokens)
-    model = ServedModel(config.model.name, longest, plan.model.vocab_size, int(time.time()))
+    model = ServedModel(config.model.name, longest, plan.model.vocab_size, int(time.time()), tokenizer)
     serving = Serving(engine, model, metrics, settings.server)
     host, port = listening.getsockname()[:2]
     console.print(f"{config.model.name} at http://{host}:{port}")

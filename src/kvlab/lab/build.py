@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 
 from kvlab.config import RunConfig, format_bytes
 from kvlab.core import Request
@@ -11,6 +12,7 @@ from kvlab.errors import CapacityError, ConfigError, WorkloadError
 from kvlab.kv.sizing import check_longest_sequence
 from kvlab.lab.capacity import sequences_that_fit
 from kvlab.lab.machine import available_memory, describe
+from kvlab.models.tokenizer import Tokenizer, find_tokenizer, load_tokenizer
 from kvlab.workloads import build_requests, may_sample
 from kvlab.workloads.prompts import grown_lengths
 
@@ -23,6 +25,7 @@ class RunPlan(EnginePlan):
 
     config: RunConfig
     requests: list[Request]
+    tokenizer: Tokenizer | None = None  # of the model's checkpoint, where it has one and tokens mean something
 
     @property
     def machine(self) -> str:
@@ -36,17 +39,25 @@ def plan_run(config: RunConfig) -> RunPlan:
     """Check a configuration as a whole.
 
     Raises a KvlabError for what cannot work: CapacityError for what does not fit in the pool or the machine,
-    WorkloadError for a request that is too long, ConfigError, BackendError, DeviceError.
+    WorkloadError for a request that is too long, TokenizerError for text without a tokenizer, ConfigError,
+    BackendError, DeviceError.
     """
     plan = plan_engine(config, random_sampling=may_sample(config.workload))
     if config.debug.profile and plan.kernels is None:
         raise ConfigError("debug.profile", True, f"executor.kind={config.executor.kind} has no parts to be timed")
     requests = build_requests(
-        config.workload, vocab_size=plan.model.vocab_size, seed=config.seed, memory=available_memory("cpu")
+        config.workload,
+        vocab_size=plan.model.vocab_size,
+        seed=config.seed,
+        memory=available_memory("cpu"),
+        tokenizer=partial(load_tokenizer, config.model),
     )
     check_longest_sequence(plan.pool, _check_lengths(requests, config))
     _check_memory(plan)
-    return RunPlan(**{field.name: getattr(plan, field.name) for field in fields(plan)}, requests=requests)
+    has_words = plan.kernels is not None and config.model.weights != "dummy"
+    tokenizer = find_tokenizer(config.model) if has_words else None
+    parts = {field.name: getattr(plan, field.name) for field in fields(plan)}
+    return RunPlan(**parts, requests=requests, tokenizer=tokenizer)
 
 
 def planned_metrics(plan: RunPlan) -> dict[str, float]:

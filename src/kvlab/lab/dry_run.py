@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from kvlab.lab.machine import available_memory
 from kvlab.lab.tables import count, new_table
 from kvlab.lab.terminal import Terminal, marked
 from kvlab.models.families import decoder_config
+from kvlab.models.tokenizer import load_tokenizer
 from kvlab.workloads import build_requests
 from kvlab.workloads.prefixes import PrefixTree, prefix_tree
 
@@ -27,7 +29,11 @@ def dry_run(config: RunConfig, directory: Path, console: Terminal) -> None:
     check_directory("hydra.run.dir", directory)
     vocab_size = decoder_config(config.model).vocab_size
     requests = build_requests(
-        config.workload, vocab_size=vocab_size, seed=config.seed, memory=available_memory("cpu")
+        config.workload,
+        vocab_size=vocab_size,
+        seed=config.seed,
+        memory=available_memory("cpu"),
+        tokenizer=partial(load_tokenizer, config.model),
     )
     block_size = POOLS.get(config.kv.backend).block_size_for(config.kv, config.model.max_seq_len)
     tree = prefix_tree(requests, block_size)

@@ -17,6 +17,7 @@ from kvlab.errors import AuditError, CapacityError, KvlabError
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pools import POOLS
+from kvlab.lab.answers import sample_answers, with_text
 from kvlab.lab.build import RunPlan, plan_run, planned_metrics
 from kvlab.lab.drive import RunLog, drive
 from kvlab.lab.files import attempt, check_directory, sentences
@@ -87,6 +88,9 @@ def _execute(
         tracking.settle()  # so that tracking does nothing while requests are served
         log, leaked = _drive(engine, plan, context.console, profiler, should_stop)
         unguard()  # nothing below has steps to stop after
+        if plan.tokenizer is not None:
+            log.records = with_text(log.records, plan.requests, plan.tokenizer, plan.model.eos_token_ids)
+            _show_answers(log, context)
         metrics = run_metrics(log, plan.pool, leaked_blocks=leaked, slo=config.slo) | planned_metrics(plan)
         metrics |= _efficiency(plan, log, may_measure=crowded is None)
         metrics |= profiler.metrics()
@@ -123,8 +127,10 @@ def make_engine(plan: RunPlan, profiler: Profiler) -> ServingEngine:
     """The engine of a run. The only place that knows which engine it is."""
     faults = plan.config.debug.faults
     build = profiler.build if profiler.enabled else build_engine
+    words = plan.tokenizer is not None and any(request.sampling.stop for request in plan.requests)
     return build(
         plan,
+        detokenize=plan.tokenizer.decode if plan.tokenizer is not None and words else None,
         journal=BlockJournal() if plan.config.figures else None,
         wrap=partial(FaultyExecutor, config=faults) if faults.rate > 0 else None,
     )
@@ -198,6 +204,13 @@ def _announce(plan: RunPlan, context: RunContext) -> None:
         + (f", {threads} thread{'s' * (threads > 1)}" if threads else ""),
         highlight=False,
     )
+
+
+def _show_answers(log: RunLog, context: RunContext) -> None:
+    """A sample of a run's words; none in a sweep, whose points would drown in them."""
+    for answer in () if context.in_sweep else sample_answers(log.records):
+        context.console.print(marked("[bold]{}[/] {}", f"{answer.name}:", answer.prompt), soft_wrap=True)
+        context.console.print(f"  {answer.text} ({answer.ending})", highlight=False, soft_wrap=True)
 
 
 def _report(context: RunContext, result: RunResult, tracker: Tracker) -> None:

@@ -68,6 +68,8 @@ REQUEST_SCHEMA = pa.schema(
         "token_times_s": pa.list_(pa.float64()),
         "preempted_s": pa.list_(pa.float64()),
         "resumed_s": pa.list_(pa.float64()),
+        "prompt": pa.string(),
+        "text": pa.string(),
     }
 )
 

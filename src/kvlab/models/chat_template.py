@@ -1,5 +1,5 @@
-"""Chat templates: a checkpoint's Jinja text, which makes one prompt of messages. Strangers wrote it, so that it runs
-in Jinja's sandbox: it reaches nothing but what it is given, and makes no text of gigabytes.
+"""Chat templates: a checkpoint's Jinja text, which makes one prompt of messages. Strangers wrote it, so it runs in
+Jinja's sandbox: it reaches nothing but what it is given, and makes no text of gigabytes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kvlab.core import Message
 from kvlab.errors import TokenizerError, shown
@@ -55,7 +56,8 @@ class ChatTemplate:
         try:
             self._template: Template = _Sandbox().from_string(text)
         except TemplateSyntaxError as error:
-            raise TokenizerError(f"{source}: its chat template is broken, in line {error.lineno}: {error}") from error
+            text = f"{source}: its chat template is broken, in line {error.lineno}: {error}"
+            raise TokenizerError(text) from error
         except Exception as error:  # nested too deep
             raise TokenizerError(f"{source}: its chat template is broken ({type(error).__name__})") from error
 
@@ -76,5 +78,6 @@ class ChatTemplate:
                     raise SecurityError(f"more than {_MOST_CHARS} characters")
         except Exception as error:  # whatever a stranger's text does
             reason = shown(str(error) or type(error).__name__)
-            raise TokenizerError(f"{self._source}: its chat template does not take the messages: {reason}") from error
+            text = f"{self._source}: its chat template does not take the messages: {reason}"
+            raise TokenizerError(text) from error
         return "".join(parts)

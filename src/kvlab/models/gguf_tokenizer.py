@@ -35,18 +35,19 @@ PRE_TOKENIZERS = {
 
 
 def gguf_tokenizer(file: GgufFile) -> Tokenizer:
-    """The tokenizer of a file. Raises ValueError, whose text goes on after the file's name, where it has none, or one
-    of another kind.
+    """The tokenizer of a file. Raises ValueError, whose text goes on after the file's name, where it has none, or
+    one of another kind.
     """
     values = {key.removeprefix("tokenizer.ggml."): value for key, value in file.metadata.items()}
     if "tokenizer.ggml.model" not in file.metadata:
         raise ValueError("has no tokenizer (tokenizer.ggml.model)")
     if values["model"] != "gpt2":
-        raise ValueError(f"has a tokenizer of kind {shown(values['model'], repr)}; only gpt2, byte-level BPE, is read")
+        text = f"has a tokenizer of kind {shown(values['model'], repr)}"
+        raise ValueError(f"{text}; only gpt2, byte-level BPE, is read")
     pre = values.get("pre")
     if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
-        known = ", ".join(PRE_TOKENIZERS)
-        raise ValueError(f"splits text as tokenizer.ggml.pre={shown(pre, repr)} says, which is unknown; known: {known}")
+        text = f"splits text as tokenizer.ggml.pre={shown(pre, repr)} says"
+        raise ValueError(f"{text}, which is unknown; known: {', '.join(PRE_TOKENIZERS)}")
     tokens = _list(values, "tokens", str)
     kinds = _list(values, "token_type", int) if "token_type" in values else [1] * len(tokens)
     merges = [tuple(merge.split(" ", 1)) for merge in _list(values, "merges", str)]
@@ -54,21 +55,23 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     if len(ids) != len(tokens) or len(kinds) != len(tokens) or not all(len(merge) == 2 for merge in merges):
         raise ValueError("has a vocabulary that contradicts itself (tokenizer.ggml.tokens, token_type, merges)")
     try:
-        tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=pre == "llama-bpe"))  # type: ignore[arg-type]
+        tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=pre == "llama-bpe"))
     except Exception as error:  # a merge of tokens that there are not
         raise ValueError(f"has merges that its vocabulary does not ({shown(error)})") from error
     if pre == "qwen2":
-        tokenizer.normalizer = normalizers.NFC()  # type: ignore[assignment]
-    tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre]()  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    of_kind = {kind: [AddedToken(t, normalized=False) for t, k in zip(tokens, kinds, strict=True) if k == kind]
-               for kind in (_CONTROL, _USER_DEFINED)}
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre]()
+    tokenizer.decoder = decoders.ByteLevel()
+    of_kind = {
+        kind: [AddedToken(t, normalized=False) for t, k in zip(tokens, kinds, strict=True) if k == kind]
+        for kind in (_CONTROL, _USER_DEFINED)
+    }
     tokenizer.add_special_tokens(of_kind[_CONTROL])
     tokenizer.add_tokens(of_kind[_USER_DEFINED])
     bos = token_text(file, "bos")
     if bos is not None and values.get("add_bos_token", pre == "llama-bpe"):
         template = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, ids[bos])])
-        tokenizer.post_processor = template  # type: ignore[assignment]
+        tokenizer.post_processor = template
     return tokenizer
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ class Tokenizer:
     ) -> None:
         self._backend, self._source, self._template = backend, source, template
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str) -> list[int]:
         """The tokens of a text, with those that the checkpoint begins every text with. Raises TokenizerError."""
         return self._encode(text, special=True)
 
@@ -48,23 +48,27 @@ class Tokenizer:
             raise TokenizerError(f"{self._source} has no chat template, which messages need; {advice}")
         return self._template().render(messages, reply=reply)
 
-    def encode_rendered(self, text: str) -> tuple[int, ...]:
+    def encode_rendered(self, text: str) -> list[int]:
         """The tokens of a text, or of a part, that `render` made: nothing is added to it."""
         return self._encode(text, special=False)
 
-    def encode_prompt(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+    def encode_prompt(self, prompt: str | Sequence[Message]) -> list[int]:
         """The tokens of a text, or of messages whose answer is asked for. Raises TokenizerError."""
         return self.encode(prompt) if isinstance(prompt, str) else self.encode_rendered(self.render(prompt))
 
-    def _encode(self, text: str, *, special: bool) -> tuple[int, ...]:
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """The same of messages as objects with `role` and `content`."""
+        return self.encode_prompt([Message(message["role"], message["content"]) for message in messages])
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
         try:
-            return tuple(self._backend.encode(text, add_special_tokens=special).ids)
+            return self._backend.encode(text, add_special_tokens=special).ids
         except Exception as error:  # half a surrogate pair is no text
             raise TokenizerError(f"{self._source}: cannot encode {shown(text, repr)} ({shown(error)})") from error
 
 
 def load_tokenizer(model: ModelConfig) -> Tokenizer:
-    """The tokenizer of a model's checkpoint. Raises TokenizerError where it has none, or one that cannot be read."""
+    """The tokenizer of a model's checkpoint. Raises TokenizerError where it has none, or none that can be read."""
     where = model.path or model.weights or "dummy"
     if where == "dummy":
         raise TokenizerError(f"model.name={shown(model.name)} has random weights and no tokenizer; {_ADVICE}")
@@ -75,6 +79,14 @@ def load_tokenizer(model: ModelConfig) -> Tokenizer:
     if not file.exists():
         raise TokenizerError(f"{path} has no {_FILE}, so there is no text with it; {_ADVICE}")
     return _load(file, file.stat().st_mtime_ns)
+
+
+def find_tokenizer(model: ModelConfig) -> Tokenizer | None:
+    """The same for whoever can do without: None where there is none, or none that can be read."""
+    try:
+        return load_tokenizer(model)
+    except TokenizerError:
+        return None
 
 
 @lru_cache(maxsize=2)  # a run asks for it more than once
@@ -117,7 +129,7 @@ def _from_directory(directory: Path) -> Tokenizer:
     if isinstance(text, list):  # several by name; that of a chat is called default
         named = {each.get("name"): each.get("template") for each in text if isinstance(each, dict)}
         text = named.get("default")
-    variables = {name: _content(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    variables = {f"{name}_token": _content(settings.get(f"{name}_token")) for name in ("bos", "eos", "pad", "unk")}
     return Tokenizer(backend, str(directory), _template(text, variables, str(directory)))
 
 

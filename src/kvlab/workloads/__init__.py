@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from kvlab.config import LengthConfig, WorkloadConfig, format_bytes
 from kvlab.core import Request
-from kvlab.errors import CapacityError
+from kvlab.errors import CapacityError, KvlabError, WorkloadError
 from kvlab.hashed_prompt import HashedPrompt
 from kvlab.workloads.sources import WORKLOAD_SOURCES
+
+if TYPE_CHECKING:
+    from kvlab.models.tokenizer import Tokenizer
 
 _REQUEST_BYTES = 1400  # measured: a request, and its sequence in an engine
 _TOKEN_BYTES = 48  # of a prompt: a number, and its places in request and sequence; of a hashed one, for each id
@@ -16,20 +22,34 @@ _SHARED_TOKEN_BYTES = 16  # the places alone
 
 
 def build_requests(
-    config: WorkloadConfig, *, vocab_size: int, seed: int, memory: int | None = None
+    config: WorkloadConfig,
+    *,
+    vocab_size: int,
+    seed: int,
+    memory: int | None = None,
+    tokenizer: Callable[[], Tokenizer] | None = None,
 ) -> list[Request]:
     """The workload's requests: those that follow no other by arrival, then those that do, each behind the one it
-    follows. The same seed gives the same requests.
+    follows. The same seed gives the same requests. Text becomes tokens with the `tokenizer`, which is asked for
+    where there is text.
 
-    Raises WorkloadError for a file that cannot be read, naming the line; CapacityError, before they are made
-    where that is known, for requests that take more than `memory` bytes.
+    Raises WorkloadError for a file that cannot be read, naming the line; TokenizerError for text that cannot be
+    encoded; CapacityError, before they are made where that is known, for requests that take more than `memory`
+    bytes.
     """
     if memory is not None and config.path is None:
         _check_settings(config, memory)
         memory = None  # checked
     requests: list[Request] = []
     used = 0
-    for request in WORKLOAD_SOURCES.get(config.source)(config, vocab_size=vocab_size, seed=seed):
+    source = iter(WORKLOAD_SOURCES.get(config.source)(config, vocab_size=vocab_size, seed=seed))
+    for request in source:
+        try:
+            request = _with_tokens(request, tokenizer)
+        except KvlabError as error:
+            if isinstance(source, Generator):
+                source.throw(error)  # it knows which line the request is from
+            raise
         prompt = request.prompt_token_ids
         kept = len(prompt.ids) if isinstance(prompt, HashedPrompt) else len(prompt)
         used += _REQUEST_BYTES + _TOKEN_BYTES * kept
@@ -42,6 +62,17 @@ def build_requests(
     first = [request for request in requests if request.follows is None]
     later = [request for request in requests if request.follows is not None]
     return sorted(first, key=lambda request: request.arrival_s) + later
+
+
+def _with_tokens(request: Request, tokenizer: Callable[[], Tokenizer] | None) -> Request:
+    """The request with the tokens of its text, if it has none yet. Raises WorkloadError or TokenizerError."""
+    prompt = None if request.prompt_token_ids else request.prompt
+    if prompt is None and not request.sampling.stop:
+        return request
+    if tokenizer is None:
+        raise WorkloadError("the request needs text, and there is no tokenizer here")
+    found = tokenizer()
+    return request if prompt is None else replace(request, prompt_token_ids=tuple(found.encode_prompt(prompt)))
 
 
 def _check_settings(config: WorkloadConfig, memory: int) -> None:

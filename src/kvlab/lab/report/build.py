@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from kvlab.errors import ConfigError, RecordError
+from kvlab.lab.answers import Answer, sample_answers
 from kvlab.lab.catalogue import metric as entry_of
 from kvlab.lab.compare.gate import check
 from kvlab.lab.compare.groups import Group, RunSet, differing, group_runs, pairs_of, settings, short_keys, value_of
@@ -50,6 +51,7 @@ def build_report(sets: Sequence[RunSet], options: ReportOptions) -> Report:
         outputs=_outputs(baseline, others),
         method=method_notes(groups, options),
         warnings=warnings(groups, obstacles, options),
+        answers=_answers(groups),
         findings=[
             check(condition, baseline, group, comparison.find(condition.metric, group), refused.get(group.name))
             for condition in options.conditions
@@ -138,6 +140,12 @@ def _outputs(baseline: Group, others: Sequence[Group]) -> list[tuple[str, str]]:
         (", ".join(names[:4]) + f" and {len(names) - 4} more" * (len(names) > 4), text)
         for text, names in found.items()
     ]
+
+
+def _answers(groups: Sequence[Group]) -> list[tuple[str, list[Answer]]]:
+    """Some answers of each group's first run, where it has words."""
+    found = [(group.name, sample_answers(group.example.requests())) for group in groups]
+    return [(name, answers) for name, answers in found if answers]
 
 
 def _baseline_first(groups: list[Group], name: str | None) -> list[Group]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kvlab.lab.answers import Answer
 from kvlab.lab.compare.gate import Finding
 from kvlab.lab.compare.groups import Group
 
@@ -55,6 +56,7 @@ class Report:
     method: list[str]
     warnings: list[str]
     findings: list[Finding]
+    answers: list[tuple[str, list[Answer]]] = field(default_factory=list)  # groups, and some of their words
     images: list[Image] = field(default_factory=list)
     interactive: list[tuple[str, str]] = field(default_factory=list)  # title and HTML, without plotly.js
     left_out: list[str] = field(default_factory=list)  # figures that there are not, and why

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import optuna
 
@@ -14,6 +15,7 @@ from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import size_pool
 from kvlab.lab.build import plan_run
 from kvlab.lab.capacity import CapacityPlan, plan_capacity
+from kvlab.models.tokenizer import load_tokenizer
 from kvlab.workloads import build_requests
 from kvlab.workloads.prompts import grown_lengths
 
@@ -61,7 +63,8 @@ def build_space(config: RunConfig, memory: int, fixed: frozenset[str]) -> Space:
     Raises CapacityError where the weights leave no room for a block, ConfigError where nothing is left to search.
     """
     config, plan = _first_that_fits(config, memory, fixed)
-    requests = build_requests(config.workload, vocab_size=plan.model.vocab_size, seed=config.seed)
+    load = partial(load_tokenizer, config.model)
+    requests = build_requests(config.workload, vocab_size=plan.model.vocab_size, seed=config.seed, tokenizer=load)
     lengths = grown_lengths(requests)
     sequences = sum(request.sampling.n for request in requests)
     stored = sum(lengths[request.request_id] * request.sampling.n for request in requests)

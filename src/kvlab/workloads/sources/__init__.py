@@ -17,7 +17,9 @@ class WorkloadSource(Protocol):
     """
 
     def __call__(self, config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterable[Request]:
-        """The requests of `config`, with token ids below `vocab_size`."""
+        """The requests of `config`, with token ids below `vocab_size`; or with a `prompt` and no token ids, which
+        the model's tokenizer makes of it.
+        """
 
 
 WORKLOAD_SOURCES: Registry[WorkloadSource] = Registry("workload.source", __name__)
