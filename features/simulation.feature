@@ -110,6 +110,46 @@ Feature: Simulation
         | no calibration         | seed=1                             | executor.timing_path=null: timing=fitted reads a file that kvlab calibrate    |
         | a calibration not there | executor.timing_path=no/such.yaml | executor.timing_path=no/such.yaml: cannot be read: No such file or directory  |
 
+  Rule: A recorded run can be replayed, and decides the same
+
+    @R14.5
+    Scenario: A real run with preemptions, replayed
+      Given a recorded run of a tiny model that has too little memory
+      When I replay it with ""
+      Then the command succeeds
+      And the message says "4 requests on simulated here, timing replay of"
+      And the message says "note: replayed ... steps, 4 requests, ... block events: every decision is that of the recording"
+      And both runs have the same requests.parquet and blocks.parquet, byte for byte
+
+    @R14.5
+    Scenario Outline: A replay with <settings> says where it parts from the recording
+      Given a recorded run of a tiny model that has too little memory
+      When I replay it with "<settings>"
+      Then the command fails without a traceback
+      And the message says "<message>"
+
+      Examples:
+        | settings                   | message                                                                              |
+        | scheduler.max_batch_size=2 | step 0: ... instead of ...; settings differ: scheduler.max_batch_size=2 instead of 3 |
+        | kv.num_blocks=9            | step 0: blocks_total 9 instead of 7; settings differ: kv.num_blocks=9 instead of 7   |
+        | workload.num_requests=3    | instead of ...; settings differ: workload.num_requests=3 instead of 4                |
+        | seed=7                     | instead of ...; settings differ: seed=7 instead of 0                                 |
+
+    @R14.5
+    Scenario Outline: A replay of a run with <what> is refused
+      Given a recorded run of a tiny model that has <what>
+      When I replay it with ""
+      Then the command fails without a traceback
+      And the message says "<message>"
+
+      Examples:
+        | what                  | message                                                                 |
+        | no summary.json       | is no directory of a recorded run, it has no summary.json               |
+        | a cut summary.json    | summary.json: cannot be read as a run's summary                         |
+        | not finished          | its status is interrupted; only a run that finished can be replayed     |
+        | no steps.parquet      | has no steps.parquet; name a run that was recorded to its end           |
+        | a cut steps.parquet   | steps.parquet: cannot be read                                           |
+
   Rule: What cannot be simulated is named
 
     @R14.3

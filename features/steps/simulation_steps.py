@@ -16,6 +16,8 @@ from tests.support.commands import Command, call
 #: As many steps as a fit needs, and fewer.
 LONG = "model.max_seq_len=96 workload.output_len.min=56 workload.output_len.max=60"
 SHORT = "workload.output_len.max=16"
+#: As much memory as two of three sequences grow to, and a journal of the blocks.
+TIGHT = "kv.num_blocks=7 scheduler.max_batch_size=3 scheduler.admission_reserve=0 figures=true"
 
 
 @given("the tables of measured operations")
@@ -52,11 +54,11 @@ def larger_and_faster(commands: list[Command]) -> None:
     assert times == sorted(set(times), reverse=True)
 
 
-@then("both runs have the same requests.parquet and steps.parquet, byte for byte")
-def same_records(commands: list[Command]) -> None:
+@then(parsers.parse("both runs have the same {one} and {other}, byte for byte"))
+def same_records(commands: list[Command], one: str, other: str) -> None:
     first, second = commands[-2:]
     assert first.directory != second.directory
-    for name in ("requests.parquet", "steps.parquet"):
+    for name in (one, other):
         assert (first.directory / name).read_bytes() == (second.directory / name).read_bytes()
 
 
@@ -72,14 +74,22 @@ def simulate_calibrated(lab: Runner, tmp_path: Path, commands: list[Command]) ->
     commands.append(lab.run(f"executor=simulated hardware=here {timing} {LONG}"))
 
 
+@when(parsers.re(r'I replay it with "(?P<settings>.*)"'))
+def replay_run(lab: Runner, commands: list[Command], settings: str) -> None:
+    timing = f"executor.timing=replay executor.timing_path={commands[-1].directory}"
+    commands.append(lab.run(f"executor=simulated hardware=here {timing} {TIGHT} figures=false {settings}"))
+
+
 @given(parsers.parse("a recorded run of a tiny model that has {what}"))
 def recorded_run(lab: Runner, tmp_path: Path, commands: list[Command], what: str) -> None:
     """A run whose record was changed; `beside` another that was not."""
-    real = lab.run(SHORT if what == "too few steps" else LONG)
+    real = lab.run({"too few steps": SHORT, "too little memory": TIGHT}.get(what, LONG))
     kept = tmp_path / "run"
     shutil.copytree(real.directory, kept)
     summary = json.loads((kept / "summary.json").read_text())
-    if what == "no steps.parquet":
+    if what == "too little memory":
+        assert summary["metrics"]["requests/preemptions"] > 0
+    elif what == "no steps.parquet":
         (kept / "steps.parquet").unlink()
     elif what == "a cut steps.parquet":
         (kept / "steps.parquet").write_bytes((kept / "steps.parquet").read_bytes()[:-100])
@@ -89,5 +99,11 @@ def recorded_run(lab: Runner, tmp_path: Path, commands: list[Command], what: str
         summary["kv_bytes_per_token"] += 64
     elif what == "another machine beside":
         summary["machine"] = "a faraway machine"
+    elif what == "not finished":
+        summary["status"] = "interrupted"
     (kept / "summary.json").write_text(json.dumps(summary))
+    if what == "no summary.json":
+        (kept / "summary.json").unlink()
+    elif what == "a cut summary.json":
+        (kept / "summary.json").write_text("{")
     commands += [real] * what.endswith("beside") + [Command(0, "", kept)]

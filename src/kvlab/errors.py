@@ -135,6 +135,10 @@ class SamplingError(KvlabError, ArithmeticError):
         self.request_ids = tuple(request_ids)
 
 
+class ReplayError(KvlabError, RuntimeError):
+    """A replayed run decided otherwise than its recording."""
+
+
 class EngineStoppedError(KvlabError, RuntimeError):
     """A step of the engine itself failed, rather than one of its requests; the engine serves no more."""
 

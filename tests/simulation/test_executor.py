@@ -23,8 +23,12 @@ from kvlab.kv.journal import BlockJournal
 from kvlab.kv.view import CacheView
 from kvlab.lab.capacity import plan_capacity
 from kvlab.lab.drive import RunLog, drive
+from kvlab.lab.playback import Playback
+from kvlab.lab.records import step_row
 from kvlab.paths import CONF
 from kvlab.registry import registry
+from kvlab.simulation.recording import Outputs, Recording
+from kvlab.simulation.timings.replay import ReplayTiming
 from tests.support.plans import composed
 
 HARDWARE = HardwareConfig(name="small", memory="256MiB", bandwidth_gb_s=10, tflops={"float32": 1, "bfloat16": 2})
@@ -41,17 +45,6 @@ class Timed(Executor):
     def execute(self, step: StepInput, view: CacheView) -> StepResult:
         result = self._inner.execute(step, view)
         return replace(result, elapsed_s=0.010 + 0.007 * (next(self._step) % 3))
-
-
-class Replayed(Executor):
-    """Tokens that another run produced."""
-
-    def __init__(self, tokens: Tokens) -> None:
-        self._tokens = tokens
-
-    def execute(self, step: StepInput, view: CacheView) -> StepResult:
-        wanted = [(step.sequences[row], int(step.num_outputs[row])) for row in step.sampled.tolist()]
-        return StepResult([self._tokens[spec.request_id, spec.index][at] for spec, at in wanted])
 
 
 def config(kind: str, **settings: Any) -> EngineConfig:
@@ -80,17 +73,27 @@ def traffic() -> list[Request]:
     ]
 
 
-def served(kind: str, settings: dict[str, Any], tokens: Tokens | None = None) -> RunLog:
-    engine = build_engine(
-        plan_engine(config(kind, **settings)),
-        journal=BlockJournal(),
-        wrap=lambda executor: Timed(executor if tokens is None else Replayed(tokens)),
-    )
-    engine.clock = LogicalClock()
-    log = drive(engine, traffic())
+def served(kind: str, settings: dict[str, Any], recorded: RunLog | None = None) -> RunLog:
+    """A run in steps of the test's choice, or one that replays what was recorded of another."""
+    plan = plan_engine(config(kind, **settings))
+    if recorded is None:
+        engine = build_engine(plan, journal=BlockJournal(), wrap=Timed)
+        engine.clock = LogicalClock()
+        log = drive(engine, traffic())
+    else:
+        recording = recording_of(recorded)
+        engine = build_engine(replace(plan, timing=ReplayTiming(recording)), journal=BlockJournal())
+        assert isinstance(engine.clock, LogicalClock)
+        playback = Playback(recording, engine.clock, {})
+        log = drive(engine, traffic(), on_step=lambda _, step: playback.after(step) if step is not None else None)
     assert engine.journal is not None
     log.blocks = engine.journal.columns(record.key for record in log.records)
     return log
+
+
+def recording_of(log: RunLog) -> Recording:
+    outputs = {each.key: Outputs(each.output_token_ids, each.token_times_s) for each in log.records}
+    return Recording("nowhere", [step_row(step) for step in log.steps], outputs)
 
 
 def steps(log: RunLog) -> list[dict[str, Any]]:
@@ -131,8 +134,7 @@ def test_an_engine_decides_the_same_whatever_computes_its_steps(order: str, vict
             ),
         }
         real = served("torch", settings)
-        tokens = {record.key: record.output_token_ids for record in real.records}
-        simulated = served("simulated", settings, tokens)
+        simulated = served("simulated", settings, real)
         assert steps(simulated) == steps(real)
         assert simulated.records == real.records
         assert events(simulated) == events(real)

@@ -11,6 +11,7 @@ from functools import partial
 from kvlab.config import RunConfig, format_bytes
 from kvlab.core import StepRecord
 from kvlab.engine.build import build_engine
+from kvlab.engine.clock import LogicalClock
 from kvlab.engine.faults import FaultyExecutor
 from kvlab.engine.protocol import Auditable, Journaled, ServingEngine
 from kvlab.errors import AuditError, CapacityError, KvlabError
@@ -24,6 +25,7 @@ from kvlab.lab.files import attempt, check_directory, sentences
 from kvlab.lab.interrupt import stop_on_signal
 from kvlab.lab.machine import CpuWatch, oversubscription
 from kvlab.lab.metrics import run_metrics
+from kvlab.lab.playback import Playback
 from kvlab.lab.profile import Part, Profiler
 from kvlab.lab.progress import show_progress
 from kvlab.lab.quality import quality_metrics
@@ -31,7 +33,7 @@ from kvlab.lab.rates import known_rates, measure_and_keep
 from kvlab.lab.recording import Recording
 from kvlab.lab.recording import RunContext as RunContext
 from kvlab.lab.roofline import roofline, run_costs
-from kvlab.lab.settings import as_recorded
+from kvlab.lab.settings import as_recorded, flatten
 from kvlab.lab.tables import comparison_table, config_tree, profile_table
 from kvlab.lab.terminal import Terminal, marked, print_note
 from kvlab.lab.trace import trace_events, write_trace
@@ -86,7 +88,8 @@ def _execute(
     try:
         engine = make_engine(plan, profiler)
         tracking.settle()  # so that tracking does nothing while requests are served
-        log, leaked = _drive(engine, plan, context.console, profiler, should_stop)
+        playback = _playback(engine, plan)
+        log, leaked = _drive(engine, plan, context.console, profiler, should_stop, playback)
         unguard()  # nothing below has steps to stop after
         if plan.tokenizer is not None:
             log.records = with_text(log.records, plan.requests, plan.tokenizer, plan.model.eos_token_ids)
@@ -97,6 +100,8 @@ def _execute(
         remark = plan.timing.remark(log.steps) if plan.timing is not None else None
         if remark:
             print_note(context.console, remark)
+        if playback is not None and not log.interrupted:
+            print_note(context.console, playback.finish(log), "note")
         if profiler.enabled or config.figures:
             title = context.name if plan.timing is None else f"{context.name}, {plan.machine}"
             events = trace_events(title, log.steps, log.records, profiler.steps)
@@ -126,18 +131,24 @@ def _execute(
 def make_engine(plan: RunPlan, profiler: Profiler) -> ServingEngine:
     """The engine of a run. The only place that knows which engine it is."""
     faults = plan.config.debug.faults
+    is_replay = plan.timing is not None and plan.timing.recording is not None
     build = profiler.build if profiler.enabled else build_engine
     words = plan.tokenizer is not None and any(request.sampling.stop for request in plan.requests)
     return build(
         plan,
         detokenize=plan.tokenizer.decode if plan.tokenizer is not None and words else None,
-        journal=BlockJournal() if plan.config.figures else None,
+        journal=BlockJournal() if plan.config.figures or is_replay else None,
         wrap=partial(FaultyExecutor, config=faults) if faults.rate > 0 else None,
     )
 
 
 def _drive(
-    engine: ServingEngine, plan: RunPlan, console: Terminal, profiler: Profiler, should_stop: Callable[[], bool]
+    engine: ServingEngine,
+    plan: RunPlan,
+    console: Terminal,
+    profiler: Profiler,
+    should_stop: Callable[[], bool],
+    playback: Playback | None,
 ) -> tuple[RunLog, int | None]:
     """Serve the requests. Returns what happened and how many blocks leaked, None for an engine without audit."""
     with show_progress(engine, plan.requests, console) as progress:
@@ -146,6 +157,8 @@ def _drive(
             if plan.config.debug.audit and (broken := _audit(engine)):
                 shown = "; ".join(map(str, broken[:5]))
                 raise AuditError(f"after step {len(log.steps)}: {len(broken)} broken invariant(s): {shown}")
+            if playback is not None and record is not None:
+                playback.after(record)
             profiler.end_step(record)
             progress(log, record)
 
@@ -158,6 +171,14 @@ def _drive(
         console.print(f"audit: {finding}", style="red")
     engine.close()
     return log, None if findings is None else sum(finding.rule == "leaked" for finding in findings)
+
+
+def _playback(engine: ServingEngine, plan: RunPlan) -> Playback | None:
+    """What holds a replay against its recording; None for a run that is none."""
+    recording = plan.timing.recording if plan.timing is not None else None
+    if recording is None or not isinstance(engine.clock, LogicalClock):
+        return None
+    return Playback(recording, engine.clock, flatten(dataclasses.asdict(plan.config)))
 
 
 def _audit(engine: ServingEngine) -> list[Finding] | None:

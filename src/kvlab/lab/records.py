@@ -86,6 +86,13 @@ def step_table(steps: StepLog) -> pa.Table:
     )
 
 
+def step_row(step: StepRecord) -> dict[str, int | float | None]:
+    """One step as a row of it."""
+    row = {name: getattr(step, name) for name in _STEP}
+    row |= {column: getattr(step.pool, name, None) for column, name in _POOL.items()}
+    return row | {name: getattr(step.counters, name, None) for name in _COUNTERS}
+
+
 def read_step(row: Mapping[str, Any]) -> StepRecord:
     """The step of a row. What an older version did not write is 0."""
     pool = {name: row.get(column) or 0 for column, name in _POOL.items()}

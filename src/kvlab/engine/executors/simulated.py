@@ -18,6 +18,7 @@ from kvlab.core import SequenceSpec
 from kvlab.engine.build import EnginePlan, attention_elsewhere, kv_spec, memory_settings
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
+from kvlab.engine.executors.replayed import ReplayClock, ReplayedExecutor
 from kvlab.engine.memory import WeightBytes, WorkingMemory, weight_bytes, working_memory
 from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import CapacityError, ConfigError
@@ -74,19 +75,21 @@ class SimulatedExecution(ExecutorKind):
         attention = attention_elsewhere(config, model, "cuda")
         settings = memory_settings(config, "cuda", attention, native=False, random_sampling=random_sampling)
         weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
+        each = weights.parameters / weights.stored
+        sizes = (each, weights.body, weights.output, spec.bytes_per_token)
+        timing = TIMINGS.get(config.executor.timing).of(Deployment(config, model, hardware, *sizes))
         memory = memory_of_devices(config, hardware, working)
         kv, left = config.kv, memory - weights.total - working.peak
         if kv.num_blocks is None and kv.memory is None:
-            check_devices(config, hardware, weights, working, kv.block_size * spec.bytes_per_token)
-            kv = replace(kv, memory=f"{left}B")
+            if timing.recording is not None:
+                kv = replace(kv, num_blocks=timing.recording.num_blocks)
+            else:
+                check_devices(config, hardware, weights, working, kv.block_size * spec.bytes_per_token)
+                kv = replace(kv, memory=f"{left}B")
         pool = size_pool(
             kv, spec, max_batch_size=config.scheduler.max_batch_size, max_seq_len=config.model.max_seq_len
         )
         name = name_of_devices(config, hardware)
-        each = weights.parameters / weights.stored
-        sizes = (each, weights.body, weights.output, spec.bytes_per_token)
-        deployment = Deployment(config, model, hardware, *sizes)
-        timing = TIMINGS.get(config.executor.timing).of(deployment)
         return EnginePlan(config, name, model, weights, working, pool, None, memory=memory, timing=timing)
 
     @staticmethod
@@ -95,6 +98,9 @@ class SimulatedExecution(ExecutorKind):
             raise ConfigError(
                 "executor.kind", plan.config.executor.kind, "the plan has no timing; plan it as simulated"
             )
+        if plan.timing.recording is not None:
+            clock = ReplayClock(plan.timing.recording)
+            return Execution(ReplayedExecutor(plan.timing.recording, clock), clock, None)
         executor = SimulatedExecutor(plan.model, plan.timing, plan.config.framework)
         return Execution(executor, LogicalClock(), None)
 

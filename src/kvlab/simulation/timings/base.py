@@ -13,6 +13,7 @@ from kvlab.config import EngineConfig, HardwareConfig
 from kvlab.core import StepRecord
 from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig
+from kvlab.simulation.recording import Recording
 
 Counts = NDArray[np.int64]
 
@@ -38,6 +39,7 @@ class Deployment:
 class Timing(ABC):
     """Times the steps of one deployment."""
 
+    recording: Recording | None = None  # a run whose tokens and times are to be repeated
     includes_host = False  # whether `device_s` has the host's share in it already
 
     @classmethod

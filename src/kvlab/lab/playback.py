@@ -1,0 +1,95 @@
+"""Holds a replayed run against its recording, step by step, and block event by block event."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvlab.core import StepRecord
+from kvlab.engine.clock import LogicalClock
+from kvlab.errors import ReplayError, shown
+from kvlab.lab.drive import RunLog
+from kvlab.lab.records import read_run, request_row, step_row
+from kvlab.simulation.recording import Recording
+
+_MEASURED = ("end_s", "schedule_ms", "execute_ms")  # of a step: what the host took is in none that is replayed
+_MOST_SHOWN = 4
+_ELSEWHERE = ("executor", "hardware", "framework", "tracking", "tags", "debug", "attention", "slo")
+_OWN = ("run_name", "repeat", "repeats", "resume", "figures", "dry_run", "optimize", "plugins")
+
+
+def _short(value: object) -> str:
+    return shown(value, most=40)
+
+
+class Playback:
+    """Compares what an engine decides with what the recording has, and moves the `clock` on.
+
+    `settings` are those of the replaying run, by dotted key: an error names those that differ.
+    """
+
+    def __init__(self, recording: Recording, clock: LogicalClock, settings: Mapping[str, Any]) -> None:
+        self._recording, self._clock, self._settings = recording, clock, settings
+        self._steps = 0
+
+    def after(self, record: StepRecord) -> None:
+        """Raise ReplayError, naming the step, unless it is that of the recording; then let it be the time at which
+        the next one started.
+        """
+        steps, number = self._recording.steps, self._steps
+        if number == len(steps):
+            raise self._error(f"step {number}: the recording ended after {number} steps")
+        self._compare(f"step {number}", steps[number], step_row(record), _MEASURED)
+        self._steps += 1
+        if self._steps < len(steps):
+            self._clock.wait_until(steps[self._steps]["start_s"])
+
+    def finish(self, log: RunLog) -> str:
+        """Compare the requests and, where both were journaled, the block events. Returns what was found identical.
+        Raises ReplayError.
+        """
+        for step in log.steps[self._steps :]:
+            self.after(step)
+        if self._steps < len(self._recording.steps):
+            raise self._error(f"step {self._steps}: the recording goes on, to {len(self._recording.steps)} steps")
+        kept, found = read_run(Path(self._recording.source)), {each.key: each for each in log.records}
+        for request in kept.requests():
+            if request.key not in found:
+                raise self._error(f"request {request.name}: is not there")
+            self._compare(f"request {request.name}", request_row(request), request_row(found[request.key]))
+        said = f"{self._steps:,} steps, {len(log.records):,} requests"
+        events = kept.blocks()
+        if events is not None and log.blocks is not None:
+            for name in ("step", "event", "block", "sequence"):
+                ours, theirs = getattr(log.blocks, name), getattr(events, name)
+                if not np.array_equal(ours, theirs):
+                    raise self._error(f"block events: another {name}")
+            said += f", {len(events.step):,} block events"
+        return f"replayed {said}: every decision is that of the recording"
+
+    def _compare(
+        self, what: str, wanted: Mapping[str, Any], found: Mapping[str, Any], measured: Sequence[str] = ()
+    ) -> None:
+        """Raise ReplayError unless both rows have the same in all columns that the recording has."""
+        names = [name for name in wanted if name in found and name not in measured and found[name] != wanted[name]]
+        if names:
+            texts = (f"{name} {_short(found[name])} instead of {_short(wanted[name])}" for name in names)
+            raise self._error(f"{what}: {', '.join(islice(texts, _MOST_SHOWN))}")
+
+    def _error(self, what: str) -> ReplayError:
+        """With the settings that differ from the recording's."""
+        recorded = read_run(Path(self._recording.source)).config
+        names = [
+            name
+            for name, value in self._settings.items()
+            if name in recorded and value != recorded[name] and name.split(".")[0] not in (*_ELSEWHERE, *_OWN)
+        ]
+        reason = ", ".join(
+            f"{name}={self._settings[name]} instead of {recorded[name]}" for name in names[:_MOST_SHOWN]
+        )
+        reason = f"settings differ: {reason}" if names else "the settings are the same, so that a version differs"
+        return ReplayError(f"{what}; {reason} (recording: {self._recording.source})")

@@ -1,0 +1,80 @@
+"""The times and tokens of a recorded run: with the same settings an engine decides the same, step by step."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kvlab.errors import ConfigError, RecordError
+from kvlab.simulation.calibration import KEY
+from kvlab.simulation.recording import Outputs, Recording
+from kvlab.simulation.timings import TIMINGS
+from kvlab.simulation.timings.base import Counts, Deployment, Timing
+
+_STEPS, _REQUESTS = "steps.parquet", "requests.parquet"
+
+
+@TIMINGS.register("replay")
+@dataclass(frozen=True)
+class ReplayTiming(Timing):
+    """Every token is there when it was in the recording, and is the recorded one."""
+
+    recording: Recording
+
+    includes_host = True
+
+    @classmethod
+    def of(cls, deployment: Deployment) -> ReplayTiming:
+        """Raises ConfigError for what is no finished run, and RecordError for files that are spoiled."""
+        path = deployment.config.executor.timing_path
+        if not path:
+            raise ConfigError(KEY, path, "timing=replay reads a recorded run; name its directory")
+        return cls(read_recording(path))
+
+    @property
+    def description(self) -> str:
+        return f"replay of {self.recording.source}"
+
+    def device_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:
+        """Nobody asks: tokens come with their times."""
+        raise NotImplementedError("a replay has no times but those of its recording")
+
+
+def read_recording(path: str) -> Recording:
+    """The run in the directory `path`. Raises ConfigError or RecordError."""
+    directory = Path(path)
+    try:
+        status = json.loads((directory / "summary.json").read_text(encoding="utf-8"))["status"]
+    except OSError as error:
+        raise ConfigError(KEY, path, "is no directory of a recorded run, it has no summary.json") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"{directory / 'summary.json'}: cannot be read as a run's summary: {error}") from error
+    if status != "finished":
+        raise ConfigError(KEY, path, f"its status is {status}; only a run that finished can be replayed")
+    steps, requests = _rows(directory / _STEPS), _rows(directory / _REQUESTS)
+    try:
+        outputs = {
+            (row["request_id"], row["sample"]): Outputs(row["output_token_ids"] or (), row["token_times_s"] or ())
+            for row in requests
+        }
+        recording = Recording(path, steps, outputs)
+        if not (recording.ends_s and recording.num_blocks):
+            raise ConfigError(KEY, path, "has no steps; name a run that produced tokens")
+    except (KeyError, TypeError) as error:
+        raise ConfigError(KEY, path, f"was recorded by an older version, without {error}; run it again") from error
+    return recording
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    if not file.is_file():
+        raise ConfigError(KEY, file.parent, f"has no {file.name}; name a run that was recorded to its end")
+    try:
+        rows: list[dict[str, Any]] = pq.read_table(file).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise RecordError(f"{file}: cannot be read: {error}") from error
+    return rows
