@@ -53,7 +53,7 @@ def test_a_file_of_prompts_and_messages(tmp_path: Path, checkpoint: Path, words:
     lines = write_lines(
         tmp_path / "requests.jsonl",
         {"prompt": "Who are you?"},
-        {"messages": MESSAGES, "ignore_eos": False},
+        {"messages": MESSAGES},
         {"prompt_token_ids": words.encode("I am")},
         {"prompt": "I am a model", "stop": ["e", "o", "a", " "], "max_tokens": 60},
     )

@@ -20,6 +20,8 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "run": Command("serve a workload once, or with -m, sweep= or repeats= many times", "kv=paged workload=burst16"),
+    "generate": Command("one answer of a model, word by word", 'model=smollm2_135m "Why is the sky blue?"'),
+    "chat": Command("talk to a model; the conversation stays in the KV cache", "model=smollm2_135m"),
     "fetch": Command("bring a published model to this machine, once", "smollm2"),
     "tune": Command("search the best batch and pool within a memory", "optimize=latency/e2el_ms_p99 memory=2GiB"),
     "report": Command("compare runs, with intervals and verdicts", "outputs/a outputs/b"),

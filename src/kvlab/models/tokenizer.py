@@ -33,6 +33,11 @@ class Tokenizer:
     ) -> None:
         self._backend, self._source, self._template = backend, source, template
 
+    @property
+    def has_template(self) -> bool:
+        """Whether it takes messages."""
+        return self._template is not None
+
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, with those that the checkpoint begins every text with. Raises TokenizerError."""
         return self._encode(text, special=True)

@@ -33,8 +33,8 @@ def read_jsonl(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterato
     `priority` (0 if absent) and a `deadline_s` in seconds after the arrival (none if absent). Empty lines are
     skipped.
 
-    A line may have other fields of SamplingParams too, in place of what the workload says. Raises WorkloadError
-    naming the file and line for anything else.
+    A line may have other fields of SamplingParams too, in place of what the workload says; text ends at the end of
+    sequence unless its line sets `ignore_eos`. Raises WorkloadError naming the file and line for anything else.
     """
     generator = np.random.default_rng(seed)
     made = 0
@@ -112,6 +112,8 @@ def _is_message(value: Any) -> bool:
 def _with_sampling(request: Request, row: dict[str, Any], vocab_size: int) -> Request:
     """The request with what its row says on sampling. Raises RequestRefusedError, a ValueError."""
     said = {name: row[name] for name in SAMPLING_FIELDS if name in row}
+    if request.prompt is not None:
+        said.setdefault("ignore_eos", False)  # words end where their model ends them
     values: dict[str, Any] = {k: _frozen(value) for k, value in said.items()}
     request = replace(request, sampling=replace(request.sampling, **values))
     check_sampling(request.request_id, request.sampling, vocab_size=vocab_size, has_text=True)
