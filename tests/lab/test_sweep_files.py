@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kvlab.registry import registry
 from tests.support.commands import Lab
-from tests.support.swept import SWEEPS, points_of
+from tests.support.swept import SWEEPS, points_of, swept_values
 
 SMALL = ["repeats=1", "workload.num_requests=2", "workload.rate=1000", "workload.think_s=0"]
 
@@ -27,3 +28,11 @@ def test_it_runs_in_small(name: str, tmp_path: Path) -> None:
         assert f"{len(summaries)} runs: {len(summaries)} finished\n" in ended.output
     else:
         assert "sweep" not in name
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("eviction", "kv.eviction"), ("preemption", "scheduler.preemption.victim")]
+)
+def test_a_sweep_over_policies_has_all_that_there_are(name: str, key: str) -> None:
+    swept = {text for values in swept_values(f"sweep={name}") for text in values if text.startswith(f"{key}=")}
+    assert swept == {f"{key}={policy}" for policy in registry(key).names()}
