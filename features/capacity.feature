@@ -108,7 +108,7 @@ Feature: How many sequences fit
         | memory=16GiB kv.block_size=8,16  | kv.block_size=8,16: the planner does not sweep: give one value              |
         | model=qwen3_8b tensor_parallel=4 | executor.tensor_parallel=4: devices of which kind? As hardware=h100_sxm     |
         | model=qwen3_8b executor.weights=fp8 executor=cpu | executor.weights=fp8: is stored by simulated devices alone |
-        | memory=16GiB kv=segmented        | Could not find 'kv/segmented' ... contiguous paged                          |
+        | memory=16GiB kv=segmented        | kv=segmented: unknown; known: contiguous, paged                             |
 
     @R2.6
     Scenario Outline: A config.json without <key>

@@ -23,8 +23,8 @@ Feature: Runs
 
       Examples:
         | choice                  | message                                                            |
-        | kv=segmented            | Could not find 'kv/segmented' ... contiguous paged paged_unshared  |
-        | scheduler=eager         | Could not find 'scheduler/eager' ... continuous static             |
+        | kv=segmented            | kv=segmented: unknown; known: contiguous, paged, paged_unshared    |
+        | scheduler=eager         | scheduler=eager: unknown; known: continuous, static                |
         | attention.backend=flash | attention.backend=flash: unknown; known: concat, cpu, ... sdpa     |
 
     @R13.1

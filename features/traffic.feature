@@ -95,7 +95,8 @@ Feature: Traffic
         | 2023-11-16 18:15:47,20,five    | , column GeneratedTokens: 'five'; expected a whole number of tokens, from 1     |
         | 2023-11-16 18:15:47,0,5        | , column ContextTokens: 0; expected a whole number of tokens, from 1            |
         | yesterday,20,5                 | , column TIMESTAMP: 'yesterday'; expected a date and time such as 2023-11-16    |
-        | 2023-11-16 18:15:47,20         | : 2 columns; expected 3 as in the first line: is it cut off?                    |
+        | 2023-11-16 18:15:47,20         | , column GeneratedTokens: is missing; expected 3 columns as in the first line   |
+        | 2023-11-16 18:15:47,20,5,5     | : 4 columns; expected 3 as in the first line                                    |
         | 2023-11-16 18:15:40,20,5       | , column TIMESTAMP: the time goes backwards: -6.68059 s after the start         |
 
     @R15.2

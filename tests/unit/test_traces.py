@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Sequence
 from itertools import combinations
@@ -133,6 +134,10 @@ class TestSelection:
         with pytest.raises(WorkloadError, match=f"holds no request in workload.window={window}; .* {last} s"):
             self.read(path, window=window)
 
+    def test_a_sample_without_a_request(self, path: Path) -> None:
+        with pytest.raises(WorkloadError, match=r"in workload\.sample=1e-06 of 100; take a larger"):
+            self.read(path, sample=1e-6)
+
 
 class TestPrompts:
     def test_equal_ids_are_equal_tokens_and_others_differ_from_their_first_block_on(self, path: Path) -> None:
@@ -216,14 +221,21 @@ class TestPrompts:
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 BLOCKS = ", one for each 512 of 600 tokens (workload.block_tokens)"
 WRONG: dict[str, tuple[str, str | bytes, str]] = {
-    "empty": ("azure", "", "workload.path={}: holds no request"),
-    "columns without a row": ("azure", HEAD, "workload.path={}: holds no request"),
+    "empty": ("azure", "", "workload.path={}: holds no request; expected the columns TIMESTAMP, ContextTokens, "),
+    "empty, JSON": ("mooncake", "\n", "workload.path={}: holds no request; expected a JSON object"),
+    "columns without a row": ("azure", HEAD, "workload.path={}: holds no request; expected the columns TIMESTAMP"),
     "JSON as CSV": ("azure", mooncake((0, 1, 1, [0])), "{}, line 1: '{{\"timestamp\": 0"),
+    "JSON as CSV, with its reader": ("azure", mooncake((0, 1, 1, [0])), "workload=timed_trace read JSON lines"),
     "CSV as JSON": ("mooncake", HEAD, "line 1: Expecting value (character 1); expected a JSON object with"),
+    "CSV as JSON, with its reader": ("mooncake", LENGTHS, "; workload=sharegpt_lengths reads this one"),
     "lengths as azure": ("azure", LENGTHS, "GeneratedTokens; workload=sharegpt_lengths reads this one"),
     "an unknown table": ("burstgpt", "a,b\n1,2\n", "{}, line 1: 'a,b'; workload=burstgpt expects the columns"),
     "an open quote": ("azure", HEAD + '"2023', "{}, line 2: unexpected end of data"),
-    "not text": ("azure", HEAD.encode() + b"\xff\xfe", "{}, line 2: it is not UTF-8 text"),
+    "not text": ("azure", HEAD.encode() + b"\xff\xfe", "{}, line 2: it is not UTF-8 text (byte 1); expected the"),
+    "cut in a character": ("azure", AZURE_2024.encode() + b"2\xc3", "{}, line 4: it is not UTF-8 text (byte 2);"),
+    "compressed": ("azure", gzip.compress(AZURE_2024.encode()), "it is compressed with gzip: unpack it first; "),
+    "compressed JSON": ("mooncake", gzip.compress(b"{}"), "it is compressed with gzip: unpack it"),
+    "cut in a line": ("azure", AZURE_2024[:-9], "column ContextTokens: is missing; expected 3 columns as in the"),
     "a fraction": ("azure", AZURE_2024.replace(",7,", ",7.5,"), "line 2, column ContextTokens: '7.5'; expected a"),
     "a prompt beyond reason": ("azure", AZURE_2024.replace(",7,", ",70000000,"), "from 1 to 10000000"),
     "a number without end": ("azure", AZURE_2024.replace(",7,", f",{'9' * 5000},"), "(5,002 characters); expected"),
@@ -232,7 +244,7 @@ WRONG: dict[str, tuple[str, str | bytes, str]] = {
     "no time": ("burstgpt", BURST_1.replace("5,", "nan,", 1), "line 2, column Timestamp: 'nan'; expected a"),
     "a year": ("burstgpt", BURST_1.replace("7.5,", "4e7,"), "line 4, column Timestamp: more than a year after the"),
     "cut off": ("mooncake", mooncake((0, 1, 1, [0]))[:-9], "line 1: "),
-    "no ids": ("mooncake", '{"timestamp": 0, "input_length": 1, "output_length": 1}', "line 1, column hash_ids"),
+    "no ids": ("mooncake", '{"timestamp": 0, "input_length": 1, "output_length": 1}', "hash_ids: is missing;"),
     "too few ids": ("mooncake", mooncake((0, 600, 1, [0])), "column hash_ids: 1 ids; expected 2" + BLOCKS),
     "another block size": ("mooncake", mooncake((0, 600, 1, [*range(38)])), "38 ids; expected 2" + BLOCKS),
     "ids of text": ("mooncake", mooncake((0, 600, 1, ["a", "b"])), "['a', 'b']; expected a list of whole numbers"),

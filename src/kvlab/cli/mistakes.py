@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from traceback import walk_tb
 
 from kvlab.errors import ConfigError, KvlabError, shown
@@ -53,6 +54,12 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
     reason = "; ".join(filter(None, dict.fromkeys(texts)))
     keys = {str(getattr(each, "full_key", "") or "") for each in chain} - {""}
     written = getattr(error, "override", None)  # of one that cannot be parsed
+    if choice := re.search(r"Could not find '(.+)' Available options in '(.+)': (.+)", reason):
+        group, known = choice[2], choice[3].split()
+        name = choice[1].removeprefix(f"{group}/")
+        near = get_close_matches(name.lower(), known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return ConfigError(group, redacted(group, name), f"unknown; known: {', '.join(known)}{hint}")
     name, value = _guilty([written] if written is not None else overrides, keys, f"{error} {reason}")
     if not reason or "OverrideParse" in type(error).__name__:
         reason = f"cannot be read{f' ({reason})' if reason else ''}: write key=value, and quotes around a value of "

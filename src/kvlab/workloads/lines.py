@@ -11,6 +11,7 @@ from typing import Any
 from kvlab.errors import WorkloadError, shown
 
 MAX_LINE_BYTES = 64 * 2**20  # room for as many token ids as the longest prompt has
+_GZIP = b"\x1f\x8b"  # how its files begin
 
 
 def read_lines(name: str) -> Iterator[tuple[int, bytes]]:
@@ -40,7 +41,8 @@ def decoded(line: bytes) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
-        raise ValueError("it is not UTF-8 text") from error
+        packed = "; it is compressed with gzip: unpack it first" if line.startswith(_GZIP) else ""
+        raise ValueError(f"it is not UTF-8 text (byte {error.start + 1}){packed}") from error
 
 
 def json_object(line: bytes) -> dict[str, Any]:

@@ -91,19 +91,22 @@ def csv_rows(
 
     `seconds` reads the column of times, `time` says what it has to hold.
     """
-    columns = CSV_FORMATS[config.source]
+    columns, wants = CSV_FORMATS[config.source], _wanted(config.source)
     names: list[str] = []
     for number, line in read_lines(config.path or ""):
         place = Place(config.path, number)
         try:
             cells = [cell.strip() for cell in next(csv.reader([decoded(line)], strict=True))]
         except (ValueError, csv.Error) as error:
-            raise place.error(str(error)) from error
+            raise place.error(f"{error}; {wants}") from error
         if not names:
             names = _checked_header(place, cells, config.source)
             continue
-        if len(cells) != len(names):
-            raise place.error(f"{len(cells)} columns; expected {len(names)} as in the first line: is it cut off?")
+        if len(cells) < len(names):
+            text = f"is missing; expected {len(names)} columns as in the first line: is the line cut off?"
+            raise place.error(text, names[len(cells)])
+        if len(cells) > len(names):
+            raise place.error(f"{len(cells)} columns; expected {len(names)} as in the first line")
         row = dict(zip(names, cells, strict=True))
         yield Row(
             place,
@@ -121,10 +124,27 @@ def _checked_header(place: Place, names: list[str], source: str) -> list[str]:
     wanted = [name for name in (columns.time, columns.prompt, columns.output) if name]
     if set(wanted) <= set(names):
         return names
-    fitting = [name for name, others in CSV_FORMATS.items() if {*filter(None, others)} <= set(names)]
-    hint = f"; workload={fitting[0]} reads this one" if fitting else ""
+    hint = _reader(",".join(names))
     wants = f"workload={source} expects the columns {', '.join(wanted)}{hint}"
     raise place.error(f"{shown(','.join(names), repr)}; {wants}")
+
+
+def _wanted(source: str) -> str:
+    """What a line of a format has to be."""
+    if source in CSV_FORMATS:
+        columns = CSV_FORMATS[source]
+        names = ", ".join(name for name in (columns.time, columns.prompt, columns.output) if name)
+        return f"expected the columns {names}, separated by commas, as workload={source} reads"
+    return f"expected a JSON object with {', '.join(_JSON_FIELDS)}, as workload={source} reads"
+
+
+def _reader(line: str) -> str:
+    """Which other source reads a file with such a first line, as the end of a sentence."""
+    names = {name.strip() for name in line.split(",")}
+    fitting = [name for name, others in CSV_FORMATS.items() if {*filter(None, others)} <= names]
+    if fitting:
+        return f"; workload={fitting[0]} reads this one"
+    return "; workload=mooncake and workload=timed_trace read JSON lines" if line.startswith("{") else ""
 
 
 def json_rows(config: WorkloadConfig, unit_s: float) -> Iterator[Row]:
@@ -137,11 +157,11 @@ def json_rows(config: WorkloadConfig, unit_s: float) -> Iterator[Row]:
         try:
             row = json_object(line)
         except ValueError as error:
-            wants = f"expected a JSON object with {', '.join(_JSON_FIELDS)}"
-            raise place.error(f"{error}; {wants}, as workload={config.source} reads") from error
+            hint = _reader(line.decode(errors="replace").strip())
+            raise place.error(f"{error}; {_wanted(config.source)}{hint}") from error
         for name in _JSON_FIELDS:
             if name not in row:
-                raise place.error("is missing", name)
+                raise place.error(f"is missing; {_wanted(config.source)}", name)
         prompt = place.tokens(row["input_length"], "input_length", most=MAX_PROMPT_TOKENS)
         ids, blocks = row["hash_ids"], -(-prompt // config.block_tokens)
         if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < 2**64 for each in ids):
@@ -180,6 +200,7 @@ def trace_requests(rows: Iterator[Row], config: WorkloadConfig, *, vocab_size: i
     arrivals, choices = arrival_times(config, np.random.default_rng(seed)), np.random.default_rng([seed, 1])
     begin_s, end_s = config.window_s
     at_s, made, sampled = 0.0, 0, dict[str, bool]()
+    number = -1
     for number, row, at_s in _timed(rows):
         if at_s >= end_s:
             break
@@ -197,8 +218,14 @@ def trace_requests(rows: Iterator[Row], config: WorkloadConfig, *, vocab_size: i
         yield make_request(number, prompt, row.output_tokens, arrival_s, config, seed)
         made += 1
     if not made:
-        window = f" in workload.window={config.window}; its last arrives after {at_s:g} s" if config.window else ""
-        raise WorkloadError(f"workload.path={shown(config.path)}: holds no request{window}")
+        why = ""
+        if number < 0:
+            why = f"; {_wanted(config.source)}"
+        elif config.window:
+            why = f" in workload.window={config.window}; its last arrives after {at_s:g} s"
+        elif config.sample < 1:
+            why = f" in workload.sample={config.sample:g} of {number + 1}; take a larger share"
+        raise WorkloadError(f"workload.path={shown(config.path)}: holds no request{why}")
 
 
 def _timed(rows: Iterator[Row]) -> Iterator[tuple[int, Row, float]]:
