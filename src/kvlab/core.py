@@ -224,6 +224,17 @@ class Sequence:
             self.is_decoding = False
         self.num_prefilled = num_computed
 
+    def advance(self, count: int) -> int:
+        """K and V of the next `count` tokens of a sequence in prefill are computed; returns how many of them were
+        before.
+        """
+        before, after = self.num_computed, self.num_computed + count
+        again = min(max(self.high_water - before, 0), count)
+        self.num_prefilled = after
+        self.high_water = max(self.high_water, after)
+        self.recomputed_tokens += again
+        return again
+
     def record(self) -> RequestRecord:
         """What happened to it. Only of a sequence that has ended."""
         if self.finish_reason is None or self.finished_s is None:

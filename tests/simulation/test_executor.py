@@ -171,7 +171,7 @@ class TestTokens:
         log = drive(engine, [replace(traffic()[0], arrival_s=5.0)])
         assert log.steps[0].start_s == 5.0
         assert all(step.end_s > step.start_s for step in log.steps if step.batch_seqs)
-        assert isinstance(engine._runner._executor, SimulatedExecutor)
+        assert isinstance(engine._runner.executor, SimulatedExecutor)
 
 
 class TestMemory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from kvlab.engine.isolation import PassRunner
 from kvlab.engine.outputs import OutputProcessor
 from kvlab.engine.plan import Chunk, DecodeBatch, StepPlan, slots_of
 from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback
+from kvlab.engine.runs import RunExecutor, StepRun
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.step import Executor, StepResult
 from kvlab.engine.text import Detokenizer
@@ -20,6 +22,7 @@ from kvlab.engine.validation import check_fits, check_prompt, check_queue, check
 from kvlab.errors import RequestRefusedError
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
+from kvlab.kv.pool import BlockPool
 from kvlab.kv.protocol import KVCachePool
 
 _NO_STOPS: frozenset[int] = frozenset()
@@ -181,6 +184,24 @@ class Engine:
             counters=counters - before,
         )
 
+    def repeat(self, until_s: float = math.inf) -> list[StepRecord]:
+        """See Repeating, and kvlab.engine.runs."""
+        executor, pool, scheduler, clock = self._runner.executor, self.pool, self.scheduler, self.clock
+        if not isinstance(executor, RunExecutor) or not isinstance(clock, LogicalClock):
+            return []
+        found = None if self._outputs.needs_every_token else scheduler.repeated()
+        if found is None or not isinstance(pool, BlockPool):
+            return []
+        running, waiting = len(scheduler.running), len(scheduler.waiting)
+        run = StepRun(pool, *found, index=self._steps, running=running, waiting=waiting)
+        records = run.take(executor, clock, until_s, self.journal)
+        self._steps += len(records)
+        self._batches_run += len(records)
+        self._output_tokens += sum(record.decode_tokens for record in records)
+        if records:
+            self._stats = self._observe(pool.stats(), pool.counters())
+        return records
+
     def _observe(self, pool: PoolStats, counters: PoolCounters) -> EngineStats:
         """What `stats` gives until the next step: made by the thread that steps, so that any may read it."""
         return EngineStats(
@@ -243,11 +264,7 @@ class Engine:
         batch, sampled = self._batch, iter(zip(tokens, logprobs, strict=True))
         for sequence, count in chunks:
             before, after = sequence.num_computed, sequence.num_computed + count
-            again = min(max(sequence.high_water - before, 0), count)
-            sequence.num_prefilled = after
-            sequence.high_water = max(sequence.high_water, after)
-            sequence.recomputed_tokens += again
-            batch.recomputed += again
+            batch.recomputed += sequence.advance(count)
             batch.context += after
             batch.attended += count * (before + after + 1) // 2  # before + 1, before + 2, ..., after
             if after < len(sequence.token_ids):

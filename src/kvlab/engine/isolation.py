@@ -31,7 +31,7 @@ class PassRunner:
         on_failed: Callable[[core.Sequence, Exception], None],
     ) -> None:
         self._pool = pool
-        self._executor = executor
+        self.executor = executor
         self._on_done = on_done
         self._on_failed = on_failed
         self._failed_passes = self._failed_alone = 0
@@ -57,7 +57,7 @@ class PassRunner:
     def _attempt(self, plan: StepPlan, view: CacheView) -> None:
         try:
             step = StepInput.of(plan)
-            result = self._executor.execute(step, view)
+            result = self.executor.execute(step, view)
             lengths = {len(column) for column in (result.token_ids, result.logprobs) if column is not None}
             if lengths != {len(step.sampled)}:
                 raise RuntimeError(f"{len(result.token_ids)} tokens came back for {len(step.sampled)} sequences")

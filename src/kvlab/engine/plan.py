@@ -109,6 +109,20 @@ class DecodeBatch:
             for column in (self.sequences, self._token_ids, self._times, self._stops, self._specs):
                 del column[row]
 
+    @property
+    def steps_left(self) -> int:
+        """Steps in which no sequence gets its last token; 0 where a token may end one before."""
+        columns = self._columns
+        return 0 if self._any_stop else int((columns[_LIMIT] - columns[_LENGTH]).min(initial=2**31)) - 1
+
+    def extend(self, token_ids: NDArray[np.int64], times: list[float]) -> None:
+        """Give each of B sequences its next tokens `[steps, B]`, at these times; none gets its last."""
+        for tokens, known, row in zip(self._token_ids, self._times, token_ids.T.tolist(), strict=True):
+            tokens += row
+            known += times
+        self._columns[_LAST] = token_ids[-1]
+        self._columns[_LENGTH] += len(token_ids)
+
     def append(self, token_ids: list[int], now: float) -> list[int]:
         """Give each sequence its next token, at `now`. Returns the rows of those that have got their last."""
         for tokens, times, token in zip(self._token_ids, self._times, token_ids, strict=True):

@@ -91,6 +91,16 @@ class Auditable(Protocol):
 
 
 @runtime_checkable
+class Repeating(Protocol):
+    """An engine that can take steps at once, on a clock that is not waited for."""
+
+    def repeat(self, until_s: float) -> list[StepRecord]:
+        """The next steps, as far as they are all alike, that begin before `until_s`, when the next request arrives;
+        none where `step` has something to decide.
+        """
+
+
+@runtime_checkable
 class Journaled(Protocol):
     """An engine that records what happens to each block, where it was built with a journal."""
 

@@ -42,6 +42,10 @@ class Occupancy:
         self._held[block] += gained
         self.tokens += gained
 
+    def hold(self, blocks: NDArray[np.int32], tokens: NDArray[np.int64] | int) -> None:
+        """Blocks in use hold so many tokens. The caller adds what they gained to `tokens`."""
+        self._held[blocks] = tokens
+
     def write(self, tables: BlockTables, rows: NDArray[np.int64], after: NDArray[np.int64]) -> None:
         """A step brought these slots to `after` stored tokens; call before the tables say so."""
         before = tables.stored[rows]

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvlab.core import PoolCounters, PoolStats
 from kvlab.errors import CapacityError, SlotError
 from kvlab.kv.allocator import BlockAllocator
@@ -19,6 +22,7 @@ from kvlab.kv.journal import BlockJournal
 from kvlab.kv.ledger import BlockLedger
 from kvlab.kv.prefix import PrefixIndex
 from kvlab.kv.protocol import KVCachePool, Numbers, Salt
+from kvlab.kv.run import BlockRun
 from kvlab.kv.sharing import PrefixSharing
 from kvlab.kv.step import StepPreparation
 from kvlab.kv.storage import KVStorage
@@ -133,6 +137,10 @@ class BlockPool(KVCachePool):
             self.tables, self.storage, rows, new, on_advance=self._step.advance, on_rollback=self._step.rollback
         )
 
+    def run(self, decoding: NDArray[np.int64], chunk: tuple[int, int] | None = None) -> BlockRun:
+        """A run of steps that are all alike. See `BlockRun`."""
+        return BlockRun(self._ledger, self._copies, self._sharing, decoding, chunk)
+
     def prefill_view(self, slot: int) -> CacheView:
         """A view of all the room that one new slot has."""
         return self.view([slot], [len(self.tables.blocks(slot)) * self.block_size - self.get_seq_len(slot)])
@@ -158,6 +166,11 @@ class BlockPool(KVCachePool):
 
     def free_slot_count(self) -> int:
         return self.allocator.num_free()
+
+    @property
+    def tokens_stored(self) -> int:
+        """As in `stats`."""
+        return self._ledger.occupancy.tokens
 
     def stats(self) -> PoolStats:
         allocator = self.allocator

@@ -12,7 +12,7 @@ from operator import attrgetter
 from kvlab.core import Request, RequestRecord, StepRecord
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.garbage import gc_frozen
-from kvlab.engine.protocol import ServingEngine
+from kvlab.engine.protocol import Repeating, ServingEngine
 from kvlab.errors import RequestRefusedError
 from kvlab.kv.journal import BlockEvents
 from kvlab.lab.steps import StepLog
@@ -48,6 +48,7 @@ def drive(
     concurrency: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     on_step: Callable[[RunLog, StepRecord | None], None] = lambda log, record: None,
+    at_once: bool = True,
 ) -> RunLog:
     """Submit each request when it arrives, a conversation's next turn when the last has ended, and step the engine
     until all have ended.
@@ -56,7 +57,8 @@ def drive(
     turns; another begins, and arrives, when one has ended.
 
     When `should_stop` says so, requests that have not ended are aborted and the log is marked. `on_step` is called
-    after each step, with None where the engine had nothing to do or keeps no steps.
+    after each step, with None where the engine had nothing to do or keeps no steps. Unless `at_once` is False, an
+    engine that can takes steps that are all alike at once: it is ahead of those that `on_step` is called for.
     """
     log, clock = RunLog(), engine.clock
     arrivals = deque(request for request in requests if request.follows is None)
@@ -117,6 +119,10 @@ def drive(
         request = upcoming()
         log.next_arrival_s = request.arrival_s if request else None
         on_step(log, record)
+        if record is not None and at_once and isinstance(engine, Repeating):
+            for record in engine.repeat(math.inf if request is None else request.arrival_s):
+                log.steps.append(record)
+                on_step(log, record)
     log.duration_s = clock.now() if log.interrupted else max((each.finished_s for each in log.records), default=0.0)
     if log.interrupted:
         for request_id in submitted:

@@ -163,7 +163,14 @@ def _drive(
             progress(log, record)
 
         limit = plan.config.workload.concurrency
-        log = drive(engine, plan.requests, concurrency=limit, should_stop=should_stop, on_step=after_step)
+        log = drive(
+            engine,
+            plan.requests,
+            concurrency=limit,
+            should_stop=should_stop,
+            on_step=after_step,
+            at_once=not plan.config.debug.audit,
+        )
     if isinstance(engine, Journaled) and engine.journal is not None:
         log.blocks = engine.journal.columns(record.key for record in log.records)
     findings = _audit(engine)

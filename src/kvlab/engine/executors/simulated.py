@@ -6,12 +6,14 @@ take: two runs are the same to the byte, on any machine and under any load.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import count, takewhile
 from typing import TYPE_CHECKING
 from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvlab.config import EngineConfig, FrameworkConfig, HardwareConfig, format_bytes, parse_bytes
 from kvlab.core import SequenceSpec
@@ -46,13 +48,35 @@ class SimulatedExecutor(Executor):
 
     def execute(self, step: StepInput, view: CacheView) -> StepResult:
         rows = step.sampled
-        seeds = np.fromiter((_seed(step.sequences[row]) for row in rows.tolist()), np.uint64, len(rows))
-        drawn = mix((seeds << np.uint64(32)) + step.num_outputs[rows].astype(np.uint64) * STEP)
+        drawn = self._draw((step.sequences[row] for row in rows.tolist()), step.num_outputs[rows])
         elapsed_s = self._timing.step_s(step.num_tokens, view, len(rows))
         if not self._timing.includes_host:
             elapsed_s = self._framework.step_s(elapsed_s, len(step.sequences), len(step.token_ids))
-        tokens: list[int] = self._tokens[drawn % np.uint64(len(self._tokens))].tolist()
-        return StepResult(tokens, elapsed_s=elapsed_s)
+        return StepResult(drawn.tolist(), elapsed_s=elapsed_s)
+
+    def run(
+        self,
+        specs: tuple[SequenceSpec, ...],
+        num_outputs: NDArray[np.int64],
+        new_tokens: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int64], list[float]] | None:
+        """See RunExecutor."""
+        seconds = self._timing.run_s(new_tokens, lengths, len(specs))
+        if seconds is None:
+            return None
+        if not self._timing.includes_host:
+            sequences, tokens = len(new_tokens), int(new_tokens.sum())
+            seconds = [self._framework.step_s(each, sequences, tokens) for each in seconds]
+        outputs = num_outputs + np.arange(len(lengths))[:, None]
+        return self._draw(specs, outputs), seconds
+
+    def _draw(self, specs: Iterable[SequenceSpec], num_outputs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The tokens `[..., S]` of S sequences that have so many outputs before."""
+        seeds = np.array([_seed(spec) for spec in specs], dtype=np.uint64)
+        drawn = mix((seeds << np.uint64(32)) + num_outputs.astype(np.uint64) * STEP)
+        tokens: NDArray[np.int64] = self._tokens[drawn % np.uint64(len(self._tokens))]
+        return tokens
 
 
 def _seed(sequence: SequenceSpec) -> int:

@@ -11,7 +11,7 @@ from operator import attrgetter
 from kvlab.config import SchedulerConfig
 from kvlab.core import Sequence, SequenceStatus
 from kvlab.engine.plan import Chunk, DecodeBatch
-from kvlab.engine.scheduler.orders import ORDERS, StepState
+from kvlab.engine.scheduler.orders import ORDERS, Order, Stage, StepState
 from kvlab.engine.scheduler.victims import VICTIMS
 from kvlab.engine.scheduler.waiting_queue import WaitingQueue
 from kvlab.registry import Registry
@@ -99,6 +99,24 @@ class Scheduler:
     def chunk(self, sequence: Sequence, budget: int) -> Chunk:
         """How many of a prefilling sequence's tokens a step with this budget left takes."""
         return Chunk(sequence, min(sequence.num_uncomputed, budget, self._longest_chunk))
+
+    def repeated(self) -> tuple[DecodeBatch, Chunk | None] | None:
+        """What the coming steps all consist of, one like another, until a sequence ends, one arrives or memory runs
+        out: those that decode, and a chunk of a prompt that each step goes on with. None: steps may differ.
+        """
+        budget, decoding = self.config.max_batched_tokens, len(self._decoding)
+        changes = self.ended or self._joined or self._left or self._is_stale
+        whole, decode_first = type(self.order).decoding is Order.decoding, self.order.stages[0] is Stage.DECODE
+        if changes or not whole or not decoding or decoding > budget or len(self._prefilling) > decode_first:
+            return None
+        chunk = None
+        if self._prefilling:
+            chunk = self.chunk(self._prefilling[0], budget - decoding)
+            if not 0 < chunk.num_tokens < chunk.sequence.num_uncomputed or not self.config.mixed:
+                return None
+            budget -= chunk.num_tokens
+        may_admit = len(self.waiting) and self.has_room() and (budget > decoding or not decode_first)
+        return None if may_admit else (self._decoding, chunk)
 
     def num_decoding(self) -> int:
         """How many running sequences could decode in this step."""

@@ -62,6 +62,14 @@ class Timing(ABC):
         """The same of a step through a `view` of the cache, which says what blocks it reads."""
         return self.device_s(new_tokens, np.asarray(view.lengths, dtype=np.int64), sampled)
 
+    def run_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> list[float] | None:
+        """`step_s` of many steps, each with these `new_tokens` [B] and its row of `lengths` [steps, B]; None where
+        that depends on the blocks too.
+        """
+        if type(self).step_s is not Timing.step_s:
+            return None
+        return [self.device_s(new_tokens, row, sampled) for row in lengths]
+
     def remark(self, steps: Sequence[StepRecord]) -> str | None:
         """What a user should know of the times of a run's steps; None: nothing."""
         return None

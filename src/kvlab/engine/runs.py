@@ -1,0 +1,122 @@
+"""Runs of steps at once: where nothing changes from step to step but lengths, only what changes is computed.
+
+A simulated step costs no more than its bookkeeping. Most of that is the same in each of hundreds of steps in which
+the same sequences decode, so that it is done once for all of them. Every record, every block's history and every
+token is that of the steps one by one, which decide whenever there is something to decide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlab.core import PoolCounters, SequenceSpec, StepRecord
+from kvlab.engine.clock import LogicalClock
+from kvlab.engine.plan import Chunk, DecodeBatch, slots_of
+from kvlab.kv.journal import BlockJournal
+from kvlab.kv.pool import BlockPool
+
+_MOST = 512  # steps at once
+_NOTHING = PoolCounters()
+
+
+@runtime_checkable
+class RunExecutor(Protocol):
+    """An executor that knows the results of steps ahead."""
+
+    def run(
+        self,
+        specs: tuple[SequenceSpec, ...],
+        num_outputs: NDArray[np.int64],
+        new_tokens: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int64], list[float]] | None:
+        """Of steps that compute `new_tokens` [B] each, of sequences of `lengths` [steps, B] with them, the tokens
+        `[steps, D]` of the first D sequences, `specs` and `num_outputs` of which are given, and seconds; None: it
+        cannot know.
+        """
+
+
+class StepRun:
+    """Steps that are all alike: `decoding`, and a `chunk` of a prompt, of which each step takes the next.
+
+    `running` and `waiting` are the numbers of sequences; `index` is that of the first step.
+    """
+
+    def __init__(
+        self, pool: BlockPool, decoding: DecodeBatch, chunk: Chunk | None, *, index: int, running: int, waiting: int
+    ) -> None:
+        self._pool, self._decoding, self._chunk = pool, decoding, chunk
+        self._index, self._running, self._waiting = index, running, waiting
+        slots, most = decoding.slots, min(decoding.steps_left, _MOST)
+        self._new = np.ones(len(decoding), dtype=np.int64)
+        part = None
+        if chunk is not None:
+            part = slots_of([chunk.sequence])[0], chunk.num_tokens
+            slots, self._new = np.append(slots, part[0]), np.append(self._new, part[1])
+            most = min(most, -(-chunk.sequence.num_uncomputed // chunk.num_tokens) - 1)
+        self._blocks = pool.run(decoding.slots, part)
+        most = self._blocks.most(max(most, 0))
+        self._lengths = pool.tables.lengths[slots] + self._new * np.arange(1, most + 1)[:, None]
+
+    def take(
+        self, executor: RunExecutor, clock: LogicalClock, until_s: float, journal: BlockJournal | None
+    ) -> list[StepRecord]:
+        """Take the steps that begin before `until_s`."""
+        decoding, times = self._decoding, [clock.now()]
+        if len(self._lengths) < 2 or not times[0] < until_s:
+            return []
+        result = executor.run(decoding.specs, decoding.num_outputs, self._new, self._lengths)
+        if result is None:
+            return []
+        tokens, seconds = result
+        for step_s in seconds:
+            if not times[-1] < until_s:
+                break
+            clock.advance(step_s)
+            times.append(clock.now())
+        decoding.extend(tokens[: len(times) - 1], times[1:])
+        records = self._records(times, journal)
+        self._blocks.finish()
+        return records
+
+    def _records(self, times: list[float], journal: BlockJournal | None) -> list[StepRecord]:
+        """Bring the blocks forward, step by step, and note each."""
+        pool, decoding = self._pool, len(self._decoding)
+        chunk, count = (None, 0) if self._chunk is None else self._chunk
+        context = self._lengths.sum(axis=1).tolist()
+        attended = (self._new * (2 * self._lengths - self._new + 1) // 2).sum(axis=1).tolist()
+        stats, before = pool.stats(), pool.counters()
+        records = []
+        for step, (start_s, end_s) in enumerate(pairwise(times)):
+            if self._blocks.step():
+                stats, now = pool.stats(), pool.counters()
+                counters, before = now - before, now
+            else:
+                stats, counters = replace(stats, tokens_stored=pool.tokens_stored), _NOTHING
+            if journal is not None:
+                journal.end_step()
+            records.append(
+                StepRecord(
+                    index=self._index + step,
+                    start_s=start_s,
+                    end_s=end_s,
+                    running=self._running,
+                    waiting=self._waiting,
+                    batch_seqs=len(self._new),
+                    prefill_tokens=count,
+                    decode_tokens=decoding,
+                    recomputed_tokens=0 if chunk is None else chunk.advance(count),
+                    execute_ms=(end_s - start_s) * 1000,
+                    sampled_tokens=decoding,
+                    context_tokens=context[step],
+                    attended_tokens=attended[step],
+                    pool=stats,
+                    counters=counters,
+                )
+            )
+        return records

@@ -1,0 +1,104 @@
+"""The ledger's part of steps that are all alike: the calls that they make, without those that change nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvlab.kv.copy_on_write import CopyOnWrite
+from kvlab.kv.ledger import BlockLedger
+from kvlab.kv.sharing import PrefixSharing
+from kvlab.kv.step import Rows
+
+
+class BlockRun:
+    """Steps in each of which the slots `decoding` take a token, and after them `chunk` some tokens of its prompt.
+
+    A step changes the ledger where a slot begins a block or fills one; which step that is follows from the lengths.
+    Call `step` for each, then `finish`. The slots' lists of tokens have all tokens of the run already.
+    """
+
+    def __init__(
+        self,
+        ledger: BlockLedger,
+        copies: CopyOnWrite,
+        sharing: PrefixSharing | None,
+        decoding: Rows,
+        chunk: tuple[int, int] | None,
+    ) -> None:
+        tables, self._size = ledger.tables, ledger.tables.block_size
+        self._ledger, self._sharing = ledger, sharing
+        self._decoding, self._chunk = decoding, chunk
+        self._before = tables.lengths[decoding]
+        self._at = int(tables.lengths[chunk[0]]) if chunk is not None else 0  # tokens of the chunk's slot
+        rows = np.append(decoding, chunk[0]) if chunk is not None else decoding
+        self._is_plain = not (
+            copies
+            or (tables.stored[rows] != tables.lengths[rows]).any()
+            or (tables.counts[decoding] != -(-self._before // self._size)).any()
+        )
+        self._steps = 0
+        phases = self._before % self._size
+        self._beginning = self._by_step(-phases % self._size)
+        self._filling = self._by_step(self._size - 1 - phases)
+
+    def most(self, steps: int) -> int:
+        """How many of these steps surely have memory, and write no block that others hold."""
+        if not self._is_plain:
+            return 0
+        free = self._ledger.allocator.num_free()
+        while steps and self._blocks(steps) > free:
+            steps //= 2
+        return steps
+
+    def step(self) -> bool:
+        """The next step. False if blocks are as they were, but for their tokens."""
+        ledger, sharing, size, turn = self._ledger, self._sharing, self._size, self._steps % self._size
+        beginning, filling = self._beginning.get(turn), self._filling.get(turn)
+        if beginning is not None:
+            ledger.append_one(self._decoding[beginning])
+        slots: list[int] = []
+        if filling is not None:
+            rows = self._decoding[filling]
+            lengths = self._before[filling] + self._steps + 1
+            if sharing is not None:
+                sharing.publish(rows, lengths)
+            ledger.occupancy.hold(ledger.tables.entries[rows, lengths // size - 1], size)
+            slots = rows.tolist()
+        self._steps += 1
+        ledger.occupancy.tokens += len(self._decoding)
+        if self._chunk is not None:
+            slots += self._compute(*self._chunk)
+        if sharing is not None and slots:
+            sharing.settle(slots)
+        return bool(slots) or beginning is not None
+
+    def finish(self) -> None:
+        """The tables say what the steps have done."""
+        tables, occupancy, size = self._ledger.tables, self._ledger.occupancy, self._size
+        rows, lengths = self._decoding, self._before + self._steps
+        tables.lengths[rows] = tables.stored[rows] = lengths
+        occupancy.hold(tables.entries[rows, (lengths - 1) // size], (lengths - 1) % size + 1)
+        if self._chunk is not None:
+            slot = self._chunk[0]
+            tables.lengths[slot] = tables.stored[slot] = self._at
+
+    def _compute(self, slot: int, count: int) -> list[int]:
+        """The next chunk. The slot, if that fills a block."""
+        tables, size, before, after = self._ledger.tables, self._size, self._at, self._at + count
+        self._at, fills = after, after // size > before // size
+        if fills and self._sharing is not None:
+            self._sharing.publish(np.array([slot]), np.array([after]))
+        blocks = tables.entries[slot, before // size : -(-after // size)]
+        self._ledger.occupancy.hold(blocks[:-1], size)
+        self._ledger.occupancy.hold(blocks[-1], (after - 1) % size + 1)
+        self._ledger.occupancy.tokens += count
+        return [slot] if fills else []
+
+    def _by_step(self, turns: Rows) -> dict[int, Rows]:
+        """The rows of each turn, in order."""
+        return {turn: np.flatnonzero(turns == turn) for turn in set(turns.tolist())}
+
+    def _blocks(self, steps: int) -> int:
+        """Blocks that so many steps begin."""
+        after = -(-(self._before + steps) // self._size)
+        return int((after - -(-self._before // self._size)).sum())

@@ -1,0 +1,93 @@
+"""Runs of steps at once: every record, block event and token is that of the steps one by one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvlab.config import KVConfig, SchedulerConfig
+from kvlab.config.scheduler import PreemptionConfig
+from kvlab.core import Request, SamplingParams, StepRecord
+from kvlab.engine.build import build_engine, plan_engine
+from kvlab.kv.journal import BlockJournal
+from kvlab.lab.drive import RunLog, drive
+from kvlab.registry import registry
+from tests.simulation.test_executor import POOLS, config, events
+
+
+def traffic(seed: int = 0, *, spread_s: float = 0.3) -> list[Request]:
+    """Requests with common beginnings, short and long, in bursts and after pauses."""
+    rng = np.random.default_rng(seed)
+    shared = tuple(rng.integers(1, 60, 24).tolist())
+    arrivals = np.cumsum(rng.choice([0.0, 0.001, spread_s], 14))
+    return [
+        Request(
+            f"r{index}",
+            (*shared[: 8 * (index % 4)], *rng.integers(1, 60, int(rng.integers(3, 40))).tolist()),
+            SamplingParams(max_tokens=int(rng.integers(1, 33)), ignore_eos=True, n=1 + (index == 3)),
+            arrival_s=float(arrival),
+            priority=index % 3,
+            deadline_s=float(rng.integers(1, 9)),
+        )
+        for index, arrival in enumerate(arrivals)
+    ]
+
+
+def served(requests: list[Request], settings: dict[str, Any], *, at_once: bool) -> tuple[RunLog, int]:
+    """What happened, and how many steps were taken at once."""
+    engine = build_engine(plan_engine(config("simulated", **settings)), journal=BlockJournal())
+    calls = 0
+    step = engine.step
+
+    def counted() -> StepRecord | None:
+        nonlocal calls
+        calls += 1
+        return step()
+
+    engine.step = counted  # type: ignore[method-assign]
+    log = drive(engine, requests, at_once=at_once)
+    assert engine.journal is not None
+    log.blocks = engine.journal.columns(record.key for record in log.records)
+    assert engine.audit() == []
+    return log, max(len(log.steps) - calls, 0)
+
+
+def check(requests: list[Request], settings: dict[str, Any]) -> tuple[int, RunLog]:
+    """Both ways are the same; returns the number of steps at once, and the log."""
+    (plain, none), (log, count) = (served(requests, settings, at_once=at_once) for at_once in (False, True))
+    assert none == 0
+    assert [asdict(step) for step in log.steps] == [asdict(step) for step in plain.steps]
+    assert log.records == plain.records
+    assert events(log) == events(plain)
+    assert log.duration_s == plain.duration_s
+    return count, log
+
+
+@pytest.mark.parametrize("order", registry("scheduler.order").names())
+@pytest.mark.parametrize("victim", registry("scheduler.preemption.victim").names())
+def test_steps_at_once_are_those_one_by_one(order: str, victim: str) -> None:
+    taken = preempted = evicted = merged = hits = 0
+    for number, pool in enumerate(POOLS):
+        settings = {
+            "kv": KVConfig(num_blocks=16 if pool["backend"] == "paged" else 48, block_size=8, **pool),
+            "scheduler": SchedulerConfig(
+                order=order,
+                max_batch_size=6,
+                max_batched_tokens=12,
+                admission_reserve=0,
+                preemption=PreemptionConfig(victim=victim),
+            ),
+        }
+        count, log = check(traffic(number), settings)
+        taken += count
+        counters = [step.counters for step in log.steps if step.counters is not None]
+        preempted += sum(step.preempted for step in log.steps)
+        evicted += sum(each.evicted_blocks for each in counters)
+        hits += sum(each.hit_tokens for each in counters)
+        merged += sum(each.merged_blocks for each in counters)
+    assert min(preempted, evicted, hits) > 0
+    # Who decodes in turn, or after prompts, is decided in each step.
+    assert taken > 20 or order == "decode_round_robin"
