@@ -7,7 +7,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from kvlab.hashed_prompt import HashedPrompt, TokenIds
+from kvlab.hashed_prompt import HashedPrompt, TokenIds, TokenList
 
 # The most that one request may ask for: none takes the memory or the time of the others.
 MAX_SAMPLES = 128
@@ -152,7 +152,7 @@ class Sequence:
     """
 
     request: Request
-    token_ids: list[int] = field(init=False)  # made when it is first read: not while the sequence waits
+    token_ids: TokenList = field(init=False)  # made when it is first read: not while the sequence waits
     index: int = 0
     siblings: list[Sequence] = field(default_factory=list)
     stop_token_ids: frozenset[int] = frozenset()  # those of the request, and the model's unless it ignores them
@@ -189,7 +189,7 @@ class Sequence:
         if name != "token_ids":
             raise AttributeError(name)
         prompt = self.request.prompt_token_ids
-        self.token_ids = prompt.tolist() if isinstance(prompt, HashedPrompt) else list(prompt)
+        self.token_ids = prompt.to_array() if isinstance(prompt, HashedPrompt) else list(prompt)
         return self.token_ids
 
     @property
@@ -200,7 +200,7 @@ class Sequence:
     @property
     def output_token_ids(self) -> list[int]:
         """The tokens produced so far."""
-        return self.token_ids[self.num_prompt_tokens :]
+        return list(self.token_ids[self.num_prompt_tokens :])
 
     @property
     def num_output_tokens(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterator, MutableSequence, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, overload
@@ -60,6 +61,12 @@ class HashedPrompt(Sequence[int]):
         """All tokens, in a list of their own."""
         return self._python(0, self.length)
 
+    def to_array(self) -> array[int]:
+        """All tokens, in an array of their own: no Python number is made, and they are packed as they are."""
+        found = array("q")
+        found.frombytes(self.tokens(0, self.length).tobytes())
+        return found
+
     def tokens(self, start: int, count: int) -> NDArray[np.int64]:
         """`[count]` token ids from the token `start` on."""
         first, last = start // self.block_tokens, -(-(start + count) // self.block_tokens)
@@ -82,6 +89,7 @@ class HashedPrompt(Sequence[int]):
 
 
 TokenIds = tuple[int, ...] | HashedPrompt  # a prompt
+TokenList = MutableSequence[int]  # a prompt and what comes behind it: a list, or an array of 64-bit integers
 
 
 @lru_cache(maxsize=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ def traffic(seed: int = 0, *, spread_s: float = 0.3) -> list[Request]:
     """Requests with common beginnings, short and long, in bursts and after pauses."""
     rng = np.random.default_rng(seed)
     shared = tuple(rng.integers(1, 60, 24).tolist())
-    arrivals = np.cumsum(rng.choice([0.0, 0.001, spread_s], 14))
+    arrivals = np.cumsum(rng.choice([0.0, 0.001, spread_s], 10))
     return [
         Request(
             f"r{index}",
@@ -59,18 +59,21 @@ def check(requests: list[Request], settings: dict[str, Any]) -> tuple[int, RunLo
     """Both ways are the same; returns the number of steps at once, and the log."""
     (plain, none), (log, count) = (served(requests, settings, at_once=at_once) for at_once in (False, True))
     assert none == 0
-    assert [asdict(step) for step in log.steps] == [asdict(step) for step in plain.steps]
+    assert log.steps == plain.steps
     assert log.records == plain.records
     assert events(log) == events(plain)
     assert log.duration_s == plain.duration_s
     return count, log
 
 
+VICTIMS = registry("scheduler.preemption.victim").names()
+
+
 @pytest.mark.parametrize("order", registry("scheduler.order").names())
-@pytest.mark.parametrize("victim", registry("scheduler.preemption.victim").names())
-def test_steps_at_once_are_those_one_by_one(order: str, victim: str) -> None:
-    taken = preempted = evicted = merged = hits = 0
-    for number, pool in enumerate(POOLS):
+def test_steps_at_once_are_those_one_by_one(order: str) -> None:
+    taken = preempted = evicted = hits = 0
+    first = registry("scheduler.order").names().index(order)  # so that each order has each pool, and each victim
+    for number, (pool, victim) in enumerate(zip(POOLS, islice(cycle(VICTIMS), first, None), strict=False)):
         settings = {
             "kv": KVConfig(num_blocks=16 if pool["backend"] == "paged" else 48, block_size=8, **pool),
             "scheduler": SchedulerConfig(
@@ -87,7 +90,6 @@ def test_steps_at_once_are_those_one_by_one(order: str, victim: str) -> None:
         preempted += sum(step.preempted for step in log.steps)
         evicted += sum(each.evicted_blocks for each in counters)
         hits += sum(each.hit_tokens for each in counters)
-        merged += sum(each.merged_blocks for each in counters)
     assert min(preempted, evicted, hits) > 0
     # Who decodes in turn, or after prompts, is decided in each step.
-    assert taken > 20 or order == "decode_round_robin"
+    assert taken > 10 or order == "decode_round_robin"

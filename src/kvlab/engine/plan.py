@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.core import Sequence, SequenceSpec
+from kvlab.hashed_prompt import TokenList
 
 T = TypeVar("T")
 _LAST, _LENGTH, _PROMPT, _LIMIT, _SLOT = range(5)  # columns
@@ -37,7 +38,7 @@ class DecodeBatch:
     def __init__(self, sequences: Iterable[Sequence] = ()) -> None:
         self.sequences: list[Sequence] = []
         self._columns: NDArray[np.int64] = np.empty((5, 0), dtype=np.int64)
-        self._token_ids: list[list[int]] = []
+        self._token_ids: list[TokenList] = []
         self._times: list[list[float]] = []
         self._stops: list[frozenset[int]] = []
         self._specs: list[SequenceSpec] = []
@@ -118,7 +119,7 @@ class DecodeBatch:
     def extend(self, token_ids: NDArray[np.int64], times: list[float]) -> None:
         """Give each of B sequences its next tokens `[steps, B]`, at these times; none gets its last."""
         for tokens, known, row in zip(self._token_ids, self._times, token_ids.T.tolist(), strict=True):
-            tokens += row
+            tokens.extend(row)
             known += times
         self._columns[_LAST] = token_ids[-1]
         self._columns[_LENGTH] += len(token_ids)

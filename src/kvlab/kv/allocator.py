@@ -245,18 +245,21 @@ class BlockAllocator:
 
     def _drop_references(self, blocks: Sequence[int]) -> list[int]:
         """Drop a reference of each block; returns those with none left. Raises BlockError, changing nothing."""
+        references, known = self._references, range(self.num_blocks)
         for block in blocks:
-            self._check_id(block)
-        for block, times in Counter(blocks).items():
-            held = self._references[block]
-            if not held:
+            if type(block) is not int or block not in known:
+                self._check_id(block)
+            if not references[block]:
                 raise BlockError(f"free: block {block} is not allocated")
-            if times > held:
-                raise BlockError(f"free: block {block} was given {times} times but has {held} reference(s)")
+        if len(set(blocks)) < len(blocks):
+            for block, times in Counter(blocks).items():
+                held = references[block]
+                if times > held:
+                    raise BlockError(f"free: block {block} was given {times} times but has {held} reference(s)")
         released = []
         for block in blocks:
-            self._references[block] -= 1
-            if not self._references[block]:
+            references[block] -= 1
+            if not references[block]:
                 released.append(block)
         return released
 

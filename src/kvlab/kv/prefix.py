@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from struct import Struct, pack
 
@@ -74,7 +75,7 @@ class PrefixIndex:
         node, size = self._roots.get(repr(salt).encode()), self.block_size
         blocks: list[int] = []
         for start in range(0, len(token_ids) - size + 1, size):
-            node = node.child(self._pack_block(*token_ids[start : start + size])) if node is not None else None
+            node = node.child(self._packed(token_ids[start : start + size])) if node is not None else None
             if node is None or node.block is None:
                 break
             blocks.append(node.block)
@@ -96,7 +97,7 @@ class PrefixIndex:
         Nodes that have no block are in `blocks` from now on, and in `new` by block; those in another get a use.
         """
         if len(blocks) == 1 and node.children is None:  # as in decoding
-            new[blocks[0]] = only = node.children = Prefix(node, self._pack_block(*token_ids), blocks[0])
+            new[blocks[0]] = only = node.children = Prefix(node, self._packed(token_ids), blocks[0])
             return [only]
         parts, path = self._pack(token_ids), []
         for tokens, block in zip(parts, blocks, strict=True):
@@ -149,8 +150,13 @@ class PrefixIndex:
             yield from found
             waiting += found
 
+    def _packed(self, token_ids: Sequence[int]) -> bytes:
+        if type(token_ids) is array:
+            return token_ids.tobytes()
+        same = len(token_ids) == self.block_size
+        return self._pack_block(*token_ids) if same else pack(f"{len(token_ids)}q", *token_ids)
+
     def _pack(self, token_ids: Sequence[int]) -> list[bytes]:
         """The tokens of each whole block, 8 bytes a token."""
-        size = 8 * self.block_size
-        packed = pack(f"{len(token_ids)}q", *token_ids)
+        size, packed = 8 * self.block_size, self._packed(token_ids)
         return [packed[start : start + size] for start in range(0, len(packed) - size + 1, size)]

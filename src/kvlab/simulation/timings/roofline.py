@@ -17,9 +17,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvlab.config import HardwareConfig
 from kvlab.errors import ConfigError
@@ -28,6 +30,8 @@ from kvlab.models.config import DecoderConfig
 from kvlab.simulation.timings import TIMINGS
 from kvlab.simulation.timings.base import Counts, Deployment, Timing
 
+Rates = NDArray[np.float64]
+Number = TypeVar("Number", float, Rates)
 LAUNCHES = 8  # two norms, QKV, rotation and cache write, attention, output, gate and up, down
 
 
@@ -88,23 +92,24 @@ class RooflineTiming(Timing):
     def device_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:
         return self.step(new_tokens, lengths, sampled).total
 
+    def run_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> list[float]:
+        first, (read, pairs) = self.step(new_tokens, lengths[0], sampled), self._attended(new_tokens, lengths)
+        attention = np.maximum(*self._attention(int(new_tokens.sum()), read, pairs))
+        seconds: list[float] = (first.linear + attention + first.links + first.launches).tolist()
+        return seconds
+
     def step(self, new_tokens: Counts, lengths: Counts, sampled: int) -> StepTime:
         """`new_tokens` [B] of each sequence, which has `lengths` [B] tokens with them; `sampled` rows of logits."""
         model, hardware, tokens = self.model, self.hardware, int(new_tokens.sum())
-        read_s = 1 / (hardware.bandwidth_gb_s * 1e9 * hardware.bandwidth_efficiency * self.devices)
-        flop_s = self._flop_s(self.dtype)
+        read_s, flop_s = self._read_s, self._flop_s(self.dtype)
         body, head = model.body_parameters, model.vocab_size * model.hidden_size
         linear = max(self.body_bytes * read_s, 2 * body * tokens * self._flop_s(self.body_dtype or self.dtype))
         if sampled:
             linear += max(self.head_bytes * read_s, 2 * head * sampled * flop_s)
         read, pairs = self._attended(new_tokens, lengths)
-        attention = max(
-            self.kv_bytes_per_token * (tokens + read) * read_s,
-            4 * model.num_heads * model.head_dim * model.num_layers * pairs * flop_s,
-        )
         return StepTime(
             linear=linear,
-            attention=attention,
+            attention=max(self._attention(tokens, float(read), float(pairs))),
             links=self._links(tokens),
             launches=model.num_layers * LAUNCHES * hardware.launch_us * 1e-6,
         )
@@ -113,20 +118,39 @@ class RooflineTiming(Timing):
         """Seconds of an operation on all devices."""
         return 1 / (self.hardware.tflops[dtype] * 1e12 * self.hardware.compute_efficiency * self.devices)
 
-    def _attended(self, new: Counts, lengths: Counts) -> tuple[float, float]:
-        """Tokens whose K and V are read, and pairs of queries and tokens; both as means over the layers."""
-        read = pairs = 0.0
-        for window, layers in Counter(layer.sliding_window for layer in self.model.layers).items():
+    def _attention(self, tokens: int, read: Number, pairs: Number) -> tuple[Number, Number]:
+        """Seconds of moving K and V, and those of arithmetic."""
+        operations = 4 * self.model.num_heads * self.model.head_dim * self.model.num_layers
+        moving: Number = self.kv_bytes_per_token * (tokens + read) * self._read_s
+        return moving, operations * pairs * self._flop_s(self.dtype)
+
+    @cached_property
+    def _read_s(self) -> float:
+        """Seconds of a byte on all devices."""
+        hardware = self.hardware
+        return 1 / (hardware.bandwidth_gb_s * 1e9 * hardware.bandwidth_efficiency * self.devices)
+
+    @cached_property
+    def _windows(self) -> Counter[int | None]:
+        """How many layers have each window."""
+        return Counter(layer.sliding_window for layer in self.model.layers)
+
+    def _attended(self, new: Counts, lengths: Counts) -> tuple[Rates, Rates]:
+        """Tokens whose K and V are read, and pairs of queries and tokens; both as means over the layers. For
+        `lengths` [steps, B] of each step.
+        """
+        read, pairs = np.zeros(lengths.shape[:-1]), np.zeros(lengths.shape[:-1])
+        for window, layers in self._windows.items():
             share, before = layers / self.model.num_layers, lengths - new
             if window is None:
-                read += share * float(lengths.sum())
-                pairs += share * float((new * (before + lengths + 1) / 2).sum())
+                read += share * lengths.sum(axis=-1)
+                pairs += share * (new * (before + lengths + 1) / 2).sum(axis=-1)
                 continue
             # The query at position p attends to min(p + 1, window) tokens: those before the window's width grow.
             growing = np.clip(window - before, 0, new)
-            read += share * float(np.minimum(lengths, window - 1 + new).sum())
+            read += share * np.minimum(lengths, window - 1 + new).sum(axis=-1)
             grown = growing * (2 * before + growing + 1) / 2 + (new - growing) * window
-            pairs += share * float(grown.sum())
+            pairs += share * grown.sum(axis=-1)
         return read, pairs
 
     def _links(self, tokens: int) -> float:
