@@ -110,8 +110,9 @@ def _repeated_share(runs: list[RealRun], console: Terminal) -> float:
     """That of `kvlab.lab.rates`, where no run has sequences that share blocks and this is their machine."""
     import torch
 
-    from kvlab.lab.machine import describe
+    from kvlab.lab.machine import CpuWatch, describe, oversubscription
     from kvlab.lab.rates import repeated_share
+    from kvlab.lab.terminal import print_note
     from kvlab.simulation.work import Work
 
     first = runs[0]
@@ -123,6 +124,8 @@ def _repeated_share(runs: list[RealRun], console: Terminal) -> float:
         console.print(f"{said} as long as any other", highlight=False)
         return 1.0
     torch.set_num_threads(first.threads)
+    if crowded := oversubscription(first.threads, CpuWatch().busy_cores()):
+        print_note(console, crowded)
     share = repeated_share(model.num_heads, model.num_kv_heads, model.head_dim, first.subject.dtype)
     console.print(f"{said} {100 * share:.0f} % of the time of others, as measured just now", highlight=False)
     return share
