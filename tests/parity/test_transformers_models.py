@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,7 +21,7 @@ from kvlab.errors import BackendError
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.storage import KVStorage
 from kvlab.lab.drive import drive
-from tests.support.transformers_models import FAMILIES, VOCAB, Written, engine_config, write_model
+from tests.support.transformers_models import FAMILIES, UNLIKE, VOCAB, Written, engine_config, write_model
 
 Write = Callable[[str], Written]
 Expected = Callable[[str], list[list[int]]]
@@ -88,8 +89,9 @@ def served(engine: Engine) -> list[list[int]]:
     return [list(record.output_token_ids) for record in drive(engine, requests).records]
 
 
-@pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "memory"), [*product(FAMILIES, MEMORIES), *product(UNLIKE, ["shared pages", "preempted"])]
+)
 def test_greedy_tokens(
     family: str, memory: str, written: Write, expected: Callable[[str], list[list[int]]]
 ) -> None:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from kvlab.config import AttentionConfig, EngineConfig, ExecutorConfig, KVConfig, ModelConfig, SchedulerConfig
 
 VOCAB = 150
-_SIZES = {
+SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "intermediate_size": 64,
@@ -46,6 +46,25 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layer_interval": 2},
     "starcoder2": {"use_bias": True, "sliding_window": 24},
 }
+#: Whose checkpoints have other names or pieces than the model, or whose V is smaller than K.
+UNLIKE: dict[str, dict[str, Any]] = {
+    "gpt_neox": {},
+    "mixtral": {"num_local_experts": 4, "sliding_window": 16},
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "n_group": 1,
+        "topk_group": 1,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "first_k_dense_replace": 1,
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -65,9 +84,9 @@ class Written:
         return tokens
 
 
-def write_model(family: str, directory: Path, **changes: Any) -> Written:
+def write_model(family: str, directory: Path) -> Written:
     """Every parameter random, so large that each token depends on its whole prompt."""
-    config = AutoConfig.for_model(family, **{**_SIZES, **FAMILIES.get(family, {}), **changes})
+    config = AutoConfig.for_model(family, **{**SIZES, **(FAMILIES | UNLIKE).get(family, {})})
     torch.manual_seed(0)
     reference = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     for name, parameter in reference.named_parameters():

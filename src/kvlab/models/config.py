@@ -113,6 +113,7 @@ class TransformersConfig(DecoderConfig):
     """A decoder that transformers computes, over kvlab's cache. The options of kvlab's own layers are not used."""
 
     values: str  # of config.json, as JSON
+    value_dim: int  # of a head's V, which the cache holds in `head_dim` numbers like those of its K
     counts: WeightCounts
 
     @property

@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import convert_and_load_state_dict_in_model, revert_weight_conversion
 from transformers.initialization import no_init_weights
+from transformers.modeling_utils import LoadStateDictConfig
+from transformers.utils.logging import disable_progress_bar
 
 from kvlab.attention.base import AttentionBackend, AttentionSpec, check_layout
 from kvlab.errors import BackendError
@@ -16,7 +22,14 @@ from kvlab.models.config import TransformersConfig
 from kvlab.models.decoder import Model
 from kvlab.models.ops.base import LogitsOps, TopK
 from kvlab.models.ops.torch_ops import TorchOps
-from kvlab.models.transformers_plan import LayerCall, attention_of, build_empty, causal_model, read_values
+from kvlab.models.transformers_plan import (
+    LayerCall,
+    attention_of,
+    build_empty,
+    causal_model,
+    read_values,
+    stored_tensors,
+)
 from kvlab.models.weights import WeightSource
 
 
@@ -47,19 +60,16 @@ class TransformersDecoder(Model):
             raise BackendError(f"{config.family}: transformers has no causal language model of this family")
         dtype, device = getattr(torch, specs[0].dtype), torch.device(specs[0].device)
         with torch.device(device), no_init_weights():
-            self._model = build_empty(kind, described, dtype)
+            self._model = build_empty(kind, described, dtype).requires_grad_(False)
         self._model.tie_weights()
-        for name, parameter in self._model.named_parameters():  # a tied one once
-            parameter.data = weights.take(name, tuple(parameter.shape))
-            parameter.requires_grad_(False)
-        weights.finish()
+        _fill(self._model, weights, device, dtype)
         self._planned = [
             LayerCall(
                 layer,
                 spec.num_heads,
                 spec.num_kv_heads,
                 spec.head_dim,
-                spec.head_dim,
+                config.value_dim,
                 spec.scale,
                 spec.sliding_window,
                 spec.soft_cap,
@@ -82,9 +92,10 @@ class TransformersDecoder(Model):
                 text = f"{planned} over {len(token_ids)} tokens, and call {layer} asks for {call} over {tokens}"
                 raise BackendError(f"{self.config.family}: attention was planned as {text}")
             called.append(layer)
-            view.update(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
-            q = query[0].transpose(0, 1).contiguous()
-            return self.attention.forward(q, view, layer, self._specs[layer])[None]
+            q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+            view.update(layer, k, functional.pad(v, (0, call.head_dim - call.value_dim)))
+            attended = self.attention.forward(q.contiguous(), view, layer, self._specs[layer])
+            return attended[None, ..., : call.value_dim]
 
         with attention_of(attend):
             logits: torch.Tensor = self._model(
@@ -102,3 +113,24 @@ class TransformersDecoder(Model):
     @torch.inference_mode()
     def forward_top1(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> TopK:
         return self._ops.topk(self.forward(token_ids, view, rows))
+
+
+def _fill(model: PreTrainedModel, weights: WeightSource, device: torch.device, dtype: torch.dtype) -> None:
+    """Take every parameter, a tied one once. What a checkpoint stores under other names, or in other pieces (the
+    experts of a layer one by one), transformers puts together.
+    """
+    own = stored_tensors(model)
+    empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in own.items()}
+    pieces: dict[str, torch.Tensor] = {}
+    for name, tensor in revert_weight_conversion(model, empty).items():
+        taken = weights.take(name, tuple(tensor.shape))
+        if name in own and own[name].shape == taken.shape:
+            own[name].data = taken
+        else:
+            pieces[name] = taken
+    weights.finish()
+    if pieces:
+        disable_progress_bar()
+        mapping = get_model_conversion_mapping(model, add_legacy=False)
+        config = LoadStateDictConfig(dtype=dtype, device_map={"": device}, weight_mapping=mapping)
+        convert_and_load_state_dict_in_model(model, pieces, config)

@@ -35,7 +35,8 @@ from kvlab.models.families import FAMILIES, eos_token_ids
 
 IMPLEMENTATION = "kvlab"  # the name of our attention function in transformers
 _LAYER_KINDS = ("full_attention", "sliding_attention")
-_MOST_MODULES = 1024  # layers, or experts in one
+_MODULES = ("layer", "layers", "blocks", "experts")  # ends of keys that say how many there are
+_MOST_MODULES = 1024
 _UNLIMITED = 2**31 - 1  # positions of a model without a table of them
 #: What concerns code, kernels and outputs is ours to choose, not a file's.
 _OURS = (
@@ -50,7 +51,15 @@ _OURS = (
     "torch_dtype",
 )
 #: What a model may hand its attention without changing what is computed.
-_HARMLESS = ("dropout", "position_ids", "use_cache", "logits_to_keep", "output_attentions", "cache_position")
+_HARMLESS = (
+    "dropout",
+    "position_ids",
+    "use_cache",
+    "logits_to_keep",
+    "output_attentions",
+    "output_router_logits",
+    "cache_position",
+)
 
 
 class LayerCall(NamedTuple):
@@ -98,8 +107,8 @@ def _attention(
     if attend is None:
         raise BackendError("a model with kvlab's attention runs in kvlab alone, where it has a cache")
     others["attention_mask"] = attention_mask
-    others["is_causal=False"] = False in (is_causal, getattr(module, "is_causal", None)) or None
-    others["no layer_idx"] = layer is None or None
+    others["attention to later tokens"] = False in (is_causal, getattr(module, "is_causal", None)) or None
+    others["no number of the layer"] = layer is None or None
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     heads = query.shape[1], key.shape[1], key.shape[3], value.shape[3]
     call = LayerCall(-1 if layer is None else int(layer), *heads, scale, sliding_window, softcap)
@@ -127,45 +136,50 @@ def _describe(text: str, names_code: bool) -> TransformersConfig:
         code = ", and kvlab never runs the code that its auto_map names" if names_code else ""
         known = f"{', '.join(FAMILIES)}, and the decoders of transformers {__version__}"
         raise ConfigError("model_type", family, f"unknown family{code}; known: {known}")
-
-    def refused(reason: str) -> ConfigError:
-        return ConfigError("model_type", family, reason)
-
-    if "quantization_config" in values:
-        raise refused("its weights are quantised (quantization_config); take the model that they were made from")
     for key, value in values.items():
-        if ("layer" in key or "expert" in key) and isinstance(value, int) and value > _MOST_MODULES:
+        if key.endswith(_MODULES) and isinstance(value, int) and value > _MOST_MODULES:
             raise ConfigError(key, value, f"has to be at most {_MOST_MODULES}")
     try:
-        config = read_values(values)
-    except Exception as error:  # of many kinds: each class checks its values in its own way
-        raise refused(f"transformers takes no such configuration ({_reason(error)})") from error
-    if config.is_encoder_decoder or getattr(config, "is_decoder", False):
-        raise refused("has an encoder, and its decoder attends to what is in no cache; only decoders are served")
-    if config.get_text_config() is not config:
-        raise refused("has more parts than a language model; give the config.json of its text model alone")
-    model_class = causal_model(config)
-    if model_class is None:
-        raise refused("transformers has no causal language model of this family")
-    kinds = getattr(config, "layer_types", None) or []
-    others = sorted({str(kind) for kind in kinds} - set(_LAYER_KINDS))
-    if model_class._is_stateful or others:
-        names = f" ({', '.join(map(shown, others))})" if others else ""
-        state = f"has layers{names} with a state, or a mask, of their own"
-        raise refused(f"{state}; only full and sliding-window attention over K and V is served")
-    try:
-        with torch.device("meta"):
-            model = build_empty(model_class, config, torch.bfloat16)
-        calls, width = _calls(model)
+        if "quantization_config" in values:
+            raise _Refused(
+                "its weights are quantised (quantization_config); take the model that they were made from"
+            )
+        return _plan(read_values(values), text)
+    except _Refused as error:
+        raise ConfigError("model_type", family, str(error)) from error
     except ConfigError:
         raise
-    except Exception as error:  # whatever a model does when it is run with odd values, or on no data
-        raise refused(f"cannot be run without memory to plan it ({_reason(error)})") from error
-    layer = _checked(config, calls, refused)
+    except Exception as error:  # of many kinds: classes check values in their own ways, or not before they run
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError("model_type", family, f"transformers takes no such values ({shown(reason)})") from error
+
+
+class _Refused(Exception):
+    """Why a family cannot be served."""
+
+
+def _plan(config: PreTrainedConfig, text: str) -> TransformersConfig:
+    """Raises _Refused, or whatever a model raises that is run with odd values, or on no data."""
+    if config.is_encoder_decoder or getattr(config, "is_decoder", False):
+        raise _Refused("has an encoder, or is one; only models that are decoders and nothing else are served")
+    if config.get_text_config() is not config:
+        raise _Refused("has more parts than a language model; give the config.json of its text model alone")
+    model_class = causal_model(config)
+    if model_class is None:
+        raise _Refused("transformers has no causal language model of this family")
+    others = sorted(set(map(str, getattr(config, "layer_types", None) or [])) - set(_LAYER_KINDS))
+    if model_class._is_stateful or others:
+        names = f" ({', '.join(map(shown, others))})" if others else ""
+        what = f"has layers{names} with a state or a mask of their own"
+        raise _Refused(f"{what}; only full and sliding-window attention is served")
+    with torch.device("meta"):
+        model = build_empty(model_class, config, torch.bfloat16)
+    calls, vocab_size = _calls(model)
+    layer = _checked(config, calls)
     counts = _count(model)
     return TransformersConfig(
-        family=family,
-        vocab_size=width,
+        family=config.model_type,
+        vocab_size=vocab_size,
         hidden_size=config.hidden_size,
         intermediate_size=_intermediate_size(config),
         layers=tuple(LayerConfig(sliding_window=call.window) for call in calls),
@@ -175,8 +189,9 @@ def _describe(text: str, names_code: bool) -> TransformersConfig:
         attention_scale=layer.scale,
         tie_word_embeddings=not counts.embedding,
         max_position_embeddings=_positions(config),
-        eos_token_ids=eos_token_ids(config.eos_token_id, width),
+        eos_token_ids=eos_token_ids(config.eos_token_id, vocab_size),
         attention_soft_cap=layer.soft_cap,
+        value_dim=layer.value_dim,
         values=text,
         counts=counts,
     )
@@ -202,6 +217,15 @@ def build_empty(kind: type[PreTrainedModel], config: PreTrainedConfig, dtype: to
     return kind._from_config(config, dtype=dtype, attn_implementation=IMPLEMENTATION).eval()
 
 
+def stored_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """What of a model is in its checkpoint, by transformers' names: a tied weight once."""
+    names: dict[int, str] = {}
+    every = model.state_dict(keep_vars=True)
+    for name, tensor in every.items():
+        names.setdefault(id(tensor), name)
+    return {name: every[name] for name in names.values()}
+
+
 def _calls(model: PreTrainedModel) -> tuple[list[LayerCall], int]:
     """What the layers of a model on the meta device ask of attention, in order; and the width of its logits."""
     found: list[LayerCall] = []
@@ -212,8 +236,7 @@ def _calls(model: PreTrainedModel) -> tuple[list[LayerCall], int]:
         changing = [name for name, given in others.items() if given is not None and name not in _HARMLESS]
         if changing or not query.shape[2] == key.shape[2] == value.shape[2] == 2:
             asked = ", ".join(changing) or f"{key.shape[2]} keys for {query.shape[2]} tokens"
-            text = f"asks of the attention of layer {call.layer} what no backend computes: {asked}"
-            raise ConfigError("model_type", model.config.model_type, text)
+            raise _Refused(f"asks of the attention of layer {call.layer} what no backend computes: {asked}")
         found.append(call)
         return value.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
 
@@ -227,26 +250,24 @@ def _calls(model: PreTrainedModel) -> tuple[list[LayerCall], int]:
     return found, int(logits.shape[-1])
 
 
-def _checked(config: PreTrainedConfig, calls: list[LayerCall], refused: Callable[[str], ConfigError]) -> LayerCall:
-    """The call that stands for all layers. Raises ConfigError where none does."""
+def _checked(config: PreTrainedConfig, calls: list[LayerCall]) -> LayerCall:
+    """The call that stands for all layers."""
     count = config.num_hidden_layers
     if not calls:
-        raise refused("never calls transformers' attention interface, so that its attention cannot be replaced")
+        raise _Refused("never calls transformers' attention interface, so that its attention cannot be replaced")
     if [call.layer for call in calls] != list(range(count)):
-        raise refused(f"calls attention {len(calls)} times in {count} layers; needed: once in each")
+        raise _Refused(f"calls attention {len(calls)} times in {count} layers, and has to once in each")
     first = calls[0]
-    for call in calls:
-        if call.head_dim != call.value_dim:
-            sizes = f"{call.head_dim} numbers in K and {call.value_dim} in V"
-            raise refused(f"has heads of {sizes}, and a cache as many in both")
-        if call != first._replace(layer=call.layer, window=call.window):
-            raise refused(f"layers 0 and {call.layer} differ in heads, scale or cap, and may only in their window")
+    if first.value_dim > first.head_dim:
+        raise _Refused(f"has heads of {first.head_dim} numbers in K and {first.value_dim}, which is more, in V")
     kinds = getattr(config, "layer_types", None)
     window = None if kinds else getattr(config, "sliding_window", None)
     for call in calls:
+        if call != first._replace(layer=call.layer, window=call.window):
+            raise _Refused(f"layers 0 and {call.layer} differ in heads, scale or cap, and may only in their window")
         slides = kinds[call.layer] == "sliding_attention" if kinds else window is not None
         if slides != (call.window is not None):
-            raise refused(f"layer {call.layer} does not tell its attention which window it has")
+            raise _Refused(f"layer {call.layer} does not tell its attention which window it has")
     return first
 
 
@@ -254,7 +275,7 @@ def _count(model: PreTrainedModel) -> WeightCounts:
     table, layer = model.get_input_embeddings().weight, model.get_output_embeddings()
     head = table if layer is None else layer.weight
     body = rows = norms = biases = largest = 0
-    for name, weight in model.named_parameters():  # each once, under whatever names
+    for name, weight in stored_tensors(model).items():
         count = weight.numel()
         largest = max(largest, count)
         if weight is table or weight is head:
@@ -280,10 +301,7 @@ def _positions(config: PreTrainedConfig) -> int:
     """
     most = getattr(config, "max_position_embeddings", None) or _UNLIMITED
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        most = min(most, rope.get("original_max_position_embeddings") or most)
+    for kind in (rope, *(each for each in rope.values() if isinstance(each, dict))):  # one, or one by kind of layer
+        if kind.get("rope_type") == "longrope":
+            most = min(most, kind["original_max_position_embeddings"])
     return int(most)
-
-
-def _reason(error: Exception) -> str:
-    return shown(" ".join(str(error).split()) or type(error).__name__)

@@ -49,7 +49,7 @@ class DummyWeights:
         Every other vector is a norm's weight.
         """
         is_bias = name.endswith(".bias")
-        if len(shape) == 1 and not is_bias:
+        if len(shape) < 2 and not is_bias:
             return self._tile.new_full(shape, self._norm_weight)
         tile = _bytes(self._tile * (_BIAS_DEVIATION if is_bias else shape[-1] ** -0.5))
         weight = self._tile.new_empty(shape)
@@ -143,8 +143,8 @@ def _weight_files(directory: Path) -> list[Path]:
     else:
         pickled = [file.name for file in sorted(directory.glob("*.*")) if file.suffix in _PICKLED]
         why = "may run code when it is read, and kvlab reads safetensors alone: convert it"
-        advice = f"; {shown(pickled[0])} {why}" if pickled else ""
-        raise WeightsError(f"{directory}: neither {single.name} nor {index.name}{advice}")
+        advice = f"{shown(pickled[0])} {why}" if pickled else "model.weights=dummy takes random ones"
+        raise WeightsError(f"{directory}: neither {single.name} nor {index.name}; {advice}")
     for file, subject in files.items():
         try:
             check_file(file)
