@@ -61,13 +61,10 @@ class TestPlan:
 
     def test_takes_no_memory_and_little_time(self) -> None:
         """70 billion parameters."""
-        sizes: dict[str, Any] = {
-            "hidden_size": 8192,
-            "intermediate_size": 28_672,
-            "num_hidden_layers": 80,
-            "vocab_size": 128_256,
-        }
-        model = described("mistral", **sizes, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8, head_dim=128)
+        shape = {"hidden_size": 8192, "intermediate_size": 28_672, "vocab_size": 128_256, "num_hidden_layers": 80}
+        heads = {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128}
+        changes: dict[str, Any] = shape | heads
+        model = described("mistral", **changes)
         assert 70e9 < model.num_parameters < 71e9
         assert model.kv_spec("bfloat16").bytes_per_token == 2 * 80 * 8 * 128 * 2
 
