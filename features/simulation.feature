@@ -163,7 +163,7 @@ Feature: Simulation
         | executor=simulated                                        | hardware=null: executor=simulated needs a device, as hardware=h100_sxm           |
         | hardware=h100_sxm                                         | hardware=h100_sxm: can only be simulated; use executor=simulated                 |
         | executor=simulated hardware=h100                          | hardware=h100: unknown; known: a100_sxm, ... did you mean h100_sxm?              |
-        | executor=simulated hardware=l4 hardware.memory=1MiB       | for weights, steps and one block ... is less; take a smaller model               |
+        | executor=simulated hardware=l4 hardware.memory=600MiB     | for weights, steps and one block ... is less; take a smaller model               |
         | executor=simulated hardware=l4 executor.tensor_parallel=3 | executor.tensor_parallel=3: qwen3_tiny has 2 KV heads, ... a multiple of it      |
         | executor.weights=fp8                                      | executor.weights=fp8: is stored by simulated devices alone ... use int8 or auto  |
         | kv.dtype=fp8_e4m3                                         | kv.dtype=fp8_e4m3: is stored by simulated devices alone ... use int8 or auto     |

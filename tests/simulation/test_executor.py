@@ -31,7 +31,7 @@ from kvlab.simulation.recording import Outputs, Recording
 from kvlab.simulation.timings.replay import ReplayTiming
 from tests.support.plans import composed
 
-HARDWARE = HardwareConfig(name="small", memory="256MiB", bandwidth_gb_s=10, tflops={"float32": 1, "bfloat16": 2})
+HARDWARE = HardwareConfig(name="small", memory="2GiB", bandwidth_gb_s=10, tflops={"float32": 1, "bfloat16": 2})
 TINY = yaml.safe_load((CONF / "model" / "qwen3_tiny.yaml").read_text())
 Tokens = dict[tuple[str, int], tuple[int, ...]]
 
@@ -177,17 +177,15 @@ class TestTokens:
 class TestMemory:
     def test_the_cache_gets_what_weights_and_steps_leave(self) -> None:
         plan = plan_engine(config("simulated"))
-        left = 0.9 * 256 * 2**20 - plan.weights.total - plan.working.peak
+        left = 0.9 * 2**31 - plan.weights.total - plan.working.peak
         assert 0 <= left - plan.pool.num_bytes < plan.pool.block_size * plan.pool.bytes_per_token
 
     def test_each_device_has_memory_and_needs_its_own_for_steps(self) -> None:
-        one = plan_engine(config("simulated"))
-        settings = config("simulated")
-        settings.executor.tensor_parallel = 2
-        settings.hardware = replace(HARDWARE, link_gb_s=10.0)
-        two = plan_engine(settings)
-        assert two.memory == 2 * int(0.9 * 256 * 2**20) - two.working.peak
+        chosen = ("executor=simulated", "model=qwen3_8b", "hardware=h100_sxm")
+        one, two = (plan_engine(composed(*chosen, f"executor.tensor_parallel={count}")) for count in (1, 2))
+        assert two.memory == 2 * int(0.9 * (81559 - 480) * 2**20) - two.working.peak
         assert two.pool.num_blocks > 2 * one.pool.num_blocks  # the weights are there once
+        assert two.working.small > one.working.small + 2**28  # buffers of collectives
 
     @pytest.mark.parametrize(
         ("changed", "message"),
@@ -212,13 +210,11 @@ class TestMemory:
         assert message in str(raised.value)
 
     def test_a_model_that_does_not_fit_is_told_how_many_devices_would_do(self) -> None:
-        settings = config("simulated")
-        needed = plan_engine(settings)
-        bytes_needed = needed.weights.total + needed.working.peak
-        settings.hardware = replace(HARDWARE, memory=f"{int(bytes_needed / 0.9) - 1000}B", link_gb_s=1.0)
+        large = composed("executor=simulated", "model=qwen3_32b", "hardware=l40s")
         with pytest.raises(CapacityError, match=r"which is less; executor\.tensor_parallel=2 would do") as raised:
-            plan_engine(settings)
-        assert "qwen3_tiny needs" in str(raised.value)
+            plan_engine(large)
+        assert "qwen3_32b needs" in str(raised.value)
+        assert plan_engine(replace(large, executor=replace(large.executor, tensor_parallel=2))).pool.num_blocks > 0
 
     @pytest.mark.parametrize("devices", [1, 4])
     @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ class HardwareConfig:
 
     name: str = "???"  # what it is called in tables and runs
     memory: str = "???"  # of the device, as its driver reports it, as 81559MiB
+    reserved: str = "0MiB"  # of its memory, what the driver keeps from programs
     bandwidth_gb_s: float = 0.0  # of its memory, in 10^9 bytes per second; for timing=roofline
     tflops: dict[str, float] = field(default_factory=dict)  # of dense matrix products, by dtype, in 10^12
     link_gb_s: float = 0.0  # to its peers, in one direction, in 10^9 bytes per second
@@ -24,8 +25,9 @@ class HardwareConfig:
     collective_us: float = 8.0  # before the first byte of an all-reduce moves
 
     def __post_init__(self) -> None:
-        if parse_bytes(self.memory, key="hardware.memory") == 0:
-            raise ConfigError("hardware.memory", self.memory, "must be more than 0 bytes")
+        if self.usable_bytes <= 0:
+            text = f"must be more than 0 bytes, and than hardware.reserved={self.reserved}"
+            raise ConfigError("hardware.memory", self.memory, text)
         for dtype, rate in self.tflops.items():
             if rate <= 0:
                 raise ConfigError(f"hardware.tflops.{dtype}", rate, "must be more than 0")
@@ -34,3 +36,11 @@ class HardwareConfig:
                 raise ConfigError(f"hardware.{name}", getattr(self, name), "must be in (0, 1]")
         for name in ("bandwidth_gb_s", "link_gb_s", "launch_us", "collective_us"):
             at_least(f"hardware.{name}", getattr(self, name), 0)
+
+    @property
+    def usable_bytes(self) -> int:
+        """What programs can have of the device's memory, as CUDA reports it."""
+        memory, reserved = (
+            parse_bytes(getattr(self, key), key=f"hardware.{key}") for key in ("memory", "reserved")
+        )
+        return memory - reserved

@@ -89,9 +89,17 @@ def plan_engine(config: EngineConfig, *, random_sampling: bool = True) -> Engine
 
 
 def memory_settings(
-    config: EngineConfig, device: str, attention: str, *, native: bool, random_sampling: bool = True
+    config: EngineConfig,
+    device: str,
+    attention: str,
+    *,
+    native: bool,
+    random_sampling: bool = True,
+    devices: int | None = None,
 ) -> EngineSettings:
-    """What of a configuration decides the memory of an engine, on this device with this attention backend."""
+    """What of a configuration decides the memory of an engine with this attention backend, on this device or on
+    simulated `devices` of its kind.
+    """
     return EngineSettings(
         dtype=config.executor.dtype,
         device=device,
@@ -103,6 +111,7 @@ def memory_settings(
         max_seq_len=config.model.max_seq_len,
         block_size=POOLS.get(config.kv.backend).block_size_for(config.kv, config.model.max_seq_len),
         random_sampling=random_sampling,
+        devices=devices,
     )
 
 

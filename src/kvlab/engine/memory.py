@@ -17,6 +17,7 @@ _FLOAT32 = DTYPE_BYTES["float32"]
 _PANEL = 16  # outputs, at most, to a multiple of which the native kernels pad a packed weight
 _TILE = 2**20  # of random numbers, while dummy weights are made
 _SMALL = 64 * 2**20  # metadata of steps, sequences, what an allocator keeps
+_LIBRARIES, _COLLECTIVES = 128 * 2**20, 432 * 2**20  # of each simulated device
 _BLOCK_BY_BLOCK = ("safe_softmax", "online_softmax")  # backends that copy one block at a time
 
 
@@ -34,6 +35,9 @@ class EngineSettings:
     max_seq_len: int
     block_size: int  # of the pool
     random_sampling: bool = True  # whether tokens are sampled, rather than greedy
+    devices: int | None = (
+        None  # that are simulated, with a serving framework's kernels; None: this machine's device
+    )
 
     @property
     def element(self) -> int:
@@ -154,7 +158,7 @@ class WorkingMemory:
     attention: int  # a backend's copies of K and V, and its scores
     logits: int  # of the rows that are sampled, and what sampling makes of them
     loading: int  # what weights need for a moment, beyond what they take in the end
-    small: int = _SMALL
+    small: int
 
     @property
     def peak(self) -> int:
@@ -167,10 +171,11 @@ def working_memory(model: DecoderConfig, cache: KVSpec, settings: EngineSettings
     element, tokens = settings.element, settings.max_batched_tokens
     count = layer_tensors(model, settings)
     heads = (count.queries * model.num_heads + count.keys * model.num_kv_heads) * model.head_dim
-    per_token = count.stream * model.hidden_size + max(count.wide * model.intermediate_size, heads)
+    divided = max(count.wide * model.intermediate_size, heads) // (settings.devices or 1)
+    per_token = count.stream * model.hidden_size + divided
     # Greedy decoding takes the largest of each row. Sampling copies the logits to float32, takes their softmax, and
-    # sums that in float64; or, with top-k, sorts them.
-    per_logit = element + (7 * _FLOAT32 if settings.random_sampling else 0)
+    # sums that in float64; or, with top-k, sorts them. A GPU sorts values and indices into a second copy.
+    per_logit = element + ((9 if settings.devices else 7) * _FLOAT32 if settings.random_sampling else 0)
     if model.logit_soft_cap is not None or isinstance(model, TransformersConfig):  # which may scale or cap them
         per_logit = max(per_logit, 3 * element)
     if isinstance(model, TransformersConfig):
@@ -185,7 +190,15 @@ def working_memory(model: DecoderConfig, cache: KVSpec, settings: EngineSettings
         attention=_attention(model, cache, settings),
         logits=2 * tokens * model.hidden_size * element + settings.rows * model.vocab_size * per_logit,
         loading=loaded + _TILE * (_FLOAT32 + element),
+        small=_small(settings.devices),
     )
+
+
+def _small(devices: int | None) -> int:
+    """Metadata and what libraries keep. vLLM calls it non-torch memory: 0.13 GiB of a GPU, and 0.55 GiB of each of
+    two, whose collectives have buffers.
+    """
+    return _SMALL if devices is None else _LIBRARIES + (_COLLECTIVES if devices > 1 else 0)
 
 
 class LayerTensors(NamedTuple):
@@ -199,7 +212,7 @@ class LayerTensors(NamedTuple):
     keys: int
 
 
-IN_PLACE = LayerTensors(stream=4, wide=3, queries=3, keys=2)  # kvlab's kernels
+IN_PLACE = LayerTensors(stream=4, wide=3, queries=3, keys=2)  # kvlab's kernels, and those of serving frameworks
 NEW_TENSORS = LayerTensors(stream=5, wide=4, queries=6, keys=4)  # PyTorch
 TRANSFORMERS = LayerTensors(stream=8, wide=4, queries=6, keys=4)  # whose norms make copies in float32
 
@@ -208,7 +221,7 @@ def layer_tensors(model: DecoderConfig, settings: EngineSettings) -> LayerTensor
     """What computes the model holds at its peak."""
     if isinstance(model, TransformersConfig):
         return TRANSFORMERS
-    return IN_PLACE if settings.native else NEW_TENSORS
+    return IN_PLACE if settings.native or settings.devices else NEW_TENSORS
 
 
 def _attention(model: DecoderConfig, cache: KVSpec, settings: EngineSettings) -> int:

@@ -23,6 +23,7 @@ from kvlab.engine.executors.simulated import (
     check_model_on_devices,
     memory_of_devices,
     name_of_devices,
+    settings_of_devices,
 )
 from kvlab.engine.memory import EngineSettings, WeightBytes, WorkingMemory, weight_bytes, working_memory
 from kvlab.errors import CapacityError, ConfigError
@@ -134,20 +135,13 @@ def plan_capacity(
     config = replace(config, kv=replace(config.kv, backend=backend))
     native = config.executor.kernels and device == "cpu" and config.executor.dtype in ("float32", "bfloat16")
     native = native and not isinstance(model, TransformersConfig)
-    sampled = may_sample(config.workload)
-    settings = memory_settings(
-        config, device, attention_elsewhere(config, model, device), native=native, random_sampling=sampled
-    )
     if config.hardware is not None:
         check_model_on_devices(config, model)
-    elif config.executor.tensor_parallel > 1:
-        text = "devices of which kind? As hardware=h100_sxm"
-        raise ConfigError("executor.tensor_parallel", config.executor.tensor_parallel, text)
-    elif settings.weights == "int8" and not (native and settings.is_packed):
-        refuse_int8(config, model)
-        _refuse_int8(config, device)
-    if device == "cpu":
-        refuse_fp8(config)
+        settings = settings_of_devices(config, model)
+    else:
+        attention, sampled = attention_elsewhere(config, model, device), may_sample(config.workload)
+        settings = memory_settings(config, device, attention, native=native, random_sampling=sampled)
+        _check_stored(config, model, settings)
     weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
     if config.hardware is not None:
         memory = memory_of_devices(config, config.hardware, working)
@@ -156,7 +150,7 @@ def plan_capacity(
     kv, block = config.kv, config.kv.block_size * spec.bytes_per_token
     if memory is not None and kv.memory is None and kv.num_blocks is None:
         if config.hardware is not None:
-            check_devices(config, config.hardware, weights, working, block)
+            check_devices(config, config.hardware, model, spec)
         elif memory < _needed(weights, working, block):
             raise _too_small(config, plan, memory, block)
         kv = replace(kv, memory=f"{memory - weights.total - working.peak}B")
@@ -221,6 +215,18 @@ def _refuse_int8(config: EngineConfig, device: str) -> None:
 
     executor = config.executor
     select_ops(getattr(torch, executor.dtype), device, kernels=executor.kernels, int8_weights=True)
+
+
+def _check_stored(config: EngineConfig, model: DecoderConfig, settings: EngineSettings) -> None:
+    """Raise ConfigError for weights or K and V that this machine's kind of device does not store."""
+    if config.executor.tensor_parallel > 1:
+        text = "devices of which kind? As hardware=h100_sxm"
+        raise ConfigError("executor.tensor_parallel", config.executor.tensor_parallel, text)
+    if settings.weights == "int8" and not (settings.native and settings.is_packed):
+        refuse_int8(config, model)
+        _refuse_int8(config, settings.device)
+    if settings.device == "cpu":
+        refuse_fp8(config)
 
 
 def _at_length(plan: CapacityPlan, length: int) -> AtLength:

@@ -71,6 +71,7 @@ def _working_formula(plan: CapacityPlan) -> str:
     most = f"{count.wide} x {model.intermediate_size:,} intermediate"
     if count.queries * queries + count.keys * keys > count.wide * model.intermediate_size:
         most = f"{count.queries} x {queries:,} of query heads + {count.keys} x {keys:,} of KV heads"
+    most += f" / {settings.devices} devices" if (settings.devices or 1) > 1 else ""
     numbers = f"({count.stream} x {model.hidden_size:,} hidden + {most}) x {settings.element} bytes"
     if working.attention:
         small = f", {format_bytes(working.attention)} for attention={settings.attention}{small}"

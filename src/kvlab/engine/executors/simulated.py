@@ -15,16 +15,17 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.config import EngineConfig, FrameworkConfig, HardwareConfig, format_bytes, parse_bytes
+from kvlab.config import EngineConfig, FrameworkConfig, HardwareConfig, format_bytes
 from kvlab.core import SequenceSpec
 from kvlab.engine.build import EnginePlan, attention_elsewhere, kv_spec, memory_settings
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
 from kvlab.engine.executors.replayed import ReplayClock, ReplayedExecutor
-from kvlab.engine.memory import WeightBytes, WorkingMemory, weight_bytes, working_memory
+from kvlab.engine.memory import EngineSettings, WorkingMemory, weight_bytes, working_memory
 from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.sizing import size_pool
+from kvlab.kv.spec import KVSpec
 from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig
 from kvlab.models.families import decoder_config
@@ -96,8 +97,7 @@ class SimulatedExecution(ExecutorKind):
         model = decoder_config(config.model)
         check_model_on_devices(config, model)
         spec = kv_spec(config, model)
-        attention = attention_elsewhere(config, model, "cuda")
-        settings = memory_settings(config, "cuda", attention, native=False, random_sampling=random_sampling)
+        settings = settings_of_devices(config, model)
         weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
         each = weights.parameters / weights.stored
         sizes = (each, weights.body, weights.output, spec.bytes_per_token)
@@ -108,7 +108,7 @@ class SimulatedExecution(ExecutorKind):
             if timing.recording is not None:
                 kv = replace(kv, num_blocks=timing.recording.num_blocks)
             else:
-                check_devices(config, hardware, weights, working, kv.block_size * spec.bytes_per_token)
+                check_devices(config, hardware, model, spec)
                 kv = replace(kv, memory=f"{left}B")
         pool = size_pool(
             kv, spec, max_batch_size=config.scheduler.max_batch_size, max_seq_len=config.model.max_seq_len
@@ -137,6 +137,14 @@ def check_model_on_devices(config: EngineConfig, model: DecoderConfig) -> None:
         raise ConfigError("executor.tensor_parallel", devices, text)
 
 
+def settings_of_devices(config: EngineConfig, model: DecoderConfig) -> EngineSettings:
+    """What decides the memory of an engine on simulated devices. Serving frameworks size their caches before they
+    know the requests: so that any of them may be sampled, with top-k and top-p.
+    """
+    attention, devices = attention_elsewhere(config, model, "cuda"), config.executor.tensor_parallel
+    return memory_settings(config, "cuda", attention, native=False, devices=devices)
+
+
 def name_of_devices(config: EngineConfig, hardware: HardwareConfig) -> str:
     """In words, as 4 x h100_sxm."""
     devices = config.executor.tensor_parallel
@@ -150,22 +158,29 @@ def memory_of_devices(
     counted here is that of one.
     """
     devices = devices or config.executor.tensor_parallel
-    each = int(parse_bytes(hardware.memory, key="hardware.memory") * config.executor.memory_utilization)
+    each = int(hardware.usable_bytes * config.executor.memory_utilization)
     return devices * each - (devices - 1) * working.peak
 
 
-def check_devices(
-    config: EngineConfig, hardware: HardwareConfig, weights: WeightBytes, working: WorkingMemory, block: int
-) -> None:
-    """Raise CapacityError, saying how many devices would do, unless a `block` fits beside the weights."""
-    devices, needed = config.executor.tensor_parallel, weights.total + working.peak + block
-    if memory_of_devices(config, hardware, working) >= needed:
+def check_devices(config: EngineConfig, hardware: HardwareConfig, model: DecoderConfig, spec: KVSpec) -> None:
+    """Raise CapacityError, saying how many devices would do, unless one block fits beside weights and steps."""
+    settings, block = settings_of_devices(config, model), config.kv.block_size * spec.bytes_per_token
+    weights = weight_bytes(model, settings).total
+
+    def left(devices: int) -> int:
+        working = working_memory(model, spec, replace(settings, devices=devices))
+        return memory_of_devices(config, hardware, working, devices) - weights - working.peak - block
+
+    devices = config.executor.tensor_parallel
+    if left(devices) >= 0:
         return
     counts = takewhile(lambda count: count <= _MOST_DEVICES, (devices << times for times in count(1)))
-    enough = next((each for each in counts if memory_of_devices(config, hardware, working, each) >= needed), None)
+    enough = next((each for each in counts if left(each) >= 0 and model.num_kv_heads % each == 0), None)
     advice = f"executor.tensor_parallel={enough} would do" if enough else "take a smaller model"
+    working = working_memory(model, spec, settings)
+    memory, needed = max(0, memory_of_devices(config, hardware, working)), weights + working.peak + block
     raise CapacityError(
-        f"{config.model.name} needs {format_bytes(needed)} for weights, steps and one block, and {hardware.memory} "
-        f"on each of {devices} {hardware.name} are {format_bytes(memory_of_devices(config, hardware, working))} at "
+        f"{config.model.name} needs {format_bytes(needed)} for weights, steps and one block, "
+        f"and {hardware.memory} on each of {devices} {hardware.name} are {format_bytes(memory)} at "
         f"executor.memory_utilization={config.executor.memory_utilization}, which is less; {advice}"
     )
