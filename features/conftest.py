@@ -46,6 +46,7 @@ from features.steps.sizing_steps import *
 from features.steps.stats_steps import *
 from features.steps.sweep_steps import *
 from features.steps.table_steps import *
+from features.steps.text_steps import *
 from features.steps.tracking_steps import *
 from features.steps.traffic_steps import *
 from features.steps.weights_steps import *

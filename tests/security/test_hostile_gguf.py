@@ -104,7 +104,7 @@ def test_a_broken_file_is_refused_with_its_name(name: str, tmp_path: Path) -> No
     content, reason = BROKEN[name]
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=re.escape(f"{path} ") + f".*{re.escape(reason)}"):
+    with pytest.raises(ConfigError, match=re.escape(f"model.path={path}: ") + f".*{re.escape(reason)}"):
         load(path)
     with pytest.raises(WeightsError, match=re.escape(reason)):
         open_weights(str(path), torch.float32, "cpu")

@@ -84,7 +84,8 @@ def decoder_config(model: ModelConfig) -> DecoderConfig:
         try:
             values = config_values(read_gguf(file)) if is_gguf(where) else read_object(file)
         except ValueError as error:
-            raise ConfigError("model.path", model.path, f"{file} {error}") from error
+            subject = "" if str(file) == model.path else f"{file} "
+            raise ConfigError("model.path", model.path, f"{subject}{error}") from error
         try:
             config = _read(values, model.implementation)
         except ConfigError as error:
