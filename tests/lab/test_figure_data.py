@@ -19,7 +19,7 @@ from kvlab.lab.figures.pareto import Measured, measured_points, pareto_front
 from kvlab.lab.figures.points import THROUGHPUT, Point, metric_grid, varied_keys
 from kvlab.lab.figures.pool_map import pool_image
 from kvlab.lab.figures.service_levels import attainment_windows
-from kvlab.lab.figures.timeline import shown_requests
+from kvlab.lab.figures.timeline import Span, phase_spans, shown_requests
 from kvlab.lab.records import read_run
 from kvlab.lab.requests import latencies_ms, request_phases
 from tests.support.drawn import A, C, D, F, S, events, request, step
@@ -84,6 +84,16 @@ class TestNumbers:
         assert every == 3
         assert [each.name for each in shown][:3] == ["999", "996", "993"]
         assert len(shown) == 334
+
+    def test_short_requests_of_a_long_run_are_drawn_from_their_arrivals_on(self) -> None:
+        def spans(gap: float) -> Span:
+            times = [{"arrival_s": n * gap, "scheduled_s": n * gap, "end_s": n * gap + 5} for n in range(100)]
+            shown = [request(first_token_s=None, token_times_s=[], **each) for each in times]
+            return phase_spans(shown, 1)["prefill"][-1]
+
+        assert spans(100.0)[1:3] == (9900, 9905)
+        assert spans(100.0).origin_s == 9900
+        assert spans(0.1).origin_s == 0
 
     def test_latencies_are_those_of_the_metrics(self) -> None:
         found = latencies_ms([request(), request(finish_reason="failed"), request(token_times_s=[3.0], end_s=3.0)])

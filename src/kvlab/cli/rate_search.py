@@ -158,9 +158,11 @@ class RateSearch:
                 writer.writerow([rate, *(ended.metrics.get(name, "") for name in _COLUMNS)])
 
     def _draw(self, path: Path) -> None:
+        from kvlab.lab.figures import mark_simulated
         from kvlab.lab.figures.arrival_rate import rate_figure
 
-        figure = rate_figure([read_run(self._folder(rate)) for rate in self.ended], share=self.wanted)
-        if figure is not None:
+        records = [read_run(self._folder(rate)) for rate in self.ended]
+        if (figure := rate_figure(records, share=self.wanted)) is not None:
+            mark_simulated({"rates": figure}, records)
             with replacing(path) as own:
                 figure.savefig(own)

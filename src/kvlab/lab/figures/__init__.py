@@ -47,7 +47,7 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
         if limits := limits_of(record.config):
             refused = int(record.metrics.get("requests/refused", 0))
             figures["service_levels"] = service_level_figure(requests, limits, refused=refused)
-    return _marked(figures, [record])
+    return mark_simulated(figures, [record])
 
 
 def left_out(record: RunRecord) -> dict[str, str]:
@@ -86,10 +86,10 @@ def sweep_figures(records: Sequence[RunRecord], metrics: Sequence[str] = ()) -> 
     if measured_points(points):
         figures["pareto"] = pareto_figure(points)
     capacity = capacity_figure(records)
-    return _marked(figures if capacity is None else figures | {"capacity": capacity}, records)
+    return mark_simulated(figures if capacity is None else figures | {"capacity": capacity}, records)
 
 
-def _marked(figures: dict[str, Figure], records: Sequence[RunRecord]) -> dict[str, Figure]:
+def mark_simulated(figures: dict[str, Figure], records: Sequence[RunRecord]) -> dict[str, Figure]:
     """The figures; where runs were simulated, each says on what."""
     if mark := "; ".join(sorted({record.simulated for record in records} - {""})):
         for figure in figures.values():

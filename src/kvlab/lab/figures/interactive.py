@@ -17,7 +17,7 @@ from kvlab.lab.figures.metric_charts import cell_texts
 from kvlab.lab.figures.pareto import X_LABEL, Y_LABEL, measured_points, pareto_front
 from kvlab.lab.figures.points import THROUGHPUT, Grid, Point
 from kvlab.lab.figures.pool_map import HOLDERS, holder_colours, run_grid
-from kvlab.lab.figures.timeline import phase_spans, shown_requests
+from kvlab.lab.figures.timeline import from_arrivals, phase_spans, shown_requests
 
 
 def timeline_hover(records: Sequence[RequestRecord]) -> Any:
@@ -29,7 +29,7 @@ def timeline_hover(records: Sequence[RequestRecord]) -> Any:
             name=phase,
             orientation="h",
             y=[span.row for span in spans],
-            base=[span.start_s for span in spans],
+            base=[span.start_s - span.origin_s for span in spans],
             x=[span.end_s - span.start_s for span in spans],
             width=every * 0.85,
             marker={"color": style.PHASES[phase], "line_width": 0},
@@ -37,18 +37,22 @@ def timeline_hover(records: Sequence[RequestRecord]) -> Any:
             hovertemplate=f"<b>%{{customdata[0]}}</b><br>{phase} from %{{customdata[1]:.3f}} s "
             "to %{customdata[2]:.3f} s, %{x:.3f} s<extra></extra>",
         )
+    shifted = from_arrivals(shown)
     first = [(1 + index * every, record) for index, record in enumerate(shown) if record.token_times_s]
     figure.add_scatter(
         name="first token",
         mode="markers",
-        x=[record.first_token_s for _, record in first],
+        x=[(record.ttft_ms or 0.0) / 1000 if shifted else record.first_token_s for _, record in first],
         y=[y for y, _ in first],
         marker={"symbol": "line-ns-open", "color": style.BLACK, "size": max(3, 9 - len(shown) // 12)},
         customdata=[(record.name, record.ttft_ms) for _, record in first],
         hovertemplate="<b>%{customdata[0]}</b><br>first token after %{customdata[1]:,.0f} ms<extra></extra>",
     )
     note = "" if every == 1 else f" (one in {every})"
-    _lay_out(figure, f"Requests over time{note}", "time, s", "request, by arrival")
+    heading, label = (
+        ("from their arrivals on", "time since the request's arrival, s") if shifted else ("over time", "time, s")
+    )
+    _lay_out(figure, f"Requests {heading}{note}", label, "request, by arrival")
     figure.update_layout(barmode="overlay")
     figure.update_xaxes(rangemode="tozero")
     figure.update_yaxes(autorange="reversed")
