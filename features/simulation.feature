@@ -132,7 +132,6 @@ Feature: Simulation
         | settings                   | message                                                                              |
         | scheduler.max_batch_size=2 | step 0: ... instead of ...; settings differ: scheduler.max_batch_size=2 instead of 3 |
         | kv.num_blocks=9            | step 0: blocks_total 9 instead of 7; settings differ: kv.num_blocks=9 instead of 7   |
-        | workload.num_requests=3    | instead of ...; settings differ: workload.num_requests=3 instead of 4                |
         | seed=7                     | instead of ...; settings differ: seed=7 instead of 0                                 |
 
     @R14.5

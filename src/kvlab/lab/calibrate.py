@@ -147,10 +147,12 @@ def _fit(table: Rows, seconds: Rows, repeated_share: float | None) -> Rows:
     """Coefficients `[terms]` in seconds. With a `repeated_share` that of `repeated` follows from that of `read`."""
     scale = np.maximum(table.max(axis=0), 1e-300)
     relative = table / scale / seconds[:, None]
-    weights = np.ones(len(seconds))
+    weights, before = np.ones(len(seconds)), np.zeros(len(scale))
     for _ in range(_ROUNDS):
         found, _ = nnls(relative * weights[:, None], weights)
-        errors = np.abs(relative @ found - 1)
+        if np.allclose(found, before, rtol=1e-3, atol=1e-6):
+            break
+        errors, before = np.abs(relative @ found - 1), found
         deviation = max(1.4826 * float(np.median(errors)), 1e-9)
         weights = np.sqrt(np.minimum(1, _OUTLIER * deviation / np.maximum(errors, 1e-12)))
     coefficients: Rows = found / scale
