@@ -203,6 +203,12 @@ class TestNumbers:
         alone = pool_image(blocks.pool_grid(one, 1, [0], 1.0, most_columns=1))[0, 0]
         assert alone.sum() < few.sum() < 3 * 255 - 60
 
+    def test_more_sequences_than_columns_have_one_colour(self) -> None:
+        ones = np.ones((2, 3))
+        few, many = (blocks.PoolGrid(np.arange(6).reshape(2, 3) % n, ones, 0 * ones, 1, 2, 1.0) for n in (3, 4))
+        colours = [len(np.unique(pool_image(grid).reshape(-1, 3), axis=0)) for grid in (few, many)]
+        assert colours == [3, 1]
+
     def test_neighbours_get_different_colours(self) -> None:
         cells = np.arange(70).reshape(70, 1).repeat(3, axis=1)
         chosen = blocks.colour_numbers(cells, 7)

@@ -56,7 +56,7 @@ def rate_figure(records: Sequence[RunRecord], *, share: float = 99.0) -> Figure 
     for panel in figure.axes[-2:]:
         panel.set_xlabel(key)
     if figure.axes[0].get_legend_handles_labels()[0]:
-        figure.legend(loc="outside lower left", frameon=False, fontsize=9)
+        figure.legend(loc="outside upper left", frameon=False, fontsize=9)
     return figure
 
 

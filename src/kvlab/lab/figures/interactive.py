@@ -16,7 +16,7 @@ from kvlab.lab.figures import style
 from kvlab.lab.figures.metric_charts import cell_texts
 from kvlab.lab.figures.pareto import X_LABEL, Y_LABEL, measured_points, pareto_front
 from kvlab.lab.figures.points import THROUGHPUT, Grid, Point
-from kvlab.lab.figures.pool_map import HOLDERS, holder_colours, run_grid
+from kvlab.lab.figures.pool_map import HOLDERS, has_one_colour, holder_colours, run_grid
 from kvlab.lab.figures.timeline import from_arrivals, phase_spans, shown_requests
 
 
@@ -89,7 +89,8 @@ def pool_map_hover(
         )
     )
     more = f"; a row is {grid.blocks_per_row} {unit}s" if grid.blocks_per_row > 1 else ""
-    heading = f"Each {unit} over time: a colour is a sequence, black shared, grey cached{more}"
+    colour_of = "blue is in use" if has_one_colour(grid) else "a colour is a sequence"
+    heading = f"Each {unit} over time: {colour_of}, black shared, grey cached{more}"
     _lay_out(figure, heading, "time, s", unit)
     figure.update_yaxes(autorange="reversed")
     return figure

@@ -84,8 +84,9 @@ def _draw_blocks(axes: Any, series: MemorySeries, unit: str) -> None:
 
 def _draw_sequences(axes: Any, series: MemorySeries) -> None:
     at, running, waiting = style.thin(series.at, series.running, series.waiting)
-    axes.step(at, waiting, where="post", color=style.ORANGE, linewidth=1.6, label="waiting")
-    axes.step(at, running, where="post", color=style.BLUE, linewidth=1.6, label="running")
+    width = 1.6 if len(at) == len(series.at) else 0.7  # between the extremes of each moment
+    axes.step(at, waiting, where="post", color=style.ORANGE, linewidth=width, label="waiting")
+    axes.step(at, running, where="post", color=style.BLUE, linewidth=width, label="running")
     top, count = max(float(series.running.max()), float(series.waiting.max()), 1.0), len(series.preempted_at)
     axes.set(ylim=(0, top * 1.16), ylabel="sequences")
     if count:

@@ -19,6 +19,7 @@ from kvlab.lab.steps import StepLog
 from kvlab.lab.tables import count
 
 _PALEST = 0.35  # of a colour, where a single block of a row is in use
+_PALEST_ALONE = 0.1  # of the one colour that all sequences have, which no other has to be told from
 
 #: Words and colour of each holder that is not a single known sequence.
 HOLDERS = {
@@ -39,9 +40,17 @@ def run_grid(
     return pool_grid(events, blocks, starts, end, most_rows=most_rows, most_columns=most_columns)
 
 
+def has_one_colour(grid: PoolGrid) -> bool:
+    """Whether all sequences have the same colour: with more of them than columns none could be told from others."""
+    columns: int = grid.cells.shape[1]
+    return len(np.unique(grid.cells[grid.cells >= 0])) > columns
+
+
 def holder_colours(grid: PoolGrid) -> dict[int, str]:
     """The colour of each holder and each sequence of a grid."""
     colours = {holder: colour for holder, (_, colour) in HOLDERS.items()}
+    if has_one_colour(grid):
+        return colours | dict.fromkeys(np.unique(grid.cells[grid.cells >= 0]).tolist(), style.BLUE)
     numbers = colour_numbers(grid.cells, len(style.SEQUENCES))
     return colours | {sequence: style.SEQUENCES[number] for sequence, number in numbers.items()}
 
@@ -58,7 +67,8 @@ def pool_image(grid: PoolGrid) -> NDArray[np.uint8]:
         free = np.clip(1 - used - cached, 0, 1)
         grey, white = np.array(to_rgb(style.CACHED)), np.array(to_rgb(style.FREE))
         rest = (grey * cached + white * free) / (cached + free + 1e-9)
-        weight = np.where(used > 0, np.maximum(used, _PALEST), 0)
+        palest = _PALEST_ALONE if has_one_colour(grid) else _PALEST
+        weight = np.where(used > 0, np.maximum(used, palest), 0)
         painted = painted * weight + rest * (1 - weight)
     image: NDArray[np.uint8] = (255 * painted).round().astype(np.uint8)
     return image
@@ -79,13 +89,13 @@ def pool_map_figure(events: BlockEvents | None, steps: Sequence[StepRecord], *, 
     note = "white is free"
     if grid.blocks_per_row > 1:
         note += f"; a row is {grid.blocks_per_row} {unit}s, paler where fewer of them are in use"
-    style.title(
-        axes, f"{count(grid.num_blocks, unit)} of the pool over time, by the sequence that holds them", note
-    )
+    one = has_one_colour(grid)
+    what = "free, cached and in use" if one else "by the sequence that holds them"
+    style.title(axes, f"{count(grid.num_blocks, unit)} of the pool over time, {what}", note)
     present = [HOLDERS[holder] for holder in HOLDERS if holder != FREE and (grid.cells == holder).any()]
-    several = tuple(Patch(color=colour) for colour in style.SEQUENCES[:4])
+    several = tuple(Patch(color=colour) for colour in ([style.BLUE] if one else style.SEQUENCES[:4]))
     handles = [several, *(Patch(color=colour) for _, colour in present)]
-    names = ["sequences (colours repeat)", *(name for name, _ in present)]
+    names = ["in use" if one else "sequences (colours repeat)", *(name for name, _ in present)]
     side_by_side = {tuple: HandlerTuple(ndivide=None, pad=0)}
     style.legend(axes, handles, names, columns=4, below=-0.13, handler_map=side_by_side)
     return figure
