@@ -332,3 +332,54 @@ Feature: The model computes what transformers computes
         | pickled weights alone                      | pytorch_model.bin may run code ... kvlab reads safetensors alone          |
         | an index that names a file elsewhere       | names ../../other.safetensors; ... file beside the index                  |
         | a million million layers                   | num_hidden_layers=1000000000000: has to be a whole number ... config.json |
+
+  Rule: A decoder that kvlab has none of its own for is computed by transformers, on kvlab's memory
+
+    @R11.6
+    Scenario Outline: <family>, in every kind of memory
+      Given a small <family> that transformers wrote
+      When six prompts of 5 to 50 tokens are served in contiguous slots
+      And six prompts of 5 to 50 tokens are served in pages
+      And six prompts of 5 to 50 tokens are served in shared pages
+      And six prompts of 5 to 50 tokens are served in so few pages that some are preempted
+      Then every answer is that of transformers' own generate
+
+      Examples:
+        | family     |
+        | mistral    |
+        | phi3       |
+        | olmo2      |
+        | gemma2     |
+        | granite    |
+        | smollm3    |
+        | starcoder2 |
+
+    @R11.6
+    Scenario Outline: A <family> is planned without memory
+      Given the config.json of a published <family>
+      When I plan for that directory in 32 GiB
+      Then a token takes <bytes> bytes and a block of 16 tokens <block>
+      And the planner says "<parameters> parameters"
+
+      Examples:
+        | family     | bytes  | block   | parameters    |
+        | mistral    | 131072 | 2097152 | 7,241,732,096 |
+        | phi3       | 393216 | 6291456 | 3,821,079,552 |
+        | olmo2      | 524288 | 8388608 | 6,888,624,128 |
+        | gemma2     | 106496 | 1703936 | 2,614,341,888 |
+        | granite    | 524288 | 8388608 | 6,738,415,616 |
+        | smollm3    | 73728  | 1179648 | 3,075,098,624 |
+        | starcoder2 | 30720  | 491520  | 3,030,371,328 |
+
+    @R11.6
+    Scenario Outline: A <family> is refused
+      Given the config.json of a published <family>
+      When I plan for that directory in 32 GiB
+      Then the command fails without a traceback
+      And the message says "model_type=<family>: <reason> ... config.json"
+
+      Examples:
+        | family | reason                                                            |
+        | bart   | has an encoder                                                    |
+        | mamba  | has layers (linear_attention) with a state or a mask of their own |
+        | bloom  | never calls transformers' attention interface                     |

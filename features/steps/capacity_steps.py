@@ -50,9 +50,16 @@ def plan(planner: Planner, commands: list[Command], text: str) -> None:
     commands.append(planner(*text.split()))
 
 
-@when("I plan for that directory in 16 GiB")
-def plan_directory(planner: Planner, commands: list[Command], model_directory: Path) -> None:
-    commands.append(planner(f"model={model_directory}", "memory=16GiB"))
+@when(parsers.parse("I plan for that directory in {size:d} GiB"))
+def plan_directory(planner: Planner, commands: list[Command], model_directory: Path, size: int) -> None:
+    commands.append(planner(f"model={model_directory}", f"memory={size}GiB"))
+
+
+@given(parsers.parse("the config.json of a published {family}"), target_fixture="model_directory")
+def published(tmp_path: Path, family: str) -> Path:
+    """With the sizes that transformers' configuration has by default, which are those of a published model."""
+    AutoConfig.for_model(family, eos_token_id=None).save_pretrained(tmp_path)
+    return tmp_path
 
 
 @given(parsers.parse('a directory with the config.json of "{name}"'), target_fixture="model_directory")

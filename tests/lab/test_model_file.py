@@ -57,6 +57,8 @@ def test_a_multimodal_file_is_read_where_its_language_model_is(tmp_path: Path) -
     [
         ({}, "has no model_type"),
         ([1], "holds no JSON object"),
+        ({"model_type": "gpt2"}, "this gpt2 leaves out vocab_size, n_embd, n_layer, n_head; add"),
+        ({"model_type": "mistral", **SIZES, "num_key_value_heads": None}, "leaves out num_key_value_heads"),
         ({"model_type": "qwen3"}, "leaves out vocab_size, hidden_size"),
         ({"model_type": "gemma3", "text_config": None}, "leaves out hidden_size"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvlab.config import AttentionConfig, EngineConfig, ExecutorConfig, KVConfig, ModelConfig, SchedulerConfig
+from kvlab.core import Request, SamplingParams
+from kvlab.engine.build import build_engine, plan_engine
+from kvlab.engine.engine import Engine
+from kvlab.engine.protocol import EngineStats
+from kvlab.lab.drive import drive
 
 VOCAB = 150
 SIZES = {
@@ -111,3 +118,56 @@ def engine_config(
         attention=AttentionConfig(backend),
         scheduler=SchedulerConfig(**scheduler),
     )
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A cache, and a sign that what it is for has happened."""
+
+    kv: KVConfig
+    happened: Callable[[EngineStats], bool] = lambda stats: True
+
+
+MEMORIES = {
+    "contiguous slots": Memory(KVConfig("contiguous")),
+    "pages": Memory(KVConfig(block_size=8, num_blocks=80, prefix_sharing=False)),
+    "shared pages": Memory(KVConfig(block_size=4, num_blocks=160), lambda stats: (stats.hit_tokens or 0) >= 40),
+    "so few pages that some are preempted": Memory(
+        KVConfig(block_size=4, num_blocks=17, prefix_sharing=False), lambda stats: bool(stats.preemptions)
+    ),
+}
+OUTPUT = 10  # tokens of an answer
+
+
+def _prompts() -> list[tuple[int, ...]]:
+    """Three with a common beginning, and others, shorter and longer than the windows of the models."""
+    draw = random.Random(0)
+    common = draw.choices(range(VOCAB), k=24)
+    lengths = [(common, 1), (common, 9), ([], 5), (common, 20), ([], 33), ([], 50)]
+    return [tuple(start + draw.choices(range(VOCAB), k=own)) for start, own in lengths]
+
+
+PROMPTS = _prompts()
+
+
+def expected_tokens(written: Written) -> list[list[int]]:
+    """transformers' own answers, which depend on their prompts."""
+    found = [written.greedy(prompt, OUTPUT) for prompt in PROMPTS]
+    assert len(set(map(tuple, found))) == len(PROMPTS)
+    return found
+
+
+def answers(engine: Engine) -> list[list[int]]:
+    """An engine's answers to all prompts at once."""
+    params = SamplingParams(max_tokens=OUTPUT, ignore_eos=True)
+    requests = [Request(f"r{index}", prompt, params) for index, prompt in enumerate(PROMPTS)]
+    return [list(record.output_token_ids) for record in drive(engine, requests).records]
+
+
+def served(written: Written, memory: Memory) -> list[list[int]]:
+    """The answers from this memory, prompts cut into chunks. What the memory is for has to happen."""
+    limits: dict[str, Any] = {"max_batch_size": 4, "max_batched_tokens": 28, "admission_reserve": 0.0}
+    engine = build_engine(plan_engine(engine_config(written.directory, memory.kv, **limits)))
+    found = answers(engine)
+    assert memory.happened(engine.stats())
+    return found

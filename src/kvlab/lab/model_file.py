@@ -37,12 +37,14 @@ def check_model_file(path: Path) -> None:
     family = values.get("model_type")
     if not isinstance(family, str):
         raise ConfigError("model", path, "has no model_type, so it is not a model's config.json")
-    if family not in FAMILIES:
-        return  # transformers' to know
-    text = values
+    text, where = values, ""
     if family == "gemma3":  # of which a file that has no object there leaves out everything
-        text = inner if isinstance(inner := values.get("text_config"), dict) else {}
-    missing = [key for key in _NEEDED if text.get(key) is None and key not in _OPTIONAL.get(family, ())]
+        text, where = (inner if isinstance(inner := values.get("text_config"), dict) else {}), "text_config of "
+    if family in FAMILIES:
+        missing = [key for key in _NEEDED if text.get(key) is None and key not in _OPTIONAL.get(family, ())]
+    else:
+        from kvlab.models.transformers_plan import left_out
+
+        missing = left_out(values, _NEEDED)
     if missing:
-        where = "text_config of " if family == "gemma3" else ""
         raise ConfigError("model", path, f"{where}this {family} leaves out {', '.join(missing)}; add what it has")

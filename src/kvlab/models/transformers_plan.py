@@ -12,7 +12,7 @@ checkpoint is imported, and nothing is downloaded.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -201,6 +201,19 @@ def read_values(values: Mapping[str, Any]) -> PreTrainedConfig:
     """transformers' configuration. Raises whatever its class raises for wrong values."""
     kept = {key: value for key, value in values.items() if key != "model_type"}
     return CONFIG_MAPPING[values["model_type"]](**kept)
+
+
+def left_out(values: Mapping[str, Any], keys: Iterable[str]) -> list[str]:
+    """Those of `keys` for which transformers' class would put a number, as a config.json has none; by the
+    family's names for them. A family that is unknown leaves out nothing.
+    """
+    family = values.get("model_type")
+    if family not in CONFIG_MAPPING:
+        return []
+    kind = CONFIG_MAPPING[family]
+    names = {key: kind.attribute_map.get(key, key) for key in keys}
+    numbers = [key for key, name in names.items() if isinstance(getattr(kind, name, None), int)]
+    return [names[key] for key in numbers if values.get(key) is None and values.get(names[key]) is None]
 
 
 def causal_model(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
