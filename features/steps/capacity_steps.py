@@ -56,7 +56,7 @@ def plan_directory(planner: Planner, commands: list[Command], model_directory: P
 
 
 @given(parsers.parse("the config.json of a published {family}"), target_fixture="model_directory")
-def published(tmp_path: Path, family: str) -> Path:
+def published_config(tmp_path: Path, family: str) -> Path:
     """With the sizes that transformers' configuration has by default, which are those of a published model."""
     AutoConfig.for_model(family, eos_token_id=None).save_pretrained(tmp_path)
     return tmp_path
