@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import httpx2 as httpx
@@ -43,6 +47,15 @@ def events(server: Served, path: str, body: dict[str, Any]) -> list[str]:
     assert blocks.pop() == ""
     assert all(block.startswith("data: ") for block in blocks)
     return [block.removeprefix("data: ") for block in blocks]
+
+
+def wait_until_empty(server: Served) -> None:
+    """Memory of requests that have ended comes back with the engine's next step."""
+    core, deadline = server.serving.engine.core, time.monotonic() + 30
+    while core.has_work():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert_empty(core)
 
 
 def test_a_stream_has_a_chunk_for_each_token_and_ends_as_promised(server: Served) -> None:
@@ -264,14 +277,60 @@ class TestLimits:
             assert response.json()["error"]["message"] == "the body is larger than server.max_body=1KiB"
 
     def test_a_body_that_does_not_come_is_given_up(self) -> None:
-        import socket
-
         with served(config=ServerConfig(port=0, read_timeout_s=0.2)) as server:
             host, port = server.url.removeprefix("http://").split(":")
             with socket.create_connection((host, int(port))) as slow:
                 slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
                 slow.settimeout(10)
                 assert b"408" in slow.recv(200)
+
+    @pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"])
+    def test_a_head_that_does_not_come_is_given_up(self, sent: bytes) -> None:
+        with served(config=ServerConfig(port=0, read_timeout_s=0.2)) as server:
+            host, port = server.url.removeprefix("http://").split(":")
+            with socket.create_connection((host, int(port))) as slow:
+                slow.sendall(sent)
+                slow.settimeout(10)
+                with suppress(ConnectionResetError):
+                    assert slow.recv(200) == b""
+            assert httpx.get(f"{server.url}/health").status_code == 200
+
+    def test_a_client_that_leaves_gives_its_memory_back(self) -> None:
+        with served() as server:
+            body = {"prompt": PROMPT, "max_tokens": 90, "ignore_eos": True, "stream": True}
+            with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as response:
+                next(response.iter_bytes())
+            wait_until_empty(server)
+
+    def test_a_client_that_reads_too_slowly_is_cut(self) -> None:
+        with served(config=ServerConfig(port=0, max_waiting_outputs=3)) as server:
+            bodies = {"prompt": [PROMPT] * 4, "max_tokens": 20, "ignore_eos": True, "logprobs": 20}
+            data = events(server, "/v1/completions", bodies)
+            assert "the client reads too slowly: 3 outputs were waiting for it" in data[-2]
+            wait_until_empty(server)
+
+    def test_a_full_queue_is_told_and_may_be_tried_again(self) -> None:
+        with served(max_batch_size=1, max_waiting_requests=1) as server, ThreadPoolExecutor(8) as pool:
+            body = {"prompt": PROMPT, "max_tokens": 60, "ignore_eos": True}
+            found = list(pool.map(lambda _: post(server, "/v1/completions", body), range(8)))
+            statuses = {response.status_code for response in found}
+            assert statuses == {200, 503}
+            full = next(response for response in found if response.status_code == 503)
+            assert full.headers["retry-after"] == "1"
+            assert "scheduler.max_waiting_requests=1 allows no more" in full.json()["error"]["message"]
+
+    def test_a_server_that_drains_ends_what_is_open_and_takes_nothing_new(self) -> None:
+        with served() as server, ThreadPoolExecutor(1) as pool:
+            body = {"prompt": PROMPT, "max_tokens": 90, "ignore_eos": True, "temperature": 0}
+            open_call = pool.submit(post, server, "/v1/completions", body)
+            deadline = time.monotonic() + 30
+            while not server.serving.engine.core.has_work():
+                assert time.monotonic() < deadline
+            server.server.handle_exit(15, None)
+            health = httpx.get(f"{server.url}/health")
+            assert (health.status_code, health.json()) == (503, {"status": "draining"})
+            assert post(server, "/v1/completions", body).status_code == 503
+            assert open_call.result(60).json()["choices"][0]["finish_reason"] == "length"
 
     def test_a_model_without_words_takes_ids_alone(self) -> None:
         with served(words=False) as server:

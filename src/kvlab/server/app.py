@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
-from importlib.resources import files
 from typing import Any
 from uuid import uuid4
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 
 import kvlab
 from kvlab.server.answers import ChatAnswer, CompletionAnswer
@@ -92,10 +91,6 @@ def build_app(serving: Serving) -> FastAPI:
     @app.get("/version")
     async def version() -> dict[str, str]:
         return {"version": kvlab.__version__}
-
-    @app.get("/", include_in_schema=False)
-    async def page() -> HTMLResponse:
-        return HTMLResponse(files("kvlab.server").joinpath("page.html").read_text(encoding="utf-8"))
 
     @app.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> JSONResponse:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kvlab.config.server import ServerConfig
 from kvlab.errors import ConfigError
@@ -31,6 +33,41 @@ def listen(config: ServerConfig) -> socket.socket:
     return found
 
 
+class HeadTimeout(H11Protocol):
+    """Cuts a connection that takes longer than `seconds` to send the head of a request, from its first byte on."""
+
+    seconds: float
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio."""
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(self.seconds, self.transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        super().data_received(data)
+        is_served = self.cycle is not None and not self.cycle.response_complete
+        if self._timer is not None and is_served:
+            self._timer.cancel()
+            self._timer = None
+        elif self._timer is None and not is_served and not self.transport.is_closing():
+            self._timer = self.loop.call_later(self.seconds, self.transport.abort)
+
+    def on_response_complete(self) -> None:
+        """See uvicorn. The next request may be here already; if not, an idle connection has a timer of its own."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+
 class Server(uvicorn.Server):
     """Serves until a signal: the first one lets open calls end and refuses new ones, the second ends at once."""
 
@@ -39,6 +76,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=type("_HeadTimeout", (HeadTimeout,), {"seconds": config.read_timeout_s}),
                 log_level="warning",
                 access_log=False,
                 timeout_keep_alive=max(1, round(config.keep_alive_s)),
