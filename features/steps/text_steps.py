@@ -33,7 +33,7 @@ UNTRACKED = ("tracking=off", "figures=false")
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint, written once in both forms."""
+    """The checkpoint, written once in both worded."""
     folder = tmp_path_factory.mktemp("words")
     write_checkpoint(folder / "directory")
     write_gguf_checkpoint(folder / "words.gguf")
@@ -41,23 +41,23 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def forms() -> list[Path]:
-    """The checkpoints of a scenario."""
+def worded() -> list[Path]:
+    """The worded of a scenario."""
     return []
 
 
 @given("a tiny checkpoint with words as a directory")
-def as_directory(written: Path, forms: list[Path]) -> None:
-    forms.append(written / "directory")
+def as_directory(written: Path, worded: list[Path]) -> None:
+    worded.append(written / "directory")
 
 
 @given("the same checkpoint as a GGUF file")
-def as_gguf(written: Path, forms: list[Path]) -> None:
-    forms.append(written / "words.gguf")
+def as_gguf(written: Path, worded: list[Path]) -> None:
+    worded.append(written / "words.gguf")
 
 
 @given(parsers.re(r"a tiny checkpoint with words as a directory (?P<how>with\S* .+)"))
-def changed_directory(written: Path, forms: list[Path], tmp_path: Path, how: str) -> None:
+def changed_directory(written: Path, worded: list[Path], tmp_path: Path, how: str) -> None:
     path = tmp_path / "changed"
     shutil.copytree(written / "directory", path)
     if how == "without tokenizer":
@@ -65,12 +65,12 @@ def changed_directory(written: Path, forms: list[Path], tmp_path: Path, how: str
     else:
         template = None if how == "without chat template" else "{% for message in"
         (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    forms.append(path)
+    worded.append(path)
 
 
 @given(parsers.parse("a tiny checkpoint with words as a GGUF file that is {broken}"))
 @given(parsers.parse("a tiny checkpoint with words as a GGUF file that is without {part}"))
-def broken_gguf(written: Path, forms: list[Path], tmp_path: Path, broken: str = "", part: str = "") -> None:
+def broken_gguf(written: Path, worded: list[Path], tmp_path: Path, broken: str = "", part: str = "") -> None:
     sound = written / "words.gguf"
     content, path = sound.read_bytes(), tmp_path / "broken.gguf"
     if broken == "truncated":
@@ -85,7 +85,7 @@ def broken_gguf(written: Path, forms: list[Path], tmp_path: Path, broken: str = 
     else:
         content = content.replace(b"tokenizer.ggml.model", b"tokenizer.ggml.nodel", 1)
     path.write_bytes(content)
-    forms.append(path)
+    worded.append(path)
 
 
 @given("an empty cache of models")
@@ -100,14 +100,14 @@ def run_unfetched(commands: list[Command], tmp_path: Path) -> None:
 
 @when(parsers.parse('I ask each "{words}"'))
 @when(parsers.parse('I ask it "{words}"'))
-def ask_words(commands: list[Command], forms: list[Path], words: str) -> None:
-    for path in forms:
+def ask_words(commands: list[Command], worded: list[Path], words: str) -> None:
+    for path in worded:
         commands.append(call(generate.main, *WORDS, f"model.path={path}", "max_tokens=12", words))
 
 
 @when(parsers.parse('I ask it "{words}" with "{settings}"'))
-def ask_with(commands: list[Command], forms: list[Path], words: str, settings: str) -> None:
-    commands.append(call(generate.main, *WORDS, f"model.path={forms[0]}", words, *settings.split()))
+def ask_with(commands: list[Command], worded: list[Path], words: str, settings: str) -> None:
+    commands.append(call(generate.main, *WORDS, f"model.path={worded[0]}", words, *settings.split()))
 
 
 @then("both answers are the same, and not empty")
@@ -142,13 +142,13 @@ def serve(commands: list[Command], path: Path, directory: Path, *settings: str) 
 
 
 @when("I serve that file")
-def serve_file(commands: list[Command], forms: list[Path], tmp_path: Path, requests_file: Path) -> None:
-    serve(commands, forms[0], tmp_path, "workload=jsonl", f"workload.path={requests_file}")
+def serve_file(commands: list[Command], worded: list[Path], tmp_path: Path, requests_file: Path) -> None:
+    serve(commands, worded[0], tmp_path, "workload=jsonl", f"workload.path={requests_file}")
 
 
 @when(parsers.parse('I serve the workload "{name}"'))
-def serve_workload(commands: list[Command], forms: list[Path], tmp_path: Path, name: str) -> None:
-    serve(commands, forms[0], tmp_path, f"workload={name}", "workload.output_len={min: 8, max: 8}")
+def serve_workload(commands: list[Command], worded: list[Path], tmp_path: Path, name: str) -> None:
+    serve(commands, worded[0], tmp_path, f"workload={name}", "workload.output_len={min: 8, max: 8}")
 
 
 def rows_of(command: Command) -> list[dict[str, Any]]:
@@ -158,8 +158,8 @@ def rows_of(command: Command) -> list[dict[str, Any]]:
 
 
 @then("requests.parquet has each prompt as it was written, and each answer as its tokens are decoded")
-def words_in_files(commands: list[Command], forms: list[Path]) -> None:
-    rows, tokenizer = rows_of(commands[-1]), load_tokenizer(setting(forms[0]))
+def words_in_files(commands: list[Command], worded: list[Path]) -> None:
+    rows, tokenizer = rows_of(commands[-1]), load_tokenizer(setting(worded[0]))
     assert [row["prompt"] for row in rows[:4]] == ["I am a", "Who are you?", "", "I am 0"]
     for row in rows:
         assert row["text"] == tokenizer.decode(row["output_token_ids"])  # an end of sequence is no text
@@ -188,11 +188,11 @@ def system_prompt_found(commands: list[Command]) -> None:
 
 
 @then("the answer is that of the whole text at once")
-def streamed_answer(commands: list[Command], forms: list[Path], tmp_path: Path) -> None:
+def streamed_answer(commands: list[Command], worded: list[Path], tmp_path: Path) -> None:
     row = {"messages": [Message("user", "Who are you?")._asdict()], "max_tokens": 9}
     (tmp_path / "one.jsonl").write_text(json.dumps(row))
     whole: list[Command] = []
-    serve(whole, forms[0], tmp_path, "workload=jsonl", f"workload.path={tmp_path}/one.jsonl")
+    serve(whole, worded[0], tmp_path, "workload=jsonl", f"workload.path={tmp_path}/one.jsonl")
     text = rows_of(whole[0])[0]["text"]
     assert commands[-1].output.startswith(printable(text) + "\n[")
 
@@ -206,11 +206,11 @@ def last_line(commands: list[Command], count: int) -> None:
 
 @when(parsers.parse('I chat for {turns:d} turns with "{settings}"'))
 def talk(
-    commands: list[Command], forms: list[Path], monkeypatch: pytest.MonkeyPatch, turns: int, settings: str
+    commands: list[Command], worded: list[Path], monkeypatch: pytest.MonkeyPatch, turns: int, settings: str
 ) -> None:
     lines = "".join(f"Turn {turn}: who are you?\n" for turn in range(turns))
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
-    commands.append(call(chat.main, *WORDS, f"model.path={forms[0]}", *settings.split()))
+    commands.append(call(chat.main, *WORDS, f"model.path={worded[0]}", *settings.split()))
 
 
 @then("each turn computes its new tokens and less than one block again")

@@ -1,0 +1,98 @@
+"""What transformers says for 32 prompts to SmolLM2: greedy tokens in float32, kept in `published_tokens.json`.
+
+    python -m tests.parity.published        computes them anew, in some minutes
+
+Each token leads all others by a margin that float32 on another machine does not bridge: prompts with a closer
+choice are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from kvlab.cli.compose import compose_run
+from kvlab.core import Request, SamplingParams
+from kvlab.engine.build import build_engine, plan_engine
+from kvlab.engine.protocol import EngineStats
+from kvlab.lab.drive import drive
+from kvlab.models.tokenizer import load_tokenizer
+from kvlab.workloads import build_requests
+from tests.support.published import smollm2_file
+
+FILE = Path(__file__).with_name("published_tokens.json")
+PROMPTS, TOKENS = 32, 64
+SETTINGS = ("executor.threads=1", "executor.dtype=float32", "model.max_seq_len=256")
+MARGIN = 2e-3  # of logits; the largest difference found between kvlab and transformers is a tenth of it
+
+
+class Greedy(NamedTuple):
+    """A prompt and what follows."""
+
+    prompt: list[int]
+    tokens: list[int]
+
+
+def expected() -> list[Greedy]:
+    """The prompts with transformers' tokens."""
+    return [Greedy(**row) for row in json.loads(FILE.read_text())["rows"]]
+
+
+def reference(path: Path) -> Any:
+    """transformers' model with the file's weights, in float32."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    described = AutoConfig.for_model(**load_gguf_checkpoint(path)["config"])
+    model = AutoModelForCausalLM.from_config(described, dtype=torch.float32).eval()
+    tensors = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+    model.load_state_dict({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]})
+    return model
+
+
+def margin(model: Any, prompt: list[int], tokens: list[int]) -> float:
+    """The least lead of a token's logit over all others, where the token is what the model picks behind those
+    before it; negative where it is not. If none is, the tokens are the model's greedy ones, found in one pass.
+
+    The attention mask is of ones: the model's padding token is one of the chat template's.
+    """
+    ids = torch.tensor([prompt + tokens[:-1]])
+    logits = model(ids, attention_mask=torch.ones_like(ids)).logits[0, len(prompt) - 1 :]
+    picked = torch.tensor(tokens)[:, None]
+    others = logits.scatter(1, picked, float("-inf")).amax(-1)
+    return float((logits.gather(1, picked)[:, 0] - others).min())
+
+
+def served(prompts: list[list[int]], *overrides: str, tokens: int = TOKENS) -> tuple[list[list[int]], EngineStats]:
+    """The greedy tokens that kvlab gives these prompts, all at once, past any end of sequence."""
+    config = compose_run(["model=smollm2_135m", "executor=cpu", *SETTINGS, *overrides]).config
+    engine = build_engine(plan_engine(config))
+    sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    asked = [Request(f"r{index}", tuple(prompt), sampling) for index, prompt in enumerate(prompts)]
+    log = drive(engine, asked)
+    return [list(record.output_token_ids) for record in log.records], engine.stats()
+
+
+def main() -> None:
+    """Compute and write them."""
+    config = compose_run(["model=smollm2_135m", "workload=chat"]).config
+    tokenizer = load_tokenizer(config.model)
+    requests = build_requests(config.workload, vocab_size=49_152, seed=0, tokenizer=lambda: tokenizer)
+    prompts = [list(request.prompt_token_ids) for request in requests]
+    model, rows, least = reference(smollm2_file()), list[dict[str, list[int]]](), float("inf")
+    with torch.no_grad():
+        for prompt, tokens in zip(prompts, served(prompts)[0], strict=True):
+            found = margin(model, prompt, tokens)
+            print(len(prompt), f"margin {found:.4f}", flush=True)
+            if found >= MARGIN and len(rows) < PROMPTS:
+                rows.append({"prompt": prompt, "tokens": tokens})
+                least = min(least, found)
+    FILE.write_text(json.dumps({"least_margin": least, "rows": rows}).replace('{"prompt', '\n{"prompt') + "\n")
+    print(len(rows), "prompts, least margin", least)
+
+
+if __name__ == "__main__":
+    main()
