@@ -20,8 +20,8 @@ from kvlab.core import SequenceSpec
 from kvlab.engine.build import EnginePlan, attention_elsewhere, kv_spec, memory_settings
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
-from kvlab.engine.executors.replayed import ReplayClock, ReplayedExecutor
 from kvlab.engine.memory import EngineSettings, WorkingMemory, weight_bytes, working_memory
+from kvlab.engine.replay import ReplayClock, ReplayedExecutor
 from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.sizing import size_pool
