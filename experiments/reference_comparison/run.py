@@ -18,12 +18,22 @@ from kvlab.lab.figures import style
 HERE = Path(__file__).parent
 OUTPUT, PEAK = "throughput/output_tokens_per_s", "capacity/peak_running"
 REPORTED = {"qwen3_4b": 1.32, "llama3_2_3b": 1.17, "gemma3_1b": 1.12}
-SETTING = ("executor=simulated", "hardware=rtx_4060ti_16g", "workload=burst48", "model.max_seq_len=4096")
+SETTING: tuple[str, ...] = (
+    "executor=simulated",
+    "hardware=rtx_4060ti_16g",
+    "workload=burst48",
+    "model.max_seq_len=4096",
+)
 SETTING += ("kv.num_blocks=2048", "scheduler.max_batch_size=48")
 
 USED = 448  # tokens of each request of the claim: 256 and 192
 RESERVED = (1, 2, 4, 8, 16, 32, 64)  # times that
-CLAIM = ("executor=simulated", "workload=burst48", "workload.num_requests=128", "scheduler.max_batch_size=128")
+CLAIM: tuple[str, ...] = (
+    "executor=simulated",
+    "workload=burst48",
+    "workload.num_requests=128",
+    "scheduler.max_batch_size=128",
+)
 CLAIM += ("workload.prompt_len={min: 256, max: 256}", "workload.output_len={min: 192, max: 192}")
 CLAIM += ("scheduler.max_batched_tokens=2048",)
 
