@@ -57,6 +57,11 @@ class HashedPrompt(Sequence[int]):
         tokens = self.tokens(0, self.length)
         return tokens if dtype is None else tokens.astype(dtype, copy=False)
 
+    @property
+    def places(self) -> int:
+        """Tokens that tell ids apart."""
+        return 1 if self.vocab_size == 1 else math.ceil(64 / math.log2(self.vocab_size))
+
     def tolist(self) -> list[int]:
         """All tokens, in a list of their own."""
         return self._python(0, self.length)
@@ -70,7 +75,7 @@ class HashedPrompt(Sequence[int]):
     def tokens(self, start: int, count: int) -> NDArray[np.int64]:
         """`[count]` token ids from the token `start` on."""
         first, last = start // self.block_tokens, -(-(start + count) // self.block_tokens)
-        places = 1 if self.vocab_size == 1 else math.ceil(64 / math.log2(self.vocab_size))  # that tell ids apart
+        places = self.places
         mixed = mix((np.array(self.ids[first:last], dtype=np.uint64) ^ np.uint64(self.key)) + STEP)
         groups = np.arange(-(-self.block_tokens // places), dtype=np.uint64)
         numbers, base = mix(mixed[:, None] + groups + STEP), np.uint64(self.vocab_size)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
+import signal
+import sys
+import time
 from collections import OrderedDict
 from functools import cache
 from itertools import combinations
@@ -10,9 +15,11 @@ from itertools import combinations
 import pytest
 
 from kvlab.core import Request, SamplingParams
-from kvlab.errors import ConfigError, OutOfBlocksError
+from kvlab.errors import CapacityError, ConfigError, OutOfBlocksError
+from kvlab.hashed_prompt import HashedPrompt, TokenIds
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pools.paged import PagedKVCachePool
+from kvlab.lab.replay import parallel
 from kvlab.lab.replay.curves import replay_curves
 from kvlab.lab.replay.replay import BELADY, replay
 from kvlab.lab.replay.traffic import Traffic, read_traffic
@@ -171,3 +178,78 @@ class TestCurves:
     def test_a_pool_that_is_too_small_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"kv.num_blocks=3: .* takes 7 blocks of 4 tokens; kv.num_blocks=7"):
             replay_curves(traffic_of(1), "mine", ["lru"], [3, 40])
+
+
+class TestProcesses:
+    @pytest.fixture(autouse=True)
+    def _worth_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(parallel, "_WORTH", 0)
+
+    def test_find_what_one_finds(self) -> None:
+        traffic, done = traffic_of(1), list[tuple[int, int]]()
+        alone = replay_curves(traffic, "mine", POLICIES)
+        together = replay_curves(traffic, "mine", POLICIES, cores=2, on_replay=lambda *each: done.append(each))
+        assert together == alone
+        assert done[-1][0] == done[-1][1] > len(POLICIES)
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="there are no processes")
+    def test_one_that_is_killed_is_a_sentence(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(parallel, "replay", lambda *each: os.kill(os.getpid(), signal.SIGKILL))
+        with pytest.raises(CapacityError, match=r"take fewer or smaller kv\.num_blocks"):
+            replay_curves(traffic_of(1), "mine", ["lru"], cores=2)
+        assert not multiprocessing.active_children()
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="there are no processes")
+    def test_an_error_ends_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        parent = os.getpid()
+
+        def interrupted(done: int, of: int) -> None:
+            if done:
+                raise KeyboardInterrupt
+
+        def slow(traffic: Traffic, policy: str, num_blocks: int, concurrency: int) -> int:
+            time.sleep(0 if num_blocks > 60 else 60)
+            return 0
+
+        monkeypatch.setattr(parallel, "replay", slow)
+        with pytest.raises(KeyboardInterrupt):
+            replay_curves(traffic_of(1), "mine", ["lru"], [60, 61], cores=2, on_replay=interrupted)
+        assert os.getpid() == parent
+        for process in multiprocessing.active_children():
+            process.join(5)
+        assert not multiprocessing.active_children()
+
+    def test_are_as_many_as_cores_and_memory_allow(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        started: list[int] = []
+
+        def begin(traffic: Traffic, tasks: object, concurrency: int, processes: int) -> list[object]:
+            started.append(processes)
+            return []
+
+        monkeypatch.setattr(parallel, "_in_processes", begin)
+        traffic, tasks = traffic_of(1), [parallel.Task("lru", size) for size in (10_000, 20_000)]
+        for memory in (None, 45_000_000, 30_000_000):
+            list(parallel.replay_all(traffic, tasks, 1, cores=8, memory=memory))
+        assert started == [2, 2]
+
+
+def test_prompts_that_are_known_by_ids_are_not_made_into_tokens() -> None:
+    chance = random.Random(0)
+    hashed: list[TokenIds] = [
+        HashedPrompt([chance.choice((7, 8, 9)) for _ in range(4)], 32, chance.randint(97, 128), 1000, 5)
+        for _ in range(40)
+    ]
+    for size in (16, 32):
+        ids, tokens = (
+            read_traffic(
+                [Request(f"r{n}", prompt, SamplingParams(1)) for n, prompt in enumerate(prompts)],
+                size,
+            )
+            for prompts in (hashed, [prompt[:] for prompt in hashed])
+        )
+        assert [visit.contents.tolist() for visit in ids.visits] == [v.contents.tolist() for v in tokens.visits]
+        assert (ids.prompt_tokens, ids.contents, ids.found_at_most) == (
+            tokens.prompt_tokens,
+            tokens.contents,
+            tokens.found_at_most,
+        )

@@ -62,7 +62,10 @@ class ReplaySettings:
 
 def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) -> ReplayCurves:
     """Replay the workload. Raises a KvlabError."""
+    from rich.progress import MofNCompleteColumn, Progress
+
     from kvlab.cli.compose import compose_one
+    from kvlab.engine.threads import usable_cores
     from kvlab.kv.pools import POOLS
     from kvlab.lab.machine import available_memory
     from kvlab.lab.replay.curves import replay_curves
@@ -82,18 +85,26 @@ def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) ->
         if not works:
             raise ConfigError(key, value, "keeps no prefixes that could be evicted; take kv=paged")
     vocab, memory = decoder_config(config.model).vocab_size, available_memory("cpu")
-    with console.status("reading the workload") as status:
+    with console.status("reading the workload"):
         load = partial(load_tokenizer, config.model)
         requests = build_requests(
             config.workload, vocab_size=vocab, seed=config.seed, memory=memory, tokenizer=load
         )
+        traffic = read_traffic(requests, pool.block_size_for(config.kv, config.model.max_seq_len))
+        del requests
+    # No thread may draw while processes are made, which would have its locks.
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
+        bar = progress.add_task("replaying")
         return replay_curves(
-            read_traffic(requests, pool.block_size_for(config.kv, config.model.max_seq_len)),
+            traffic,
             config.workload.name,
             settings.kv.eviction or registry("kv.eviction").names(),
             settings.kv.num_blocks,
             settings.concurrency,
-            on_size=lambda size: status.update(f"replaying with {size:,} blocks"),
+            cores=usable_cores().logical,
+            memory=available_memory("cpu"),
+            on_replay=lambda done, of: progress.update(bar, completed=done, total=of, refresh=True),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from kvlab.kv.eviction.base import EVICTION_POLICIES, RankedEviction, folded
@@ -31,7 +32,7 @@ class S3FifoEviction(RankedEviction):
         super().__init__()
         self._keys: dict[int, int] = {}  # of each block's content: a hash, so that two may, very rarely, be equal
         self._small: set[int] = set()
-        self._ghost: dict[int, None] = {}  # keys, the oldest first
+        self._ghost: OrderedDict[int, None] = OrderedDict()  # keys, the oldest first
 
     def queue(self, block: int) -> int:
         return _SMALL if block in self._small else _MAIN
@@ -58,7 +59,7 @@ class S3FifoEviction(RankedEviction):
         if block in self._small:
             self._ghost[self._keys[block]] = None
             while len(self._ghost) > max(len(self._keys) - len(self._small), 1):
-                del self._ghost[next(iter(self._ghost))]
+                self._ghost.popitem(last=False)
         return block
 
     def filled(self, contents: Mapping[int, Prefix]) -> None:

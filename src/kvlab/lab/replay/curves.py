@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvlab.errors import ConfigError
-from kvlab.lab.replay.replay import BELADY, replay
+from kvlab.lab.replay.parallel import Task, replay_all
+from kvlab.lab.replay.replay import BELADY
 from kvlab.lab.replay.traffic import Traffic
 
 _SIZES = 6
@@ -45,10 +46,13 @@ def replay_curves(
     policies: Sequence[str],
     num_blocks: Sequence[int] = (),
     concurrency: int = 1,
-    on_size: Callable[[int], None] = lambda size: None,
+    *,
+    cores: int = 1,
+    memory: int | None = None,
+    on_replay: Callable[[int, int], None] = lambda done, of: None,
 ) -> ReplayCurves:
     """Replay traffic under each policy and belady, at each of these sizes, or at six between the longest request
-    and all that the workload stores. `on_size` is called before each.
+    and all that the workload stores, on so many cores and in so many bytes. `on_replay` is told how many are done.
 
     Raises ConfigError for a pool that the longest request does not fit in.
     """
@@ -59,14 +63,17 @@ def replay_curves(
             raise ConfigError("kv.num_blocks", size, f"{text}; kv.num_blocks={longest} is the least")
     sizes = sorted(set(num_blocks)) or _sizes(longest, traffic.contents + longest)
     names = [*dict.fromkeys(policies), BELADY]
-    rates: dict[str, list[float]] = {name: [] for name in names}
-    for size in sizes:
-        on_size(size)
-        for name in names:
-            # Beside its contents a visit takes one block at most.
-            never_full = size >= traffic.contents + concurrency
-            found = traffic.found_at_most if never_full else replay(traffic, name, size, concurrency)
-            rates[name].append(traffic.hit_rate(found))
+    # Beside its contents a visit takes one block at most: a larger pool is never full.
+    tasks = [Task(name, size) for size in sizes if size < traffic.contents + concurrency for name in names]
+    found: dict[Task, int] = {}
+    on_replay(0, len(tasks))
+    for task, blocks in replay_all(traffic, tasks, concurrency, cores=cores, memory=memory):
+        found[task] = blocks
+        on_replay(len(found), len(tasks))
+    rates = {
+        name: [traffic.hit_rate(found.get(Task(name, size), traffic.found_at_most)) for size in sizes]
+        for name in names
+    }
     return ReplayCurves(
         workload,
         len(traffic.visits),

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from struct import pack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.core import Request
+from kvlab.hashed_prompt import HashedPrompt, TokenIds
 
 NEVER = 2**62  # the next use of what is not used again
 
@@ -92,7 +94,10 @@ class _Reader:
     def add(self, request: Request) -> None:
         """The next request; one that another follows comes before that."""
         before = None if request.follows is None else self._sequences[request.follows]
-        own = np.asarray(request.prompt_token_ids, dtype=np.int64)
+        prompt = request.prompt_token_ids
+        parts = None if before is not None else self._parts(prompt)
+        whole = 0 if parts is None else len(parts) * self._size
+        own = np.asarray(prompt[whole:], dtype=np.int64)
         sequence = _Sequence((request.arrival_s, 0), request.follows, request.sampling.max_tokens, own)
         sequence.key = blake2b(repr(request.salt).encode(), digest_size=16).digest()
         if before is not None:
@@ -100,6 +105,7 @@ class _Reader:
             sequence.place = (before.place[0] + request.arrival_s, before.place[1] + 1)
             sequence.key, sequence.contents = before.key, before.contents.copy()
             sequence.rest = np.concatenate([before.rest, own])
+        self._store(sequence, parts or [])
         self._cut(sequence)
         sequence.looked_up = len(sequence.contents)
         sequence.stored = len(sequence.contents) * self._size + len(sequence.rest)
@@ -131,11 +137,25 @@ class _Reader:
         """Make contents of the whole blocks of the rest."""
         tokens, size = sequence.rest, self._size
         whole = len(tokens) // size * size
-        packed, key = tokens[:whole].tobytes(), sequence.key
-        for start in range(0, len(packed), 8 * size):
-            key = blake2b(packed[start : start + 8 * size], digest_size=16, key=key).digest()
-            sequence.contents.append(self._numbers.setdefault(key, len(self._numbers)))
-        sequence.key, sequence.rest = key, tokens[whole:].copy()
+        packed = tokens[:whole].tobytes()
+        self._store(sequence, [packed[start : start + 8 * size] for start in range(0, len(packed), 8 * size)])
+        sequence.rest = tokens[whole:].copy()
+
+    def _store(self, sequence: _Sequence, parts: list[bytes]) -> None:
+        """Make a content of each part, behind those before it."""
+        for part in parts:
+            sequence.key = blake2b(part, digest_size=16, key=sequence.key).digest()
+            sequence.contents.append(self._numbers.setdefault(sequence.key, len(self._numbers)))
+
+    def _parts(self, prompt: TokenIds) -> list[bytes] | None:
+        """What stands for each whole block of a prompt that is known by ids: the id, and which part of its block.
+        None where blocks are cut elsewhere, or too short for their tokens to tell ids apart.
+        """
+        size = self._size
+        if not isinstance(prompt, HashedPrompt) or prompt.block_tokens % size or size < 2 * prompt.places:
+            return None
+        each, ids, made = prompt.block_tokens // size, prompt.ids, (prompt.vocab_size, prompt.key)
+        return [pack("QqqQ", ids[block // each], block % each, *made) for block in range(len(prompt) // size)]
 
 
 def _look_ahead(visits: list[Visit], contents: int) -> int:
