@@ -242,6 +242,25 @@ def test_without_a_largest_rate_a_search_says_why(
     assert words in found.output
 
 
+def test_an_interrupted_search_for_a_rate_concludes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = iter([Ended({"slo/attainment": 50.0}), Ended(interrupted=True)])
+
+    def measure(runs: Trials, *_: object, **__: object) -> Ended:
+        ended = next(ends)
+        runs.interrupted = ended.interrupted
+        return ended
+
+    monkeypatch.setattr(Trials, "measure", measure)
+    paced = ["workload.arrival=uniform", "workload.rate=4", "slo.ttft_ms=500", "tracking=off", f"output={tmp_path}"]
+    found = call(kvlab.cli.tune.main, "find=rate", *paced, *TINY)
+    assert found.code == 130
+    assert "workload.rate=4: 50.0 % within" in found.output
+    assert "interrupted: what was tried is kept; the same command goes on from there" in found.output
+    assert "rate holds" not in found.output
+
+
 # The command
 
 

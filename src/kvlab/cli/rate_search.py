@@ -92,8 +92,8 @@ class RateSearch:
     def _finish(self, found: Bracket, problem: str | None) -> None:
         pictures, errors = self.runs.directory / "search", list[OutputError]()
         self.console.rule(style="dim")
-        for line in [problem] if problem else self._result(found) if self.ended else []:
-            print(line)
+        if not self.runs.interrupted:
+            print(problem or "\n".join(self._result(found)))
         with attempt(errors):
             self._write(pictures / "rates.csv")
         if len(self.ended) > 1:
