@@ -215,8 +215,6 @@ class TestProcesses:
         with pytest.raises(KeyboardInterrupt):
             replay_curves(traffic_of(1), "mine", ["lru"], [60, 61], cores=2, on_replay=interrupted)
         assert os.getpid() == parent
-        for process in multiprocessing.active_children():
-            process.join(5)
         assert not multiprocessing.active_children()
 
     def test_are_as_many_as_cores_and_memory_allow(self, monkeypatch: pytest.MonkeyPatch) -> None:

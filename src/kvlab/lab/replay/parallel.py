@@ -62,8 +62,11 @@ def _in_processes(
         executor.shutdown()
     except BaseException as error:
         executor.shutdown(wait=False, cancel_futures=True)
-        for process in set(multiprocessing.active_children()) - before:
+        begun = set(multiprocessing.active_children()) - before
+        for process in begun:
             process.terminate()
+        for process in begun:
+            process.join()
         if isinstance(error, BrokenProcessPool):
             text = "a process of the replay was killed, perhaps for memory: take fewer or smaller kv.num_blocks"
             raise CapacityError(text) from error
