@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,9 @@ class TestQuality:
         assert result.metrics["requests/completed"] == 5
         assert 0 < result.metrics["quality/logit_error_mean"] < result.metrics["quality/logit_error_max"] < 1
         assert result.metrics["quality/top1_agreement"] > 0.7
+        assert 0 < result.metrics["quality/kl_mean"] < 0.1
+        ratio = result.metrics["quality/perplexity"] / result.metrics["quality/reference_perplexity"]
+        assert ratio == pytest.approx(1, abs=0.1)
 
     def test_logits_that_are_known(self) -> None:
         found = compare(torch.tensor([[1.0, 2.0], [5.0, 0.0]]), torch.tensor([[1.0, 2.5], [3.0, 4.0]]))
@@ -107,7 +111,16 @@ class TestQuality:
             "quality/logit_error_mean": (0 + 0.5 + 2 + 4) / 4,
             "quality/logit_error_max": 4.0,
             "quality/top1_agreement": 0.5,
+            "quality/kl_mean": pytest.approx(1.55022, abs=1e-5),
         }
+
+    def test_perplexity_is_that_of_the_tokens_that_follow(self) -> None:
+        even, sure = torch.zeros(3, 4), torch.tensor([[9.0, 0, 0, 0]] * 3)
+        found = compare(even, sure, [0, 1, None])
+        assert found["quality/perplexity"] == pytest.approx(4)
+        sharp = math.exp(4.5 + math.log(1 + 3 * math.exp(-9)))
+        assert found["quality/reference_perplexity"] == pytest.approx(sharp)
+        assert compare(even, even, [0])["quality/kl_mean"] == 0
 
     def test_no_memory_for_the_reference_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(quality, "available_memory", lambda device: 1000)

@@ -244,6 +244,10 @@ CATALOGUE: dict[str, Metric] = _catalogue({
         Metric("quality/logit_error_max", "error of a logit, largest", "", "its largest value", COST, 4),
         Metric("quality/top1_agreement", "positions with the same most likely token", "0 to 1",
                "share of positions at which both models give the same most likely token", GAIN, 3),
+        Metric("quality/kl_mean", "divergence of the next token, mean", "nats",
+               "sum of P (log P - log Q) over the vocabulary, P without int8: KL divergence", COST, 5),
+        Metric("quality/perplexity", "perplexity", "", "exp(-mean log probability of a prompt's tokens)", COST, 3),
+        Metric("quality/reference_perplexity", "perplexity without int8", "", "the same without int8", NEUTRAL, 3),
     ],
     "engine": [
         Metric("engine/steps", "steps", "steps",

@@ -1,4 +1,4 @@
-"""What int8 costs in quality: logits of the run's model beside those of the same model without int8."""
+"""What fewer bits cost in quality: logits of a model beside those of the same model with more."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _WORKING_MEMORY = 2**29
 
 
 def quality_metrics(plan: EnginePlan, requests: Sequence[Request]) -> tuple[dict[str, float], str]:
-    """Mean and largest error of a logit, and the share of positions whose most likely token is the same, against
-    the run's own dtype: at the last 16 positions of the first 4 prompts. Nothing without int8, and nothing but the
-    reason where memory is short. Builds either model in turn, so the run's engine must be closed.
+    """What `compare` says of the last 16 positions of the first 4 prompts, against the run's own dtype. Nothing
+    without int8, and nothing but the reason where memory is short. Builds either model in turn, so the run's engine
+    must be closed.
     """
     config = plan.config
     if plan.kernels is None or "int8" not in (config.kv.dtype, config.executor.weights):
@@ -40,28 +40,47 @@ def quality_metrics(plan: EnginePlan, requests: Sequence[Request]) -> tuple[dict
             f"{plan.device} has {format_bytes(available)} available"
         )
     prompts = [list(request.prompt_token_ids[:_LONGEST]) for request in requests[:_PROMPTS]]
-    return compare(_logits(plan, prompts), _logits(reference, prompts)), ""
+    positions = [range(max(0, len(prompt) - _POSITIONS), len(prompt)) for prompt in prompts]
+    following = [prompt[place + 1] if place + 1 < len(prompt) else None
+                 for prompt, places in zip(prompts, positions, strict=True) for place in places]  # fmt: skip
+    found, expected = (logits_of(each, prompts, positions) for each in (plan, reference))
+    return compare(found, expected, following), ""
 
 
-def compare(found: torch.Tensor, expected: torch.Tensor) -> dict[str, float]:
-    """The metrics for logits `[positions, vocab]`."""
+def compare(
+    found: torch.Tensor, expected: torch.Tensor, following: Sequence[int | None] = ()
+) -> dict[str, float]:
+    """The metrics for logits `[positions, vocab]`; `following` is the token that came behind each position, None
+    behind the last of a text.
+
+    KL(P || Q) = sum P (log P - log Q) with P of the expected logits, in nats. The perplexity of a text is
+    exp(-mean log P(token)).
+    """
     error = (found - expected).abs()
-    return {
+    ours, theirs = (logits.double().log_softmax(-1) for logits in (found, expected))
+    metrics = {
         "quality/logit_error_mean": float(error.mean()),
         "quality/logit_error_max": float(error.max()),
-        "quality/top1_agreement": float((found.argmax(-1) == expected.argmax(-1)).float().mean()),
+        "quality/top1_agreement": float((found.argmax(-1) == expected.argmax(-1)).double().mean()),
+        "quality/kl_mean": float((theirs.exp() * (theirs - ours)).sum(-1).mean()),
     }
+    rows = [row for row, token in enumerate(following) if token is not None]
+    if rows:
+        tokens = torch.tensor([token for token in following if token is not None], device=found.device)
+        for name, logs in (("perplexity", ours), ("reference_perplexity", theirs)):
+            metrics[f"quality/{name}"] = float(logs[rows, tokens].mean().neg().exp())
+    return metrics
 
 
-def _logits(plan: EnginePlan, prompts: list[list[int]]) -> torch.Tensor:
-    """`[positions, vocab]` float32 of the last positions of each prompt."""
+def logits_of(plan: EnginePlan, texts: Sequence[list[int]], positions: Sequence[Sequence[int]]) -> torch.Tensor:
+    """`[positions, vocab]` float32 at some positions of each text. Builds the plan's model."""
     model, spec = build_decoder(plan), plan.model.kv_spec(plan.config.kv_dtype)
     found = []
-    for prompt in prompts:
-        storage = KVStorage(spec, 1, len(prompt), plan.device, layout_of(plan.computed_by.attention))
-        pool = ContiguousKVCachePool(1, len(prompt), storage)
-        view = pool.view([pool.allocate_slot(len(prompt))], [len(prompt)])
-        rows = torch.arange(max(0, len(prompt) - _POSITIONS), len(prompt), device=plan.device)
-        found.append(model.forward(torch.tensor(prompt, device=plan.device), view, rows).float())
+    for text, places in zip(texts, positions, strict=True):
+        storage = KVStorage(spec, 1, len(text), plan.device, layout_of(plan.computed_by.attention))
+        pool = ContiguousKVCachePool(1, len(text), storage)
+        view = pool.view([pool.allocate_slot(len(text))], [len(text)])
+        rows = torch.tensor(list(places), device=plan.device)
+        found.append(model.forward(torch.tensor(text, device=plan.device), view, rows).float())
         view.advance()
     return torch.cat(found)
