@@ -65,6 +65,8 @@ def test_a_file_of_prompts_and_messages(tmp_path: Path, checkpoint: Path, words:
         ids = row["output_token_ids"]
         assert row["text"] == words.decode(ids[:-1] if ids[-1] == END and row["finish_reason"] == "stop" else ids)
         assert row["text"]
+    shown = sample_answers(read_run(tmp_path / "run").requests())
+    assert [answer.name for answer in shown] == ["r0", "r1"] + ["r3"] * bool(rows[3]["text"])
     assert (rows[3]["finish_reason"], set("eoa ") & set(rows[3]["text"])) == ("stop", set())
 
 

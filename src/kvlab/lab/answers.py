@@ -39,8 +39,8 @@ def with_text(
 
 
 def sample_answers(records: Sequence[RequestRecord], most: int = SAMPLE) -> list[Answer]:
-    """Some answers of a run, evenly from its first to its last request; none where it has no text."""
-    with_words = [record for record in records if record.text and record.sample == 0]
+    """Some answers of a run, evenly from its first to its last request; none to prompts that are no text."""
+    with_words = [record for record in records if record.prompt and record.text and record.sample == 0]
     count = min(most, len(with_words))
     chosen = [with_words[index * (len(with_words) - 1) // max(1, count - 1)] for index in range(count)]
     return [Answer(each.name, _line(each.prompt), _line(each.text), _ending(each)) for each in chosen]

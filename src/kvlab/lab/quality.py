@@ -47,9 +47,7 @@ def quality_metrics(plan: EnginePlan, requests: Sequence[Request]) -> tuple[dict
     return compare(found, expected, following), ""
 
 
-def compare(
-    found: torch.Tensor, expected: torch.Tensor, following: Sequence[int | None] = ()
-) -> dict[str, float]:
+def compare(found: torch.Tensor, expected: torch.Tensor, following: Sequence[int | None] = ()) -> dict[str, float]:
     """The metrics for logits `[positions, vocab]`; `following` is the token that came behind each position, None
     behind the last of a text.
 
