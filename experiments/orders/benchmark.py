@@ -222,7 +222,9 @@ def draw(found: Sequence[Traffic], path: Path) -> None:
                 axis.plot([middle, late], [y, y], color=colour, linewidth=2)
                 axis.plot(middle, y, "o", color=colour, markersize=5, label=name if not row else None)
                 axis.plot(last, y, "|", color=colour, markersize=9)
-        axis.set(xscale="log", xlabel="time in the queue, s (0.1 stands for less, too)", title=f"{traffic.name} traffic")
+        axis.set(
+            xscale="log", xlabel="time in the queue, s (0.1 stands for less, too)", title=f"{traffic.name} traffic"
+        )
         axis.set_yticks(range(len(labels)), labels)
         axis.grid(axis="x", alpha=0.3)
     axes[0][0].invert_yaxis()
