@@ -170,7 +170,7 @@ class TestAsTransformersReadsIt:
             "qwen3",
             {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
             "rope_parameters.rope_type=yarn",
-            "known: default, linear, llama3",
+            "known: default, linear, llama3, or model.implementation=transformers",
         ),
         (
             "gemma3_text",

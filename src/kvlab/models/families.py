@@ -62,6 +62,7 @@ _ROPE_TYPES = {"default": _ROPE_KEYS[:1], "linear": _ROPE_KEYS[:2], "llama3": _R
 _THETA = 10_000.0  # of a model that names none; full attention of Gemma 3:
 _GEMMA_THETA = 1_000_000.0
 _MOST_LAYERS = 10_000
+_THEIRS = ", or model.implementation=transformers"  # for what kvlab's own decoder does not compute
 _GEMMA_PATTERN = 6  # every sixth layer of Gemma 3 sees all tokens
 
 
@@ -200,9 +201,11 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     values = _Values(family, config)
     activation_key = "hidden_activation" if values.gemma else "hidden_act"
     if values(activation_key) not in tuple(ACTIVATIONS):  # a value that cannot be hashed is not in there either
-        raise ConfigError(activation_key, values(activation_key), f"unknown; known: {', '.join(ACTIVATIONS)}")
+        raise ConfigError(
+            activation_key, values(activation_key), f"unknown; known: {', '.join(ACTIVATIONS)}{_THEIRS}"
+        )
     if values.flag("mlp_bias"):
-        raise ConfigError("mlp_bias", True, "the feed-forward has no biases; only false")
+        raise ConfigError("mlp_bias", True, f"the feed-forward has no biases; only false{_THEIRS}")
     if values.flag("use_bidirectional_attention"):
         raise ConfigError("use_bidirectional_attention", True, "a decoder attends to what is before; only false")
     hidden, heads = values.count("hidden_size"), values.count("num_attention_heads")
@@ -307,9 +310,9 @@ def _rope(values: _Values, kind: str) -> RopeConfig:
     }
     rope_type, partial = parameters["rope_type"], parameters["partial_rotary_factor"]
     if rope_type not in tuple(_ROPE_TYPES):
-        raise ConfigError(f"{key}.rope_type", rope_type, f"unknown; known: {', '.join(_ROPE_TYPES)}")
+        raise ConfigError(f"{key}.rope_type", rope_type, f"unknown; known: {', '.join(_ROPE_TYPES)}{_THEIRS}")
     if partial not in (None, 1.0):
-        raise ConfigError(f"{key}.partial_rotary_factor", partial, "whole heads are rotated; only 1.0")
+        raise ConfigError(f"{key}.partial_rotary_factor", partial, f"whole heads are rotated; only 1.0{_THEIRS}")
     numbers: list[Any] = [parameters.get(name) for name in _ROPE_TYPES[rope_type]]
     for name, number in zip(_ROPE_KEYS, numbers, strict=False):
         if not _is_positive(number):
