@@ -221,7 +221,7 @@ def _announce(plan: RunPlan, context: RunContext) -> None:
         recorded = as_recorded(dataclasses.asdict(config), context.written)
         context.console.print(config_tree(recorded, context.choices))
     kind, kernels = f"{POOLS.get(config.kv.backend).unit}s", plan.kernels
-    computed = f"attention: {kernels.attention.name}, other kernels: {kernels.ops.name}; " if kernels else ""
+    computed = f"attention: {kernels.attention.name}, other kernels: {plan.chosen['kernels']}; " if kernels else ""
     threads = kernels.threads if kernels and plan.device == "cpu" else 0
     weights = config.executor.dtype if config.executor.weights == "auto" else config.executor.weights
     context.console.print(
