@@ -88,6 +88,20 @@ def test_a_window_limits_what_its_layers_attend_to(tables: MeasuredTables) -> No
     assert pieces < full._prefilling_s([4096], [0])
 
 
+@pytest.mark.usefixtures("tables")
+def test_fp8_is_measured_with_three_kinds_of_scales() -> None:
+    def step_s(*overrides: str) -> float:
+        timing = plan_engine(composed(*RUN, "model=qwen3_32b", *overrides)).timing
+        assert timing is not None
+        return timing.device_s(counts(*[1] * 64), counts(*[8000] * 64), 64)
+
+    plain, dynamic = step_s(), step_s("executor.weights=fp8")
+    static, block = (step_s("executor.weights=fp8", f"framework.fp8_scales={kind}") for kind in ("static", "block"))
+    assert static < dynamic < plain
+    assert block not in (static, dynamic)
+    assert step_s("kv.dtype=fp8_e4m3") < plain
+
+
 def test_rounding_keeps_seven_bits() -> None:
     assert [_rounded(count) for count in (0, 1, 127, 128, 129, 131, 255, 1001)] == [
         0,

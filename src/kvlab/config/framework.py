@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlab.config.values import at_least
+from kvlab.config.values import at_least, one_of
+
+FP8_SCALES = ("dynamic", "static", "block")
 
 
 @dataclass
@@ -13,6 +15,7 @@ class FrameworkConfig:
 
     name: str = "vllm"  # what it is called in tables and runs
     tables: str = "vllm"  # timing=silicon: whose kernels were measured: vllm, sglang or trtllm
+    fp8_scales: str = "dynamic"  # timing=silicon: of fp8's activations: dynamic, static or block (weights too)
     version: str | None = None  # timing=silicon: of the framework whose kernels were measured; null: the newest
     step_us: float = 200.0  # of the host, for a step
     sequence_us: float = 3.0  # of the host, for each sequence in a step
@@ -20,6 +23,7 @@ class FrameworkConfig:
     overlap: bool = False  # the host prepares a step while the device computes the one before
 
     def __post_init__(self) -> None:
+        one_of("framework.fp8_scales", self.fp8_scales, FP8_SCALES)
         for name in ("step_us", "sequence_us", "token_us"):
             at_least(f"framework.{name}", getattr(self, name), 0)
 

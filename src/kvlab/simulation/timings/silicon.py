@@ -35,7 +35,8 @@ _HEADS, _SIZES = (1, 2, 4, 8), (64, 128, 256)  # of K and V on a device, as mode
 _STREAMED = 0.8  # share of the bandwidth that norms and gates reach, as in the package's own models;
 _GATHERED = 0.3  # likewise the embedding
 #: What the tables call the types of weights, and of K and V.
-_WEIGHTS = {"bfloat16": "bfloat16", "float16": "bfloat16", "int8": "int8_wo", "fp8": "fp8"}
+_WEIGHTS = {"bfloat16": "bfloat16", "float16": "bfloat16", "int8": "int8_wo"}
+_FP8 = {"dynamic": "fp8", "static": "fp8_static", "block": "fp8_block"}
 _KV = {"bfloat16": "bfloat16", "float16": "bfloat16", "int8": "int8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 
 
@@ -82,15 +83,16 @@ class SiliconTiming(Timing):
     @classmethod
     def of(cls, deployment: Deployment) -> SiliconTiming:
         config, model, devices = deployment.config, deployment.model, deployment.devices
-        if config.executor.dtype not in _WEIGHTS:
+        if config.executor.dtype not in _KV:
             known = "bfloat16 and float16"
             raise ConfigError("executor.dtype", config.executor.dtype, f"timing=silicon has {known}; {INSTEAD}")
         tables = MeasuredTables(deployment.hardware, config.framework)
         weights = config.executor.dtype if config.executor.weights == "auto" else config.executor.weights
+        types = _WEIGHTS | {"fp8": _FP8[config.framework.fp8_scales]}
         try:
-            return cls(tables, model, devices, _WEIGHTS[weights], _KV[config.kv_dtype])
+            return cls(tables, model, devices, types[weights], _KV[config.kv_dtype])
         except UnmeasuredError:
-            raise _unmeasured(tables, config, model, devices, weights) from None
+            raise _unmeasured(tables, config, model, devices, weights, types) from None
 
     @property
     def description(self) -> str:
@@ -140,7 +142,12 @@ def _rounded(count: int) -> int:
 
 
 def _unmeasured(
-    tables: MeasuredTables, config: EngineConfig, model: DecoderConfig, devices: int, weights: str
+    tables: MeasuredTables,
+    config: EngineConfig,
+    model: DecoderConfig,
+    devices: int,
+    weights: str,
+    weight_types: dict[str, str],
 ) -> ConfigError:
     """What the tables have instead of what they do not."""
     make, types, kv = tables.operations, tables.types, config.kv_dtype
@@ -156,8 +163,8 @@ def _unmeasured(
         names = ", ".join(name for name, called in known.items() if has(called))
         return f"{tables.name} was measured with {names}; {INSTEAD}"
 
-    if not has_weights(_WEIGHTS[weights]):
-        return ConfigError("executor.weights", weights, instead(_WEIGHTS, has_weights))
+    if not has_weights(weight_types[weights]):
+        return ConfigError("executor.weights", weights, instead(weight_types, has_weights))
     if not has_attention(_KV[kv]):
         return ConfigError("kv.dtype", kv, instead(_KV, has_attention))
     heads, size = model.num_kv_heads // devices, model.head_dim
