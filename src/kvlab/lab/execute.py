@@ -169,7 +169,7 @@ def _drive(
             concurrency=limit,
             should_stop=should_stop,
             on_step=after_step,
-            at_once=not plan.config.debug.audit,
+            at_once=playback is None and not plan.config.debug.audit,
         )
     if isinstance(engine, Journaled) and engine.journal is not None:
         log.blocks = engine.journal.columns(record.key for record in log.records)
