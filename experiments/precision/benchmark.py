@@ -1,0 +1,77 @@
+"""Quality beside bytes, for real weights: what bfloat16 and int8 change in the next token of a text.
+
+kvlab fetch smollm2
+python -m experiments.precision.benchmark              quality and bytes: a few minutes
+python -m experiments.precision.benchmark --speed      also the speed of the chat workload: on a quiet machine
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+from experiments.runs import configure, measure
+from kvlab.engine.build import EnginePlan, plan_engine
+from kvlab.lab.quality import compare, logits_of
+from kvlab.models.tokenizer import load_tokenizer
+
+TEXT = Path(__file__).with_name("text.md")
+TOKENS, WINDOW = 3000, 500
+MEMORY = 2**30  # of weights and cache together, for the sequences that fit
+LENGTH = 1024
+BASE = ["model=smollm2_135m", "executor=cpu", "model.max_seq_len=1024", "scheduler.max_batch_size=16"]
+VARIANTS = {
+    "float32": ["executor.dtype=float32"],
+    "bfloat16": ["executor.dtype=bfloat16"],
+    "bfloat16, K and V in int8": ["executor.dtype=bfloat16", "kv.dtype=int8"],
+    "bfloat16, weights in int8": ["executor.dtype=bfloat16", "executor.weights=int8"],
+    "bfloat16, both in int8": ["executor.dtype=bfloat16", "kv.dtype=int8", "executor.weights=int8"],
+    "float32, K and V in int8": ["executor.dtype=float32", "kv.dtype=int8"],
+}
+
+
+def planned(name: str, *more: str) -> EnginePlan:
+    """The engine of a variant."""
+    return plan_engine(configure([*BASE, *VARIANTS[name], *more]))
+
+
+def main() -> None:
+    """Print a row for each variant."""
+    tokenizer = load_tokenizer(planned("float32").config.model)
+    tokens = tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:TOKENS]
+    texts = [tokens[start : start + WINDOW] for start in range(0, len(tokens), WINDOW)]
+    everywhere = [range(len(text)) for text in texts]
+    following = [token for text in texts for token in (*text[1:], None)]
+    print(f"{len(tokens):,} tokens in windows of {WINDOW}")
+    expected = logits_of(planned("float32"), texts, everywhere)
+    print("| | perplexity | same most likely token | mean KL, nats | weights | K and V of a token | sequences |")
+    for name in VARIANTS:
+        plan = planned(name)
+        found = logits_of(plan, texts, everywhere)
+        rows = [slice(start, start + WINDOW) for start in range(0, len(found), WINDOW)]
+        parts = [compare(found[row], expected[row], following[row]) for row in rows]
+        del found
+        weights = [len(range(*row.indices(len(tokens)))) / len(tokens) for row in rows]
+
+        def mean(key: str, parts: list[dict[str, float]] = parts, weights: list[float] = weights) -> float:
+            return sum(part[f"quality/{key}"] * weight for part, weight in zip(parts, weights, strict=True))
+
+        logs = [math.log(part["quality/perplexity"]) for part in parts]
+        perplexity = math.exp(sum(log * weight for log, weight in zip(logs, weights, strict=True)))
+        cache = MEMORY - plan.weights.parameters
+        fit = max(0, cache) // (plan.pool.bytes_per_token * LENGTH)
+        bytes_per_token = f"{plan.pool.bytes_per_token:,} B"
+        line = f"| {name} | {perplexity:.3f} | {100 * mean('top1_agreement'):.1f} % "
+        line += f"| {mean('kl_mean'):.1e} | {plan.weights.parameters / 2**20:.0f} MiB | {bytes_per_token} | {fit} |"
+        print(line + (f" {speed(name):.0f} tok/s |" if "--speed" in sys.argv else ""), flush=True)
+
+
+def speed(name: str) -> float:
+    """Output tokens per second of the chat workload."""
+    _, _, metrics = measure(configure([*BASE, *VARIANTS[name], "workload=chat", "tracking=off"]))
+    return metrics["throughput/output_tokens_per_s"]
+
+
+if __name__ == "__main__":
+    main()
