@@ -13,8 +13,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from kvlab.cli.settings import read_settings, run_command
+from kvlab.cli.settings import read_settings, run_command, unknown_setting
 from kvlab.config.server import ServerConfig
+from kvlab.errors import ConfigError
 
 
 @dataclass
@@ -26,10 +27,17 @@ class ServeSettings:
 
 def _answer(arguments: list[str]) -> int:
     settings, overrides = read_settings(ServeSettings, arguments)
+    for text in overrides:
+        if text.startswith("server."):
+            raise unknown_setting(ServeSettings, text)
     from kvlab.cli.compose import compose_one
     from kvlab.lab.terminal import Terminal
 
     config = compose_one(overrides, "a server")
+    if config.executor.timing == "replay":
+        raise ConfigError(
+            "executor.timing", "replay", "has the requests of its recording alone; a server gets others"
+        )
     console = Terminal()
     from kvlab.server.lifecycle import listen, serve
 

@@ -1,0 +1,46 @@
+"""kvlab serve as a command: what it refuses before anything is loaded."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import pytest
+
+from kvlab.cli import serve
+
+SIMULATED = ["executor=simulated", "hardware=h100_sxm", "model=qwen3_tiny"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["server.prt=7"], "server.prt=7: unknown; did you mean server.port? known: server.host"),
+        (["server.port=70000"], "server.port=70000: must be at most 65535"),
+        (["server.max_body=0"], "server.max_body=0: must be more than 0 bytes"),
+        (["server.api_key="], "server.api_key=*** must not be empty; null asks for none"),
+        (["server.host=nowhere.invalid"], "server.host=nowhere.invalid: is no address of this machine"),
+        (
+            [*SIMULATED, "executor.timing=replay"],
+            "executor.timing=replay: has the requests of its recording alone; a server gets others",
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["kvlab serve", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        serve.main()
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {sentence}")
+    assert said.count("\n") == 1
+
+
+def test_a_port_in_use_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(sys, "argv", ["kvlab serve", "model=qwen3_tiny", f"server.port={port}"])
+        with pytest.raises(SystemExit, match="2"):
+            serve.main()
+    assert f"server.port={port}: Address already in use; choose another one" in capsys.readouterr().err
