@@ -46,13 +46,13 @@ Feature: Service levels
     @R16.4
     Scenario: A search doubles the rate until too few requests are within the limit
       Given a laboratory with a store of its own
-      When I tune in the laboratory "find=rate executor=simulated hardware=l4 scheduler.max_batch_size=1 slo.ttft_ms=1 workload.arrival=uniform workload.rate=800 precision=100"
+      When I tune in the laboratory "find=rate executor=simulated hardware=l4 framework.step_us=200 framework.sequence_us=5 framework.token_us=0 scheduler.max_batch_size=1 slo.ttft_ms=1 workload.arrival=uniform workload.rate=800 precision=100"
       Then it ends with status 0
       And it says "largest: workload.rate=800: 100.0 % within"
       And it says "above it: workload.rate=1600: 66.7 % within"
       And the store holds the search with 2 finished runs, and its workload.rate is 800
       And it leaves the files "rates.csv rates.png"
-      When I tune in the laboratory "find=rate executor=simulated hardware=l4 scheduler.max_batch_size=1 slo.ttft_ms=1 workload.arrival=uniform workload.rate=800 precision=100"
+      When I tune in the laboratory "find=rate executor=simulated hardware=l4 framework.step_us=200 framework.sequence_us=5 framework.token_us=0 scheduler.max_batch_size=1 slo.ttft_ms=1 workload.arrival=uniform workload.rate=800 precision=100"
       Then it says "measured before: does not"
       And the store holds the search with 2 finished runs, and its workload.rate is 800
 
