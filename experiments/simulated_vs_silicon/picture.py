@@ -34,7 +34,7 @@ def draw(results: Sequence[Result]) -> Figure:
         axes.plot(ends, ends, color=style.FAINT, linewidth=1)
         handles["formula of one line"] = axes.scatter(measured, formula, s=9, color=style.CACHED, marker="x")
         for campaign, colour in zip(
-            dict.fromkeys(row.campaign for row in results), cycle(style.LINES), strict=False
+            dict.fromkeys(row.campaign for row in results), cycle((*style.LINES, style.YELLOW)), strict=False
         ):
             rows = [row for row in results if row.campaign == campaign]
             xs, ys = ([getattr(row, f"{by}_{name}_ms") for row in rows] for by in ("measured", "simulated"))
