@@ -5,15 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.config import EngineConfig, HardwareConfig
 from kvlab.core import StepRecord
-from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig
 from kvlab.simulation.recording import Recording
+
+if TYPE_CHECKING:
+    from kvlab.kv.view import CacheView  # which imports torch
 
 Counts = NDArray[np.int64]
 
