@@ -49,7 +49,7 @@ Feature: Simulation
       And all 4 requests were completed
 
     @R14.3
-    Scenario Outline: <override>
+    Scenario Outline: The tables do not have <override>
       Given the tables of measured operations
       When I run "executor=simulated executor.timing=silicon executor.dtype=bfloat16 model=qwen3_8b hardware=h100_sxm <override>" on a tiny model
       Then the command fails without a traceback
