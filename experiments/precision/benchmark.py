@@ -16,7 +16,7 @@ from kvlab.engine.build import EnginePlan, plan_engine
 from kvlab.lab.quality import compare, logits_of
 from kvlab.models.tokenizer import load_tokenizer
 
-TEXT = Path(__file__).with_name("text.md")
+TEXT = Path(__file__).with_name("text.txt")
 TOKENS, WINDOW = 3000, 500
 MEMORY = 2**30  # of weights and cache together, for the sequences that fit
 LENGTH = 1024
