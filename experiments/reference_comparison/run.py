@@ -18,8 +18,11 @@ from kvlab.lab.figures import style
 HERE = Path(__file__).parent
 OUTPUT, PEAK = "throughput/output_tokens_per_s", "capacity/peak_running"
 REPORTED = {"qwen3_4b": 1.32, "llama3_2_3b": 1.17, "gemma3_1b": 1.12}
+#: The host's cost, an assumption: there is no measured deployment on such a card to fit it to.
+HOST = ("framework.step_us=200", "framework.sequence_us=3", "framework.token_us=0")
 SETTING: tuple[str, ...] = (
     "executor=simulated",
+    *HOST,
     "hardware=rtx_4060ti_16g",
     "workload=burst48",
     "model.max_seq_len=4096",
@@ -30,6 +33,7 @@ USED = 448  # tokens of each request of the claim: 256 and 192
 RESERVED = (1, 2, 4, 8, 16, 32, 64)  # times that
 CLAIM: tuple[str, ...] = (
     "executor=simulated",
+    *HOST,
     "workload=burst48",
     "workload.num_requests=128",
     "scheduler.max_batch_size=128",

@@ -81,7 +81,8 @@ def test_a_failure_ends_its_own_sequence_alone() -> None:
 
 
 def simulated(batching: str) -> RunLog:
-    config = composed("executor=simulated", "hardware=l4", "workload=burst16", f"executor.batching={batching}")
+    device = ["executor=simulated", "hardware=l4", "framework.step_us=0", "framework.sequence_us=0"]
+    config = composed(*device, "framework.token_us=0", "workload=burst16", f"executor.batching={batching}")
     return drive(
         build_engine(plan_engine(config)), [request(f"r{number}", 100, 20, ignore_eos=True) for number in range(16)]
     )

@@ -20,7 +20,9 @@ def test_it_runs_in_small(name: str, tmp_path: Path) -> None:
     ended = Lab(tmp_path).here(name, *SMALL, "tracking=off")
     assert ended.code == 0, ended.output
     summaries = [json.loads(file.read_text()) for file in (tmp_path / "out").rglob("summary.json")]
-    assert len(summaries) == len(points_of(name))
+    # The tiny model takes the place of models that are swept.
+    points = {tuple(value for value in point if not value.startswith("model=")) for point in points_of(name)}
+    assert len(summaries) == len(points)
     for summary in summaries:
         assert (summary["status"], summary["error"]) == ("finished", None)
         assert summary["metrics"]["requests/completed"] >= 2

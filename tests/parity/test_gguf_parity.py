@@ -119,7 +119,7 @@ def test_the_planner_takes_a_file(tmp_path: Path, tiny: Any) -> None:
     write_gguf(tiny, path, "Q8_0")
     found = plan(CapacitySettings(memory="256MiB"), [f"model={path}", "executor.device=cpu"])
     assert (found.name, found.model.num_layers) == ("own model", tiny.config.num_hidden_layers)
-    with pytest.raises(ConfigError, match=r"no model\.gguf is not there"):
+    with pytest.raises(ConfigError, match=r"no model\.gguf: is not there"):
         plan(CapacitySettings(memory="256MiB"), [f"model={tmp_path}/no model.gguf"])
 
 

@@ -138,7 +138,7 @@ WRONG: list[Case] = [
     (AttentionConfig, {"prefer": ["sdpa", "flash"]}, "attention.prefer", "flash", "known: concat, cpu"),
     (ExecutorConfig, {"dtype": "int8"}, "executor.dtype", "int8", "known: float32, bfloat16, float16"),
     (ExecutorConfig, {"threads": 0}, "executor.threads", "0", "at least 1"),
-    (WorkloadConfig, {"source": "csv"}, "workload.source", "csv", "known: azure, burstgpt, jsonl"),
+    (WorkloadConfig, {"source": "csv"}, "workload.source", "csv", "known: azure, burstgpt, chat, jsonl"),
     (WorkloadConfig, {"arrival": "poison"}, "workload.arrival", "poison", "known: burst"),
     (WorkloadConfig, {"temperature": -1.0}, "workload.temperature", "-1.0", "at least 0"),
     (WorkloadConfig, {"num_requests": 0}, "workload.num_requests", "0", "at least 1"),
