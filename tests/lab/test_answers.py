@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from kvlab.core import FinishReason
+from kvlab.core import FinishReason, Message
 from kvlab.errors import TokenizerError, WorkloadError
 from kvlab.lab.answers import sample_answers
 from kvlab.lab.compare.groups import RunSet
@@ -59,7 +59,7 @@ def test_a_file_of_prompts_and_messages(tmp_path: Path, checkpoint: Path, words:
     )
     rows = run(tmp_path / "run", checkpoint, "workload=jsonl", lines)
     assert [row["prompt"] for row in rows] == ["Who are you?", "Who are you?", "", "I am a model"]
-    chat = words.chat(MESSAGES)
+    chat = words.encode_prompt([Message(**message) for message in MESSAGES])
     assert [row["prompt_tokens"] for row in rows[:2]] == [len(words.encode("Who are you?")), len(chat)]
     for row in rows[:3]:
         ids = row["output_token_ids"]

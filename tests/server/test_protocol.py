@@ -16,6 +16,7 @@ import pytest
 
 from kvlab.config.server import ServerConfig
 from tests.support.engines import assert_empty
+from tests.support.pools import sharing_pool
 from tests.support.serving import Served, served
 
 PROMPT = [5, 6, 7, 8]
@@ -117,14 +118,13 @@ def test_logprobs_are_parallel_lists_in_completions_and_content_in_chats(client:
     assert [len(entry.top_logprobs) for entry in content.content or []] == [3, 3]
 
 
-def test_what_was_found_in_the_prefix_cache_is_in_the_usage(client: openai.OpenAI) -> None:
-    prompt = list(range(20, 60))
-    asked: dict[str, Any] = {"model": "tiny", "prompt": prompt, "max_tokens": 1}
-    for cached in (0, 0):  # the pool of this server shares nothing
-        usage = client.completions.create(**asked).usage
-        assert usage is not None
-        assert usage.prompt_tokens_details is not None
-        assert usage.prompt_tokens_details.cached_tokens == cached
+def test_what_was_found_in_the_prefix_cache_is_in_the_usage() -> None:
+    with served(pool=sharing_pool()) as server:
+        size = server.serving.engine.core.pool.block_size
+        body = {"prompt": list(range(20, 20 + 2 * size + 1)), "max_tokens": 1}
+        usages = [post(server, "/v1/completions", body).json()["usage"] for _ in range(2)]
+        wait_until_empty(server)
+    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages] == [0, 2 * size]
 
 
 def test_echo_begins_with_the_prompt(client: openai.OpenAI) -> None:
@@ -331,6 +331,14 @@ class TestLimits:
             assert (health.status_code, health.json()) == (503, {"status": "draining"})
             assert post(server, "/v1/completions", body).status_code == 503
             assert open_call.result(60).json()["choices"][0]["finish_reason"] == "length"
+
+    def test_a_second_signal_ends_at_once(self) -> None:
+        with served() as server:
+            server.server.handle_exit(15, None)
+            assert not server.server.force_exit
+            server.server.handle_exit(15, None)
+            assert server.server.should_exit
+            assert server.server.force_exit
 
     def test_a_model_without_words_takes_ids_alone(self) -> None:
         with served(words=False) as server:

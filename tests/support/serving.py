@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvlab.config.server import ServerConfig
+from kvlab.core import Message
 from kvlab.engine.clock import WallClock
 from kvlab.engine.service import Engine
 from kvlab.errors import ConfigError
+from kvlab.models.tokenizer import Tokenizer
 from kvlab.server.app import build_app
 from kvlab.server.lifecycle import Server, listen
 from kvlab.server.metrics import ServerMetrics
-from kvlab.server.model import ServedModel, Tokenizer
+from kvlab.server.model import ServedModel
 from kvlab.server.serving import Serving
 from tests.support.engines import make_engine
 from tests.support.model import tiny_config
@@ -25,16 +27,21 @@ from tests.support.model import tiny_config
 class Letters(Tokenizer):
     """Token 97 is "a": the characters of a text are its ids."""
 
+    def __init__(self) -> None:
+        """Nothing is read."""
+
     def encode(self, text: str) -> list[int]:
         return [ord(character) % 199 for character in text]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(map(chr, token_ids))
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        if any(message["role"] == "robot" for message in messages):
+    def encode_prompt(self, prompt: str | Sequence[Message]) -> list[int]:
+        if isinstance(prompt, str):
+            return self.encode(prompt)
+        if any(message.role == "robot" for message in prompt):
             raise ConfigError("messages", "robot", "the template knows no such role")
-        return [id_ for message in messages for id_ in self.encode(f"{message['role']}: {message['content']}\n")]
+        return [id_ for role, content in prompt for id_ in self.encode(f"{role}: {content}\n")]
 
 
 @dataclass

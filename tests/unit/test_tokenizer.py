@@ -76,7 +76,6 @@ def test_tokens_streamed_one_by_one_join_to_the_tokenizers_own_decoding(sources:
 def test_messages_are_what_the_template_makes_of_them(tokenizer: Tokenizer, reference: Reference) -> None:
     assert tokenizer.render(ASKED) == RENDERED
     assert tokenizer.encode_prompt(ASKED) == reference.encode(RENDERED).ids
-    assert tokenizer.chat([message._asdict() for message in ASKED]) == reference.encode(RENDERED).ids
     assert not tokenizer.render(ASKED, reply=False).endswith("assistant\n")
     assert tokenizer.decode(tokenizer.encode_prompt(ASKED)).startswith("system\nBe brief.\nuser")
 

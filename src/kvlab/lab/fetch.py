@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kvlab.errors import FetchError, shown
 from kvlab.lab.files import replacing
+from kvlab.models.hub import HubError, hub_folder
 from kvlab.models.published import Published, published_file
 
 HUB_FILES = ("*.safetensors", "*.json", "*.jinja")  # nothing that holds code
@@ -73,14 +74,11 @@ def _digest(file: Path) -> str:
 
 def fetch_from_hub(repository: str, patterns: Sequence[str] = HUB_FILES) -> Path:
     """A hub's model in the hub's own cache: its safetensors, configuration and tokenizer. Raises FetchError."""
-    from huggingface_hub import snapshot_download
-
     try:
-        folder = Path(snapshot_download(repository, allow_patterns=list(patterns)))
-    except Exception as error:  # the hub's client raises many kinds: offline, no such id, bad name
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        folder = hub_folder(repository, patterns)
+    except HubError as error:
         advice = "give the id of a hub this machine can reach, as owner/name"
-        raise FetchError(f"{shown(repository)}: the hub gave nothing ({shown(reason)}); {advice}") from error
+        raise FetchError(f"{shown(repository)}: the hub gave nothing ({error}); {advice}") from error
     if not (folder / "config.json").is_file():
         raise FetchError(f"{shown(repository)}: has no config.json, so it is no model that kvlab reads")
     return folder

@@ -17,6 +17,7 @@ from kvlab.models.config import DecoderConfig, LayerConfig, RopeConfig
 from kvlab.models.files import read_object
 from kvlab.models.gguf import is_gguf, read_gguf
 from kvlab.models.gguf_model import config_values
+from kvlab.models.hub import HubError, hub_file
 from kvlab.models.ops.torch_ops import ACTIVATIONS
 from kvlab.models.published import located
 
@@ -124,14 +125,11 @@ def _config_file(where: str) -> Path:
 
 def _download(repository: str) -> Path:
     """The config.json of a hub id, downloaded once."""
-    from huggingface_hub import hf_hub_download
-
     try:
-        return Path(hf_hub_download(repository, "config.json"))
-    except Exception as error:  # the hub's client raises many kinds: offline, no such id, bad name
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return hub_file(repository, "config.json")
+    except HubError as error:
         advice = "give a directory that holds config.json, or the id of a hub this machine can reach"
-        reason = f"no model configuration there ({shown(reason)}); {advice}"
+        reason = f"no model configuration there ({error}); {advice}"
         raise ConfigError("model.path", repository, reason) from error
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from kvlab.errors import TokenizerError, shown
 from kvlab.models.chat_template import ChatTemplate
 from kvlab.models.files import check_file, read_object
 from kvlab.models.gguf import is_gguf, read_gguf
+from kvlab.models.hub import HubError, hub_folder
 from kvlab.models.published import located
 
 if TYPE_CHECKING:
@@ -61,10 +62,6 @@ class Tokenizer:
         """The tokens of a text, or of messages whose answer is asked for. Raises TokenizerError."""
         return self.encode(prompt) if isinstance(prompt, str) else self.encode_rendered(self.render(prompt))
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The same of messages as objects with `role` and `content`."""
-        return self.encode_prompt([Message(message["role"], message["content"]) for message in messages])
-
     def _encode(self, text: str, *, special: bool) -> list[int]:
         try:
             return self._backend.encode(text, add_special_tokens=special).ids
@@ -79,7 +76,7 @@ def load_tokenizer(model: ModelConfig) -> Tokenizer:
         raise TokenizerError(f"model.name={shown(model.name)} has random weights and no tokenizer; {_ADVICE}")
     path = located(where)
     if not is_gguf(path) and not os.path.isdir(path):
-        path = _download(path)
+        path = str(_download(path))
     file = Path(path) if is_gguf(path) else Path(path, _FILE)
     if not file.exists():
         raise TokenizerError(f"{path} has no {_FILE}, so there is no text with it; {_ADVICE}")
@@ -151,11 +148,8 @@ def _template(text: Any, variables: dict[str, str | None], source: str) -> Calla
     return lru_cache(maxsize=1)(lambda: ChatTemplate(text, variables, source))
 
 
-def _download(repository: str) -> str:
-    from huggingface_hub import snapshot_download
-
+def _download(repository: str) -> Path:
     try:
-        return snapshot_download(repository, allow_patterns=[_FILE, _SETTINGS, _TEMPLATE])
-    except Exception as error:  # the hub's client raises many kinds
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise TokenizerError(f"{shown(repository)}: the hub gave no tokenizer ({shown(reason)})") from error
+        return hub_folder(repository, (_FILE, _SETTINGS, _TEMPLATE))
+    except HubError as error:
+        raise TokenizerError(f"{shown(repository)}: the hub gave no tokenizer ({error})") from error

@@ -12,6 +12,7 @@ import torch
 from kvlab.errors import WeightsError, shown
 from kvlab.models.files import check_file, read_object
 from kvlab.models.gguf import is_gguf
+from kvlab.models.hub import HubError, hub_folder
 from kvlab.models.published import located
 
 _TILE = 1_048_583  # a prime, so that rows of a weight do not repeat
@@ -209,13 +210,10 @@ def open_weights(
 
 
 def _download(repository: str) -> Path:
-    from huggingface_hub import snapshot_download
-
     try:
-        return Path(snapshot_download(repository, allow_patterns=["*.safetensors", "*.json"]))
-    except Exception as error:  # the hub's client raises many kinds: offline, no such id, bad name
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return hub_folder(repository, ("*.safetensors", "*.json"))
+    except HubError as error:
         raise WeightsError(
-            f"model.weights={shown(repository)}: no such directory, and the hub gave nothing ({shown(reason)}); "
+            f"model.weights={shown(repository)}: no such directory, and the hub gave nothing ({error}); "
             "point it at a directory that holds model.safetensors"
         ) from error

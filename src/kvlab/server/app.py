@@ -82,7 +82,7 @@ def build_app(serving: Serving) -> FastAPI:
 
     @app.get("/stats")
     async def stats() -> dict[str, Any]:
-        return asdict(await asyncio.to_thread(engine.stats))
+        return asdict(engine.stats())
 
     @app.get("/metrics")
     async def metrics() -> Response:

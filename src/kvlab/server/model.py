@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from kvlab.core import Message
 from kvlab.errors import KvlabError
+from kvlab.models.tokenizer import Tokenizer
 from kvlab.server.errors import ApiError
-
-
-class Tokenizer(Protocol):
-    """Text to token ids and back."""
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a prompt."""
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids."""
-
-    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """The ids of a conversation, ready for the answer. Raises KvlabError without a template, or by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +29,10 @@ class ServedModel:
         """The text of ids; none without a tokenizer."""
         return "" if self.tokenizer is None else self.tokenizer.decode(token_ids)
 
-    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+    def chat_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The ids of a conversation. Raises ApiError."""
         try:
-            return tuple(self._words("messages").chat(messages))
+            return tuple(self._words("messages").encode_prompt(messages))
         except KvlabError as error:
             raise ApiError(400, str(error), "messages") from error
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvlab.core import MAX_LOGPROBS, Request, SamplingParams
+from kvlab.core import MAX_LOGPROBS, Message, Request, SamplingParams
 from kvlab.errors import shown
+from kvlab.server import protocol
 from kvlab.server.errors import ApiError
 from kvlab.server.model import ServedModel
-from kvlab.server.protocol import CHANGES_MEANING, ChatRequest, CompletionRequest, Generation, Message
+from kvlab.server.protocol import CHANGES_MEANING, ChatRequest, CompletionRequest, Generation
 
 MAX_PROMPTS = 128  # of one call
 _COMPLETION_TOKENS = 16  # as OpenAI's, where a completion does not say
@@ -65,12 +66,12 @@ def chat_request(body: ChatRequest, name: str, model: ServedModel) -> Request:
     return _request(body, name, ids, sampling)
 
 
-def conversation(messages: list[Message]) -> list[dict[str, str]]:
+def conversation(messages: list[protocol.Message]) -> list[Message]:
     """Messages as a chat template takes them. Raises ApiError."""
     found = []
     for number, message in enumerate(messages):
         try:
-            found.append({"role": message.role, "content": message.text()})
+            found.append(Message(message.role, message.text()))
         except ValueError as error:
             raise ApiError(400, f"messages[{number}].content {error}", "messages") from error
     return found
