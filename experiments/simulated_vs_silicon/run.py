@@ -29,6 +29,7 @@ from kvlab.engine.build import build_engine
 from kvlab.errors import CapacityError
 from kvlab.lab.build import RunPlan, plan_run
 from kvlab.lab.drive import drive
+from kvlab.simulation.timings import StepTiming
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.csv"
@@ -95,7 +96,7 @@ def simulate(campaign: Campaign, row: Row) -> Result | None:
 
 def _steps_s(plan: RunPlan, row: Row) -> tuple[float, float]:
     """Seconds of a decode step of all sequences halfway, and of one prompt's prefill: the formula's."""
-    if plan.timing is None:
+    if not isinstance(plan.timing, StepTiming):
         raise RuntimeError("the plan has no timing")
     ones, middle = np.ones(row.concurrency, np.int64), row.prompt + row.output // 2
     decode = plan.timing.device_s(ones, ones * middle, row.concurrency)

@@ -92,7 +92,7 @@ def test_a_window_limits_what_its_layers_attend_to(tables: MeasuredTables) -> No
 def test_fp8_is_measured_with_three_kinds_of_scales() -> None:
     def step_s(*overrides: str) -> float:
         timing = plan_engine(composed(*RUN, "model=qwen3_32b", *overrides)).timing
-        assert timing is not None
+        assert isinstance(timing, SiliconTiming)
         return timing.device_s(counts(*[1] * 64), counts(*[8000] * 64), 64)
 
     plain, dynamic = step_s(), step_s("executor.weights=fp8")

@@ -29,7 +29,7 @@ from kvlab.kv.spec import KVSpec
 from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig
 from kvlab.models.families import decoder_config
-from kvlab.simulation.timings import TIMINGS, Deployment, Timing
+from kvlab.simulation.timings import TIMINGS, Deployment, StepTiming
 from kvlab.splitmix import STEP, mix
 
 if TYPE_CHECKING:
@@ -43,9 +43,10 @@ class SimulatedExecutor(Executor):
     takes the time that `timing` says, and that the `framework` costs beside it.
     """
 
-    def __init__(self, model: DecoderConfig, timing: Timing, framework: FrameworkConfig) -> None:
+    def __init__(self, model: DecoderConfig, timing: StepTiming, framework: FrameworkConfig) -> None:
         self._timing, self._framework = timing, framework
-        self._tokens = np.setdiff1d(np.arange(model.vocab_size), model.eos_token_ids)
+        tokens, ends = np.arange(model.vocab_size), np.array(model.eos_token_ids, np.int64)
+        self._tokens = tokens[np.isin(tokens, ends, invert=True, kind="table")]
 
     def execute(self, step: StepInput, view: CacheView) -> StepResult:
         rows = step.sampled
@@ -118,15 +119,14 @@ class SimulatedExecution(ExecutorKind):
 
     @staticmethod
     def build(plan: EnginePlan, *, sampler: Sampler | None = None) -> Execution:
-        if plan.timing is None:
-            raise ConfigError(
-                "executor.kind", plan.config.executor.kind, "the plan has no timing; plan it as simulated"
-            )
-        if plan.timing.recording is not None:
-            clock = ReplayClock(plan.timing.recording)
-            return Execution(ReplayedExecutor(plan.timing.recording, clock), clock, None)
-        executor = SimulatedExecutor(plan.model, plan.timing, plan.config.framework)
-        return Execution(executor, LogicalClock(), None)
+        timing = plan.timing
+        if timing is not None and timing.recording is not None:
+            clock = ReplayClock(timing.recording)
+            return Execution(ReplayedExecutor(timing.recording, clock), clock, None)
+        if not isinstance(timing, StepTiming):
+            text = "the plan has no timing; plan it as simulated"
+            raise ConfigError("executor.kind", plan.config.executor.kind, text)
+        return Execution(SimulatedExecutor(plan.model, timing, plan.config.framework), LogicalClock(), None)
 
 
 def check_model_on_devices(config: EngineConfig, model: DecoderConfig) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvlab.registry import Registry
-from kvlab.simulation.timings.base import Deployment, Timing
+from kvlab.simulation.timings.base import Deployment, StepTiming, Timing
 
 TIMINGS: Registry[type[Timing]] = Registry("executor.timing", __name__)
 
-__all__ = ["TIMINGS", "Deployment", "Timing"]
+__all__ = ["TIMINGS", "Deployment", "StepTiming", "Timing"]

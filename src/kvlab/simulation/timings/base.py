@@ -40,10 +40,9 @@ class Deployment:
 
 
 class Timing(ABC):
-    """Times the steps of one deployment."""
+    """Where the times of one deployment's steps come from: a `recording`, or else StepTiming."""
 
     recording: Recording | None = None  # a run whose tokens and times are to be repeated
-    includes_host = False  # whether `device_s` has the host's share in it already
 
     @classmethod
     @abstractmethod
@@ -54,6 +53,16 @@ class Timing(ABC):
     @abstractmethod
     def description(self) -> str:
         """Where its times come from, in words: a run says so wherever it says that it is simulated."""
+
+    def remark(self, steps: Sequence[StepRecord]) -> str | None:
+        """What a user should know of the times of a run's steps; None: nothing."""
+        return None
+
+
+class StepTiming(Timing):
+    """Times each step by what it computes."""
+
+    includes_host = False  # whether `device_s` has the host's share in it already
 
     @abstractmethod
     def device_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:
@@ -69,10 +78,6 @@ class Timing(ABC):
         """`step_s` of many steps, each with these `new_tokens` [B] and its row of `lengths` [steps, B]; None where
         that depends on the blocks too.
         """
-        if type(self).step_s is not Timing.step_s:
+        if type(self).step_s is not StepTiming.step_s:
             return None
         return [self.device_s(new_tokens, row, sampled) for row in lengths]
-
-    def remark(self, steps: Sequence[StepRecord]) -> str | None:
-        """What a user should know of the times of a run's steps; None: nothing."""
-        return None

@@ -13,7 +13,7 @@ from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig
 from kvlab.simulation.calibration import KEY, Calibration, Subject
 from kvlab.simulation.timings import TIMINGS
-from kvlab.simulation.timings.base import Counts, Deployment, Timing
+from kvlab.simulation.timings.base import Counts, Deployment, StepTiming
 from kvlab.simulation.work import Work
 
 _SHOWN = {"sequences": "sequences", "tokens": "tokens", "context": "context tokens"}
@@ -21,7 +21,7 @@ _SHOWN = {"sequences": "sequences", "tokens": "tokens", "context": "context toke
 
 @TIMINGS.register("fitted")
 @dataclass(frozen=True)
-class FittedTiming(Timing):
+class FittedTiming(StepTiming):
     """Times steps by the coefficients of a calibration. They have the host's part in them."""
 
     calibration: Calibration

@@ -14,7 +14,7 @@ from kvlab.errors import ConfigError, RecordError
 from kvlab.simulation.calibration import KEY
 from kvlab.simulation.recording import Outputs, Recording
 from kvlab.simulation.timings import TIMINGS
-from kvlab.simulation.timings.base import Counts, Deployment, Timing
+from kvlab.simulation.timings.base import Deployment, Timing
 
 _STEPS, _REQUESTS = "steps.parquet", "requests.parquet"
 
@@ -25,8 +25,6 @@ class ReplayTiming(Timing):
     """Every token is there when it was in the recording, and is the recorded one."""
 
     recording: Recording
-
-    includes_host = True
 
     @classmethod
     def of(cls, deployment: Deployment) -> ReplayTiming:
@@ -39,10 +37,6 @@ class ReplayTiming(Timing):
     @property
     def description(self) -> str:
         return f"replay of {self.recording.source}"
-
-    def device_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:
-        """Nobody asks: tokens come with their times."""
-        raise NotImplementedError("a replay has no times but those of its recording")
 
 
 def read_recording(path: str) -> Recording:

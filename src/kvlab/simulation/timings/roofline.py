@@ -28,7 +28,7 @@ from kvlab.errors import ConfigError
 from kvlab.kv.spec import DTYPE_BYTES
 from kvlab.models.config import DecoderConfig
 from kvlab.simulation.timings import TIMINGS
-from kvlab.simulation.timings.base import Counts, Deployment, Timing
+from kvlab.simulation.timings.base import Counts, Deployment, StepTiming
 
 Rates = NDArray[np.float64]
 Number = TypeVar("Number", float, Rates)
@@ -51,7 +51,7 @@ class StepTime(NamedTuple):
 
 @TIMINGS.register("roofline")
 @dataclass(frozen=True)
-class RooflineTiming(Timing):
+class RooflineTiming(StepTiming):
     """Times steps of a model on `devices` devices of a kind. `dtype` is that of the products."""
 
     model: DecoderConfig

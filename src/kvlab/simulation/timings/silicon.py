@@ -28,7 +28,7 @@ from kvlab.errors import ConfigError
 from kvlab.models.config import DecoderConfig
 from kvlab.simulation.tables import INSTEAD, MeasuredTables, UnmeasuredError
 from kvlab.simulation.timings import TIMINGS
-from kvlab.simulation.timings.base import Counts, Deployment, Timing
+from kvlab.simulation.timings.base import Counts, Deployment, StepTiming
 
 _BITS = 7
 _HEADS, _SIZES = (1, 2, 4, 8), (64, 128, 256)  # of K and V on a device, as models have them
@@ -41,7 +41,7 @@ _KV = {"bfloat16": "bfloat16", "float16": "bfloat16", "int8": "int8", "fp8_e4m3"
 
 
 @TIMINGS.register("silicon")
-class SiliconTiming(Timing):
+class SiliconTiming(StepTiming):
     """Adds up measured operations of a model that is divided among devices; `weights` and `kv` are types as the
     tables call them.
     """
