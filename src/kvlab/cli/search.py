@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlab.cli.compose import compose_run
+from kvlab.cli.settings import refuse_memory
 from kvlab.cli.trials import Trials
 from kvlab.config import format_bytes, parse_bytes
 from kvlab.engine.build import resolve_device
@@ -62,9 +63,7 @@ class Search:
         if config.hardware is None:
             device = resolve_device(config.executor.device)
             return parse_bytes(asked, key="memory") if asked else available_memory(device)
-        if asked is not None:
-            text = f"hardware={config.hardware.name} has {config.hardware.memory}; give one of them"
-            raise ConfigError("memory", asked, text)
+        refuse_memory(asked, config.hardware)
         return plan_capacity(config, device="cuda").memory or 0
 
     def run(self) -> int:
