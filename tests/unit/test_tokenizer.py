@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Reference
 from kvlab.config import ModelConfig
 from kvlab.core import Message
 from kvlab.engine.text import TextStream
-from kvlab.errors import TokenizerError
+from kvlab.errors import ConfigError, TokenizerError
 from kvlab.models.chat_template import ChatTemplate
 from kvlab.models.gguf_tokenizer import PRE_TOKENIZERS
 from kvlab.models.tokenizer import Tokenizer, find_tokenizer, load_tokenizer
@@ -98,6 +98,17 @@ def test_what_a_file_says_of_the_first_token_holds(tmp_path: Path) -> None:
     assert (words.encode("a")[0], words.encode_rendered("a")[0] == 0) == (0, False)
 
 
+def test_a_tokenizer_lent_to_a_model_has_a_text_for_each_of_its_tokens(
+    sources: dict[str, Path], reference: Reference
+) -> None:
+    own = load_tokenizer(setting(sources["GGUF"]))
+    lent = load_tokenizer(ModelConfig(name="qwen3_8b", tokenizer=str(sources["GGUF"])))
+    ids = own.encode("a b")
+    assert lent.encode("a b") == ids
+    assert lent.render(ASKED) == RENDERED
+    assert lent.decode([id_ + 3 * reference.get_vocab_size() for id_ in ids]) == own.decode(ids)
+
+
 def refused(directory: Path) -> str:
     with pytest.raises(TokenizerError) as caught:
         load_tokenizer(setting(directory)).encode_prompt(ASKED)
@@ -113,6 +124,13 @@ class TestRefused:
             load_tokenizer(random)
         assert str(caught.value).startswith(text)
         assert find_tokenizer(random) is None
+
+    def test_a_lent_one_that_cannot_be_had(self, tmp_path: Path) -> None:
+        """It was asked for: a run must not go on without."""
+        with pytest.raises(TokenizerError, match=r"has no tokenizer\.json"):
+            find_tokenizer(ModelConfig(name="qwen3_8b", tokenizer=str(tmp_path)))
+        with pytest.raises(ConfigError, match=r"model\.tokenizer=.*known: fetched:smollm2"):
+            load_tokenizer(ModelConfig(name="qwen3_8b", tokenizer="fetched:unknown"))
 
     def test_no_tokenizer(self, tmp_path: Path) -> None:
         assert refused(tmp_path).startswith(f"{tmp_path} has no tokenizer.json, so there is no text with it; use")

@@ -20,6 +20,7 @@ class ModelConfig:
     architecture: dict[str, Any] = field(default_factory=dict)  # values of config.json, as num_hidden_layers: 8
     path: str | None = None  # a directory or hub id that holds config.json (and weights), or a GGUF file
     weights: str | None = "dummy"  # dummy: random; or a directory, hub id or GGUF file; null: those of path
+    tokenizer: str | None = None  # a directory, hub id or GGUF file with one, for a model that has none of its own
     implementation: str = "auto"  # kvlab's decoder or transformers'; auto: kvlab's where it knows the family
     max_seq_len: int = 1024  # longest sequence that is served, in tokens, prompt and output together
 

@@ -54,7 +54,7 @@ def published_file(name: str) -> Path:
         raise ConfigError("KVLAB_CACHE", os.environ.get("KVLAB_CACHE"), str(error)) from error
 
 
-def located(where: str) -> str:
+def located(where: str, *, key: str = "model.path") -> str:
     """The path or hub id that a setting names: of `fetched:<name>` the file in the cache; `~` is expanded.
 
     Raises ConfigError for a published model that is unknown or was not fetched.
@@ -63,8 +63,8 @@ def located(where: str) -> str:
         return os.path.expanduser(where)
     name = where.removeprefix(_PREFIX)
     if name not in PUBLISHED:
-        raise ConfigError("model.path", where, f"unknown; known: {', '.join(_PREFIX + each for each in PUBLISHED)}")
+        raise ConfigError(key, where, f"unknown; known: {', '.join(_PREFIX + each for each in PUBLISHED)}")
     file = published_file(name)
     if not file.is_file():
-        raise ConfigError("model.path", where, f"is not in the cache; bring it there once: kvlab fetch {name}")
+        raise ConfigError(key, where, f"is not in the cache; bring it there once: kvlab fetch {name}")
     return str(file)

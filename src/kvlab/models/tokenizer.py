@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _FILE, _SETTINGS, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 _LARGEST = 64 << 20  # bytes of tokenizer.json; Gemma's has 33 million
-_ADVICE = "use model=smollm2_135m (kvlab fetch smollm2) or another checkpoint that has one"
+_ADVICE = "use model=smollm2_135m (kvlab fetch smollm2) or another checkpoint that has one, or give model.tokenizer"
 
 
 class Tokenizer:
@@ -62,6 +62,10 @@ class Tokenizer:
         """The tokens of a text, or of messages whose answer is asked for. Raises TokenizerError."""
         return self.encode(prompt) if isinstance(prompt, str) else self.encode_rendered(self.render(prompt))
 
+    def lent(self) -> Tokenizer:
+        """The same for a model that was not trained with it, and may have more tokens: each of them has a text."""
+        return LentTokenizer(self._backend, self._source, self._template)
+
     def _encode(self, text: str, *, special: bool) -> list[int]:
         try:
             return self._backend.encode(text, add_special_tokens=special).ids
@@ -69,25 +73,43 @@ class Tokenizer:
             raise TokenizerError(f"{self._source}: cannot encode {shown(text, repr)} ({shown(error)})") from error
 
 
+class LentTokenizer(Tokenizer):
+    """A tokenizer for a model that was not trained with it: see `Tokenizer.lent`."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens; those that it does not have begin again at its first."""
+        size = self._backend.get_vocab_size()
+        return super().decode([token % size for token in token_ids])
+
+
 def load_tokenizer(model: ModelConfig) -> Tokenizer:
-    """The tokenizer of a model's checkpoint. Raises TokenizerError where it has none, or none that can be read."""
-    where = model.path or model.weights or "dummy"
+    """The tokenizer lent to a model, or that of its checkpoint.
+
+    Raises TokenizerError where there is none, or none that can be read.
+    """
+    where = model.tokenizer or model.path or model.weights or "dummy"
     if where == "dummy":
         raise TokenizerError(f"model.name={shown(model.name)} has random weights and no tokenizer; {_ADVICE}")
-    path = located(where)
+    path = located(where, key="model.path" if model.tokenizer is None else "model.tokenizer")
     if not is_gguf(path) and not os.path.isdir(path):
         path = str(_download(path))
     file = Path(path) if is_gguf(path) else Path(path, _FILE)
     if not file.exists():
         raise TokenizerError(f"{path} has no {_FILE}, so there is no text with it; {_ADVICE}")
-    return _load(file, file.stat().st_mtime_ns)
+    found = _load(file, file.stat().st_mtime_ns)
+    return found if model.tokenizer is None else found.lent()
 
 
 def find_tokenizer(model: ModelConfig) -> Tokenizer | None:
-    """The same for whoever can do without: None where there is none, or none that can be read."""
+    """The same for whoever can do without: None where the checkpoint has none, or none that can be read.
+
+    Raises TokenizerError for `model.tokenizer`, which was asked for.
+    """
     try:
         return load_tokenizer(model)
     except TokenizerError:
+        if model.tokenizer is not None:
+            raise
         return None
 
 
