@@ -244,6 +244,15 @@ class TestStreams:
         assert tokens(asyncio.run(main()), "a") == expected_tokens(ASKED[0])
         idle(engine)
 
+    def test_a_request_arrives_when_it_is_made_whatever_step_runs(self) -> None:
+        engine, records = library(), list[RequestRecord]()
+        call = engine.call(ASKED[2], lambda output: None, records.append)
+        made = engine.clock.now()
+        call.start().result()
+        wait_until(lambda: bool(records))
+        assert records[0].arrival_s <= made
+        idle(engine)
+
     def test_loops_in_several_threads_and_a_generate_among_them(self) -> None:
         engine = library(executor=SlowExecutor())
         with ThreadPoolExecutor() as threads:

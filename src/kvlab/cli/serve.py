@@ -10,7 +10,6 @@ requests end; the second one ends at once.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 from kvlab.cli.settings import read_settings, run_command, unknown_setting
@@ -42,28 +41,11 @@ def _answer(arguments: list[str]) -> int:
     from kvlab.server.lifecycle import listen, serve
 
     listening = listen(settings.server)  # before anything is loaded: a port in use is told at once
-    from kvlab.engine.build import build_engine, plan_engine
-    from kvlab.engine.clock import PacedClock
-    from kvlab.engine.service import Engine
-    from kvlab.models.tokenizer import find_tokenizer
     from kvlab.server.app import build_app
-    from kvlab.server.metrics import ServerMetrics
-    from kvlab.server.model import ServedModel
-    from kvlab.server.serving import Serving
+    from kvlab.server.build import build_serving
 
     with console.status("loading the model"):
-        plan = plan_engine(config)
-        tokenizer = find_tokenizer(config.model)
-        core = build_engine(
-            plan,
-            detokenize=None if tokenizer is None else tokenizer.decode,
-            clock=None if plan.timing is None else PacedClock(settings.server.time_factor),
-        )
-        metrics = ServerMetrics(config.model.name)
-        engine = Engine(core, on_step=metrics.step)
-    longest = min(config.model.max_seq_len, core.pool.max_sequence_tokens)
-    model = ServedModel(config.model.name, longest, plan.model.vocab_size, int(time.time()), tokenizer)
-    serving = Serving(engine, model, metrics, settings.server)
+        serving = build_serving(config, settings.server)
     host, port = listening.getsockname()[:2]
     console.print(f"{config.model.name} at http://{host}:{port}")
     return 0 if serve(build_app(serving), serving, listening) else 130

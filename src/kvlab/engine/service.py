@@ -137,7 +137,8 @@ class Engine:
         on_finish: FinishCallback | None = None,
     ) -> None:
         """Queue a request; `step` serves it. See ServingEngine. It arrives now, whatever its `arrival_s`."""
-        self._between_steps(lambda: self._submit(request, on_output, on_finish)).result()
+        arrived = self._arrived(request)
+        self._between_steps(lambda: self._submit(arrived, on_output, on_finish)).result()
 
     def abort(self, request_id: str) -> bool:
         """End a request wherever it is; its memory is free in the next step. False if it is not here."""
@@ -190,7 +191,11 @@ class Engine:
         self, request: Request, on_output: OutputCallback | None, on_finish: FinishCallback | None = None
     ) -> None:
         self._check()
-        self.core.submit(replace(request, arrival_s=self.core.clock.now()), on_output, on_finish)
+        self.core.submit(request, on_output, on_finish)
+
+    def _arrived(self, request: Request) -> Request:
+        """The request as it arrives now: the step that may be running meanwhile is time that it waits."""
+        return replace(request, arrival_s=self.core.clock.now())
 
     def _between_steps(self, action: Callable[[], T]) -> Future[T]:
         """Run an action now if no thread steps, else let the thread that does run it after its step."""
@@ -264,7 +269,7 @@ class Engine:
 
 
 class Call:
-    """One request of a caller that may leave before its end."""
+    """One request of a caller that may leave before its end. It arrives when the call is made."""
 
     def __init__(
         self,
@@ -273,7 +278,7 @@ class Call:
         emit: Callable[[Emitted], object],
         on_finish: FinishCallback | None = None,
     ) -> None:
-        self.request = request
+        self.request = engine._arrived(request)
         self.emit = emit
         self._engine = engine
         self._on_finish = on_finish
