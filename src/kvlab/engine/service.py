@@ -183,6 +183,10 @@ class Engine:
         """See Auditable. From any thread; between two steps where another thread steps."""
         return self._between_steps(self.core.audit).result()
 
+    def inspect(self, look: Callable[[StepEngine], T]) -> Future[T]:
+        """What `look` finds in the engine that steps. From any thread; between two steps, which it delays."""
+        return self._between_steps(lambda: look(self.core))
+
     def close(self) -> None:
         """See ServingEngine. Requests that have not ended are aborted; their callers get that as output."""
         self._between_steps(self.core.close).result()
