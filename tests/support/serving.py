@@ -30,6 +30,10 @@ class Letters(Tokenizer):
     def __init__(self) -> None:
         """Nothing is read."""
 
+    @property
+    def has_template(self) -> bool:
+        return True
+
     def encode(self, text: str) -> list[int]:
         return [ord(character) % 199 for character in text]
 

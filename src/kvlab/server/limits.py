@@ -11,7 +11,8 @@ from kvlab.config import parse_bytes
 from kvlab.server.errors import ApiError
 from kvlab.server.serving import Serving
 
-_OPEN = ("/health", "/version")  # need no key: who probes a server has none
+# Need no key: who probes a server has none, and the page asks for it.
+_OPEN = ("/", "/health", "/version")
 
 
 class Limits:
