@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kvlab.config.server import ServerConfig
+from kvlab.engine.garbage import gc_frozen
 from kvlab.errors import ConfigError
 from kvlab.server.serving import Serving
 
@@ -19,7 +20,8 @@ from kvlab.server.serving import Serving
 def listen(config: ServerConfig) -> socket.socket:
     """A socket that listens at the server's address. Raises ConfigError where that is not possible."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+    # The protocol is named so that asyncio sends each chunk at once (TCP_NODELAY) rather than after the last one's ACK.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((config.host, config.port))
@@ -86,6 +88,13 @@ class Server(uvicorn.Server):
         )
         self._serving = serving
         self._latest = 0.0
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn. Python's garbage collector runs rarely up to the end, not from one burst of requests to the
+        next: each change over would hold up the last chunks of a burst, by tenths of a second.
+        """
+        with gc_frozen():
+            super().run(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """See uvicorn."""
