@@ -20,7 +20,7 @@ from kvlab.server.serving import Serving
 def listen(config: ServerConfig) -> socket.socket:
     """A socket that listens at the server's address. Raises ConfigError where that is not possible."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # The protocol is named so that asyncio sends each chunk at once (TCP_NODELAY) rather than after the last one's ACK.
+    # Where it is named, asyncio sends each chunk at once (TCP_NODELAY), not after the acknowledgement.
     found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

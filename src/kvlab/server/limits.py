@@ -48,6 +48,8 @@ class Limits:
             return
         if body is None:  # the client left
             return
+        # Before the body is read as JSON and as tokens: clients count from here, too.
+        scope.setdefault("state", {})["arrival_s"] = self._serving.engine.clock.now()
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:

@@ -63,6 +63,7 @@ class Serving:
             requests,
             most_waiting=self.config.max_waiting_outputs,
             on_finish=self.metrics.finish,
+            arrival_s=client.state.arrival_s,
         )
         await call.start()
         answer = kind(name, body, requests, self.model)
