@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from typing import Any
 
+import numpy as np
+
 from kvlab.core import Sequence, StepRecord
 from kvlab.engine.engine import Engine as StepEngine
 from kvlab.engine.service import Engine
@@ -140,12 +142,15 @@ def _pool(pool: BlockPool, listed: Iterable[Sequence]) -> dict[str, Any]:
     """The pool with a byte for each block: its BlockState; or, of a block that one listed request alone uses, the
     number of that request in the list, counted on from the last state.
     """
-    states = pool.allocator.states()
-    counts = [int((states == state).sum()) for state in BlockState]
-    for number, sequence in enumerate(listed, len(BlockState)):
-        if sequence.slot is not None:
-            blocks = pool.tables.entries[sequence.slot, : pool.tables.counts[sequence.slot]]
-            states[blocks[states[blocks] == BlockState.IN_USE]] = number
+    states, tables = pool.allocator.states(), pool.tables
+    counts = np.bincount(states, minlength=len(BlockState)).tolist()
+    running = [(number, each.slot) for number, each in enumerate(listed, len(BlockState)) if each.slot is not None]
+    if running:
+        lengths = tables.counts[[slot for _, slot in running]]
+        numbers = np.repeat(np.array([number for number, _ in running], dtype=np.uint8), lengths)
+        blocks = np.concatenate([tables.entries[slot, : tables.counts[slot]] for _, slot in running])
+        alone = states[blocks] == BlockState.IN_USE
+        states[blocks[alone]] = numbers[alone]
     return {
         "unit": getattr(pool, "unit", "block"),
         "block_size": pool.block_size,
