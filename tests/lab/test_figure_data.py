@@ -177,18 +177,34 @@ class TestNumbers:
         assert sorted(zip(*(column.tolist() for column in found), strict=True)) == followed
         assert {blocks.SHARED, blocks.CACHED} < {holder for _, holder, _, _ in followed}
 
+    def test_grids_of_blocks_followed_in_parts_are_those_of_all_at_once(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rng = random.Random(0)
+        taken = events(*((n // 4, rng.choice((A, F, C)), rng.randrange(90), n % 40) for n in range(2000)))
+        sizes = [blocks.GridSize(9, 25), blocks.GridSize(20, 70)]
+        starts = np.arange(500.0)
+        expected = [blocks.pool_grid(taken, 90, starts, 500.0, size) for size in sizes]
+        monkeypatch.setattr(blocks, "_TOGETHER", 160)
+        for found, alone in zip(blocks.pool_grids(taken, 90, starts, 500.0, sizes), expected, strict=True):
+            assert found[3:] == alone[3:]
+            for one, other in zip(found[:3], alone[:3], strict=True):
+                assert np.array_equal(one, other)
+
     def test_what_was_taken_from_a_leak_has_no_known_holder(self) -> None:
         recorded = events((0, A, 0, 5), (1, S, 0, 6), (2, F, 0, -1), (2, F, 0, -1), (3, A, 0, 7))
         found = blocks.stretches(recorded, 4)
         assert found.holder.tolist() == [5, blocks.SHARED, 7]
 
     def test_a_sequence_that_came_and_went_within_a_step_is_not_lost(self) -> None:
-        grid = blocks.pool_grid(events((2, A, 1, 3), (2, F, 1, 3)), 2, [0, 1, 2, 3], 4.0, most_columns=4)
+        grid = blocks.pool_grid(events((2, A, 1, 3), (2, F, 1, 3)), 2, [0, 1, 2, 3], 4.0, blocks.GridSize(400, 4))
         assert grid.cells.tolist() == [[-1] * 4, [-1, -1, 3, -1]]
 
     def test_no_used_block_is_lost_in_a_pool_of_ten_thousand(self) -> None:
         recorded = events((0, A, 5003, 1), (1, F, 5003, 1), (1, A, 9999, 2), (2, F, 9999, 2), (2, C, 9999, -1))
-        grid = blocks.pool_grid(recorded, 10_000, np.arange(100_000.0).tolist(), 100_000.0)
+        grid = blocks.pool_grid(
+            recorded, 10_000, np.arange(100_000.0).tolist(), 100_000.0, blocks.GridSize(400, 800)
+        )
         assert grid.blocks_per_row == 25
         assert grid.cells.shape == (400, 800)
         assert grid.cells[5003 // 25, 0] == 1
@@ -199,8 +215,8 @@ class TestNumbers:
 
     def test_where_a_row_is_many_blocks_few_in_use_are_pale_but_not_white(self) -> None:
         one = events((0, A, 0, 0))
-        few = pool_image(blocks.pool_grid(one, 100, [0], 1.0, most_rows=1, most_columns=1))[0, 0]
-        alone = pool_image(blocks.pool_grid(one, 1, [0], 1.0, most_columns=1))[0, 0]
+        few = pool_image(blocks.pool_grid(one, 100, [0], 1.0, blocks.GridSize(1, 1)))[0, 0]
+        alone = pool_image(blocks.pool_grid(one, 1, [0], 1.0, blocks.GridSize(400, 1)))[0, 0]
         assert alone.sum() < few.sum() < 3 * 255 - 60
 
     def test_more_sequences_than_columns_have_one_colour(self) -> None:

@@ -13,7 +13,7 @@ from kvlab.lab.figures.memory import memory_figure
 from kvlab.lab.figures.metric_charts import metric_figure
 from kvlab.lab.figures.pareto import pareto_figure
 from kvlab.lab.figures.points import THROUGHPUT, Point, metric_grid
-from kvlab.lab.figures.pool_map import pool_map_figure
+from kvlab.lab.figures.pool_map import pool_map_figure, run_grids
 from kvlab.lab.figures.timeline import timeline_figure
 from kvlab.lab.trace import trace_events
 from tests.support.drawn import A, events, png, request, step
@@ -46,15 +46,15 @@ class TestDrawing:
         assert "slot" in memory_figure(self.STEPS, unit="slot").axes[0].get_title(loc="left")
 
     def test_a_map_says_what_it_cannot_show(self) -> None:
-        for recorded in (None, events()):
-            (axes,) = pool_map_figure(recorded, self.STEPS).axes
-            assert axes.texts
+        (axes,) = pool_map_figure(None).axes
+        assert axes.texts
 
     def test_a_map_of_ten_thousand_blocks(self) -> None:
         recorded = events(*((n % 2, A, n, n // 50) for n in range(10_000)))
         steps = [step(each.index, blocks_total=10_000) for each in self.STEPS]
-        assert png(pool_map_figure(recorded, steps))
-        assert len(pool_map_hover(recorded, steps, []).to_json()) < 3_000_000
+        grids = run_grids(recorded, steps)
+        assert png(pool_map_figure(grids.picture))
+        assert len(pool_map_hover(grids.page, []).to_json()) < 3_000_000
 
     def test_sweeps_of_two_amounts_of_one_and_of_names(self) -> None:
         two = [Point({"a": a, "b": b}, {THROUGHPUT: 1.0 * a * b}) for a in (1, 2) for b in (3, 4)]

@@ -98,12 +98,13 @@ class TestEveryPolicy:
         assert sorted(allocator.allocate(6)) == sorted(blocks)
         assert allocator.num_evictable() == 0
 
-    def test_the_heap_does_not_grow_with_use(self, policy: str) -> None:
+    def test_the_queue_does_not_grow_with_use(self, policy: str) -> None:
         allocator, blocks, _ = full(policy, 4)
         allocator.free(blocks)
         for turn in range(2000):
             hit(allocator, blocks[turn % 4])
         assert sum(map(len, getattr(allocator._cached, "_heaps", []))) <= 64 + 4 * 4 + 1
+        assert len(getattr(allocator._cached, "_order", [])) <= 64 + 4 * 4 + 1
 
     def test_nothing_is_kept_of_a_block_whose_content_is_gone(self, policy: str) -> None:
         allocator, blocks, _ = full(policy)

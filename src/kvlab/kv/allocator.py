@@ -57,7 +57,8 @@ class BlockAllocator:
         self._scratch = list(range(num_blocks - 1, -1, -1))
         self._cached = LruEviction() if eviction is None else eviction  # unreferenced, with content
         self._contents: dict[int, Prefix] = {}
-        self._owned: dict[Hashable, Counter[int]] = {}
+        # An owner's references: as they came, until some of them go alone and are counted from then on.
+        self._owned: dict[Hashable, list[int] | Counter[int]] = {}
         self._on_drop = on_drop
         self._journal = journal
         self.num_references = 0
@@ -173,34 +174,17 @@ class BlockAllocator:
         referenced, or not `owner`'s.
         """
         all_of_owner = owner is not None and self._check_owner(blocks, owner)
-        references, done = self._references, 0
-        released: Sequence[int] = blocks
-        try:
-            for block in blocks:
-                # A negative id would count from the list's end, and True pass for 1.
-                if references[block] != 1 or block < 0 or type(block) is not int:
-                    break
-                references[block] = 0
-                done += 1
-        except (IndexError, TypeError):
-            pass
-        if done != len(blocks):  # a shared block, or a mistake: take back, and look at each
-            for block in blocks[:done]:
-                references[block] = 1
-            released = self._drop_references(blocks)
+        released = self._drop_references(blocks)
         if self._journal is not None:
             self._journal.add(BlockEvent.FREED, blocks, owner)
-        if self._contents:
-            self._enqueue(released)
-        else:
-            self._scratch += released[::-1]
+        self._enqueue(released)
         self.num_references -= len(blocks)
         self.total_freed += len(released)
         if all_of_owner:
             del self._owned[owner]
         elif owner is not None and blocks:
             self._disown(blocks, owner)
-        return list(released)
+        return released
 
     def set_contents(self, contents: Mapping[int, Prefix]) -> None:
         """Referenced blocks without content hold those of nodes that name them now: others may share them."""
@@ -229,9 +213,9 @@ class BlockAllocator:
     def find_leaked_blocks(self, active_owners: Collection[Hashable]) -> dict[Hashable, list[int]]:
         """Blocks that owners outside `active_owners` still reference, by owner, once for each reference."""
         return {
-            owner: sorted(blocks.elements())
-            for owner, blocks in self._owned.items()
-            if owner not in active_owners and blocks
+            owner: sorted(self.owned_blocks(owner).elements())
+            for owner in self._owned
+            if owner not in active_owners
         }
 
     def find_unreferenced_blocks(self, referenced: Collection[int]) -> list[int]:
@@ -250,9 +234,10 @@ class BlockAllocator:
             self._check_id(block)
         lost = [block for block in wanted if self._references[block]]
         for owner in list(self._owned):
+            owned = self._counted(owner)
             for block in lost:
-                self._owned[owner].pop(block, None)
-            if not self._owned[owner]:
+                owned.pop(block, None)
+            if not owned:
                 del self._owned[owner]
         for block in lost:
             if self._journal is not None:
@@ -265,23 +250,35 @@ class BlockAllocator:
 
     def _drop_references(self, blocks: Sequence[int]) -> list[int]:
         """Drop a reference of each block; returns those with none left. Raises BlockError, changing nothing."""
-        references, known = self._references, range(self.num_blocks)
-        for block in blocks:
-            if type(block) is not int or block not in known:
-                self._check_id(block)
-            if not references[block]:
-                raise BlockError(f"free: block {block} is not allocated")
-        if len(set(blocks)) < len(blocks):
-            for block, times in Counter(blocks).items():
-                held = references[block]
-                if times > held:
-                    raise BlockError(f"free: block {block} was given {times} times but has {held} reference(s)")
-        released = []
-        for block in blocks:
-            references[block] -= 1
-            if not references[block]:
-                released.append(block)
+        references, released, done = self._references, [], 0
+        try:
+            for block in blocks:
+                left = references[block] - 1
+                # A negative id would count from the list's end, and True pass for 1.
+                if left < 0 or block < 0 or type(block) is not int:
+                    break
+                references[block] = left
+                done += 1
+                if not left:
+                    released.append(block)
+        except (IndexError, TypeError):
+            pass
+        if done < len(blocks):
+            for block in blocks[:done]:
+                references[block] += 1
+            self._refuse_to_free(blocks)
         return released
+
+    def _refuse_to_free(self, blocks: Sequence[int]) -> None:
+        """Raise BlockError for the first block that cannot be freed, or not so often."""
+        for block in blocks:
+            self._check_id(block)
+            if not self._references[block]:
+                raise BlockError(f"free: block {block} is not allocated")
+        for block, times in Counter(blocks).items():
+            held = self._references[block]
+            if times > held:
+                raise BlockError(f"free: block {block} was given {times} times but has {held} reference(s)")
 
     def _take(self, count: int) -> tuple[list[int], int]:
         """Take blocks from the head of the queue, each with one reference; and how many of them were evicted."""
@@ -307,7 +304,7 @@ class BlockAllocator:
 
     def _drop(self, blocks: list[int]) -> None:
         """The content of these blocks is gone."""
-        nodes = [self._contents.pop(block) for block in blocks]
+        nodes = list(map(self._contents.pop, blocks))
         for node in nodes:
             node.block = None
         self._cached.forget(blocks)
@@ -315,17 +312,19 @@ class BlockAllocator:
             self._on_drop(nodes)
 
     def _enqueue(self, released: Sequence[int]) -> None:
-        """Blocks without a reference go to the queue: those with content as children of their parents' blocks."""
-        plain, contents = [], self._contents
+        """Blocks without a reference go to the queue."""
+        if not self._contents:
+            self._scratch += released[::-1]
+            return
+        plain: list[int] = []
+        kept: list[int] = []
         for block in released:
-            node = contents.get(block)
-            if node is None:
-                plain.append(block)
-            else:
-                self._cached.add(block, None if node.parent is None else node.parent.block)
+            (kept if block in self._contents else plain).append(block)
         self._scratch += reversed(plain)
-        if self._journal is not None and len(plain) < len(released):
-            self._journal.add(BlockEvent.CACHED, [block for block in released if block in contents])
+        if kept:
+            self._cached.add_all(kept, self._contents)
+            if self._journal is not None:
+                self._journal.add(BlockEvent.CACHED, kept)
 
     def _check_id(self, block: int) -> None:
         if type(block) is not int:
@@ -335,28 +334,37 @@ class BlockAllocator:
 
     def _check_owner(self, blocks: Sequence[int], owner: Hashable) -> bool:
         """Raise BlockError for a reference that is not the owner's; returns whether these are all it has."""
-        owned = self._owned.get(owner, Counter())
-        if len(owned) == len(blocks) == owned.total() and owned.keys() == set(blocks):
+        if self._owned.get(owner, ()) == blocks[::-1]:  # as a sequence ends: last to first
             return bool(blocks)
-        for block, times in Counter(blocks).items():
+        owned, wanted = self._counted(owner), Counter(blocks)
+        for block, times in wanted.items():
             if times > owned[block]:
                 raise BlockError(f"free: {owner!r} holds {owned[block]} reference(s) to block {block}, not {times}")
-        return False
+        return bool(blocks) and owned == wanted
 
     def _own(self, blocks: Sequence[int], owner: Hashable) -> None:
         owned = self._owned.get(owner)
         if owned is None:
-            owned = self._owned[owner] = Counter()
-        if len(blocks) == 1:  # in decoding, and far cheaper than `update`
-            owned[blocks[0]] = owned.get(blocks[0], 0) + 1
+            self._owned[owner] = list(blocks)
+        elif isinstance(owned, list):
+            owned += blocks
         else:
             owned.update(blocks)
 
     def _disown(self, blocks: Sequence[int], owner: Hashable) -> None:
-        owned = self._owned[owner]
+        owned = self._owned[owner] = self._counted(owner)
         owned.subtract(blocks)
         for block in blocks:
             if not owned[block]:
                 del owned[block]
         if not owned:
             del self._owned[owner]
+
+    def _counted(self, owner: Hashable) -> Counter[int]:
+        """An owner's references by block, to be changed."""
+        owned = self._owned.get(owner, ())
+        if not isinstance(owned, Counter):
+            owned = Counter(owned)
+            if owner in self._owned:
+                self._owned[owner] = owned
+        return owned

@@ -79,7 +79,7 @@ class BlockJournal:
         """Attribute the events since the last call to one step."""
         self._marks.append(len(self._packed) + len(self._events))
         if len(self._events) > _MOST_RECENT:
-            self._packed.extend(array("i", self._events))
+            self._packed.fromlist(self._events)
             self._events.clear()
 
     def columns(self, owners: Iterable[Owner] | None = None) -> BlockEvents:

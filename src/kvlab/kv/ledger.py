@@ -44,7 +44,7 @@ class BlockLedger:
 
     def append(self, slot: int, count: int) -> None:
         """Blocks for the tokens behind a slot's last entry."""
-        blocks = self.allocator.allocate(count, slot)
+        blocks = np.array(self.allocator.allocate(count, slot), dtype=np.int32)
         self.occupancy.clear(blocks)
         self.tables.append(slot, blocks)
 

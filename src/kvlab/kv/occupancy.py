@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from kvlab.kv.table import BlockTables
 
+Blocks = Sequence[int] | NDArray[np.int32]
+
 
 class Occupancy:
     """Tokens stored in each block, and their sum over the blocks in use. A step costs O(blocks it writes)."""
@@ -18,7 +20,7 @@ class Occupancy:
         self._size = block_size
         self._held: NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
 
-    def clear(self, blocks: Sequence[int]) -> None:
+    def clear(self, blocks: Blocks) -> None:
         """These blocks were handed out anew: what they held is gone."""
         self._held[blocks] = 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from struct import Struct, pack
 
 
@@ -69,6 +69,7 @@ class PrefixIndex:
         self.block_size = block_size
         self._roots: dict[bytes, Prefix] = {}  # by salt; a root goes with its last node
         self._pack_block = Struct(f"{block_size}q").pack
+        self._block = Struct(f"{8 * block_size}s")
 
     def match(self, token_ids: Sequence[int], salt: Hashable = None) -> list[int]:
         """Blocks that hold the longest cached prefix of `token_ids`, in order; whole blocks only."""
@@ -128,15 +129,17 @@ class PrefixIndex:
             node = child
         return branch
 
-    def prune(self, nodes: Iterable[Prefix]) -> None:
+    def prune(self, nodes: Sequence[Prefix]) -> None:
         """Drop each of the nodes that has no block and no use, then its parents likewise."""
-        for node in nodes:
+        for node in reversed(nodes):  # children come first, so that the last of a path takes all of it with it
             while node.block is None and node.children is None and not node.uses:
                 parent = node.parent
                 if parent is None:
                     del self._roots[node.tokens]
                     break
-                if not parent.remove(node):
+                if parent.children is node:
+                    parent.children = None
+                elif not parent.remove(node):
                     break  # it went with its last child, which is one of `nodes` too
                 node = parent
 
@@ -157,6 +160,5 @@ class PrefixIndex:
         return self._pack_block(*token_ids) if same else pack(f"{len(token_ids)}q", *token_ids)
 
     def _pack(self, token_ids: Sequence[int]) -> list[bytes]:
-        """The tokens of each whole block, 8 bytes a token."""
-        size, packed = 8 * self.block_size, self._packed(token_ids)
-        return [packed[start : start + size] for start in range(0, len(packed) - size + 1, size)]
+        """The tokens of each of these whole blocks, 8 bytes a token."""
+        return [tokens for (tokens,) in self._block.iter_unpack(self._packed(token_ids))]

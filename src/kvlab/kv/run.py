@@ -87,10 +87,10 @@ class BlockRun:
         tables, size, before, after = self._ledger.tables, self._size, self._at, self._at + count
         self._at, fills = after, after // size > before // size
         if fills and self._sharing is not None:
-            self._sharing.publish(np.array([slot]), np.array([after]))
-        blocks = tables.entries[slot, before // size : -(-after // size)]
-        self._ledger.occupancy.hold(blocks[:-1], size)
-        self._ledger.occupancy.hold(blocks[-1], (after - 1) % size + 1)
+            self._sharing.publish_one(slot, after)
+        self._ledger.occupancy.hold(tables.entries[slot, before // size : after // size], size)
+        if after % size:
+            self._ledger.occupancy.hold(tables.entries[slot, after // size], after % size)
         self._ledger.occupancy.tokens += count
         return [slot] if fills else []
 

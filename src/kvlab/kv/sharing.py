@@ -87,25 +87,33 @@ class PrefixSharing:
 
     def publish(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         """A step is reserved that fills blocks of these slots, bringing each to its length: publish them."""
-        size, entries, index = self._tables.block_size, self._tables.entries, self.index
-        ends = lengths // size
-        lasts = entries[rows, ends - 1]
+        lasts = self._tables.entries[rows, lengths // self._tables.block_size - 1]
         new: dict[int, Prefix] = {}
-        for slot, length, end, last in zip(
-            rows.tolist(), lengths.tolist(), ends.tolist(), lasts.tolist(), strict=True
-        ):
-            state = self._slots[slot]
-            tokens, start, others = state.tokens, state.computed, len(new)
-            if length > len(tokens):
-                state.known = False
-            if not state.known or start >= end:
-                continue
-            blocks = [last] if start + 1 == end else entries[slot, start:end].tolist()
-            node = state.node or index.root(state.salt)
-            state.pending = index.extend(node, tokens[start * size : end * size], blocks, new)
-            state.elsewhere = len(new) - others < len(blocks)
+        for slot, length, last in zip(rows.tolist(), lengths.tolist(), lasts.tolist(), strict=True):
+            self._extend(slot, length, last, new)
         self._allocator.set_contents(new)
         self._pending.update(new)
+
+    def publish_one(self, slot: int, length: int) -> None:
+        """The same for one slot."""
+        new: dict[int, Prefix] = {}
+        last = int(self._tables.entries[slot, length // self._tables.block_size - 1])
+        self._extend(slot, length, last, new)
+        self._allocator.set_contents(new)
+        self._pending.update(new)
+
+    def _extend(self, slot: int, length: int, last: int, new: dict[int, Prefix]) -> None:
+        """Put a slot's blocks up to a length into the tree; `last` is the last of them."""
+        state, size = self._slots[slot], self._tables.block_size
+        tokens, start, end, others = state.tokens, state.computed, length // size, len(new)
+        if length > len(tokens):
+            state.known = False
+        if not state.known or start >= end:
+            return
+        blocks = [last] if start + 1 == end else self._tables.entries[slot, start:end].tolist()
+        node = state.node or self.index.root(state.salt)
+        state.pending = self.index.extend(node, tokens[start * size : end * size], blocks, new)
+        state.elsewhere = len(new) - others < len(blocks)
 
     def settle(self, slots: Sequence[int]) -> None:
         """The step that filled these slots' pending blocks is done: give up those that another block equals."""

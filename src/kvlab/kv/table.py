@@ -55,7 +55,7 @@ class BlockTables:
         self.append(slot, blocks)
         return slot
 
-    def append(self, slot: int, blocks: Sequence[int]) -> None:
+    def append(self, slot: int, blocks: Sequence[int] | NDArray[np.int32]) -> None:
         """Map the token range after the last entry to `blocks`; earlier entries stay as they are."""
         count = int(self.counts[slot])
         self.entries[slot, count : count + len(blocks)] = blocks

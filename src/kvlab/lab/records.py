@@ -161,15 +161,17 @@ class RunRecord:
 
     def steps(self) -> StepLog:
         """The engine's steps in order, read when first asked for; none where the run kept none."""
-        if STEPS not in self._known:
-            self._known[STEPS] = StepLog(self._rows(STEPS, read_step))
-        return cast(StepLog, self._known[STEPS])
+        return self.once(STEPS, lambda: StepLog(self._rows(STEPS, read_step)))
 
     def requests(self) -> list[RequestRecord]:
         """What happened to each request and sample, read when first asked for."""
-        if REQUESTS not in self._known:
-            self._known[REQUESTS] = list(self._rows(REQUESTS, read_request))
-        return cast(list[RequestRecord], self._known[REQUESTS])
+        return self.once(REQUESTS, lambda: list(self._rows(REQUESTS, read_request)))
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What was made of this run under a name, when it was first asked for."""
+        if name not in self._known:
+            self._known[name] = make()
+        return cast(T, self._known[name])
 
     def blocks(self) -> BlockEvents | None:
         """What happened to each block, sequences as indices of `requests`; None where the run kept no journal."""

@@ -27,6 +27,12 @@ class EvictionPolicy(ABC):
     def add(self, block: int, parent: int | None = None) -> None:
         """A block with content lost its last reference. `parent` is the block whose content it continues."""
 
+    def add_all(self, blocks: Sequence[int], contents: Mapping[int, Prefix]) -> None:
+        """Blocks with these contents lost their last references, in this order."""
+        for block in blocks:
+            parent = contents[block].parent
+            self.add(block, None if parent is None else parent.block)
+
     @abstractmethod
     def remove(self, block: int) -> None:
         """A block in it is referenced again, or has lost its content."""

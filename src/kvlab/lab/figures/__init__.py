@@ -22,7 +22,7 @@ from kvlab.lab.figures.memory import memory_figure
 from kvlab.lab.figures.metric_charts import metric_figure
 from kvlab.lab.figures.pareto import measured_points, pareto_figure
 from kvlab.lab.figures.points import THROUGHPUT, metric_grid, sweep_points, varied_amounts
-from kvlab.lab.figures.pool_map import pool_map_figure
+from kvlab.lab.figures.pool_map import pool_map_figure, record_grids
 from kvlab.lab.figures.service_levels import limits_of, service_level_figure
 from kvlab.lab.figures.timeline import timeline_figure
 from kvlab.lab.files import attempt, replacing, write_text
@@ -41,7 +41,8 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
     if "memory" not in missing:
         figures["memory"] = memory_figure(steps, unit=unit)
     if "pool_map" not in missing:
-        figures["pool_map"] = pool_map_figure(record.blocks(), steps, unit=unit)
+        grids = record_grids(record)
+        figures["pool_map"] = pool_map_figure(grids.picture if grids else None, unit=unit)
     if requests:
         figures |= {"timeline": timeline_figure(requests), "latency": latency_figure(requests)}
         if limits := limits_of(record.config):
@@ -99,12 +100,11 @@ def mark_simulated(figures: dict[str, Figure], records: Sequence[RunRecord]) -> 
 
 def interactive_run(record: RunRecord) -> dict[str, Any]:
     """A run's Plotly figures by name: timeline, and pool_map where the run kept its block events."""
-    steps, requests = record.steps(), record.requests()
+    requests = record.requests()
     figures = {"timeline": timeline_hover(requests)} if requests else {}
-    events = record.blocks()
-    if events is not None and len(events.block) and "pool_map" not in left_out(record):
+    if "pool_map" not in left_out(record) and (grids := record_grids(record)) is not None:
         unit = unit_of(str(record.config.get("kv.backend")))
-        figures["pool_map"] = pool_map_hover(events, steps, requests, unit=unit)
+        figures["pool_map"] = pool_map_hover(grids.page, requests, unit=unit)
     return figures
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -91,54 +91,85 @@ class PoolGrid(NamedTuple):
     end_s: float
 
 
+class GridSize(NamedTuple):
+    """The most cells that a grid may have."""
+
+    rows: int
+    columns: int
+
+
 def pool_grid(
-    events: BlockEvents,
-    num_blocks: int,
-    step_starts: ArrayLike,
-    end_s: float,
-    *,
-    most_rows: int = 400,
-    most_columns: int = 800,
+    events: BlockEvents, num_blocks: int, step_starts: ArrayLike, end_s: float, size: GridSize
 ) -> PoolGrid:
-    """A run on a grid of at most `most_rows` x `most_columns`. Steps that began at one time share a column."""
-    per_row = -(-num_blocks // most_rows)
-    rows = -(-num_blocks // per_row)
-    columns = most_columns if end_s > 0 else 1
+    """A run on a grid. Steps that began at one time share a column."""
+    (grid,) = pool_grids(events, num_blocks, step_starts, end_s, [size])
+    return grid
+
+
+def pool_grids(
+    events: BlockEvents, num_blocks: int, step_starts: ArrayLike, end_s: float, sizes: Sequence[GridSize]
+) -> list[PoolGrid]:
+    """The same on grids of several sizes, for which the events are followed once."""
     starts = np.asarray(step_starts, dtype=np.float64)
-    borders = np.append(starts, end_s) * (columns / end_s if end_s > 0 else 0.0)
-    first = np.clip(np.floor(borders), 0, columns - 1).astype(np.int32)
-    until = np.clip(np.ceil(borders), 1, columns).astype(np.int32)
-    cells = np.full((rows, columns), FREE, dtype=np.int64)
-    in_use, cached = np.zeros((2, rows, columns))
-    for low, high, part in _by_rows(events, per_row, rows):
-        found = stretches(part, len(starts))
-        row, begin = found.block // per_row - low, first[np.minimum(found.start, len(first) - 1)]
-        end = np.maximum(until[np.minimum(found.end, len(until) - 1)], begin + 1)
+    canvases = [_Canvas(num_blocks, starts, end_s, size) for size in sizes]
+    together = max(num_blocks * _TOGETHER // max(len(events.block), 1), -(-num_blocks // 256))
+    parts = (events.block // together).astype(np.uint8)
+    for part in range(-(-num_blocks // together)):
+        found = stretches(events.take(np.flatnonzero(parts == part)), len(starts))
+        for canvas in canvases:
+            canvas.paint(found)
+    return [canvas.grid() for canvas in canvases]
+
+
+class _Canvas:
+    """A grid to which the stretches of some blocks are added after those of the blocks before them."""
+
+    def __init__(self, num_blocks: int, starts: NDArray[np.float64], end_s: float, size: GridSize) -> None:
+        self._per_row = -(-num_blocks // size.rows)
+        rows, columns = -(-num_blocks // self._per_row), size.columns if end_s > 0 else 1
+        borders = np.append(starts, end_s) * (columns / end_s if end_s > 0 else 0.0)
+        self._first = np.clip(np.floor(borders), 0, columns - 1).astype(np.int32)  # column in which a step begins
+        self._until = np.clip(np.ceil(borders), 1, columns).astype(np.int32)  # the one behind those before a step
+        self._num_blocks, self._end_s = num_blocks, end_s
+        self._sequences = np.full((rows, columns), FREE, dtype=np.int64)  # of those that hold a cell, the latest
+        self._since = np.full((rows, columns), -1, dtype=np.int32)  # the step in which it came
+        self._held, self._cached, self._shared = np.zeros((3, rows, columns), dtype=np.int64)  # blocks
+
+    def paint(self, found: Stretches) -> None:
+        """Add stretches."""
+        if not len(found.block):
+            return
+        row, begin = found.block // self._per_row, self._first[np.minimum(found.start, len(self._first) - 1)]
+        end = np.maximum(self._until[np.minimum(found.end, len(self._until) - 1)], begin + 1)
+        touched = slice(int(row.min()), int(row.max()) + 1)
+        row -= touched.start
+        shape = (touched.stop - touched.start, self._since.shape[1])
         is_cached, is_shared = found.holder == CACHED, found.holder == SHARED
-        covered = [
-            _covered((row[chosen], begin[chosen], end[chosen]), (high - low, columns))
-            for chosen in (~is_cached, is_cached, is_shared)
-        ]
-        in_use[low:high], cached[low:high], shared = covered
-        # What is painted last stays: held above cached, shared on top, else the later sequence.
-        cells[low:high][cached[low:high] > 0] = CACHED
+        for counts, chosen in (
+            (self._held, ~is_cached),
+            (self._cached, is_cached),
+            (self._shared, is_shared),
+        ):
+            counts[touched] += _covered((row[chosen], begin[chosen], end[chosen]), shape)
         chosen = np.flatnonzero(~(is_cached | is_shared))
-        chosen = chosen[np.argsort(found.start[chosen], kind="stable")]
+        chosen = chosen[np.argsort(found.start[chosen], kind="stable")]  # what is painted last stays
         lengths = end[chosen] - begin[chosen]
         column = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths - begin[chosen], lengths)
-        cells[np.repeat(row[chosen] + low, lengths), column] = np.repeat(found.holder[chosen], lengths)
-        cells[low:high][shared > 0] = SHARED
-    in_use, cached = np.minimum(in_use / per_row, 1), np.minimum(cached / per_row, 1)
-    return PoolGrid(cells, in_use, np.minimum(cached, 1 - in_use), per_row, num_blocks, end_s)
+        latest = np.full(shape, -1, dtype=np.int64)
+        latest[np.repeat(row[chosen], lengths), column] = np.repeat(chosen, lengths)
+        since = np.where(latest >= 0, found.start[latest], -1)
+        later = (latest >= 0) & (since >= self._since[touched])
+        self._sequences[touched][later] = found.holder[latest[later]]
+        self._since[touched][later] = since[later]
 
-
-def _by_rows(events: BlockEvents, per_row: int, rows: int) -> Iterator[tuple[int, int, BlockEvents]]:
-    """The events of some rows of a grid after those of others: the first row, the one behind the last, and they."""
-    together = max(-(-rows * _TOGETHER // max(len(events.block), 1)), -(-rows // 256))
-    parts = (events.block // (per_row * together)).astype(np.uint8)
-    for part, low in enumerate(range(0, rows, together)):
-        chosen = np.flatnonzero(parts == part)
-        yield low, min(low + together, rows), events.take(chosen)
+    def grid(self) -> PoolGrid:
+        """Held is above cached, shared on top, else the later sequence."""
+        cells = np.where(self._cached > 0, CACHED, FREE)
+        cells = np.where(self._since >= 0, self._sequences, cells)
+        cells[self._shared > 0] = SHARED
+        in_use, cached = (np.minimum(counts / self._per_row, 1) for counts in (self._held, self._cached))
+        cached = np.minimum(cached, 1 - in_use)
+        return PoolGrid(cells, in_use, cached, self._per_row, self._num_blocks, self._end_s)
 
 
 def _covered(boxes: tuple[NDArray[np.int32], ...], shape: tuple[int, int]) -> NDArray[np.int64]:

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from kvlab.core import RequestRecord, StepRecord
-from kvlab.kv.journal import BlockEvents
+from kvlab.core import RequestRecord
 from kvlab.lab import catalogue
 from kvlab.lab.figures import style
+from kvlab.lab.figures.blocks import PoolGrid
 from kvlab.lab.figures.metric_charts import cell_texts
 from kvlab.lab.figures.pareto import X_LABEL, Y_LABEL, measured_points, pareto_front
 from kvlab.lab.figures.points import THROUGHPUT, Grid, Point
-from kvlab.lab.figures.pool_map import HOLDERS, has_one_colour, holder_colours, run_grid
+from kvlab.lab.figures.pool_map import HOLDERS, has_one_colour, holder_colours
 from kvlab.lab.figures.timeline import from_arrivals, phase_spans, shown_requests
 
 
@@ -59,11 +59,8 @@ def timeline_hover(records: Sequence[RequestRecord]) -> Any:
     return figure
 
 
-def pool_map_hover(
-    events: BlockEvents, steps: Sequence[StepRecord], records: Sequence[RequestRecord], *, unit: str = "block"
-) -> Any:
+def pool_map_hover(grid: PoolGrid, records: Sequence[RequestRecord], *, unit: str = "block") -> Any:
     """Block by time; the request that holds a block is named at the pointer. `unit` is what a block is called."""
-    grid = run_grid(events, steps, most_rows=200, most_columns=320)
     names = {holder: name for holder, (name, _) in HOLDERS.items()}
     names |= {index: record.name for index, record in enumerate(records)}
     colours = holder_colours(grid)

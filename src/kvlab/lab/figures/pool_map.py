@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.colors import to_rgb
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 from kvlab.core import StepRecord
 from kvlab.kv.journal import BlockEvents
 from kvlab.lab.figures import style
-from kvlab.lab.figures.blocks import CACHED, FREE, SHARED, UNKNOWN, PoolGrid, colour_numbers, pool_grid
+from kvlab.lab.figures.blocks import CACHED, FREE, SHARED, UNKNOWN, GridSize, PoolGrid, colour_numbers, pool_grids
+from kvlab.lab.records import RunRecord
 from kvlab.lab.steps import StepLog
 from kvlab.lab.tables import count
 
@@ -30,14 +32,27 @@ HOLDERS = {
 }
 
 
-def run_grid(
-    events: BlockEvents, steps: Sequence[StepRecord], *, most_rows: int = 400, most_columns: int = 800
-) -> PoolGrid:
-    """A run's pool as a grid of at most so many cells."""
+class RunGrids(NamedTuple):
+    """A run's pool as a grid for a picture, and as a coarser one for a page, where each cell is text."""
+
+    picture: PoolGrid
+    page: PoolGrid
+
+
+def run_grids(events: BlockEvents, steps: Sequence[StepRecord]) -> RunGrids:
+    """A run's pool as grids."""
     last = steps[-1] if steps else None
     blocks, end = last.pool.blocks_total if last and last.pool else 1, last.end_s if last else 0.0
     starts = StepLog.of(steps).column("start_s")
-    return pool_grid(events, blocks, starts, end, most_rows=most_rows, most_columns=most_columns)
+    return RunGrids(*pool_grids(events, blocks, starts, end, [GridSize(400, 800), GridSize(200, 320)]))
+
+
+def record_grids(record: RunRecord) -> RunGrids | None:
+    """The grids of a recorded run, made when first asked for; None where there is nothing to show."""
+    events, steps = record.blocks(), record.steps()
+    if events is None or not len(events.block) or not steps:
+        return None
+    return record.once("grids", lambda: run_grids(events, steps))
 
 
 def has_one_colour(grid: PoolGrid) -> bool:
@@ -74,14 +89,13 @@ def pool_image(grid: PoolGrid) -> NDArray[np.uint8]:
     return image
 
 
-def pool_map_figure(events: BlockEvents | None, steps: Sequence[StepRecord], *, unit: str = "block") -> Figure:
-    """Block by time."""
+def pool_map_figure(grid: PoolGrid | None, *, unit: str = "block") -> Figure:
+    """Block by time; None: no block was allocated."""
     figure, axes = style.new_axes(5.3, "time, s", f"{unit} of the pool", grid="")
-    if events is None or not len(events.block) or not steps:
+    if grid is None:
         style.title(axes, f"Each {unit} of the pool over time")
-        style.nothing(axes, f"no {unit} was allocated" if events is not None else "the run kept no blocks.parquet")
+        style.nothing(axes, f"no {unit} was allocated")
         return figure
-    grid = run_grid(events, steps)
     extent = (0, grid.end_s, len(grid.cells) * grid.blocks_per_row, 0)
     axes.imshow(pool_image(grid), extent=extent, aspect="auto", interpolation="nearest")
     axes.set_ylim(grid.num_blocks, 0)
