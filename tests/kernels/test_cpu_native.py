@@ -19,9 +19,10 @@ SPEC = AttentionSpec(4, 2, 16, 0.25, "bfloat16", "cpu")
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, and the instruction set that compiles fastest."""
+    """A cache of its own, and what compiles fastest."""
     monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("KVLAB_CPU_ARCH", "x86-64")
+    monkeypatch.setenv("KVLAB_CXXFLAGS", "-O0")
     return tmp_path / "cache"
 
 
