@@ -12,7 +12,7 @@ from kvlab.config.workload import FILES
 from kvlab.models.families import decoder_config
 from kvlab.paths import CONF
 from tests.support.plans import MODELS, compose_run
-from tests.support.swept import SWEEPS, points_of
+from tests.support.swept import SWEEPS, swept_values
 
 NEEDS = {"model=checkpoint": ["model.path=somewhere"]}
 NEEDS |= {f"workload={source}": ["workload.path=somewhere"] for source in FILES}
@@ -26,10 +26,11 @@ def test_choice_composes(choice: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SWEEPS)
-def test_every_point_of_an_experiment_or_sweep_composes(name: str) -> None:
-    """As it is; test_sweep_files.py runs them in small."""
-    for point in points_of(name):
-        compose_run(name, *point)
+def test_every_value_of_an_experiment_or_sweep_composes(name: str) -> None:
+    """As it is; test_sweep_files.py runs every point, in small."""
+    values = swept_values(name)
+    for number in range(max(map(len, values), default=1)):
+        compose_run(name, *[each[number % len(each)] for each in values])
 
 
 @pytest.mark.parametrize("file", sorted(CONF.glob("**/*.yaml")), ids=lambda file: f"{file.parent.name}/{file.stem}")
