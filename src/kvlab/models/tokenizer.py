@@ -32,7 +32,7 @@ class Tokenizer:
     def __init__(
         self, backend: tokenizers.Tokenizer, source: str, template: Callable[[], ChatTemplate] | None = None
     ) -> None:
-        self._backend, self._source, self._template = backend, source, template
+        self._backend, self.source, self._template = backend, source, template
 
     @property
     def has_template(self) -> bool:
@@ -51,7 +51,7 @@ class Tokenizer:
         """Messages as the text that the checkpoint was trained with. Raises TokenizerError."""
         if self._template is None:
             advice = "give a text as prompt, or use a checkpoint that was trained to chat"
-            raise TokenizerError(f"{self._source} has no chat template, which messages need; {advice}")
+            raise TokenizerError(f"{self.source} has no chat template, which messages need; {advice}")
         return self._template().render(messages, reply=reply)
 
     def encode_rendered(self, text: str) -> list[int]:
@@ -64,13 +64,13 @@ class Tokenizer:
 
     def lent(self) -> Tokenizer:
         """The same for a model that was not trained with it, and may have more tokens: each of them has a text."""
-        return LentTokenizer(self._backend, self._source, self._template)
+        return LentTokenizer(self._backend, self.source, self._template)
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         try:
             return self._backend.encode(text, add_special_tokens=special).ids
         except Exception as error:  # half a surrogate pair is no text
-            raise TokenizerError(f"{self._source}: cannot encode {shown(text, repr)} ({shown(error)})") from error
+            raise TokenizerError(f"{self.source}: cannot encode {shown(text, repr)} ({shown(error)})") from error
 
 
 class LentTokenizer(Tokenizer):

@@ -17,13 +17,12 @@ from kvlab.server.answers import ChatAnswer, CompletionAnswer
 from kvlab.server.errors import ApiError, invalid_body
 from kvlab.server.limits import Limits
 from kvlab.server.metrics import CONTENT_TYPE
-from kvlab.server.page import HEADERS, PAGE
 from kvlab.server.parameters import chat_request, completion_requests, conversation
 from kvlab.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from kvlab.server.serving import Serving
 
 _ERROR = {"description": "An error as OpenAI's API reports it."}
-_ERRORS: dict[int | str, dict[str, Any]] = dict.fromkeys((400, 401, 404, 408, 413, 500, 503), _ERROR)
+_ERRORS: dict[int | str, dict[str, Any]] = dict.fromkeys((400, 401, 404, 408, 413, 415, 500, 503), _ERROR)
 
 
 def build_app(serving: Serving) -> FastAPI:
@@ -44,23 +43,22 @@ def build_app(serving: Serving) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model.card()]}
+        return {"object": "list", "data": [serving.model_card()]}
 
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
         if name != model.name:
             raise ApiError(404, f"model={name!r}: there is {model.name!r}", "model")
-        return model.card()
+        return serving.model_card()
 
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "needs either prompt or messages", "prompt")
-        ids = (
-            model.chat_prompt(conversation(body.messages or []))
-            if body.prompt is None
-            else model.encode(body.prompt)
-        )
+        if body.prompt is None:
+            ids = model.encode(conversation(body.messages or []), "messages")
+        else:
+            ids = model.encode(body.prompt, "prompt")
         return {"tokens": list(ids), "count": len(ids), "max_model_len": model.max_tokens}
 
     @app.post("/detokenize")
@@ -75,7 +73,7 @@ def build_app(serving: Serving) -> FastAPI:
     @app.get("/health")
     async def health(audit: bool = False) -> Response:
         """With ?audit=true every invariant of the pool is checked, between two steps."""
-        status = serving.status
+        status = "broken" if engine.broken else "draining" if serving.draining else "ready"
         body: dict[str, Any] = {"status": status}
         if audit:
             body["audit"] = [str(finding) for finding in await asyncio.to_thread(engine.audit)]
@@ -84,16 +82,6 @@ def build_app(serving: Serving) -> FastAPI:
     @app.get("/stats")
     async def stats() -> dict[str, Any]:
         return asdict(engine.stats())
-
-    @app.get("/live")
-    async def live() -> Response:
-        """What the live page shows, at most four times per second anew."""
-        body, no_store = await serving.live.body(), {"Cache-Control": "no-store"}
-        return Response(body, media_type="application/json", headers=no_store)
-
-    @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        return Response(PAGE, media_type="text/html", headers=HEADERS)
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -108,12 +96,14 @@ def build_app(serving: Serving) -> FastAPI:
         return error.response()
 
     @app.exception_handler(RequestValidationError)
-    async def validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
-        return invalid_body(error).response()
+    async def validation_error(client: Request, error: RequestValidationError) -> JSONResponse:
+        return invalid_body(error, client.headers.get("content-type", "")).response()
 
     @app.exception_handler(HTTPException)
     async def http_error(client: Request, error: HTTPException) -> JSONResponse:
         text = f"{client.method} {client.url.path}: {error.detail}"
+        if isinstance(error.__cause__, UnicodeDecodeError):
+            text = "the body is no JSON object: it is not UTF-8"
         response = ApiError(error.status_code, text).response()
         response.headers.update(error.headers or {})
         return response

@@ -46,7 +46,7 @@ class Mailbox:
 
 class ClientCall:
     """The requests of one HTTP call. `most_waiting`: outputs that may wait for a slow client, which is then cut.
-    `on_finish` is given each sample's record by the thread that steps. `arrival_s`: on the engine's clock.
+    `on_finish` is given each sample's record by the thread that steps.
     """
 
     def __init__(
@@ -57,7 +57,6 @@ class ClientCall:
         *,
         most_waiting: int,
         on_finish: FinishCallback,
-        arrival_s: float,
     ) -> None:
         self.requests = requests
         self._mailbox = mailbox
@@ -68,7 +67,7 @@ class ClientCall:
         self._arrived = asyncio.Event()
         self._last: dict[tuple[str, int], StepOutput] = {}  # outputs that end a sample, until its record comes
         self._calls = [
-            engine.call(request, self._emitter(number), self._finisher(number), arrival_s)
+            engine.call(request, self._emitter(number), self._finisher(number))
             for number, request in enumerate(requests)
         ]
 

@@ -49,8 +49,10 @@ def api_error(error: KvlabError) -> ApiError:
     return ApiError(503 if isinstance(error, EngineStoppedError) else 400, text)
 
 
-def invalid_body(error: RequestValidationError) -> ApiError:
+def invalid_body(error: RequestValidationError, content_type: str) -> ApiError:
     """The first thing that is wrong with a body."""
+    if "json" not in content_type:
+        return ApiError(415, "the body is no JSON object; send it with Content-Type: application/json")
     first = error.errors()[0]
     path = [str(part) for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid" or not path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 from types import FrameType
@@ -12,18 +13,19 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kvlab.config.server import ServerConfig
-from kvlab.engine.garbage import gc_frozen
 from kvlab.errors import ConfigError
 from kvlab.server.serving import Serving
+
+_SEND_BUFFER = 1 << 16  # bytes that the kernel keeps for a client; left to itself, megabytes for a slow one
 
 
 def listen(config: ServerConfig) -> socket.socket:
     """A socket that listens at the server's address. Raises ConfigError where that is not possible."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # Where it is named, asyncio sends each chunk at once (TCP_NODELAY), not after the acknowledgement.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    found = socket.socket(family, socket.SOCK_STREAM)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # of each connection
         found.bind((config.host, config.port))
     except socket.gaierror as error:
         found.close()
@@ -35,39 +37,64 @@ def listen(config: ServerConfig) -> socket.socket:
     return found
 
 
-class HeadTimeout(H11Protocol):
-    """Cuts a connection that takes longer than `seconds` to send the head of a request, from its first byte on."""
+class BoundedConnection(H11Protocol):
+    """Is cut when its client takes longer than `head_s` to send the head of a request, from its first byte on, or
+    longer than `write_s` to read what it was sent.
+    """
 
-    seconds: float
-    _timer: asyncio.TimerHandle | None = None
+    head_s: float
+    write_s: float
+    _timers: dict[str, asyncio.TimerHandle]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio."""
         super().connection_made(transport)
-        self._timer = self.loop.call_later(self.seconds, self.transport.abort)
+        self._timers = {}
+        self._start("head", self.head_s)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
         super().data_received(data)
-        is_served = self.cycle is not None and not self.cycle.response_complete
-        if self._timer is not None and is_served:
-            self._timer.cancel()
-            self._timer = None
-        elif self._timer is None and not is_served and not self.transport.is_closing():
-            self._timer = self.loop.call_later(self.seconds, self.transport.abort)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop("head")
+        elif not self.transport.is_closing():
+            self._start("head", self.head_s)
 
     def on_response_complete(self) -> None:
         """See uvicorn. The next request may be here already; if not, an idle connection has a timer of its own."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop("head")
         super().on_response_complete()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """See uvicorn, which would keep a connection that it closes until all was read."""
+        super().timeout_keep_alive_handler()
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+
+    def pause_writing(self) -> None:
+        """See asyncio."""
+        super().pause_writing()
+        self._start("write", self.write_s)
+
+    def resume_writing(self) -> None:
+        """See asyncio."""
+        super().resume_writing()
+        self._stop("write")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for what in list(self._timers):
+            self._stop(what)
         super().connection_lost(exc)
+
+    def _start(self, what: str, seconds: float) -> None:
+        """Cut the connection in so many seconds, unless that is decided already."""
+        if what not in self._timers:
+            self._timers[what] = self.loop.call_later(seconds, self.transport.abort)
+
+    def _stop(self, what: str) -> None:
+        if (timer := self._timers.pop(what, None)) is not None:
+            timer.cancel()
 
 
 class Server(uvicorn.Server):
@@ -75,10 +102,11 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, serving: Serving) -> None:
         config = serving.config
+        limits = {"head_s": config.read_timeout_s, "write_s": config.write_timeout_s}
         super().__init__(
             uvicorn.Config(
                 app,
-                http=type("_HeadTimeout", (HeadTimeout,), {"seconds": config.read_timeout_s}),
+                http=type("_Connection", (BoundedConnection,), limits),
                 log_level="warning",
                 access_log=False,
                 timeout_keep_alive=max(1, round(config.keep_alive_s)),
@@ -86,31 +114,30 @@ class Server(uvicorn.Server):
                 server_header=False,
             )
         )
+        self.cut_calls = 0  # calls that were open at the end
         self._serving = serving
-        self._latest = 0.0
-
-    def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn. Python's garbage collector runs rarely up to the end, not from one burst of requests to the
-        next: each change over would hold up the last chunks of a burst, by tenths of a second.
-        """
-        with gc_frozen():
-            super().run(sockets)
+        self._latest = math.inf  # when the server ends, whatever is open
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """See uvicorn."""
-        if self._serving.draining:
-            self.should_exit = self.force_exit = True
+        seconds = 0.0 if self._serving.draining else self._serving.config.drain_s
         self._serving.draining = True
-        self._latest = time.monotonic() + self._serving.config.drain_s
+        self._latest = time.monotonic() + seconds
 
     async def on_tick(self, counter: int) -> bool:
         """See uvicorn: whether the server ends now, asked ten times per second."""
-        done = not self._serving.open_calls or time.monotonic() > self._latest
-        return await super().on_tick(counter) or (self._serving.draining and done)
+        if self._serving.draining and not self._serving.open_calls:
+            return True
+        if time.monotonic() >= self._latest:
+            self.cut_calls = self._serving.open_calls
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()  # its call then ends as if the client had left
+            return True
+        return await super().on_tick(counter)
 
 
 def serve(app: FastAPI, serving: Serving, listening: socket.socket) -> bool:
     """Serve until a signal ends it. Returns whether all calls had ended."""
     server = Server(app, serving)
     server.run(sockets=[listening])
-    return not server.force_exit
+    return not server.cut_calls

@@ -41,7 +41,7 @@ def completion_requests(body: CompletionRequest, name: str, model: ServedModel) 
     prompts = _prompts(body.prompt)
     if len(prompts) > MAX_PROMPTS:
         raise ApiError(400, f"prompt has {len(prompts)} prompts: at most {MAX_PROMPTS} in one call", "prompt")
-    ids = [model.encode(prompt) if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
+    ids = [model.encode(prompt, "prompt") if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
     most = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     sampling = _sampling(body, most, body.logprobs)
     names = [name] if len(ids) == 1 else [f"{name}-{number}" for number in range(len(ids))]
@@ -55,7 +55,7 @@ def chat_request(body: ChatRequest, name: str, model: ServedModel) -> Request:
         raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
     if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_LOGPROBS:
         raise ApiError(400, f"top_logprobs={body.top_logprobs}: from 0 to {MAX_LOGPROBS}", "top_logprobs")
-    ids = model.chat_prompt(conversation(body.messages))
+    ids = model.encode(conversation(body.messages), "messages")
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     room = model.max_tokens - len(ids)
     if room < 1:

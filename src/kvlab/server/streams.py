@@ -37,19 +37,15 @@ async def whole_answer(call: ClientCall, answer: Answer, client: Request) -> Res
 
 
 class TokenStream(Response):
-    """Server-sent events: a chunk for each token, at the end `[DONE]`; an error on the way is an event too.
-
-    A client that takes longer than `timeout_s` to read what it was sent is cut.
-    """
+    """Server-sent events: a chunk for each token, at the end `[DONE]`; an error on the way is an event too."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, call: ClientCall, answer: Answer, *, timeout_s: float) -> None:
+    def __init__(self, call: ClientCall, answer: Answer) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._call = call
         self._answer = answer
-        self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See Response."""
@@ -57,13 +53,11 @@ class TokenStream(Response):
         async def run() -> None:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for data in self._events():
-                message = {"type": "http.response.body", "body": data, "more_body": True}
-                await asyncio.wait_for(send(message), self._timeout_s)
+                await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         try:
-            with suppress(TimeoutError):
-                await _unless_gone(run(), receive)
+            await _unless_gone(run(), receive)
         finally:
             self._call.leave()
 
