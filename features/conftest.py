@@ -27,6 +27,8 @@ from features.steps.engine_steps import *
 from features.steps.eviction_steps import *
 from features.steps.fork_steps import *
 from features.steps.hostile_steps import *
+from features.steps.http_limits_steps import *
+from features.steps.http_steps import *
 from features.steps.isolation_steps import *
 from features.steps.kernel_steps import *
 from features.steps.metrics_steps import *

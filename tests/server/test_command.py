@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 
 import pytest
@@ -35,12 +34,3 @@ def test_a_mistake_is_one_sentence(
     said = capsys.readouterr().err
     assert said.startswith(f"error: {sentence}")
     assert said.count("\n") == 1
-
-
-def test_a_port_in_use_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        monkeypatch.setattr(sys, "argv", ["kvlab serve", "model=qwen3_tiny", f"server.port={port}"])
-        with pytest.raises(SystemExit, match="2"):
-            serve.main()
-    assert f"server.port={port}: Address already in use; choose another one" in capsys.readouterr().err

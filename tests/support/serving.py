@@ -1,26 +1,29 @@
-"""A server on a free port, in a thread, with a tiny model whose words are its token ids."""
+"""Servers on a free port, in a thread: of any engine, or of a tiny model whose words are its token ids."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from kvlab.config.server import ServerConfig
-from kvlab.core import Message
+from kvlab.core import Message, StepRecord
 from kvlab.engine.clock import WallClock
+from kvlab.engine.engine import Engine as StepEngine
 from kvlab.engine.service import Engine
+from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import ConfigError
+from kvlab.kv.view import CacheView
 from kvlab.models.tokenizer import Tokenizer
 from kvlab.server.app import build_app
 from kvlab.server.lifecycle import Server, listen
 from kvlab.server.metrics import ServerMetrics
 from kvlab.server.model import ServedModel
 from kvlab.server.serving import Serving
-from tests.support.engines import make_engine
+from tests.support.engines import assert_empty, make_engine
 from tests.support.model import tiny_config
 
 
@@ -29,10 +32,7 @@ class Letters(Tokenizer):
 
     def __init__(self) -> None:
         """Nothing is read."""
-
-    @property
-    def has_template(self) -> bool:
-        return True
+        self.source = "letters"
 
     def encode(self, text: str) -> list[int]:
         return [ord(character) % 199 for character in text]
@@ -57,20 +57,55 @@ class Served:
     server: Server
 
 
+class PacedExecutor:
+    """Another executor, each pass of which takes at least `least_s` seconds: long enough to act in between."""
+
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+        self.least_s = 0.0
+
+    def execute(self, step: StepInput, view: CacheView) -> StepResult:
+        """See Executor."""
+        time.sleep(self.least_s)
+        return self._inner.execute(step, view)
+
+
 @contextmanager
 def served(*, words: bool = True, config: ServerConfig | None = None, **engine: Any) -> Iterator[Served]:
     """A server with an engine of these settings; it has ended, with all memory free, when the block is left."""
-    config = config or ServerConfig(port=0)
     tokenizer = Letters() if words else None
-    vocab = tiny_config().vocab_size
-    core = make_engine(
-        clock=WallClock(), vocab_size=vocab, detokenize=tokenizer.decode if tokenizer else None, **engine
-    )
-    metrics = ServerMetrics("tiny")
-    service = Engine(core, on_step=metrics.step)
-    model = ServedModel("tiny", core.pool.max_sequence_tokens, vocab, int(time.time()), tokenizer)
-    serving = Serving(service, model, metrics, config)
-    listening = listen(config)
+    detokenize = tokenizer.decode if tokenizer else None
+    core = make_engine(clock=WallClock(), vocab_size=tiny_config().vocab_size, detokenize=detokenize, **engine)
+    with running(serving_of(core, "tiny", tiny_config().vocab_size, tokenizer, config)) as found:
+        yield found
+
+
+def serving_of(
+    core: StepEngine,
+    name: str,
+    vocab_size: int,
+    tokenizer: Tokenizer | None,
+    config: ServerConfig | None = None,
+    records: list[StepRecord] | None = None,
+) -> Serving:
+    """What a server of this engine shares; without a `config` it listens on any free port. Each step's record is
+    added to `records`.
+    """
+    metrics = ServerMetrics(name)
+
+    def on_step(record: StepRecord) -> None:
+        metrics.step(record)
+        if records is not None:
+            records.append(record)
+
+    model = ServedModel(name, core.pool.max_sequence_tokens, vocab_size, int(time.time()), tokenizer)
+    return Serving(Engine(core, on_step=on_step), model, metrics, config or ServerConfig(port=0))
+
+
+@contextmanager
+def running(serving: Serving) -> Iterator[Served]:
+    """Its server, which has ended when the block is left."""
+    listening = listen(serving.config)
     server = Server(build_app(serving), serving)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
@@ -83,3 +118,17 @@ def served(*, words: bool = True, config: ServerConfig | None = None, **engine: 
         thread.join(30)
         listening.close()
         assert not thread.is_alive()
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
+    """Fails where it does not come true."""
+    latest = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < latest
+        time.sleep(0.002)
+
+
+def wait_until_empty(serving: Serving, seconds: float = 30) -> None:
+    """Memory of requests that have ended comes back with the engine's next step."""
+    wait_until(lambda: not serving.engine.has_work(), seconds)
+    assert_empty(serving.engine.core)
