@@ -7,7 +7,7 @@ WORKERS ?= 2# processes that share the tests
 SOAK_MINUTES ?= 15# that make soak takes
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run model test test-fast wheel soak sanitize features requirements lint format docs docs-serve ui gpu clean
+.PHONY: help setup run model test test-fast wheel soak sanitize browser features requirements lint format docs docs-serve ui gpu clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ wheel: $(READY) ## Build the wheel and try it in an empty environment and folder
 
 sanitize: $(READY) ## Run the native kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	KVLAB_SANITIZE=all $(BIN)/python -m pytest tests/kernels/test_sanitizers.py
+
+browser: $(READY) ## Install a headless Chromium, which the tests of the live page use
+	.ci/install chromium-headless-shell || $(BIN)/playwright install --with-deps --only-shell chromium
 
 features: $(READY) ## Run the requirements alone
 	$(BIN)/python -m pytest features

@@ -34,6 +34,10 @@ class Letters(Tokenizer):
         """Nothing is read."""
         self.source = "letters"
 
+    @property
+    def has_template(self) -> bool:
+        return True
+
     def encode(self, text: str) -> list[int]:
         return [ord(character) % 199 for character in text]
 

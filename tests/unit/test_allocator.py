@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvlab.errors import BlockError, KvlabError, OutOfBlocksError
-from kvlab.kv.allocator import BlockAllocator
+from kvlab.kv.allocator import BlockAllocator, BlockState
 from tests.support.pools import content, fill
 
 
@@ -274,3 +274,14 @@ def test_any_calls_in_any_order_agree_with_a_multiset_of_references(calls: Calls
         assert allocator.allocated_block_ids() == set(references)
         assert allocator.num_free() + allocator.num_allocated() == 6
         assert allocator.total_allocated - allocator.total_freed == allocator.num_allocated()
+
+
+def test_each_block_is_free_cached_in_use_or_shared() -> None:
+    allocator = BlockAllocator(6)
+    cached, used, shared, back = allocator.allocate(4)
+    fill(allocator, cached, content(1))
+    allocator.share([shared, shared])
+    allocator.free([cached, back])
+    found = [BlockState.FREE] * 6
+    found[cached], found[used], found[shared] = BlockState.CACHED, BlockState.IN_USE, BlockState.SHARED
+    assert allocator.states().tolist() == found

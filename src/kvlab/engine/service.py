@@ -117,13 +117,15 @@ class Engine:
         request: Request,
         emit: Callable[[Emitted], object],
         on_finish: FinishCallback | None = None,
+        arrival_s: float | None = None,
     ) -> Call:
-        """One request for callers that are neither loops nor coroutines; `Call.start` begins it.
+        """One request for callers that are neither loops nor coroutines; `Call.start` begins it. It arrives now, or
+        has arrived at `arrival_s` on the engine's clock.
 
         `emit` is given each output, and an EngineStoppedError where there will be no more; `on_finish` is given
         each sample's record, behind its last output. Both are called by the thread that steps.
         """
-        return Call(self, request, emit, on_finish)
+        return Call(self, request, emit, on_finish, arrival_s)
 
     @property
     def clock(self) -> Clock:
@@ -137,7 +139,7 @@ class Engine:
         on_finish: FinishCallback | None = None,
     ) -> None:
         """Queue a request; `step` serves it. See ServingEngine. It arrives now, whatever its `arrival_s`."""
-        arrived = self._arrived(request)
+        arrived = replace(request, arrival_s=self.core.clock.now())
         self._between_steps(lambda: self._submit(arrived, on_output, on_finish)).result()
 
     def abort(self, request_id: str) -> bool:
@@ -183,6 +185,10 @@ class Engine:
         """See Auditable. From any thread; between two steps where another thread steps."""
         return self._between_steps(self.core.audit).result()
 
+    def inspect(self, look: Callable[[StepEngine], T]) -> Future[T]:
+        """What `look` finds in the engine that steps. From any thread; between two steps, which it delays."""
+        return self._between_steps(lambda: look(self.core))
+
     def close(self) -> None:
         """See ServingEngine. Requests that have not ended are aborted; their callers get that as output."""
         self._between_steps(self.core.close).result()
@@ -192,10 +198,6 @@ class Engine:
     ) -> None:
         self._check()
         self.core.submit(request, on_output, on_finish)
-
-    def _arrived(self, request: Request) -> Request:
-        """The request as it arrives now: the step that may be running meanwhile is time that it waits."""
-        return replace(request, arrival_s=self.core.clock.now())
 
     def _between_steps(self, action: Callable[[], T]) -> Future[T]:
         """Run an action now if no thread steps, else let the thread that does run it after its step."""
@@ -269,7 +271,9 @@ class Engine:
 
 
 class Call:
-    """One request of a caller that may leave before its end. It arrives when the call is made."""
+    """One request of a caller that may leave before its end. It arrives when the call is made, if not before: the
+    step that may be running meanwhile is time that it waits.
+    """
 
     def __init__(
         self,
@@ -277,8 +281,9 @@ class Call:
         request: Request,
         emit: Callable[[Emitted], object],
         on_finish: FinishCallback | None = None,
+        arrival_s: float | None = None,
     ) -> None:
-        self.request = engine._arrived(request)
+        self.request = replace(request, arrival_s=engine.clock.now() if arrival_s is None else arrival_s)
         self.emit = emit
         self._engine = engine
         self._on_finish = on_finish

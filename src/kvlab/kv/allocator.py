@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvlab.errors import BlockError, OutOfBlocksError
 from kvlab.kv.eviction import EvictionPolicy, LruEviction
 from kvlab.kv.journal import BlockEvent, BlockJournal
 from kvlab.kv.prefix import Prefix
+
+
+class BlockState(IntEnum):
+    """What a block is to its pool."""
+
+    FREE = 0  # nobody references it, and it holds nothing that could be shared
+    CACHED = 1  # nobody references it, but it holds content
+    IN_USE = 2  # one reference
+    SHARED = 3  # several
 
 
 class BlockAllocator:
@@ -90,6 +103,13 @@ class BlockAllocator:
     def evictable_block_ids(self) -> set[int]:
         """The blocks in the free queue that hold content."""
         return set(self._cached.blocks())
+
+    def states(self) -> NDArray[np.uint8]:
+        """The BlockState of each block, `[num_blocks]`."""
+        references = np.fromiter(self._references, np.int32, self.num_blocks)
+        states = np.where(references > 1, BlockState.SHARED, 2 * references).astype(np.uint8)
+        states[np.fromiter(self._cached.blocks(), np.int64, len(self._cached))] = BlockState.CACHED
+        return states
 
     def allocate(self, count: int, owner: Hashable = None) -> list[int]:
         """Take `count` blocks from the head of the queue, each with one reference. 0 takes none.

@@ -17,6 +17,7 @@ from kvlab.server.answers import ChatAnswer, CompletionAnswer
 from kvlab.server.errors import ApiError, invalid_body
 from kvlab.server.limits import Limits
 from kvlab.server.metrics import CONTENT_TYPE
+from kvlab.server.page import HEADERS, PAGE
 from kvlab.server.parameters import chat_request, completion_requests, conversation
 from kvlab.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from kvlab.server.serving import Serving
@@ -43,13 +44,13 @@ def build_app(serving: Serving) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [serving.model_card()]}
+        return {"object": "list", "data": [model.card()]}
 
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
         if name != model.name:
             raise ApiError(404, f"model={name!r}: there is {model.name!r}", "model")
-        return serving.model_card()
+        return model.card()
 
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def build_app(serving: Serving) -> FastAPI:
     @app.get("/health")
     async def health(audit: bool = False) -> Response:
         """With ?audit=true every invariant of the pool is checked, between two steps."""
-        status = "broken" if engine.broken else "draining" if serving.draining else "ready"
+        status = serving.status
         body: dict[str, Any] = {"status": status}
         if audit:
             body["audit"] = [str(finding) for finding in await asyncio.to_thread(engine.audit)]
@@ -82,6 +83,16 @@ def build_app(serving: Serving) -> FastAPI:
     @app.get("/stats")
     async def stats() -> dict[str, Any]:
         return asdict(engine.stats())
+
+    @app.get("/live")
+    async def live() -> Response:
+        """What the live page shows, at most four times per second anew."""
+        body, no_store = await serving.live.body(), {"Cache-Control": "no-store"}
+        return Response(body, media_type="application/json", headers=no_store)
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return Response(PAGE, media_type="text/html", headers=HEADERS)
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
-from kvlab.config import RunConfig
+from kvlab.config import RunConfig, format_bytes
 from kvlab.config.server import ServerConfig
-from kvlab.engine.build import build_engine, plan_engine
+from kvlab.engine.build import EnginePlan, build_engine, plan_engine
 from kvlab.engine.clock import PacedClock
 from kvlab.engine.service import Engine
 from kvlab.models.tokenizer import find_tokenizer
@@ -29,4 +30,26 @@ def build_serving(config: RunConfig, settings: ServerConfig, metrics: ServerMetr
     metrics = metrics or ServerMetrics(config.model.name)
     longest = min(config.model.max_seq_len, core.pool.max_sequence_tokens)
     model = ServedModel(config.model.name, longest, plan.model.vocab_size, int(time.time()), tokenizer)
-    return Serving(Engine(core, on_step=metrics.step), model, metrics, settings)
+    shown = _shown(plan) | ({} if plan.timing is None else {"server.time_factor": settings.time_factor})
+    return Serving(Engine(core, on_step=metrics.step), model, metrics, settings, shown)
+
+
+def _shown(plan: EnginePlan) -> dict[str, Any]:
+    """The settings that the live page names, with what was chosen for those that are `auto`."""
+    config = plan.config
+    return {
+        **plan.chosen,
+        "dtype": config.executor.dtype,
+        "weights": format_bytes(plan.weights.total),
+        "KV cache": format_bytes(plan.pool.num_bytes),
+        "kv.backend": config.kv.backend,
+        "kv.block_size": plan.pool.block_size,
+        "kv.dtype": config.kv_dtype,
+        "kv.prefix_sharing": config.kv.prefix_sharing,
+        "kv.eviction": config.kv.eviction,
+        "scheduler.policy": config.scheduler.policy,
+        "scheduler.order": config.scheduler.order,
+        "scheduler.max_batch_size": config.scheduler.max_batch_size,
+        "scheduler.max_batched_tokens": config.scheduler.max_batched_tokens,
+        "scheduler.max_waiting_requests": config.scheduler.max_waiting_requests,
+    }

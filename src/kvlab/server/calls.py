@@ -46,7 +46,7 @@ class Mailbox:
 
 class ClientCall:
     """The requests of one HTTP call. `most_waiting`: outputs that may wait for a slow client, which is then cut.
-    `on_finish` is given each sample's record by the thread that steps.
+    `on_finish` is given each sample's record by the thread that steps. `arrival_s`: on the engine's clock.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class ClientCall:
         *,
         most_waiting: int,
         on_finish: FinishCallback,
+        arrival_s: float,
     ) -> None:
         self.requests = requests
         self._mailbox = mailbox
@@ -67,7 +68,7 @@ class ClientCall:
         self._arrived = asyncio.Event()
         self._last: dict[tuple[str, int], StepOutput] = {}  # outputs that end a sample, until its record comes
         self._calls = [
-            engine.call(request, self._emitter(number), self._finisher(number))
+            engine.call(request, self._emitter(number), self._finisher(number), arrival_s)
             for number, request in enumerate(requests)
         ]
 

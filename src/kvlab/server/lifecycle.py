@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kvlab.config.server import ServerConfig
+from kvlab.engine.garbage import gc_frozen
 from kvlab.errors import ConfigError
 from kvlab.server.serving import Serving
 
@@ -22,7 +23,8 @@ _SEND_BUFFER = 1 << 16  # bytes that the kernel keeps for a client; left to itse
 def listen(config: ServerConfig) -> socket.socket:
     """A socket that listens at the server's address. Raises ConfigError where that is not possible."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+    # Where it is named, asyncio sends each chunk at once (TCP_NODELAY), not after the acknowledgement.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # of each connection
@@ -117,6 +119,13 @@ class Server(uvicorn.Server):
         self.cut_calls = 0  # calls that were open at the end
         self._serving = serving
         self._latest = math.inf  # when the server ends, whatever is open
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn. Python's garbage collector runs rarely up to the end, not from one burst of requests to the
+        next: each change over would hold up the last chunks of a burst, by tenths of a second.
+        """
+        with gc_frozen():
+            super().run(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """See uvicorn."""

@@ -11,7 +11,8 @@ from kvlab.config import parse_bytes
 from kvlab.server.errors import ApiError
 from kvlab.server.serving import Serving
 
-_OPEN = ("/health", "/version")  # need no key: who probes a server has none
+# Need no key: who probes a server has none, and the page asks for it.
+_OPEN = ("/", "/health", "/version")
 
 
 class Limits:
@@ -47,6 +48,8 @@ class Limits:
             return
         if body is None:  # the client left
             return
+        # Before the body is read as JSON and as tokens: clients count from here, too.
+        scope.setdefault("state", {})["arrival_s"] = self._serving.engine.clock.now()
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from kvlab.core import RequestRecord, StepRecord
+from kvlab.server.live import History
 
 # Upper ends of the histograms' buckets: seconds of requests, seconds between tokens, tokens of steps.
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -28,6 +29,7 @@ class ServerMetrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
             return Histogram(f"vllm:{name}", text, ["model_name"], buckets=buckets, registry=registry).labels(model)
 
+        self.history = History()
         self._model = model
         self._running = gauge("num_requests_running", "Sequences that hold memory.")
         self._waiting = gauge("num_requests_waiting", "Sequences in the waiting queue.")
@@ -50,6 +52,7 @@ class ServerMetrics:
 
     def step(self, record: StepRecord) -> None:
         """A step was done."""
+        self.history.step(record)
         self._running.set(record.running)
         self._waiting.set(record.waiting)
         if record.pool is not None:

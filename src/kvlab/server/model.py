@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvlab.core import Message
 from kvlab.errors import KvlabError
@@ -20,6 +21,23 @@ class ServedModel:
     vocab_size: int
     created: int  # seconds since 1970 at which it was loaded
     tokenizer: Tokenizer | None = None
+
+    @property
+    def takes(self) -> str:
+        """The most that a prompt may be: `messages`, `text`, or token `ids`."""
+        if self.tokenizer is None:
+            return "ids"
+        return "messages" if self.tokenizer.has_template else "text"
+
+    def card(self) -> dict[str, Any]:
+        """The model as /v1/models lists it."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "kvlab",
+            "max_model_len": self.max_tokens,
+        }
 
     def encode(self, prompt: str | Sequence[Message], field: str) -> tuple[int, ...]:
         """The ids of a text or of a conversation, which came as `field`. Raises ApiError."""

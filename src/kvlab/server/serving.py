@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+import kvlab
 from kvlab.config.server import ServerConfig
 from kvlab.core import Request as EngineRequest
 from kvlab.engine.service import Engine
 from kvlab.server.answers import Answer
 from kvlab.server.calls import ClientCall, Mailbox
 from kvlab.server.errors import ApiError
+from kvlab.server.live import LiveView
 from kvlab.server.metrics import ServerMetrics
 from kvlab.server.model import ServedModel
 from kvlab.server.protocol import Generation
@@ -22,9 +24,16 @@ from kvlab.server.streams import TokenStream, whole_answer
 
 
 class Serving:
-    """What the routes share, and how many calls are open."""
+    """What the routes share, and how many calls are open. The live page names `settings`."""
 
-    def __init__(self, engine: Engine, model: ServedModel, metrics: ServerMetrics, config: ServerConfig) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        model: ServedModel,
+        metrics: ServerMetrics,
+        config: ServerConfig,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
         self.engine = engine
         self.model = model
         self.metrics = metrics
@@ -32,6 +41,14 @@ class Serving:
         self.draining = False
         self.open_calls = 0
         self._mailbox: Mailbox | None = None
+        card = model.card() | {"takes": model.takes}
+        about = {"version": kvlab.__version__, "model": card, "settings": dict(settings or {})}
+        self.live = LiveView(engine, metrics.history, about, lambda: self.status)
+
+    @property
+    def status(self) -> str:
+        """`ready`; `draining` after a signal; `broken` after a step failed."""
+        return "broken" if self.engine.broken else "draining" if self.draining else "ready"
 
     async def generate(
         self, kind: type[Answer], name: str, body: Generation, requests: Sequence[EngineRequest], client: Request
@@ -46,20 +63,10 @@ class Serving:
             requests,
             most_waiting=self.config.max_waiting_outputs,
             on_finish=self.metrics.finish,
+            arrival_s=client.state.arrival_s,
         )
         await call.start()
         answer = kind(name, body, requests, self.model)
         if body.stream:
             return TokenStream(call, answer)
         return await whole_answer(call, answer, client)
-
-    def model_card(self) -> dict[str, Any]:
-        """The model as /v1/models lists it."""
-        model = self.model
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": model.created,
-            "owned_by": "kvlab",
-            "max_model_len": model.max_tokens,
-        }

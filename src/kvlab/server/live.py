@@ -1,0 +1,159 @@
+"""What the live page shows: the pool block by block, the requests, and the last minute."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from base64 import b64encode
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+
+from kvlab.core import Sequence, StepRecord
+from kvlab.engine.engine import Engine as StepEngine
+from kvlab.engine.service import Engine
+from kvlab.kv.allocator import BlockState
+from kvlab.kv.pool import BlockPool
+
+_SECONDS = 60  # of history
+_PERIOD_S = 0.25  # between two looks at the engine, however many pages are open
+_MOST_ROWS = 240  # requests that are listed; with the block states they fit a byte
+
+
+@dataclass(slots=True)
+class _Second:
+    """A second of the engine's clock in which it stepped."""
+
+    second: int
+    output_tokens: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    blocks_in_use: int = 0  # at its end
+
+
+class History:
+    """The last minute, second by second, on the engine's clock. `step` and `minute` are called with no other thread
+    stepping.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: deque[_Second] = deque(maxlen=_SECONDS + 1)
+
+    def step(self, record: StepRecord) -> None:
+        """A step was done."""
+        second = int(record.end_s)
+        if not self._seconds or self._seconds[-1].second != second:
+            self._seconds.append(_Second(second))
+        latest = self._seconds[-1]
+        latest.output_tokens += record.sampled_tokens
+        if record.counters is not None:
+            latest.prompt_tokens += record.counters.prompt_tokens
+            latest.hit_tokens += record.counters.hit_tokens
+        if record.pool is not None:
+            latest.blocks_in_use = record.pool.blocks_in_use
+
+    def minute(self, now: float) -> dict[str, list[int]]:
+        """The last 60 whole seconds before `now`, oldest first; fewer where the engine is younger."""
+        known = {each.second: each for each in self._seconds}
+        end = int(now)
+        begin = max(end - _SECONDS, 0)
+        before = [each.blocks_in_use for each in self._seconds if each.second < begin]
+        rows, in_use = [], before[-1] if before else 0
+        for second in range(begin, end):
+            row = known.get(second) or _Second(second, blocks_in_use=in_use)
+            in_use = row.blocks_in_use
+            rows.append(row)
+        names = ("output_tokens", "prompt_tokens", "hit_tokens", "blocks_in_use")
+        return {name: [getattr(row, name) for row in rows] for name in names}
+
+
+class LiveView:
+    """The JSON of `/live`. The engine is looked at between two steps, and the same look serves all that ask within
+    a quarter of a second. Prompts and outputs are not in it.
+    """
+
+    def __init__(self, engine: Engine, history: History, about: dict[str, Any], status: Callable[[], str]) -> None:
+        self._engine = engine
+        self._history = history
+        self._about = about
+        self._status = status
+        self._begun = 0.0
+        self._taking: asyncio.Task[bytes] | None = None
+
+    async def body(self) -> bytes:
+        """The newest view, at most a quarter of a second old when a step is not waited for."""
+        now = time.monotonic()
+        if self._taking is None or (self._taking.done() and now - self._begun >= _PERIOD_S):
+            self._begun = now
+            self._taking = asyncio.create_task(self._take())
+        return await asyncio.shield(self._taking)
+
+    async def _take(self) -> bytes:
+        found = await asyncio.wrap_future(self._engine.inspect(self._look))
+        pool = found["pool"]
+        if pool is not None:
+            pool["map"] = b64encode(pool["map"]).decode()
+        return json.dumps({"status": self._status(), **self._about, **found}, separators=(",", ":")).encode()
+
+    def _look(self, core: StepEngine) -> dict[str, Any]:
+        """Between two steps: nothing here may take long."""
+        now, scheduler, pool = core.clock.now(), core.scheduler, core.pool
+        running = [sequence for sequence in scheduler.running if sequence.finish_reason is None]
+        listed = list(islice(chain(running, scheduler.waiting), _MOST_ROWS))
+        decoding = sum(sequence.is_decoding for sequence in running)
+        blocks = pool if isinstance(pool, BlockPool) else None
+        return {
+            "now_s": now,
+            "queue": len(scheduler.waiting),
+            "prefill": len(running) - decoding,
+            "decode": decoding,
+            "requests": [_row(sequence, now, blocks) for sequence in listed],
+            "stats": asdict(core.stats()),
+            "pool": None if blocks is None else _pool(blocks, listed),
+            "minute": self._history.minute(now),
+        }
+
+
+def _row(sequence: Sequence, now: float, pool: BlockPool | None) -> dict[str, Any]:
+    """A request that waits or runs, or one of its samples."""
+    runs = sequence.slot is not None
+    return {
+        "id": sequence.request.request_id,
+        "sample": sequence.index,
+        "state": "decode" if sequence.is_decoding else "prefill" if runs else "queue",
+        "prompt_tokens": sequence.num_prompt_tokens,
+        "output_tokens": len(sequence.token_times_s),
+        "max_tokens": sequence.request.sampling.max_tokens,
+        "computed_tokens": sequence.num_prefilled,
+        "cached_tokens": sequence.cached_tokens,
+        "age_s": round(now - sequence.request.arrival_s, 3),
+        "preemptions": sequence.preemptions,
+        "admission": sequence.admission,
+        "blocks": 0 if pool is None or sequence.slot is None else int(pool.tables.counts[sequence.slot]),
+    }
+
+
+def _pool(pool: BlockPool, listed: Iterable[Sequence]) -> dict[str, Any]:
+    """The pool with a byte for each block: its BlockState; or, of a block that one listed request alone uses, the
+    number of that request in the list, counted on from the last state.
+    """
+    states, tables = pool.allocator.states(), pool.tables
+    counts = np.bincount(states, minlength=len(BlockState)).tolist()
+    running = [(number, each.slot) for number, each in enumerate(listed, len(BlockState)) if each.slot is not None]
+    if running:
+        lengths = tables.counts[[slot for _, slot in running]]
+        numbers = np.repeat(np.array([number for number, _ in running], dtype=np.uint8), lengths)
+        blocks = np.concatenate([tables.entries[slot, : tables.counts[slot]] for _, slot in running])
+        alone = states[blocks] == BlockState.IN_USE
+        states[blocks[alone]] = numbers[alone]
+    return {
+        "unit": getattr(pool, "unit", "block"),
+        "block_size": pool.block_size,
+        **{state.name.lower(): count for state, count in zip(BlockState, counts, strict=True)},
+        "map": states.tobytes(),
+    }
