@@ -8,9 +8,10 @@ from typing import Any
 from kvlab.config import RunConfig, format_bytes
 from kvlab.config.server import ServerConfig
 from kvlab.engine.build import EnginePlan, build_engine, plan_engine
-from kvlab.engine.clock import PacedClock
+from kvlab.engine.clock import PacedClock, WallClock
 from kvlab.engine.service import Engine
 from kvlab.models.tokenizer import find_tokenizer
+from kvlab.server.blocks import BlockTimes
 from kvlab.server.metrics import ServerMetrics
 from kvlab.server.model import ServedModel
 from kvlab.server.serving import Serving
@@ -22,12 +23,13 @@ def build_serving(config: RunConfig, settings: ServerConfig, metrics: ServerMetr
     """
     plan = plan_engine(config)
     tokenizer = find_tokenizer(config.model)
+    clock = WallClock() if plan.timing is None else PacedClock(settings.time_factor)
+    blocks = BlockTimes(plan.pool.num_blocks, clock)
     core = build_engine(
-        plan,
-        detokenize=None if tokenizer is None else tokenizer.decode,
-        clock=None if plan.timing is None else PacedClock(settings.time_factor),
+        plan, detokenize=None if tokenizer is None else tokenizer.decode, journal=blocks, clock=clock
     )
     metrics = metrics or ServerMetrics(config.model.name)
+    metrics.watch(blocks)
     longest = min(config.model.max_seq_len, core.pool.max_sequence_tokens)
     model = ServedModel(config.model.name, longest, plan.model.vocab_size, int(time.time()), tokenizer)
     shown = _shown(plan) | ({} if plan.timing is None else {"server.time_factor": settings.time_factor})

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.registry import Collector
 
 from kvlab.core import RequestRecord, StepRecord
+from kvlab.server.blocks import BlockTimes
 from kvlab.server.live import History
 
 # Upper ends of the histograms' buckets: seconds of requests, seconds between tokens, tokens of steps.
@@ -12,6 +16,17 @@ _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1,
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
 _TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class _Families(Collector):
+    """Metrics that are made when they are asked for."""
+
+    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """See Collector."""
+        return self._families()
 
 
 class ServerMetrics:
@@ -48,7 +63,7 @@ class ServerMetrics:
         self._queue = histogram("request_queue_time_seconds", "From arrival to the first admission.")
         self._prefill = histogram("request_prefill_time_seconds", "From admission to the first token.")
         self._decode = histogram("request_decode_time_seconds", "From the first token to the last.")
-        self._tokens = histogram("iteration_tokens", "Tokens of a step.", _TOKENS)
+        self._tokens = histogram("iteration_tokens_total", "Tokens of a step.", _TOKENS)
 
     def step(self, record: StepRecord) -> None:
         """A step was done."""
@@ -80,6 +95,10 @@ class ServerMetrics:
         self._decode.observe(record.token_times_s[-1] - record.first_token_s)
         for gap in record.itl_ms:
             self._gap.observe(gap / 1000)
+
+    def watch(self, blocks: BlockTimes) -> None:
+        """Report these too."""
+        self._registry.register(_Families(lambda: blocks.families(self._model)))
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -1,0 +1,98 @@
+"""What /metrics has, and that the dashboard asks for nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvlab.cli.compose import compose_run
+from kvlab.config.server import ServerConfig
+from kvlab.engine.clock import LogicalClock
+from kvlab.kv.journal import BlockEvent
+from kvlab.kv.pools.paged import PagedKVCachePool
+from kvlab.kv.storage import KVStorage
+from kvlab.server.blocks import BlockTimes
+from kvlab.server.build import build_serving
+from kvlab.server.metrics import ServerMetrics
+from kvlab.server.serving import Serving
+from tests.support.engines import drain, make_engine, request
+from tests.support.model import tiny_config
+
+DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana.json"
+SIMULATED = ("model=qwen3_tiny", "executor=simulated", "hardware=h200_sxm", "kv.num_blocks=10")
+
+
+@pytest.fixture(scope="module")
+def serving() -> Serving:
+    return build_serving(compose_run(SIMULATED).config, ServerConfig())
+
+
+def samples(metrics: ServerMetrics) -> dict[str, float]:
+    """The value of each sample without labels other than the model's."""
+    families = text_string_to_metric_families(metrics.text().decode())
+    return {each.name: each.value for family in families for each in family.samples if len(each.labels) == 1}
+
+
+def times_of(metrics: ServerMetrics, name: str) -> tuple[float, float]:
+    """How many there were, and how many seconds in all."""
+    found = samples(metrics)
+    return found[f"vllm:kv_block_{name}_seconds_count"], found[f"vllm:kv_block_{name}_seconds_sum"]
+
+
+def test_blocks_live_from_their_allocation_to_their_eviction() -> None:
+    clock, metrics = LogicalClock(), ServerMetrics("tiny")
+    blocks = BlockTimes(4, clock)
+    metrics.watch(blocks)
+    clock.advance(10)
+    blocks.add(BlockEvent.ALLOCATED, (1, 2))
+    clock.advance(1)
+    blocks.add(BlockEvent.FREED, [1, 2])
+    blocks.add(BlockEvent.CACHED, [1])
+    clock.advance(2)
+    blocks.add(BlockEvent.SHARED, [1])
+    clock.advance(4)
+    blocks.add(BlockEvent.DROPPED, [1])
+    assert times_of(metrics, "lifetime") == (1, 7)
+    assert times_of(metrics, "idle_before_evict") == (1, 4)
+    assert times_of(metrics, "reuse_gap") == (1, 3)
+    within = {
+        each.labels["le"]: each.value
+        for family in text_string_to_metric_families(metrics.text().decode())
+        for each in family.samples
+        if each.name == "vllm:kv_block_lifetime_seconds_bucket"
+    }
+    assert (within["5.0"], within["10.0"], within["+Inf"]) == (0, 1, 1)
+
+
+def test_a_pool_reports_its_evictions_and_hits() -> None:
+    metrics, clock = ServerMetrics("tiny"), LogicalClock()
+    blocks = BlockTimes(8, clock)
+    metrics.watch(blocks)
+    storage = KVStorage(tiny_config().kv_spec("float32"), 8, 4)
+    pool = PagedKVCachePool(8, 4, 32, storage, prefix_sharing=True, journal=blocks)
+    engine, size = make_engine(pool, clock=clock), pool.block_size
+    for name in ("one", "one", "two", "three"):
+        engine.submit(request(name, 3 * size + 1, 1))
+        drain(engine)
+    counters = pool.counters()
+    assert times_of(metrics, "reuse_gap")[0] == counters.hit_tokens // size == 3
+    assert times_of(metrics, "lifetime")[0] == times_of(metrics, "idle_before_evict")[0] > 0
+
+
+def test_every_metric_of_the_dashboard_exists(serving: Serving) -> None:
+    text = serving.metrics.text().decode()
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
+    existing = {name for name, kind in kinds.items() if kind != "histogram"}
+    existing |= {
+        name + end for name, kind in kinds.items() if kind == "histogram" for end in ("_bucket", "_sum", "_count")
+    }
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    asked = [target["expr"] for panel in panels for target in panel.get("targets", [])]
+    named = {name for expression in asked for name in re.findall(r"vllm:\w+", expression)}
+    assert named <= existing, named - existing
+    assert len(named) >= 15
+    assert all('model_name="$model"' in expression for expression in asked)
