@@ -36,7 +36,8 @@ class Row:
 class Campaign:
     """Deployments of one model, framework and device that were measured in one way.
 
-    `waves`, `idle_slots` and the front end's latency are not published, or only in part: see the README.
+    `waves`, `idle_slots`, `most_running` and the latency are not published, or only in part: see the README. What
+    limits the rate of a front end is `framework.request_us` and its like, of conf/framework.
     """
 
     name: str
@@ -46,9 +47,10 @@ class Campaign:
     overrides: tuple[str, ...]
     waves: int  # requests for each of the client's slots
     shortest: tuple[float, float]  # lengths of prompts and outputs are uniform from this share of the longest on
-    latency_ms: float = 0.0  # of the front end and the client, for a request
+    latency_ms: float = 0.0  # of network, HTTP and the client, for a request, however many there are
     latency_us: float = 0.0  # likewise, for each token of the prompt
     idle_slots: int = 0  # by which the server runs fewer sequences than the client has open
+    most_running: int = 2**31  # sequences that the server runs at once, whatever the client has open
 
     def settings(self, row: Row) -> list[str]:
         """What `kvlab run` would take for a row."""
@@ -61,7 +63,7 @@ class Campaign:
             f"executor.weights={row.weights}",
             "kv=paged_unshared",
             f"model.max_seq_len={row.prompt + row.output + 8}",
-            f"scheduler.max_batch_size={row.concurrency - self.idle_slots}",
+            f"scheduler.max_batch_size={min(row.concurrency - self.idle_slots, self.most_running)}",
             "scheduler.admission_reserve=0",
             "scheduler.aging_s=null",
             "workload.name=closed",
@@ -171,6 +173,7 @@ CAMPAIGNS = (
         overrides=("model=llama3_1_8b", *_SGLANG),
         waves=10,
         shortest=_VARIED,
+        most_running=488,
     ),
     Campaign(
         "Llama 3.1 8B fp8, vLLM 0.12, H200",

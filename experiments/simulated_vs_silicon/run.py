@@ -4,7 +4,9 @@
 
 Simulates the rows that no coefficient was fitted on, in two processes; prints the table of errors, and writes each
 row to results.csv and the picture to errors.png. `--campaign q32` takes those whose names contain that; `--fit`
-simulates the other rows instead, and prints the coefficients that fit them best.
+simulates the other rows instead, and prints the coefficients that fit them best; with `--grid` it prints mean
+errors for each combination of values, as `--grid framework.request_us=0,2000 framework.output_token_us=40,45`, the
+least last.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields
+from itertools import product
 from pathlib import Path
 from statistics import fmean, median
 
@@ -29,6 +32,7 @@ from kvlab.engine.build import build_engine
 from kvlab.errors import CapacityError
 from kvlab.lab.build import RunPlan, plan_run
 from kvlab.lab.drive import drive
+from kvlab.lab.front_end import behind_front_end
 from kvlab.simulation.timings import StepTiming
 
 HERE = Path(__file__).parent
@@ -60,14 +64,17 @@ class Result:
         return predicted / measured - 1
 
 
-def simulate(campaign: Campaign, row: Row) -> Result | None:
-    """None for a deployment whose requests do not fit in the memory that the planner leaves for them."""
-    config = configure(campaign.settings(row))
+def simulate(campaign: Campaign, row: Row, others: tuple[str, ...] = ()) -> Result | None:
+    """With `others` beside the campaign's settings. None for a deployment whose requests do not fit in the memory
+    that the planner leaves for them.
+    """
+    config = configure([*campaign.settings(row), *others])
     try:
         plan = plan_run(config)
     except CapacityError:
         return None
-    records = drive(build_engine(plan), plan.requests, concurrency=row.concurrency).records
+    engine = behind_front_end(build_engine(plan), config.framework)
+    records = drive(engine, plan.requests, concurrency=row.concurrency).records
     size = row.concurrency
     waves = [records[start : start + size] for start in range(0, len(records), size)]
 
@@ -170,10 +177,27 @@ def _least(
     return float(constants[at]), float(factors[factor])
 
 
+def grid(jobs: Sequence[tuple[Campaign, Row]], keys: Sequence[str], workers: int) -> list[str]:
+    """For each combination of the keys' values, mean errors of ttft, each row's no more than 1, and of tpot; the
+    least sum last.
+    """
+    names, values = zip(*(key.split("=") for key in keys), strict=True)
+    found = []
+    with ProcessPoolExecutor(workers) as pool:
+        for chosen in product(*(each.split(",") for each in values)):
+            others = tuple(f"{name}={value}" for name, value in zip(names, chosen, strict=True))
+            done = pool.map(simulate, *zip(*jobs, strict=True), [others] * len(jobs))
+            results = [result for result in done if result is not None]
+            ttft, tpot = (fmean(min(abs(row.error(name)), 1) for row in results) for name in ("ttft", "tpot"))
+            found.append((ttft + tpot, f"ttft {100 * ttft:.1f} %, tpot {100 * tpot:.1f} %: {' '.join(others)}"))
+    return [text for _, text in sorted(found, reverse=True)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--campaign", default="", help="only those whose names contain this")
     parser.add_argument("--fit", action="store_true", help="simulate the rows for fitting, and print coefficients")
+    parser.add_argument("--grid", nargs="+", default=[], metavar="KEY=A,B", help="with --fit: values to try")
     parser.add_argument("--every", type=int, default=1, help="of the rows, only each n-th")
     parser.add_argument("--workers", type=int, default=2, help="processes")
     options = parser.parse_args()
@@ -181,6 +205,9 @@ def main() -> None:
     chosen = [campaign for campaign in CAMPAIGNS if options.campaign.lower() in campaign.name.lower()]
     jobs = [(campaign, row) for campaign in chosen for row in campaign.rows() if row.held_out != options.fit]
     jobs = sorted(jobs[:: options.every], key=lambda job: -job[1].output * job[1].concurrency)
+    if options.grid:
+        print("\n".join(grid(jobs, options.grid, options.workers)))
+        return
     with ProcessPoolExecutor(options.workers) as pool:
         done = list(pool.map(simulate, *zip(*jobs, strict=True)))
     results = [result for result in done if result is not None]

@@ -97,6 +97,13 @@ def test_a_request_that_differs_is_named(tmp_path: Path, recorded: RunLog) -> No
         held(tmp_path, replace(recorded, records=others))
 
 
+def test_a_run_behind_a_front_end_is_refused(tmp_path: Path, recorded: RunLog) -> None:
+    summary = {"status": "finished", "config": {"framework.request_us": 0.0, "framework.output_token_us": 50.0}}
+    assert not write_artifacts(tmp_path, recorded, summary, "")
+    with pytest.raises(ConfigError, match=r"clients behind a front end.*framework\.output_token_us=0"):
+        read_recording(str(tmp_path))
+
+
 def test_without_a_directory_it_says_what_to_name() -> None:
     asked = replay_config(Path())
     asked.executor.timing_path = None

@@ -21,10 +21,13 @@ class FrameworkConfig:
     sequence_us: float = 3.0  # of the host, for each sequence in a step
     token_us: float = 0.0  # of the host, for each token in a step
     overlap: bool = False  # the host prepares a step while the device computes the one before
+    request_us: float = 0.0  # of the front end, for a request, one after the other
+    prompt_token_us: float = 0.0  # of the front end, for each token of a prompt
+    output_token_us: float = 0.0  # of the front end, for each token that it sends
 
     def __post_init__(self) -> None:
         one_of("framework.fp8_scales", self.fp8_scales, FP8_SCALES)
-        for name in ("step_us", "sequence_us", "token_us"):
+        for name in ("step_us", "sequence_us", "token_us", "request_us", "prompt_token_us", "output_token_us"):
             at_least(f"framework.{name}", getattr(self, name), 0)
 
     def host_s(self, sequences: int, tokens: int) -> float:

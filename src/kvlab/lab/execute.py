@@ -22,6 +22,7 @@ from kvlab.lab.answers import sample_answers, with_text
 from kvlab.lab.build import RunPlan, plan_run, planned_metrics
 from kvlab.lab.drive import RunLog, drive
 from kvlab.lab.files import attempt, check_directory, sentences
+from kvlab.lab.front_end import behind_front_end
 from kvlab.lab.interrupt import stop_on_signal
 from kvlab.lab.machine import CpuWatch, oversubscription
 from kvlab.lab.metrics import run_metrics
@@ -134,12 +135,13 @@ def make_engine(plan: RunPlan, profiler: Profiler) -> ServingEngine:
     is_replay = plan.timing is not None and plan.timing.recording is not None
     build = profiler.build if profiler.enabled else build_engine
     words = plan.tokenizer is not None and any(request.sampling.stop for request in plan.requests)
-    return build(
+    engine = build(
         plan,
         detokenize=plan.tokenizer.decode if plan.tokenizer is not None and words else None,
         journal=BlockJournal() if plan.config.figures or is_replay else None,
         wrap=partial(FaultyExecutor, config=faults) if faults.rate > 0 else None,
     )
+    return behind_front_end(engine, plan.config.framework) if plan.timing is not None and not is_replay else engine
 
 
 def _drive(

@@ -17,6 +17,7 @@ from kvlab.simulation.timings import TIMINGS
 from kvlab.simulation.timings.base import Deployment, Timing
 
 _STEPS, _REQUESTS = "steps.parquet", "requests.parquet"
+_FRONT_END = ("framework.request_us", "framework.prompt_token_us", "framework.output_token_us")
 
 
 @TIMINGS.register("replay")
@@ -43,13 +44,18 @@ def read_recording(path: str) -> Recording:
     """The run in the directory `path`. Raises ConfigError or RecordError."""
     directory = Path(path)
     try:
-        status = json.loads((directory / "summary.json").read_text(encoding="utf-8"))["status"]
+        summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+        status, settings = summary["status"], summary.get("config", {})
     except OSError as error:
         raise ConfigError(KEY, path, "is no directory of a recorded run, it has no summary.json") from error
     except (ValueError, KeyError, TypeError) as error:
         raise RecordError(f"{directory / 'summary.json'}: cannot be read as a run's summary: {error}") from error
     if status != "finished":
         raise ConfigError(KEY, path, f"its status is {status}; only a run that finished can be replayed")
+    for name in _FRONT_END:
+        if settings.get(name):
+            text = f"has the times of clients behind a front end, not the engine's; record it with {name}=0"
+            raise ConfigError(KEY, path, text)
     steps, requests = _rows(directory / _STEPS), _rows(directory / _REQUESTS)
     try:
         outputs = {

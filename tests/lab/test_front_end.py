@@ -1,0 +1,84 @@
+"""A front end between clients and engine: one thing after the other, and the client's times in the records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from kvlab.config import FrameworkConfig
+from kvlab.core import FinishReason, Request, SamplingParams
+from kvlab.engine.build import build_engine, plan_engine
+from kvlab.engine.clock import LogicalClock
+from kvlab.engine.engine import Engine
+from kvlab.lab.drive import RunLog, drive
+from kvlab.lab.front_end import FrontEnd, behind_front_end
+from tests.simulation.test_executor import config, traffic
+from tests.support.engines import make_engine
+from tests.support.executors import RecordingExecutor
+from tests.support.model import prompt_for
+
+# Half a second for a request and an eighth for each token of its prompt; a quarter for each token that is sent.
+SLOW = FrameworkConfig(request_us=500_000, prompt_token_us=125_000, output_token_us=250_000)
+
+
+def engine(**scheduler: Any) -> Engine:
+    """Takes a second for a step."""
+    return make_engine(None, RecordingExecutor(step_s=1.0), LogicalClock(), **scheduler)
+
+
+def asked(name: str, prompt: int, output: int, arrival_s: float = 0.0) -> Request:
+    return Request(name, prompt_for(name, prompt), SamplingParams(output), arrival_s)
+
+
+def test_requests_and_tokens_queue_for_one_server() -> None:
+    log = drive(FrontEnd(engine(), SLOW), [asked("a", 4, 2), asked("b", 8, 2), asked("c", 4, 1)], concurrency=2)
+    # front end: takes a 0-1, b 1-2.5; sends a's tokens 2.5-2.75, 3-3.25; takes c 3.25-4.25; sends b's 4.25-4.5 and
+    # 5-5.25, c's 6-6.25. Engine: a in steps 1-2 and 2-3, b in 3-4 and 4-5, c in 5-6.
+    assert [(step.start_s, step.batch_seqs) for step in log.steps[:5]] == [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1)]
+    a, b, c = log.records
+    assert (a.arrival_s, a.scheduled_s, a.token_times_s, a.finished_s) == (0, 1, (2.75, 3.25), 3.25)
+    assert (b.arrival_s, b.scheduled_s, b.token_times_s, b.finished_s) == (0, 3, (4.5, 5.25), 5.25)
+    assert (c.arrival_s, c.scheduled_s, c.token_times_s, c.finished_s) == (3.25, 5, (6.25,), 6.25)
+    assert log.duration_s == 6.25
+
+
+def test_a_closed_loop_goes_no_faster_than_the_front_end() -> None:
+    slow = FrameworkConfig(output_token_us=1_000_000)
+    log = drive(FrontEnd(engine(), slow), [asked(f"r{n}", 2, 4) for n in range(12)], concurrency=4)
+    assert log.duration_s == 3 * (1 + 4 * 4)  # three times a step, and then a second for each of sixteen tokens
+
+
+def test_without_costs_there_is_no_front_end() -> None:
+    plain = engine()
+    assert behind_front_end(plain, FrameworkConfig()) is plain
+    assert isinstance(behind_front_end(plain, SLOW), FrontEnd)
+
+
+def test_steps_at_once_are_those_one_by_one() -> None:
+    costs = FrameworkConfig(request_us=3000, prompt_token_us=20, output_token_us=400)
+
+    def served(*, at_once: bool) -> RunLog:
+        requests = [replace(each, arrival_s=0.3 * number) for number, each in enumerate(traffic())]
+        plan = plan_engine(config("simulated"))
+        return drive(FrontEnd(build_engine(plan), costs), requests, concurrency=3, at_once=at_once)
+
+    plain, at_once = served(at_once=False), served(at_once=True)
+    assert (at_once.records, at_once.steps) == (plain.records, plain.steps)
+
+
+def test_requests_that_are_with_the_front_end_are_aborted_like_others() -> None:
+    front_end = FrontEnd(engine(), SLOW)
+    requests = [asked("a", 4, 9), asked("b", 4, 9), asked("c", 4, 9, arrival_s=0.5)]
+    log = drive(front_end, requests, should_stop=lambda: front_end.clock.now() >= 1.5)
+    assert {r.request_id: r.finish_reason for r in log.records} == dict.fromkeys("abc", FinishReason.ABORTED)
+    assert front_end.audit() == []
+
+
+def test_what_a_full_queue_refuses_behind_the_front_end_has_failed() -> None:
+    quick = FrameworkConfig(request_us=1000)
+    asking = [asked(name, 4, 3) for name in "abcd"]
+    log = drive(FrontEnd(engine(max_waiting_requests=2, max_batch_size=1), quick), asking)
+    assert [record.request_id for record in log.records if record.completed] == ["a", "b", "c"]
+    failed = log.records[3]
+    assert (failed.finish_reason, failed.error) == (FinishReason.FAILED, failed.error)
+    assert "2 requests are waiting" in str(failed.error)
