@@ -84,8 +84,10 @@ class ClientCall:
             self.leave()
             raise
 
-    async def events(self) -> AsyncIterator[Event]:
-        """Each output as it comes, up to the end of the last sample. Raises ApiError."""
+    async def events(self) -> AsyncIterator[list[Event]]:
+        """The outputs as they come, up to the end of the last sample: all that wait at once, one at least. Raises
+        ApiError.
+        """
         left = sum(request.sampling.n for request in self.requests)
         while left:
             while not self._waiting:
@@ -93,11 +95,15 @@ class ClientCall:
                     raise self._error if isinstance(self._error, ApiError) else api_error(self._error)
                 self._arrived.clear()
                 await self._arrived.wait()
-            event = self._waiting.popleft()
-            left -= event.record is not None
-            if event.record is not None and event.output.error is not None:
-                raise ApiError(500, f"the request failed: {event.output.error}")
-            yield event
+            events = list(self._waiting)
+            self._waiting.clear()
+            for number, event in enumerate(events):
+                left -= event.record is not None
+                if event.record is not None and event.output.error is not None:
+                    if number:
+                        yield events[:number]
+                    raise ApiError(500, f"the request failed: {event.output.error}")
+            yield events
 
     def leave(self) -> None:
         """Nobody reads any more: what is not done is aborted before the engine's next step."""

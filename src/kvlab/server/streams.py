@@ -19,14 +19,16 @@ from kvlab.server.errors import ApiError
 T = TypeVar("T")
 
 _DONE = b"data: [DONE]\n\n"
+_as_json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make an encoder for each chunk
 
 
 async def whole_answer(call: ClientCall, answer: Answer, client: Request) -> Response:
     """Wait for all events. A client that leaves gives its memory back. Raises ApiError."""
 
     async def collect() -> None:
-        async for event in call.events():
-            answer.add(event)
+        async for events in call.events():
+            for event in events:
+                answer.add(event)
 
     try:
         if not await _unless_gone(collect(), client.receive):
@@ -52,7 +54,7 @@ class TokenStream(Response):
 
         async def run() -> None:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for data in self._events():
+            async for data in self._data():
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -61,10 +63,10 @@ class TokenStream(Response):
         finally:
             self._call.leave()
 
-    async def _events(self) -> AsyncIterator[bytes]:
+    async def _data(self) -> AsyncIterator[bytes]:
         try:
-            async for event in self._call.events():
-                yield _event(self._answer.chunk(event))
+            async for events in self._call.events():
+                yield b"".join([_event(self._answer.chunk(event)) for event in events])
             if (last := self._answer.last_chunk()) is not None:
                 yield _event(last)
         except ApiError as error:
@@ -73,7 +75,7 @@ class TokenStream(Response):
 
 
 def _event(data: object) -> bytes:
-    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+    return f"data: {_as_json(data)}\n\n".encode()
 
 
 async def _unless_gone(work: Awaitable[None], receive: Receive) -> bool:
