@@ -26,6 +26,7 @@ GROUPS = {
     "executor": "Where and how the model runs.",
     "hardware": "The device that `executor=simulated` simulates; no choice unless one is given.",
     "framework": "The serving framework that the simulated device stands for.",
+    "engine": "Which engine serves the requests.",
     "workload": "The requests.",
     "slo": "Service levels: the limits that goodput and attainment count by. There are no files of them.",
     "tracking": "Where runs are recorded.",

@@ -18,6 +18,7 @@ MAX_STOP_TOKENS = 300
 MAX_BIASES = 300  # tokens whose logits are changed
 MAX_BIAS = 100.0  # of a logit, up or down
 MAX_PENALTY = 2.0  # for a token's presence or frequency, up or down
+UNKNOWN_TOKEN = -1  # stands for an output token whose id an engine does not tell
 MAX_WHOLE = 2**31 - 1  # of whole numbers that nothing else bounds
 MAX_TEMPERATURE = 1e9  # and repetition penalty: float32 still divides by it
 

@@ -158,3 +158,7 @@ class OutputError(KvlabError, RuntimeError):
 
 class RecordError(KvlabError, ValueError):
     """A run that was asked for is not there, or what it left cannot be read."""
+
+
+class PeerError(KvlabError, RuntimeError):
+    """An engine other than kvlab's cannot be reached or started, or has ended or hung."""

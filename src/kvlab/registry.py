@@ -27,6 +27,7 @@ _HOMES = {
     "scheduler.order": "kvlab.engine.scheduler.orders:ORDERS",
     "scheduler.preemption.victim": "kvlab.engine.scheduler.victims:VICTIMS",
     "attention.backend": "kvlab.attention.backends:ATTENTION_BACKENDS",
+    "engine.kind": "kvlab.peers.engines:ENGINES",
     "executor.kind": "kvlab.engine.executors:EXECUTORS",
     "executor.timing": "kvlab.simulation.timings:TIMINGS",
     "workload.source": "kvlab.workloads.sources:WORKLOAD_SOURCES",

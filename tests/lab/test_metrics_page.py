@@ -13,6 +13,7 @@ from kvlab.lab.catalogue import CATALOGUE, SERIES, direction, metric
 from kvlab.lab.drive import RunLog
 from kvlab.lab.recording import _series
 from kvlab.lab.roofline import MachineRates
+from tests.support.endpoint import endpoint
 from tests.support.runs import run_small
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -22,7 +23,9 @@ render = runpy.run_path(str(DOCS / "_site" / "metrics.py"))["render"]
 
 @pytest.fixture(scope="module")
 def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    """Of a real run that uses all that measures something: int8, a profile, limits, preemption, a roofline."""
+    """Of a real run that uses all that measures something: int8, a profile, limits, preemption, a roofline. And of
+    one whose engine is not kvlab's.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(execution, "known_rates", lambda dtype: MachineRates(1e10, 1e11))
         result = run_small(
@@ -34,7 +37,11 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
             "slo.tpot_ms=1e6",
         )
     assert result.status == "finished"
-    return result.metrics
+    with endpoint() as server:
+        asked = ["engine=openai", f"engine.url={server.url}", "workload.arrival=uniform"]
+        peer = run_small(tmp_path_factory.mktemp("peer"), *asked)
+    assert peer.metrics["requests/completed"] == 2
+    return peer.metrics | result.metrics
 
 
 def test_every_metric_of_a_run_is_in_the_catalogue_and_the_other_way_round(metrics: dict[str, float]) -> None:

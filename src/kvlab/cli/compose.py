@@ -21,6 +21,7 @@ from kvlab.config import RunConfig
 from kvlab.errors import ConfigError
 from kvlab.lab.settings import flatten
 from kvlab.paths import CONF
+from kvlab.peers.engines import is_peer
 from kvlab.plugins import load_plugins
 from kvlab.registry import KEYS, registry
 from kvlab.secrets import redact, redacted, take_from_environment
@@ -28,7 +29,7 @@ from kvlab.secrets import redact, redacted, take_from_environment
 if TYPE_CHECKING:
     from kvlab.lab.roofline import MachineRates
 
-GROUPS = ("model", "kv", "scheduler", "attention", "executor", "workload", "tracking")
+GROUPS = ("engine", "model", "kv", "scheduler", "attention", "executor", "workload", "tracking")
 SIMULATED_GROUPS = ("hardware", "framework")  # a choice of these there may be
 
 
@@ -190,7 +191,8 @@ def group_choices(choices: Mapping[str, object]) -> dict[str, str]:
 
 def run_title(config: RunConfig) -> str:
     """The name of a run that was given none."""
-    return f"{config.model.name} {config.kv.backend} {config.workload.name}"
+    kind = config.engine.kind
+    return f"{config.model.name} {kind if is_peer(kind) else config.kv.backend} {config.workload.name}"
 
 
 def compose_run(overrides: Sequence[str]) -> Composition:
@@ -204,9 +206,12 @@ def compose_run(overrides: Sequence[str]) -> Composition:
 def compose_one(overrides: Sequence[str], command: str) -> RunConfig:
     """The configuration of that run, for a `command` without sweeps. Raises ConfigError with Hydra's reason."""
     try:
-        return compose_run(overrides).config
+        config = compose_run(overrides).config
     except ConfigError as error:
         if "Ambiguous value" in str(error):
             text = f"{command} does not sweep: give one value"
             raise ConfigError("settings", " ".join(overrides), text) from error
         raise
+    if is_peer(config.engine.kind):
+        raise ConfigError("engine", config.engine.kind, f"{command} has kvlab's own engine; leave engine= out")
+    return config

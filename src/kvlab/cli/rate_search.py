@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvlab.cli.compose import compose_run
 from kvlab.cli.trials import Ended, Trials
 from kvlab.errors import OutputError
-from kvlab.lab.build import plan_run
+from kvlab.lab.build import plan_peer, plan_run
 from kvlab.lab.catalogue import metric
 from kvlab.lab.files import attempt, replacing
 from kvlab.lab.records import read_run, read_summary
@@ -43,7 +43,7 @@ class RateSearch:
         base = compose_run(overrides)
         self.base, config = base, base.config
         self.range = rate_range(config, settings.rates)
-        plan_run(config)  # what cannot run is refused before the search is recorded
+        _ = plan_peer(config) or plan_run(config)  # what cannot run is refused before the search is recorded
         others = [text for text in overrides if text.partition("=")[0].lstrip("+") != self.range.key]
         self.words = others
         self.digest = digest_of("\n".join(["rate", config_digest(config, any_repeat=True), settings.rates or ""]))

@@ -15,6 +15,7 @@ from kvlab.config.kv import KVConfig
 from kvlab.config.model import ModelConfig
 from kvlab.config.run import RunConfig
 from kvlab.config.scheduler import PreemptionConfig, SchedulerConfig
+from kvlab.config.serving import ServingConfig
 from kvlab.config.slo import SloConfig
 from kvlab.config.tracking import TrackingConfig
 from kvlab.config.values import format_bytes, parse_bytes
@@ -34,6 +35,7 @@ __all__ = [
     "PreemptionConfig",
     "RunConfig",
     "SchedulerConfig",
+    "ServingConfig",
     "SloConfig",
     "TrackingConfig",
     "WorkloadConfig",

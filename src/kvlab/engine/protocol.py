@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from kvlab.core import Request, RequestRecord, StepOutput, StepRecord
@@ -36,6 +36,28 @@ class EngineStats:
     def hit_rate(self) -> float | None:
         """Share of the prompt tokens that came from the prefix cache, 0 to 1. None before the first prompt."""
         return self.hit_tokens / self.prompt_tokens if self.prompt_tokens and self.hit_tokens is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSeries:
+    """What an engine that keeps no steps said of itself from time to time: one value of each column for each time.
+    Counters count from the engine's start.
+    """
+
+    times_s: Sequence[float] = ()  # on the engine's clock
+    columns: Mapping[str, Sequence[float]] = field(default_factory=dict)  # as running, waiting, kv_usage (0 to 1)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What an engine tells of itself beside its records."""
+
+    facts: Mapping[str, str] = field(default_factory=dict)  # version, flags and the like, in words
+    metrics: Mapping[str, float] = field(default_factory=dict)  # by the names of the laboratory's catalogue
+    series: EngineSeries = field(default_factory=EngineSeries)
+    untold: frozenset[str] = frozenset()  # fields of RequestRecord that it cannot tell
+    notes: Sequence[str] = ()  # what a user should know of its figures, a sentence each
+    invalid: str | None = None  # why the figures are not to be compared with others
 
 
 class ServingEngine(Protocol):
@@ -88,6 +110,14 @@ class Auditable(Protocol):
 
     def audit(self) -> list[Finding]:
         """Every broken invariant; empty for sound memory."""
+
+
+@runtime_checkable
+class Reporting(Protocol):
+    """An engine that tells of itself beside its records. It holds processes or connections until it is closed."""
+
+    def report(self) -> EngineReport:
+        """What there is to tell so far."""
 
 
 @runtime_checkable

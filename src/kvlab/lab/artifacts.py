@@ -26,9 +26,13 @@ def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], confi
     writers: list[Callable[[], None]] = [
         partial(write_summary, directory, summary),
         partial(write_text, directory / "config.yaml", config_yaml),
-        lambda: _write_table(directory / records.REQUESTS, records.request_table(log.records)),
-        lambda: _write_table(directory / records.STEPS, records.step_table(log.steps)),
+        lambda: _write_table(directory / records.REQUESTS, records.request_table(log.records, log.told)),
     ]
+    if log.told is None:
+        writers.append(lambda: _write_table(directory / records.STEPS, records.step_table(log.steps)))
+    elif log.told.series.columns:
+        series = log.told.series
+        writers.append(lambda: _write_table(directory / records.SERIES, records.series_table(series)))
     if log.blocks is not None:
         writers.append(partial(write_blocks, directory, log.blocks))
     errors: list[OutputError] = []

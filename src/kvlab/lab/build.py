@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
+from pathlib import Path
 
 from kvlab.config import RunConfig, format_bytes
 from kvlab.core import Request
 from kvlab.engine.build import EnginePlan, plan_engine
+from kvlab.engine.protocol import ServingEngine
 from kvlab.errors import CapacityError, ConfigError, WorkloadError
 from kvlab.kv.sizing import check_longest_sequence
 from kvlab.lab.capacity import sequences_that_fit
 from kvlab.lab.machine import available_memory, describe
+from kvlab.models.config import DecoderConfig
+from kvlab.models.families import decoder_config
 from kvlab.models.tokenizer import Tokenizer, find_tokenizer, load_tokenizer
+from kvlab.peers.engines import ENGINES
+from kvlab.peers.engines.base import Assignment, EngineKind
+from kvlab.secrets import redact
 from kvlab.workloads import build_requests, may_sample
 from kvlab.workloads.prompts import grown_lengths
 
@@ -35,8 +43,58 @@ class RunPlan(EnginePlan):
         return f"simulated {self.device}, timing {self.timing.description}"
 
 
+@dataclass(frozen=True, slots=True)
+class PeerPlan:
+    """A checked run of an engine that is not kvlab's: what is asked of it."""
+
+    config: RunConfig
+    kind: type[EngineKind]
+    model: DecoderConfig
+    requests: list[Request]
+    longest: int  # tokens of the longest sequence that one of them can grow to
+    tokenizer: Tokenizer | None = None  # never: what it answers has its text
+
+    @property
+    def chosen(self) -> dict[str, str | int]:
+        """Which engine it is."""
+        return {"engine": self.config.engine.kind}
+
+    @property
+    def machine(self) -> str:
+        """Where it runs, in words."""
+        url = self.config.engine.url
+        return describe("cpu") if url is None else f"{redact(url)} (client: {describe('cpu')})"
+
+    def start(self, directory: Path, should_stop: Callable[[], bool]) -> ServingEngine:
+        """The engine, loaded and warm. Raises PeerError."""
+        assignment = Assignment(self.config, self.model, self.requests, self.longest, directory, should_stop)
+        return self.kind.start(assignment)
+
+
+def plan_peer(config: RunConfig) -> PeerPlan | None:
+    """Check a configuration whose engine is not kvlab's; None where it is.
+
+    Raises a KvlabError as `plan_run` does, but for memory, which is the engine's own affair.
+    """
+    kind = ENGINES.get(config.engine.kind)
+    if not kind.is_peer:
+        return None
+    for key, is_set in (
+        ("debug.profile", config.debug.profile),
+        ("debug.audit", config.debug.audit),
+        ("debug.faults.rate", config.debug.faults.rate > 0),
+    ):
+        if is_set:
+            text = f"looks into kvlab's own engine; engine={config.engine.kind} has no such door"
+            raise ConfigError(key, "true", text)
+    kind.check(config)
+    model = decoder_config(config.model)
+    requests = _requests(config, model.vocab_size)
+    return PeerPlan(config, kind, model, requests, _check_lengths(requests, config))
+
+
 def plan_run(config: RunConfig) -> RunPlan:
-    """Check a configuration as a whole.
+    """Check a configuration of kvlab's own engine as a whole.
 
     Raises a KvlabError for what cannot work: CapacityError for what does not fit in the pool or the machine,
     WorkloadError for a request that is too long, TokenizerError for text without a tokenizer, ConfigError,
@@ -45,13 +103,7 @@ def plan_run(config: RunConfig) -> RunPlan:
     plan = plan_engine(config, random_sampling=may_sample(config.workload))
     if config.debug.profile and plan.kernels is None:
         raise ConfigError("debug.profile", True, f"executor.kind={config.executor.kind} has no parts to be timed")
-    requests = build_requests(
-        config.workload,
-        vocab_size=plan.model.vocab_size,
-        seed=config.seed,
-        memory=available_memory("cpu"),
-        tokenizer=partial(load_tokenizer, config.model),
-    )
+    requests = _requests(config, plan.model.vocab_size)
     check_longest_sequence(plan.pool, _check_lengths(requests, config))
     _check_memory(plan)
     has_words = plan.kernels is not None and config.model.weights != "dummy"
@@ -72,6 +124,16 @@ def planned_metrics(plan: RunPlan) -> dict[str, float]:
         "capacity/weight_bytes": plan.weights.total,
         "capacity/working_bytes": plan.working.peak,
     }
+
+
+def _requests(config: RunConfig, vocab_size: int) -> list[Request]:
+    return build_requests(
+        config.workload,
+        vocab_size=vocab_size,
+        seed=config.seed,
+        memory=available_memory("cpu"),
+        tokenizer=partial(load_tokenizer, config.model),
+    )
 
 
 def _check_lengths(requests: list[Request], config: RunConfig) -> int:

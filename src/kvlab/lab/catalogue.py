@@ -262,6 +262,11 @@ CATALOGUE: dict[str, Metric] = _catalogue({
         Metric("engine/batch_seqs_mean", "sequences in a batch, mean", "sequences", "sequences of a step's batch",
                digits=1),
     ],
+    "client": [
+        *_family("client/send_lag_ms_*", ("p50", "p99"), "sent after its arrival, *", "ms",
+                 "engines other than kvlab's: from a request's arrival to its sending, those at 0 s left out; "
+                 "above 5 ms (p99) the run is invalid", TIME, 2),
+    ],
     "profile": [
         *_family("profile/<part>_ms_mean", _STEP_PARTS, "<part>, mean", "ms",
                  "`debug=profile`: time of a part of a step, mean over steps with a batch", TIME, 3),

@@ -12,7 +12,7 @@ from operator import attrgetter
 from kvlab.core import Request, RequestRecord, StepRecord
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.garbage import gc_frozen
-from kvlab.engine.protocol import Repeating, ServingEngine
+from kvlab.engine.protocol import EngineReport, Repeating, ServingEngine
 from kvlab.errors import RequestRefusedError
 from kvlab.kv.journal import BlockEvents
 from kvlab.lab.steps import StepLog
@@ -32,6 +32,7 @@ class RunLog:
     duration_s: float = 0.0  # from the first possible arrival to the last end
     interrupted: bool = False
     next_arrival_s: float | None = None  # while the engine is driven: of the requests that have not arrived
+    told: EngineReport | None = None  # what an engine that is not kvlab's tells beside the records
     blocks: BlockEvents | None = None  # what happened to each block, `sequence` as index of `records`
 
     @property

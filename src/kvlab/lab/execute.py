@@ -13,13 +13,13 @@ from kvlab.core import StepRecord
 from kvlab.engine.build import build_engine
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.faults import FaultyExecutor
-from kvlab.engine.protocol import Auditable, Journaled, ServingEngine
+from kvlab.engine.protocol import Auditable, Journaled, Reporting, ServingEngine
 from kvlab.errors import AuditError, CapacityError, KvlabError
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pools import POOLS
 from kvlab.lab.answers import sample_answers, with_text
-from kvlab.lab.build import RunPlan, plan_run, planned_metrics
+from kvlab.lab.build import PeerPlan, RunPlan, plan_peer, plan_run, planned_metrics
 from kvlab.lab.drive import RunLog, drive
 from kvlab.lab.files import attempt, check_directory, sentences
 from kvlab.lab.front_end import behind_front_end
@@ -72,14 +72,15 @@ def _execute(
 ) -> RunResult:
     watch = CpuWatch()
     try:
-        plan = plan_run(config)
+        plan = plan_peer(config) or plan_run(config)
     except KvlabError as error:
         if context.in_sweep:
             Recording(config, context).finish(RunLog(), {}, _failure(error), str(error))
         raise
     tracking = Recording(config, context, plan)
     _announce(plan, context)
-    kernels = plan.kernels if plan.device == "cpu" else None
+    own = plan if isinstance(plan, RunPlan) else None  # else the engine is not kvlab's
+    kernels = own.kernels if own is not None and own.device == "cpu" else None
     crowded = oversubscription(kernels.threads, watch.busy_cores()) if kernels is not None else None
     if crowded:
         print_note(context.console, crowded)
@@ -87,31 +88,43 @@ def _execute(
     log, engine_error, status = RunLog(), None, RunStatus.FINISHED
     metrics: dict[str, float] = {}
     try:
-        engine = make_engine(plan, profiler)
+        engine: ServingEngine
+        if isinstance(plan, PeerPlan):
+            engine = plan.start(context.directory, should_stop)
+        else:
+            engine = make_engine(plan, profiler)
+        _show_engine(engine, context)
         tracking.settle()  # so that tracking does nothing while requests are served
         playback = _playback(engine, plan)
-        log, leaked = _drive(engine, plan, context.console, profiler, should_stop, playback)
+        try:
+            log, leaked = _drive(engine, plan, context.console, profiler, should_stop, playback)
+        finally:
+            if isinstance(engine, Reporting):  # whose processes would outlive the run
+                engine.close()
         unguard()  # nothing below has steps to stop after
         if plan.tokenizer is not None:
             log.records = with_text(log.records, plan.requests, plan.tokenizer, plan.model.eos_token_ids)
-            _show_answers(log, context)
-        metrics = run_metrics(log, plan.pool, leaked_blocks=leaked, slo=config.slo) | planned_metrics(plan)
-        metrics |= _efficiency(plan, log, may_measure=crowded is None)
+        _show_answers(log, context)
+        metrics = run_metrics(log, own.pool if own is not None else None, leaked_blocks=leaked, slo=config.slo)
+        if own is not None:
+            metrics |= planned_metrics(own) | _efficiency(own, log, may_measure=crowded is None)
         metrics |= profiler.metrics()
-        remark = plan.timing.remark(log.steps) if plan.timing is not None else None
-        if remark:
+        for remark in _remarks(own, log):
             print_note(context.console, remark)
         if playback is not None and not log.interrupted:
             print_note(context.console, playback.finish(log), "note")
         if profiler.enabled or config.figures:
-            title = context.name if plan.timing is None else f"{context.name}, {plan.machine}"
+            is_real = own is None or own.timing is None
+            title = context.name if is_real else f"{context.name}, {plan.machine}"
             events = trace_events(title, log.steps, log.records, profiler.steps)
             with attempt(tracking.unwritten):
                 write_trace(context.directory / "trace.json", events)
         if log.interrupted:
             status = RunStatus.INTERRUPTED
+        elif log.completed and log.told is not None and log.told.invalid:
+            status, engine_error = RunStatus.FAILED, f"invalid: {log.told.invalid}"
         elif log.completed:
-            metrics |= _quality(plan, context.console)
+            metrics |= _quality(own, context.console) if own is not None else {}
         else:
             status = RunStatus.FAILED
             errors = [record.error for record in log.records if record.error]
@@ -125,7 +138,7 @@ def _execute(
     tracking.finish(log, metrics, status, engine_error)
     unwritten = tuple(sentences(tracking.unwritten))
     result = RunResult(context.name, status, metrics, engine_error, tracking.error, unwritten)
-    _report(context, result, tracking.tracker)
+    _report(context, result, tracking.tracker, known_only=own is None)
     return result
 
 
@@ -146,7 +159,7 @@ def make_engine(plan: RunPlan, profiler: Profiler) -> ServingEngine:
 
 def _drive(
     engine: ServingEngine,
-    plan: RunPlan,
+    plan: RunPlan | PeerPlan,
     console: Terminal,
     profiler: Profiler,
     should_stop: Callable[[], bool],
@@ -176,15 +189,33 @@ def _drive(
     if isinstance(engine, Journaled) and engine.journal is not None:
         log.blocks = engine.journal.columns(record.key for record in log.records)
     findings = _audit(engine)
+    if isinstance(engine, Reporting):
+        log.told = engine.report()
     for finding in findings or ():
         console.print(f"audit: {finding}", style="red")
     engine.close()
     return log, None if findings is None else sum(finding.rule == "leaked" for finding in findings)
 
 
-def _playback(engine: ServingEngine, plan: RunPlan) -> Playback | None:
+def _show_engine(engine: ServingEngine, context: RunContext) -> None:
+    """Say what an engine that is not kvlab's is."""
+    if isinstance(engine, Reporting):
+        facts = ", ".join(f"{name} {value}" for name, value in engine.report().facts.items())
+        context.console.print(f"engine: {facts}", highlight=False, soft_wrap=True)
+
+
+def _remarks(own: RunPlan | None, log: RunLog) -> list[str]:
+    """What a user should know of a run's times."""
+    if log.told is not None:
+        return list(log.told.notes)
+    remark = own.timing.remark(log.steps) if own is not None and own.timing is not None else None
+    return [remark] if remark else []
+
+
+def _playback(engine: ServingEngine, plan: RunPlan | PeerPlan) -> Playback | None:
     """What holds a replay against its recording; None for a run that is none."""
-    recording = plan.timing.recording if plan.timing is not None else None
+    timing = plan.timing if isinstance(plan, RunPlan) else None
+    recording = timing.recording if timing is not None else None
     if recording is None or not isinstance(engine.clock, LogicalClock):
         return None
     return Playback(recording, engine.clock, flatten(dataclasses.asdict(plan.config)))
@@ -214,14 +245,19 @@ def _failure(error: Exception) -> RunStatus:
     return RunStatus.OUT_OF_MEMORY if isinstance(error, CapacityError) else RunStatus.FAILED
 
 
-def _announce(plan: RunPlan, context: RunContext) -> None:
-    config, pool = plan.config, plan.pool
+def _announce(plan: RunPlan | PeerPlan, context: RunContext) -> None:
+    config = plan.config
     if context.in_sweep:
         heading = marked("[bold]{}[/]", context.heading or context.name)
         context.console.rule(heading, align="left", style="dim")
     else:
         recorded = as_recorded(dataclasses.asdict(config), context.written)
         context.console.print(config_tree(recorded, context.choices))
+    if isinstance(plan, PeerPlan):
+        count = f"{len(plan.requests)} requests of {redact(config.workload.name)}"
+        context.console.print(f"{config.engine.kind} on {plan.machine}: {count}", highlight=False, soft_wrap=True)
+        return
+    pool = plan.pool
     kind, kernels = f"{POOLS.get(config.kv.backend).unit}s", plan.kernels
     computed = f"attention: {kernels.attention.name}, other kernels: {plan.chosen['kernels']}; " if kernels else ""
     threads = kernels.threads if kernels and plan.device == "cpu" else 0
@@ -243,10 +279,10 @@ def _show_answers(log: RunLog, context: RunContext) -> None:
         context.console.print(f"  {answer.text} ({answer.ending})", highlight=False, soft_wrap=True)
 
 
-def _report(context: RunContext, result: RunResult, tracker: Tracker) -> None:
+def _report(context: RunContext, result: RunResult, tracker: Tracker, *, known_only: bool) -> None:
     console, metrics = context.console, result.metrics
     if metrics and (result.unwritten or not context.in_sweep):
-        console.print(comparison_table([(result.name, metrics)]))
+        console.print(comparison_table([(result.name, metrics)], known_only=known_only))
         if "profile/other_share" in metrics:
             console.print(profile_table(metrics, list(Part)))
     if result.status is RunStatus.INTERRUPTED:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from kvlab.config import SloConfig
 from kvlab.core import FinishReason, PoolCounters, RequestRecord
+from kvlab.engine.protocol import EngineReport
 from kvlab.kv.sizing import PoolSize
 from kvlab.lab.drive import RunLog
 from kvlab.lab.requests import is_within, latencies_ms
@@ -50,6 +51,30 @@ def run_metrics(
     if steps:
         metrics["requests/preemptions"] = sum(record.preemptions for record in records)
         metrics |= _steps(steps) | _memory(steps) | _counters(steps, duration)
+    if log.told is not None:
+        metrics |= _told(log.told)
+    return metrics
+
+
+def _told(report: EngineReport) -> dict[str, float]:
+    """What an engine without steps said of itself, from its series: means over its samples, and what its counters
+    gained.
+    """
+    columns = {name: np.asarray(values) for name, values in report.series.columns.items() if len(values)}
+    gained = {name: float(values[-1] - values[0]) for name, values in columns.items()}
+    metrics = dict(report.metrics)
+    if "running" in columns:
+        metrics["capacity/peak_running"] = float(columns["running"].max())
+        metrics["capacity/mean_running"] = float(columns["running"].mean())
+    if "kv_usage" in columns:
+        metrics["kv/block_utilization_mean"] = 100 * float(columns["kv_usage"].mean())
+        metrics["kv/block_utilization_peak"] = 100 * float(columns["kv_usage"].max())
+    if "preemptions" in columns:
+        metrics["requests/preemptions"] = gained["preemptions"]
+    if "prefix_hits" in columns:
+        metrics["kv/prefix_hit_tokens"] = gained["prefix_hits"]
+        if gained.get("prefix_queries"):
+            metrics["kv/prefix_hit_rate"] = gained["prefix_hits"] / gained["prefix_queries"]
     return metrics
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from kvlab.config import RunConfig
 from kvlab.errors import OutputError, TrackingError
 from kvlab.lab.artifacts import write_artifacts
-from kvlab.lab.build import RunPlan
+from kvlab.lab.build import PeerPlan, RunPlan
 from kvlab.lab.catalogue import SERIES
 from kvlab.lab.drive import RunLog
 from kvlab.lab.files import sentences
@@ -61,7 +61,7 @@ class Recording:
     `unwritten` has the files that are missing.
     """
 
-    def __init__(self, config: RunConfig, context: RunContext, plan: RunPlan | None = None) -> None:
+    def __init__(self, config: RunConfig, context: RunContext, plan: RunPlan | PeerPlan | None = None) -> None:
         self._config, self._context, self._plan = config, context, plan
         self._params = flatten(as_recorded(dataclasses.asdict(config), context.written))
         self.error: str | None = None
@@ -102,6 +102,8 @@ class Recording:
         error = error and redact(error)
         directory, console = self._context.directory, self._context.console
         summary = self._summary(metrics, status, error)
+        if log.told is not None:
+            summary["engine"] = {**log.told.facts, "invalid": log.told.invalid, "notes": list(log.told.notes)}
         self.unwritten += write_artifacts(directory, log, summary, self._context.config_yaml)
         if self._config.figures and log.records:
             record = make_run(directory, summary, log)
@@ -164,11 +166,14 @@ class Recording:
         if plan is not None and self._workload is not None:
             summary |= plan.chosen | {
                 "machine": plan.machine,
+                "workload_digest": self._workload.digest,
+                "workload": self._workload.profile,
+            }
+        if isinstance(plan, RunPlan):
+            summary |= {
                 "weight_bytes": plan.weights.parameters,
                 "bytes_per_weight": run_costs(plan).bytes_per_weight,
                 "kv_bytes_per_token": plan.pool.bytes_per_token,
-                "workload_digest": self._workload.digest,
-                "workload": self._workload.profile,
             }
         return summary
 
@@ -182,6 +187,12 @@ class Recording:
 
 def _series(log: RunLog) -> dict[str, list[tuple[int, float, float]]]:
     """`series/<name>` of a run: the columns of steps.parquet that its steps have, at the ends of the steps."""
+    if log.told is not None:
+        series = log.told.series
+        return {
+            name: list(zip(range(len(values)), series.times_s, map(float, values), strict=True))
+            for name, values in series.columns.items()
+        }
     table = step_table(log.steps)
     points = [table[name].to_pylist() for name in ("index", "end_s")]
     return {

@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import yaml
 
-from kvlab.core import FinishReason, PoolCounters, PoolStats, RequestRecord, StepRecord
+from kvlab.core import UNKNOWN_TOKEN, FinishReason, PoolCounters, PoolStats, RequestRecord, StepRecord
+from kvlab.engine.protocol import EngineReport, EngineSeries
 from kvlab.errors import RecordError
 from kvlab.kv.journal import BlockEvent, BlockEvents
 from kvlab.lab.drive import RunLog
@@ -28,6 +29,7 @@ from kvlab.secrets import redact
 
 SIMULATED = "simulated "  # how the machine of a simulated run begins in its summary
 SUMMARY, REQUESTS, STEPS, BLOCKS = "summary.json", "requests.parquet", "steps.parquet", "blocks.parquet"
+SERIES = "series.parquet"  # of an engine without steps that says something of itself
 BLOCK_EVENTS = [event.name.lower() for event in BlockEvent]  # in blocks.parquet
 
 _STEP = {each.name: each.type for each in fields(StepRecord) if each.name not in ("pool", "counters")}
@@ -110,9 +112,16 @@ def request_row(record: RequestRecord) -> dict[str, Any]:
     return row | {"error": record.error and redact(record.error)}
 
 
-def request_table(records: Sequence[RequestRecord]) -> pa.Table:
-    """Requests as the table of requests.parquet."""
-    return pa.Table.from_pylist([request_row(record) for record in records], schema=REQUEST_SCHEMA)
+def request_table(records: Sequence[RequestRecord], told: EngineReport | None = None) -> pa.Table:
+    """Requests as the table of requests.parquet, without the columns of what their engine cannot tell."""
+    table = pa.Table.from_pylist([request_row(record) for record in records], schema=REQUEST_SCHEMA)
+    untold = frozenset() if told is None else told.untold
+    return table.drop_columns([name for name in table.column_names if _REQUEST.get(name, name) in untold])
+
+
+def series_table(series: EngineSeries) -> pa.Table:
+    """What an engine said of itself as the table of series.parquet: `time_s`, and the columns that it has."""
+    return pa.table({"time_s": series.times_s, **series.columns})
 
 
 def read_request(row: Mapping[str, Any]) -> RequestRecord:
@@ -121,7 +130,11 @@ def read_request(row: Mapping[str, Any]) -> RequestRecord:
     found = {_REQUEST.get(name, name): value for name, value in row.items() if value is not None}
     found = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items() if name in names}
     times = found.setdefault("token_times_s", ())
-    defaults = {"sample": 0, "output_token_ids": (), "finished_s": times[-1] if times else found["arrival_s"]}
+    defaults = {
+        "sample": 0,
+        "output_token_ids": (UNKNOWN_TOKEN,) * len(times),
+        "finished_s": times[-1] if times else found["arrival_s"],
+    }
     reason = FinishReason(found.pop("finish_reason", FinishReason.ABORTED))
     return RequestRecord(**(defaults | found), finish_reason=reason)
 

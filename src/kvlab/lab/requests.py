@@ -28,7 +28,7 @@ def latencies_ms(records: Iterable[RequestRecord]) -> dict[str, list[float]]:
 
 def is_within(record: RequestRecord, latency: str, most: float) -> bool:
     """Whether a request completed with no more than `most` milliseconds of a latency: ttft or tpot."""
-    if latency == "tpot" and len(record.output_token_ids) < 2:
+    if latency == "tpot" and len(record.token_times_s) < 2:
         return record.completed  # no token came after the first
     value: float | None = getattr(record, f"{latency}_ms")
     return record.completed and value is not None and value <= most
@@ -37,11 +37,16 @@ def is_within(record: RequestRecord, latency: str, most: float) -> bool:
 def request_phases(record: RequestRecord) -> list[Phase]:
     """The phases of a request, without gaps from its arrival to its end.
 
-    After an admission a request is in prefill until its next token; a preemption ends either phase.
+    After an admission a request is in prefill until its next token; a preemption ends either phase. Where the
+    admission is not known, all before the first token counts as queued.
     """
     end, admitted = max(record.finished_s, record.arrival_s), record.scheduled_s
-    phases = [Phase("queued", record.arrival_s, end if admitted is None else admitted)]
-    for turn, start in enumerate(() if admitted is None else (admitted, *record.resumed_s)):
+    if admitted is None:
+        first = end if record.first_token_s is None else record.first_token_s
+        found = [Phase("queued", record.arrival_s, first), Phase("decode", first, end)]
+        return [phase for phase in found if phase.end_s > phase.start_s]
+    phases = [Phase("queued", record.arrival_s, admitted)]
+    for turn, start in enumerate((admitted, *record.resumed_s)):
         preempted = record.preempted_s[turn] if turn < len(record.preempted_s) else None
         until = end if preempted is None else preempted
         token = min(next((time for time in record.token_times_s if time > start), until), until)

@@ -35,9 +35,9 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def comparison_table(runs: Sequence[tuple[str, Metrics]]) -> Table:
-    """The figures of a run, or of several side by side. Each but the first has its ratio to the first beside it,
-    green where that is better.
+def comparison_table(runs: Sequence[tuple[str, Metrics]], *, known_only: bool = False) -> Table:
+    """The figures of a run, or of several side by side; with `known_only` those that one of them has. Each but the
+    first has its ratio to the first beside it, green where that is better.
     """
     table = new_table("")
     for number, (name, _) in enumerate(runs):
@@ -45,7 +45,8 @@ def comparison_table(runs: Sequence[tuple[str, Metrics]]) -> Table:
         if number:
             table.add_column("ratio", justify="right")
     for section, entries in sections().items():
-        shown = [entry for entry in entries if entry.in_table and _is_known(entry, (found for _, found in runs))]
+        found = [metrics for _, metrics in runs]
+        shown = [entry for entry in entries if entry.in_table and _is_known(entry, found, known_only)]
         if shown:
             table.add_row(Text(section, "bold"))
         for entry in shown:
@@ -112,9 +113,9 @@ def memory_sentence(runs: Sequence[tuple[str, Metrics]]) -> str:
     return f"{sentence} Of the memory of running sequences {', '.join(some)} and {last} held no token."
 
 
-def _is_known(entry: Metric, runs: Iterable[Metrics]) -> bool:
+def _is_known(entry: Metric, runs: Iterable[Metrics], known_only: bool = False) -> bool:
     """Whether a table of these runs shows the metric."""
-    return not entry.optional or any(entry.name in metrics for metrics in runs)
+    return not (entry.optional or known_only) or any(entry.name in metrics for metrics in runs)
 
 
 def new_table(first: str, *others: str) -> Table:

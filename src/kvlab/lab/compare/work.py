@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
+from kvlab.core import UNKNOWN_TOKEN
 from kvlab.lab.compare.groups import Group, differing, pairs_of, settings, short_keys
 from kvlab.lab.records import RunRecord
 
@@ -58,7 +59,7 @@ def check_outputs(first: RunRecord, second: RunRecord) -> OutputCheck:
     if reason := _not_comparable(first, second):
         return OutputCheck(False, f"not comparable ({reason})")
     one, two = ({record.key: record.output_token_ids for record in run.requests()} for run in (first, second))
-    common = [key for key in one if key in two]
+    common = [key for key in one if key in two and UNKNOWN_TOKEN not in {*one[key], *two[key]}]
     if not common:
         return OutputCheck(False, "not comparable (no outputs of the same requests were kept)")
     different = [key for key in common if one[key] != two[key]]
@@ -77,10 +78,13 @@ def _not_comparable(first: RunRecord, second: RunRecord) -> str | None:
     if any(run.config.get("workload.temperature") for run in (first, second)):
         return "sampled, not greedy"
     keys = differing([settings(first), settings(second)])
+    dummy = "dummy" in (first.config.get("model.weights"), second.config.get("model.weights"))
+    if len({run.config.get("engine.kind", "kvlab") for run in (first, second)}) > 1 and dummy:
+        return "each engine draws random weights of its own"
     models = [key for key in keys if ".".join(key.split(".")[:2]) in _SAME_WEIGHTS]
     if models:
         return f"other model: {', '.join(models[:3])}"
-    if "seed" in keys and "dummy" in (first.config.get("model.weights"), second.config.get("model.weights")):
+    if "seed" in keys and dummy:
         return "other random weights: seed"
     same = first.facts.get("workload_digest") == second.facts.get("workload_digest")
     return None if same else "other workload"

@@ -16,6 +16,7 @@ from kvlab.kv.sizing import size_pool
 from kvlab.lab.build import plan_run
 from kvlab.lab.capacity import CapacityPlan, plan_capacity
 from kvlab.models.tokenizer import load_tokenizer
+from kvlab.peers.engines import is_peer
 from kvlab.workloads import build_requests
 from kvlab.workloads.prompts import grown_lengths
 
@@ -62,6 +63,9 @@ def build_space(config: RunConfig, memory: int, fixed: frozenset[str]) -> Space:
 
     Raises CapacityError where the weights leave no room for a block, ConfigError where nothing is left to search.
     """
+    if is_peer(config.engine.kind):
+        text = "batch and pool are searched for kvlab's own engine; find=rate searches a rate for any"
+        raise ConfigError("engine", config.engine.kind, text)
     config, plan = _first_that_fits(config, memory, fixed)
     load = partial(load_tokenizer, config.model)
     requests = build_requests(config.workload, vocab_size=plan.model.vocab_size, seed=config.seed, tokenizer=load)

@@ -1,0 +1,79 @@
+"""What servers say at /metrics, under the names that vLLM, SGLang, llama.cpp and text-generation-inference use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvlab.engine.protocol import EngineSeries
+
+#: Column of the series: the names it has, without what Prometheus adds to a counter's.
+COLUMNS = {
+    "running": (
+        "vllm:num_requests_running",
+        "sglang:num_running_reqs",
+        "llamacpp:requests_processing",
+        "tgi_batch_current_size",
+    ),
+    "waiting": (
+        "vllm:num_requests_waiting",
+        "sglang:num_queue_reqs",
+        "llamacpp:requests_deferred",
+        "tgi_queue_size",
+    ),
+    "kv_usage": (
+        "vllm:kv_cache_usage_perc",
+        "vllm:gpu_cache_usage_perc",
+        "sglang:token_usage",
+        "llamacpp:kv_cache_usage_ratio",
+    ),
+    "preemptions": ("vllm:num_preemptions",),
+    "prefix_queries": ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries"),
+    "prefix_hits": ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits"),
+}
+_COLUMN = {name: column for column, names in COLUMNS.items() for name in names}
+_CACHE = "vllm:cache_config_info"
+_KEPT = tuple(name.encode() for name in (*_COLUMN, _CACHE))
+
+
+def kept_lines(page: bytes) -> bytes:
+    """The lines of a page that are read later: a page has a thousand, and reading it all would delay requests."""
+    return b"\n".join(line for line in page.split(b"\n") if line.startswith(_KEPT))
+
+
+def read_series(pages: Sequence[tuple[float, bytes]]) -> EngineSeries:
+    """The series of kept lines, each with its time; columns that are on every page. Counts of several models or
+    processes are added, shares averaged.
+    """
+    found: dict[str, list[float]] = {}
+    for number, (_, page) in enumerate(pages):
+        values: dict[str, list[float]] = {}
+        for sample in _samples(page):
+            column = _COLUMN.get(sample[0].removesuffix("_total"))
+            if column is not None:
+                values.setdefault(column, []).append(sample[2])
+        for column, each in values.items():
+            value = sum(each) / len(each) if column == "kv_usage" else sum(each)
+            if len(found.setdefault(column, [])) == number:
+                found[column].append(value)
+    columns = {name: found[name] for name in COLUMNS if name in found and len(found[name]) == len(pages)}
+    return EngineSeries([when for when, _ in pages], columns)
+
+
+def cache_slots(page: bytes) -> int | None:
+    """Token slots of the KV cache, where a page tells its blocks."""
+    for _, labels, _ in _samples(page):
+        blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
+        if blocks.isdigit() and size.isdigit():
+            return int(blocks) * int(size)
+    return None
+
+
+def _samples(page: bytes) -> list[tuple[str, dict[str, str], float]]:
+    """Names, labels and values; of a page that is no metrics, none."""
+    try:
+        families = list(text_string_to_metric_families(page.decode(errors="replace") + "\n"))
+    except ValueError:
+        return []
+    return [(each.name, dict(each.labels), float(each.value)) for family in families for each in family.samples]
