@@ -44,15 +44,16 @@ def served(requests: list[Request], settings: dict[str, Any], *, at_once: bool) 
 
     def counted() -> StepRecord | None:
         nonlocal calls
-        calls += 1
-        return step()
+        record = step()
+        calls += record is not None
+        return record
 
     engine.step = counted  # type: ignore[method-assign]
     log = drive(engine, requests, at_once=at_once)
     assert engine.journal is not None
     log.blocks = engine.journal.columns(record.key for record in log.records)
     assert engine.audit() == []
-    return log, max(len(log.steps) - calls, 0)
+    return log, len(log.steps) - calls
 
 
 def check(requests: list[Request], settings: dict[str, Any]) -> tuple[int, RunLog]:
@@ -93,3 +94,14 @@ def test_steps_at_once_are_those_one_by_one(order: str) -> None:
     assert min(preempted, evicted, hits) > 0
     # Who decodes in turn, or after prompts, is decided in each step.
     assert taken > 10 or order == "decode_round_robin"
+
+
+def test_ends_and_what_they_give_back_are_part_of_steps_at_once() -> None:
+    requests = [
+        Request(f"r{index}", tuple(range(1, 8 + index)), SamplingParams(max_tokens=4 * index + 2, ignore_eos=True))
+        for index in range(4)
+    ]
+    pool = KVConfig(num_blocks=48, block_size=8, **POOLS[-1])
+    count, log = check(requests, {"kv": pool, "scheduler": SchedulerConfig(max_batch_size=4)})
+    assert len({record.finished_s for record in log.records}) == 4
+    assert count == sum(step.batch_seqs > 0 and not step.prefill_tokens for step in log.steps)

@@ -141,10 +141,7 @@ class Engine:
         """Run one step: give back the memory of ended sequences, admit, compute. None if nothing was to do."""
         start = self.clock.now()
         before = self.pool.counters()
-        retired = self.scheduler.retire()
-        for sequence in retired:
-            self.pool.free_slot(*slots_of([sequence]))
-            sequence.slot = None
+        retired = self._retire()
         batch = self._batch = self._batches.build(start)
         plans = batch.plans(mixed=self.scheduler.config.mixed)
         if not plans and not retired and not batch.preempted:
@@ -192,15 +189,28 @@ class Engine:
         found = None if self._outputs.needs_every_token else scheduler.repeated()
         if found is None or not isinstance(pool, BlockPool):
             return []
+        run, before = StepRun(pool, *found), pool.counters()
+        if not run.plan(executor, clock.now(), until_s):
+            return []
+        self._retire()
         running, waiting = len(scheduler.running), len(scheduler.waiting)
-        run = StepRun(pool, *found, index=self._steps, running=running, waiting=waiting)
-        records = run.take(executor, clock, until_s, self.journal)
+        records = run.take(self.journal, before, index=self._steps, running=running, waiting=waiting)
         self._steps += len(records)
         self._batches_run += len(records)
         self._output_tokens += sum(record.decode_tokens for record in records)
-        if records:
-            self._stats = self._observe(pool.stats(), pool.counters())
+        clock.wait_until(run.end_s)
+        for sequence, token in run.ended:
+            self._outputs.process(sequence, token)
+        self._stats = self._observe(pool.stats(), pool.counters())
         return records
+
+    def _retire(self) -> list[Sequence]:
+        """Give back the memory of the sequences that ended."""
+        retired = self.scheduler.retire()
+        for sequence in retired:
+            self.pool.free_slot(*slots_of([sequence]))
+            sequence.slot = None
+        return retired
 
     def _observe(self, pool: PoolStats, counters: PoolCounters) -> EngineStats:
         """What `stats` gives until the next step: made by the thread that steps, so that any may read it."""

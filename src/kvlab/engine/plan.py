@@ -112,17 +112,21 @@ class DecodeBatch:
 
     @property
     def steps_left(self) -> int:
-        """Steps in which no sequence gets its last token; 0 where a token may end one before."""
+        """Steps until a sequence gets its last token; 0 where a token may end one before."""
         columns = self._columns
-        return 0 if self._any_stop else int((columns[_LIMIT] - columns[_LENGTH]).min(initial=2**31)) - 1
+        return 0 if self._any_stop else int((columns[_LIMIT] - columns[_LENGTH]).min(initial=2**31))
 
-    def extend(self, token_ids: NDArray[np.int64], times: list[float]) -> None:
-        """Give each of B sequences its next tokens `[steps, B]`, at these times; none gets its last."""
+    def extend(self, token_ids: NDArray[np.int64], times: list[float]) -> list[int]:
+        """Give each of B sequences its next tokens `[steps, B]`, at these times, at most `steps_left`. Returns the
+        rows of those that have got their last.
+        """
         for tokens, known, row in zip(self._token_ids, self._times, token_ids.T.tolist(), strict=True):
             tokens.extend(row)
             known += times
         self._columns[_LAST] = token_ids[-1]
         self._columns[_LENGTH] += len(token_ids)
+        ended: list[int] = np.flatnonzero(self._columns[_LENGTH] >= self._columns[_LIMIT]).tolist()
+        return ended
 
     def append(self, token_ids: list[int], now: float) -> list[int]:
         """Give each sequence its next token, at `now`. Returns the rows of those that have got their last."""

@@ -14,8 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.core import PoolCounters, SequenceSpec, StepRecord
-from kvlab.engine.clock import LogicalClock
+from kvlab.core import PoolCounters, Sequence, SequenceSpec, StepRecord
 from kvlab.engine.plan import Chunk, DecodeBatch, slots_of
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pool import BlockPool
@@ -42,16 +41,12 @@ class RunExecutor(Protocol):
 
 
 class StepRun:
-    """Steps that are all alike: `decoding`, and a `chunk` of a prompt, of which each step takes the next.
-
-    `running` and `waiting` are the numbers of sequences; `index` is that of the first step.
+    """Steps that are all alike: `decoding`, and a `chunk` of a prompt, of which each step takes the next. The last
+    may give sequences their last tokens.
     """
 
-    def __init__(
-        self, pool: BlockPool, decoding: DecodeBatch, chunk: Chunk | None, *, index: int, running: int, waiting: int
-    ) -> None:
+    def __init__(self, pool: BlockPool, decoding: DecodeBatch, chunk: Chunk | None) -> None:
         self._pool, self._decoding, self._chunk = pool, decoding, chunk
-        self._index, self._running, self._waiting = index, running, waiting
         slots, most = decoding.slots, min(decoding.steps_left, _MOST)
         self._new = np.ones(len(decoding), dtype=np.int64)
         part = None
@@ -62,38 +57,49 @@ class StepRun:
         self._blocks = pool.run(decoding.slots, part)
         most = self._blocks.most(max(most, 0))
         self._lengths = pool.tables.lengths[slots] + self._new * np.arange(1, most + 1)[:, None]
+        self._tokens: NDArray[np.int64] = np.empty((0, len(decoding)), dtype=np.int64)
+        self._times: list[float] = []
+        self.ended: list[tuple[Sequence, int]] = []  # after `take`: who got the last token, and which
 
-    def take(
-        self, executor: RunExecutor, clock: LogicalClock, until_s: float, journal: BlockJournal | None
-    ) -> list[StepRecord]:
-        """Take the steps that begin before `until_s`."""
-        decoding, times = self._decoding, [clock.now()]
-        if len(self._lengths) < 2 or not times[0] < until_s:
-            return []
+    @property
+    def end_s(self) -> float:
+        """When the last step ends."""
+        return self._times[-1]
+
+    def plan(self, executor: RunExecutor, now: float, until_s: float) -> bool:
+        """Find out what the steps bring that begin before `until_s`. Whether there are any."""
+        if not len(self._lengths) or not now < until_s:
+            return False
+        decoding = self._decoding
         result = executor.run(decoding.specs, decoding.num_outputs, self._new, self._lengths)
         if result is None:
-            return []
-        tokens, seconds = result
+            return False
+        self._tokens, seconds = result
+        self._times = [now]
         for step_s in seconds:
-            if not times[-1] < until_s:
+            if not self._times[-1] < until_s:
                 break
-            clock.advance(step_s)
-            times.append(clock.now())
-        decoding.extend(tokens[: len(times) - 1], times[1:])
-        records = self._records(times, journal)
-        self._blocks.finish()
-        return records
+            self._times.append(self._times[-1] + step_s)
+        return True
 
-    def _records(self, times: list[float], journal: BlockJournal | None) -> list[StepRecord]:
-        """Bring the blocks forward, step by step, and note each."""
-        pool, decoding = self._pool, len(self._decoding)
+    def take(
+        self, journal: BlockJournal | None, before: PoolCounters, *, index: int, running: int, waiting: int
+    ) -> list[StepRecord]:
+        """Take the steps that were planned: give sequences their tokens, bring blocks forward, note each step.
+
+        `before` is what had been done when the first step began, `index` its number; `running` and `waiting` are
+        numbers of sequences.
+        """
+        pool, decoding, times = self._pool, len(self._decoding), self._times
+        tokens, sequences = self._tokens[: len(times) - 1], self._decoding.sequences
+        rows = self._decoding.extend(tokens, times[1:])
+        self.ended = [(sequences[row], int(tokens[-1, row])) for row in rows]
         chunk, count = (None, 0) if self._chunk is None else self._chunk
         context = self._lengths.sum(axis=1).tolist()
         attended = (self._new * (2 * self._lengths - self._new + 1) // 2).sum(axis=1).tolist()
-        stats, before = pool.stats(), pool.counters()
-        records = []
+        stats, records = pool.stats(), []
         for step, (start_s, end_s) in enumerate(pairwise(times)):
-            if self._blocks.step():
+            if self._blocks.step() or not step:  # before the first, ended sequences gave back their blocks
                 stats, now = pool.stats(), pool.counters()
                 counters, before = now - before, now
             else:
@@ -102,11 +108,11 @@ class StepRun:
                 journal.end_step()
             records.append(
                 StepRecord(
-                    index=self._index + step,
+                    index=index + step,
                     start_s=start_s,
                     end_s=end_s,
-                    running=self._running,
-                    waiting=self._waiting,
+                    running=running,
+                    waiting=waiting,
                     batch_seqs=len(self._new),
                     prefill_tokens=count,
                     decode_tokens=decoding,
@@ -119,4 +125,5 @@ class StepRun:
                     counters=counters,
                 )
             )
+        self._blocks.finish()
         return records

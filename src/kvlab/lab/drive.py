@@ -87,6 +87,7 @@ def drive(
         heads = [queue[0] for queue in (arrivals if room else (), due) if queue]
         return min(heads, key=attrgetter("arrival_s"), default=None)
 
+    repeat = engine.repeat if at_once and isinstance(engine, Repeating) else lambda until_s: []
     clock.restart()
     while arrivals or due or engine.has_work():
         if should_stop():
@@ -107,6 +108,13 @@ def drive(
             except RequestRefusedError as error:  # a full queue: what can never be served failed in planning
                 log.refused.append(str(error))
                 room += 1
+        log.next_arrival_s = request.arrival_s if request else None
+        until_s = math.inf if request is None else request.arrival_s
+        if taken := repeat(until_s):
+            for each in taken:
+                log.steps.append(each)
+                on_step(log, each)
+            continue
         record = engine.step()
         if record is not None:
             log.steps.append(record)
@@ -117,13 +125,7 @@ def drive(
             if known:
                 longest = math.inf if isinstance(clock, LogicalClock) else clock.now() + _MAX_SLEEP_S
                 clock.wait_until(min(*known, longest))
-        request = upcoming()
-        log.next_arrival_s = request.arrival_s if request else None
         on_step(log, record)
-        if record is not None and at_once and isinstance(engine, Repeating):
-            for record in engine.repeat(math.inf if request is None else request.arrival_s):
-                log.steps.append(record)
-                on_step(log, record)
     log.duration_s = clock.now() if log.interrupted else max((each.finished_s for each in log.records), default=0.0)
     if log.interrupted:
         for request_id in submitted:

@@ -71,9 +71,7 @@ class Scheduler:
         """
         self._state = StepState(now, cache(cached_tokens))
         self._open = len(self.waiting) > 0 and self.may_admit(now)
-        self._remove_left()
-        self._decoding.add([sequence for sequence in self._joined if sequence.status is SequenceStatus.RUNNING])
-        self._joined = []
+        self._update_decoding()
         self._continuing = list(self._prefilling)
 
     def plan_decode(self, budget: int) -> DecodeBatch:
@@ -102,20 +100,25 @@ class Scheduler:
 
     def repeated(self) -> tuple[DecodeBatch, Chunk | None] | None:
         """What the coming steps all consist of, one like another, until a sequence ends, one arrives or memory runs
-        out: those that decode, and a chunk of a prompt that each step goes on with. None: steps may differ.
+        out: those that decode, and a chunk of a prompt that each step goes on with. None: steps may differ. Those
+        that have ended are to be retired before.
         """
+        self._update_decoding()
         budget, decoding = self.config.max_batched_tokens, len(self._decoding)
-        changes = self.ended or self._joined or self._left or self._is_stale
         whole, decode_first = type(self.order).decoding is Order.decoding, self.order.stages[0] is Stage.DECODE
-        if changes or not whole or not decoding or decoding > budget or len(self._prefilling) > decode_first:
+        if self._is_stale or not whole or not decoding or decoding > budget or len(self._prefilling) > decode_first:
             return None
         chunk = None
         if self._prefilling:
             chunk = self.chunk(self._prefilling[0], budget - decoding)
+            if chunk.sequence.status is not SequenceStatus.RUNNING:  # its user aborted it
+                return None
             if not 0 < chunk.num_tokens < chunk.sequence.num_uncomputed or not self.config.mixed:
                 return None
             budget -= chunk.num_tokens
-        may_admit = len(self.waiting) and self.has_room() and (budget > decoding or not decode_first)
+        leaving = sum(sequence.slot is not None for sequence in self.ended)
+        has_room = len(self.running) - leaving < self.config.max_batch_size
+        may_admit = len(self.waiting) and has_room and (budget > decoding or not decode_first)
         return None if may_admit else (self._decoding, chunk)
 
     def num_decoding(self) -> int:
@@ -200,6 +203,12 @@ class Scheduler:
     def _leave(self, sequence: Sequence) -> None:
         if sequence.is_decoding and sequence.slot is not None:
             self._left.append(sequence.slot)
+
+    def _update_decoding(self) -> None:
+        """Those that left decode no more, those that joined do from now on."""
+        self._remove_left()
+        self._decoding.add([sequence for sequence in self._joined if sequence.status is SequenceStatus.RUNNING])
+        self._joined = []
 
     def _remove_left(self) -> None:
         self._decoding.remove(self._left)
