@@ -377,7 +377,7 @@ Feature: OpenAI's protocol over HTTP
 
     @R18.5
     Scenario: A request that came later goes first by its priority
-      Given a pass of the model takes 0.01 s
+      Given a pass of the model takes 0.05 s
       And 7 clients with answers of 100 tokens
       And a client with an answer of 20 tokens
       When requests of the priorities 2, 1 and 0 come one after the other
@@ -411,7 +411,7 @@ Feature: OpenAI's protocol over HTTP
 
     @R18.5
     Scenario: The server answers while the engine computes
-      Given a pass of the model takes 1 s
+      Given a pass of the model takes 2 s
       And a client with an answer of 20 tokens
       Then /health is answered within one pass
 

@@ -100,11 +100,11 @@ def ask_again(client: Client, opened: ExitStack, exchange: Exchange, fields: str
     exchange.ask(opened.enter_context(Client(client.served, max_retries=3)), "completion", json.loads(fields))
 
 
-@when(parsers.re(r"it completes (?P<fields>\{.*\}), but leaves after (?P<seconds>\S+) s"), target_fixture="left_at")
-def ask_and_leave(client: Client, fields: str, seconds: str) -> float:
+@when(parsers.re(r"it completes (?P<fields>\{.*\}), but leaves after (?P<seconds>\S+) s"))
+def ask_and_leave(client: Client, smollm2: SmolLM2, fields: str, seconds: str) -> None:
+    smollm2.records.clear()
     with pytest.raises(openai.APITimeoutError):
         client.open("completion", json.loads(fields), timeout=float(seconds))
-    return time.monotonic()
 
 
 @then("the header Retry-After is 1")
@@ -135,29 +135,28 @@ def in_order(order: list[int]) -> None:
     assert order == [0, 1, 2]
 
 
-@when(parsers.parse("one of them leaves after {count:d} tokens"), target_fixture="left_at")
-def one_leaves(smollm2: SmolLM2, streams: list[Any], count: int) -> float:
+@when(parsers.parse("one of them leaves after {count:d} tokens"))
+def one_leaves(smollm2: SmolLM2, streams: list[Any], count: int) -> None:
     for _ in range(count):
         next(streams[0])
     smollm2.records.clear()
     streams[0].close()
-    return smollm2.serving.engine.clock.now()
 
 
 @then("the first step without it has the blocks of the other one alone")
-def blocks_of_other(smollm2: SmolLM2, left_at: float) -> None:
+def blocks_of_other(smollm2: SmolLM2) -> None:
     wait_until(lambda: any(record.batch_seqs == 1 for record in smollm2.records))
     record = next(record for record in smollm2.records if record.batch_seqs == 1)
     assert record.pool is not None
     assert (record.pool.sequences, record.running) == (1, 1)
     assert record.pool.blocks_in_use == -(-record.pool.tokens_stored // 16)
-    assert record.start_s - left_at < 20 * smollm2.pace.least_s  # long before the answer's end
+    assert smollm2.records.index(record) < 150  # of the 297 steps that the answer would have gone on
 
 
 @then("all blocks are free before it would have been answered")
-def free_early(smollm2: SmolLM2, left_at: float) -> None:
+def free_early(smollm2: SmolLM2) -> None:
     wait_until_empty(smollm2.serving)
-    assert time.monotonic() - left_at < 50 * smollm2.pace.least_s
+    assert sum(record.sampled_tokens for record in smollm2.records) < 200
 
 
 @then("no request is waiting")
@@ -167,7 +166,8 @@ def none_waiting(smollm2: SmolLM2) -> None:
 
 
 @when("a client asks for a long stream and reads nothing of it")
-def reads_nothing(client: Client, opened: ExitStack) -> None:
+def reads_nothing(client: Client, smollm2: SmolLM2, opened: ExitStack) -> None:
+    smollm2.records.clear()
     slow = opened.enter_context(socket.socket())
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     slow.connect(_address(client))
@@ -178,7 +178,8 @@ def reads_nothing(client: Client, opened: ExitStack) -> None:
 @then("its request is aborted, and all blocks are free")
 def aborted(client: Client, smollm2: SmolLM2) -> None:
     wait_until(lambda: smollm2.serving.engine.stats().running == 8)
-    wait_until_empty(smollm2.serving, 15)  # the whole answer would take longer
+    wait_until_empty(smollm2.serving, 120)
+    assert sum(record.sampled_tokens for record in smollm2.records) < 8 * 400 / 2
     wait_until(lambda: not client.served.server.server_state.connections)
 
 
@@ -408,4 +409,4 @@ def paced_time(client: Client, count: int, factor: float) -> None:
     seconds = time.monotonic() - start
     weights, bandwidth = 16e9, 4.8e12  # bytes, and bytes per second: each pass reads all weights
     assert seconds > count * weights / bandwidth / factor
-    assert seconds < 3 * count * weights / bandwidth / factor + 1
+    assert seconds < 3 * count * weights / bandwidth / factor + 10

@@ -21,6 +21,7 @@ class ServerConfig:
     read_timeout_s: float = 30.0  # for a client to send its headers, and again its body
     keep_alive_s: float = 30.0  # that an idle connection stays open
     drain_s: float = 600.0  # that requests have to end after SIGTERM
+    otlp_endpoint: str | None = None  # a span of each request is posted there; needs the extra kvlab[otel]
     time_factor: float = 1.0  # executor=simulated: simulated seconds per second
 
     def __post_init__(self) -> None:
@@ -31,6 +32,9 @@ class ServerConfig:
             raise ConfigError("server.max_body", self.max_body, "must be more than 0 bytes")
         if self.api_key == "":
             raise ConfigError("server.api_key", self.api_key, "must not be empty; null asks for none")
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            text = "must be a URL, such as http://127.0.0.1:4318/v1/traces"
+            raise ConfigError("server.otlp_endpoint", self.otlp_endpoint, text)
         at_least("server.max_waiting_outputs", self.max_waiting_outputs, 1)
         for name in ("write_timeout_s", "read_timeout_s", "keep_alive_s", "drain_s", "time_factor"):
             if not getattr(self, name) > 0:

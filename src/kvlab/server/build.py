@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvlab.config import RunConfig, format_bytes
 from kvlab.config.server import ServerConfig
@@ -16,11 +16,15 @@ from kvlab.server.metrics import ServerMetrics
 from kvlab.server.model import ServedModel
 from kvlab.server.serving import Serving
 
+if TYPE_CHECKING:
+    from kvlab.server.traces import Traces
+
 
 def build_serving(config: RunConfig, settings: ServerConfig, metrics: ServerMetrics | None = None) -> Serving:
     """The engine of a run's configuration, its words and its metrics. Raises a KvlabError for settings that cannot
     work, naming them.
     """
+    traces = _traces(config.model.name, settings.otlp_endpoint)
     plan = plan_engine(config)
     tokenizer = find_tokenizer(config.model)
     clock = WallClock() if plan.timing is None else PacedClock(settings.time_factor)
@@ -33,7 +37,15 @@ def build_serving(config: RunConfig, settings: ServerConfig, metrics: ServerMetr
     longest = min(config.model.max_seq_len, core.pool.max_sequence_tokens)
     model = ServedModel(config.model.name, longest, plan.model.vocab_size, int(time.time()), tokenizer)
     shown = _shown(plan) | ({} if plan.timing is None else {"server.time_factor": settings.time_factor})
-    return Serving(Engine(core, on_step=metrics.step), model, metrics, settings, shown)
+    return Serving(Engine(core, on_step=metrics.step), model, metrics, settings, shown, traces)
+
+
+def _traces(model: str, endpoint: str | None) -> Traces | None:
+    if endpoint is None:
+        return None
+    from kvlab.server.traces import Traces
+
+    return Traces.sent_to(endpoint, model)
 
 
 def _shown(plan: EnginePlan) -> dict[str, Any]:

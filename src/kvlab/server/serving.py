@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,6 +12,7 @@ from starlette.responses import Response
 import kvlab
 from kvlab.config.server import ServerConfig
 from kvlab.core import Request as EngineRequest
+from kvlab.engine.protocol import FinishCallback
 from kvlab.engine.service import Engine
 from kvlab.server.answers import Answer
 from kvlab.server.calls import ClientCall, Mailbox
@@ -22,9 +23,14 @@ from kvlab.server.model import ServedModel
 from kvlab.server.protocol import Generation
 from kvlab.server.streams import TokenStream, whole_answer
 
+if TYPE_CHECKING:
+    from kvlab.server.traces import Traces
+
 
 class Serving:
-    """What the routes share, and how many calls are open. The live page names `settings`."""
+    """What the routes share, and how many calls are open. The live page names `settings`; each request is a span of
+    the `traces`.
+    """
 
     def __init__(
         self,
@@ -33,11 +39,13 @@ class Serving:
         metrics: ServerMetrics,
         config: ServerConfig,
         settings: Mapping[str, Any] | None = None,
+        traces: Traces | None = None,
     ) -> None:
         self.engine = engine
         self.model = model
         self.metrics = metrics
         self.config = config
+        self.traces = traces
         self.draining = False
         self.open_calls = 0
         self._mailbox: Mailbox | None = None
@@ -57,12 +65,15 @@ class Serving:
         if self.draining:
             raise ApiError(503, "the server is shutting down and takes no more requests")
         self._mailbox = self._mailbox or Mailbox(asyncio.get_running_loop())
+        on_finish: FinishCallback = self.metrics.finish
+        if self.traces is not None:
+            on_finish = self.traces.follow(requests, client.headers, on_finish)
         call = ClientCall(
             self.engine,
             self._mailbox,
             requests,
             most_waiting=self.config.max_waiting_outputs,
-            on_finish=self.metrics.finish,
+            on_finish=on_finish,
             arrival_s=client.state.arrival_s,
         )
         await call.start()
