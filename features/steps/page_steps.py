@@ -13,7 +13,7 @@ from pytest_bdd import given, parsers, then, when
 from kvlab.config.server import ServerConfig
 from tests.support import browser as chrome
 from tests.support.pools import sharing_pool
-from tests.support.serving import Served, served, wait_until_empty
+from tests.support.serving import PacedExecutor, Served, served, wait_until_empty
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -34,8 +34,13 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def watched_server() -> Iterator[Served]:
-    with served(pool=sharing_pool(), executor=chrome.slow_executor()) as found:
+def pace() -> PacedExecutor:
+    return chrome.paced_executor()
+
+
+@pytest.fixture(scope="module")
+def watched_server(pace: PacedExecutor) -> Iterator[Served]:
+    with served(pool=sharing_pool(), executor=pace) as found:
         yield found
 
 
@@ -47,7 +52,8 @@ def pages() -> Iterator[ExitStack]:
 
 
 @given("the live page of a server", target_fixture="live")
-def page_of_a_server(browser: Browser, watched_server: Served, pages: ExitStack) -> Live:
+def page_of_a_server(browser: Browser, watched_server: Served, pace: PacedExecutor, pages: ExitStack) -> Live:
+    pace.least_s = 0.1
     return Live(watched_server, pages.enter_context(chrome.opened(browser, watched_server.url)))
 
 
@@ -73,7 +79,8 @@ def sent(live: Live, text: str, tokens: int) -> None:
 
 
 @given(parsers.parse('I sent "{text}" for {tokens:d} tokens'))
-def answered(live: Live, text: str, tokens: int) -> None:
+def answered(live: Live, pace: PacedExecutor, text: str, tokens: int) -> None:
+    pace.least_s = 0
     sent(live, text, tokens)
     chrome.says(live.page, "#result", f"{tokens} tokens")
 
@@ -136,7 +143,8 @@ def mapped(live: Live) -> None:
 
 
 @then(parsers.parse('at the end the line below the prompt says "{first}" and "{second}"'))
-def ended(live: Live, first: str, second: str) -> None:
+def ended(live: Live, pace: PacedExecutor, first: str, second: str) -> None:
+    pace.least_s = 0
     for text in (first, second):
         chrome.says(live.page, "#result", text)
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.browser import DESK, chromium, opened, says, send, slow_executor
+from tests.support.browser import DESK, chromium, opened, paced_executor, says, send
 from tests.support.pools import sharing_pool
-from tests.support.serving import Served, served, wait_until_empty
+from tests.support.serving import PacedExecutor, Served, served, wait_until_empty
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -24,18 +24,25 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    with served(pool=sharing_pool(), executor=slow_executor()) as found:
+def pace() -> PacedExecutor:
+    return paced_executor()
+
+
+@pytest.fixture(scope="module")
+def server(pace: PacedExecutor) -> Iterator[Served]:
+    with served(pool=sharing_pool(), executor=pace) as found:
         yield found
 
 
 @pytest.mark.parametrize(("size", "scheme"), [(PHONE, "dark"), (DESK, "light")], ids=["phone", "desk"])
 def test_everything_fits_and_every_text_can_be_read(
-    browser: Browser, server: Served, size: tuple[int, int], scheme: Any
+    browser: Browser, server: Served, pace: PacedExecutor, size: tuple[int, int], scheme: Any
 ) -> None:
+    pace.least_s = 0.1
     with opened(browser, server.url, size, color_scheme=scheme) as page:
         send(page, "abcdefgh", most=20)
         says(page, "#rows tr", "decode")
+        pace.least_s = 0
         says(page, "#result", "20 tokens")
         assert page.evaluate("document.documentElement.scrollWidth") == size[0]
         assert page.evaluate(CONTRAST) == []

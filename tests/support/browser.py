@@ -57,10 +57,10 @@ def opened(browser: Browser, url: str, size: tuple[int, int] = DESK, **options: 
     assert [each for each in asked if not each.startswith((url, "data:"))] == []
 
 
-def slow_executor() -> PacedExecutor:
+def paced_executor() -> PacedExecutor:
     """The tiny decoder with steps that a page can watch."""
     found = PacedExecutor(TorchExecutor(tiny_decoder(), Sampler()))
-    found.least_s = 0.04
+    found.least_s = 0.1
     return found
 
 
