@@ -83,6 +83,15 @@ def test_cached_and_shared_blocks_are_told_apart() -> None:
     assert states_of(found).count(BlockState.SHARED) == 4
 
 
+def test_a_request_that_has_ended_is_not_listed_while_its_blocks_are_still_in_use() -> None:
+    core = make_engine()
+    core.add_request(request("ends", 8, 1))
+    core.step()
+    found = look(core)
+    assert (found["requests"], found["prefill"], found["decode"]) == ([], 0, 0)
+    assert states_of(found).count(BlockState.IN_USE) == found["pool"]["in_use"] == 2
+
+
 def test_only_the_first_of_many_requests_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "_MOST_ROWS", 3)
     core = make_engine(max_batch_size=2)
@@ -189,6 +198,7 @@ def test_the_last_minute_has_a_number_for_each_second() -> None:
     assert later["blocks_in_use"] == [6, 6] + [0] * 58
     history.step(record(500, 1, in_use=3))
     assert history.minute(530)["blocks_in_use"] == [0] * 30 + [3] * 30
+    assert history.minute(900)["blocks_in_use"] == [3] * 60
 
 
 @pytest.fixture(scope="module")
