@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvlab.cli.compose import compose_run
 from kvlab.config.server import ServerConfig
+from kvlab.core import FinishReason, RequestRecord
 from kvlab.engine.clock import LogicalClock
 from kvlab.kv.journal import BlockEvent
 from kvlab.kv.pools.paged import PagedKVCachePool
@@ -81,6 +82,17 @@ def test_a_pool_reports_its_evictions_and_hits() -> None:
     counters = pool.counters()
     assert times_of(metrics, "reuse_gap")[0] == counters.hit_tokens // size == 3
     assert times_of(metrics, "lifetime")[0] == times_of(metrics, "idle_before_evict")[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "label"),
+    [(FinishReason.STOP, "stop"), (FinishReason.LENGTH, "length"), (FinishReason.ABORTED, "abort"),
+     (FinishReason.FAILED, "error")],
+)  # fmt: skip
+def test_ends_have_vllms_names(reason: FinishReason, label: str) -> None:
+    metrics = ServerMetrics("tiny")
+    metrics.finish(RequestRecord("r", 0, 0.0, 1, (), (), reason, 1.0))
+    assert f'finished_reason="{label}"' in metrics.text().decode()
 
 
 def test_every_metric_of_the_dashboard_exists(serving: Serving) -> None:

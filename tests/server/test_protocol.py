@@ -15,6 +15,7 @@ import pytest
 from kvlab.config.server import ServerConfig
 from kvlab.engine.executors.torch import TorchExecutor
 from kvlab.engine.sampler import Sampler
+from kvlab.server.model import ServedModel
 from tests.support.engines import assert_empty
 from tests.support.model import tiny_decoder
 from tests.support.serving import PacedExecutor, Served, served, wait_until, wait_until_empty
@@ -65,6 +66,16 @@ def test_a_web_page_that_posts_a_form_is_refused(server: Served) -> None:
     response = post(server, "/v1/completions", {"prompt": PROMPT}, "text/plain")
     assert response.status_code == 415
     assert "send it with Content-Type: application/json" in response.json()["error"]["message"]
+
+
+def test_a_bug_of_the_server_is_an_error_too(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a secret")
+
+    monkeypatch.setattr(ServedModel, "encode", fail)
+    response = post(server, "/v1/completions", {"prompt": "a"})
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == "the server failed: ZeroDivisionError"
 
 
 def test_ids_without_text_are_refused(server: Served) -> None:

@@ -119,6 +119,10 @@ def build_app(serving: Serving) -> FastAPI:
         response.headers.update(error.headers or {})
         return response
 
+    @app.exception_handler(Exception)
+    async def failure(_: Request, error: Exception) -> JSONResponse:
+        return ApiError(500, f"the server failed: {type(error).__name__}").response()  # the log has the rest
+
     def document() -> dict[str, Any]:
         found = FastAPI.openapi(app)
         for path in found["paths"].values():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.registry import Collector
 
-from kvlab.core import RequestRecord, StepRecord
+from kvlab.core import FinishReason, RequestRecord, StepRecord
 from kvlab.server.blocks import BlockTimes
 from kvlab.server.live import History
 
@@ -15,6 +15,7 @@ from kvlab.server.live import History
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
 _TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_REASONS = {FinishReason.ABORTED: "abort", FinishReason.FAILED: "error"}  # whose names are vLLM's
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -83,7 +84,8 @@ class ServerMetrics:
 
     def finish(self, record: RequestRecord) -> None:
         """A sample of a request has ended."""
-        self._success.labels(self._model, record.finish_reason.value).inc()
+        reason = record.finish_reason
+        self._success.labels(self._model, _REASONS.get(reason, reason.value)).inc()
         self._e2e.observe(record.finished_s - record.arrival_s)
         if record.scheduled_s is None:
             return
