@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvlab.config import RunConfig, format_bytes
 from kvlab.config.server import ServerConfig
 from kvlab.engine.build import EnginePlan, build_engine, plan_engine
 from kvlab.engine.clock import PacedClock, WallClock
+from kvlab.engine.faults import FaultyExecutor
 from kvlab.engine.service import Engine
 from kvlab.models.tokenizer import find_tokenizer
 from kvlab.server.blocks import BlockTimes
@@ -29,8 +31,13 @@ def build_serving(config: RunConfig, settings: ServerConfig, metrics: ServerMetr
     tokenizer = find_tokenizer(config.model)
     clock = WallClock() if plan.timing is None else PacedClock(settings.time_factor)
     blocks = BlockTimes(plan.pool.num_blocks, clock)
+    faults = config.debug.faults
     core = build_engine(
-        plan, detokenize=None if tokenizer is None else tokenizer.decode, journal=blocks, clock=clock
+        plan,
+        detokenize=None if tokenizer is None else tokenizer.decode,
+        journal=blocks,
+        wrap=partial(FaultyExecutor, config=faults) if faults.rate > 0 else None,
+        clock=clock,
     )
     metrics = metrics or ServerMetrics(config.model.name)
     metrics.watch(blocks)

@@ -102,7 +102,7 @@ class ClientCall:
                 if event.record is not None and event.output.error is not None:
                     if number:
                         yield events[:number]
-                    raise ApiError(500, f"the request failed: {event.output.error}")
+                    raise ApiError(503, f"the request failed: {event.output.error}")  # it may be tried again
             yield events
 
     def leave(self) -> None:
@@ -129,11 +129,13 @@ class ClientCall:
         return finish
 
     def _deliver(self, item: Event | KvlabError) -> None:
+        if self._error is not None:  # what comes now are the ends of what was aborted
+            return
         if isinstance(item, KvlabError):
             self._error = item
         elif len(self._waiting) < self._most_waiting:
             self._waiting.append(item)
-        elif self._error is None:
+        else:
             text = f"the client reads too slowly: {self._most_waiting} outputs were waiting for it"
             self._error = ApiError(408, text)
             self._waiting.clear()
