@@ -49,3 +49,16 @@ Feature: Engines that are not kvlab's
       Then the command fails without a traceback
       And the message says "engine.url=http://127.0.0.1:1: no server answers there"
       And the tracked run is "FAILED"
+
+    @R19.4
+    Scenario: An engine that is not installed
+      When I run "engine=vllm" on a tiny model
+      Then the command fails without a traceback
+      And the message says "engine=vllm: ... has no vllm; give the interpreter of an environment that has it"
+      And the tracked run is "FAILED"
+
+    @R19.4
+    Scenario: An engine's interpreter that is not there
+      When I run "engine=transformers_static engine.python=/no/python" on a tiny model
+      Then the command fails without a traceback
+      And the message says "engine.python=/no/python: is no interpreter"

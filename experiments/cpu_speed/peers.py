@@ -26,7 +26,7 @@ def vllm(directory: str, requests: Requests, *, eager: bool) -> Callable[[], int
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "3")  # GiB
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # no process between the engine and the clock
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
-    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
+    from vllm import LLM, SamplingParams
 
     engine = LLM(
         model=directory,

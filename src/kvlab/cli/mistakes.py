@@ -20,7 +20,7 @@ _NOT_SAID = re.compile(
     r"|^\w+ raised while resolving interpolation: ",
     re.DOTALL,
 )
-_OPEN = ("tags", "model.architecture")  # take any keys
+_OPEN = ("tags", "model.architecture", "engine.options")  # take any keys
 
 
 @contextmanager

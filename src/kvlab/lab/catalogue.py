@@ -257,6 +257,10 @@ CATALOGUE: dict[str, Metric] = _catalogue({
         Metric("engine/step_ms_p50", "time of a step, p50", "ms", "median time of a step", TIME),
         *_family("engine/schedule_ms_*", ("p50", "p99"), "scheduling of a step, *", "ms",
                  "part of a step before the model: retire, admit, plan, reserve, view", TIME, 3),
+        Metric("engine/load_s", "loading", "s",
+               "engines in a process that the run starts: until they are ready to serve", TIME, 1, optional=True,
+               in_table=True),
+        Metric("engine/compile_s", "compiling", "s", "of that time, what the engine says it compiled", TIME, 1),
         Metric("engine/batch_tokens_mean", "tokens in a batch, mean", "tokens", "tokens of a step's batch",
                digits=1),
         Metric("engine/batch_seqs_mean", "sequences in a batch, mean", "sequences", "sequences of a step's batch",
@@ -264,8 +268,8 @@ CATALOGUE: dict[str, Metric] = _catalogue({
     ],
     "client": [
         *_family("client/send_lag_ms_*", ("p50", "p99"), "sent after its arrival, *", "ms",
-                 "engines other than kvlab's: from a request's arrival to its sending, those at 0 s left out; "
-                 "above 5 ms (p99) the run is invalid", TIME, 2),
+                 "engines other than kvlab's, open load: from a request's arrival to its sending, without those at "
+                 "0 s; above 5 ms (p99) the run is invalid", TIME, 2),
     ],
     "profile": [
         *_family("profile/<part>_ms_mean", _STEP_PARTS, "<part>, mean", "ms",

@@ -38,7 +38,7 @@ class EndpointEngine(RemoteEngine):
     def __init__(
         self, config: RunConfig, *, longest: int, needs_ids: bool, should_stop: Callable[[], bool]
     ) -> None:
-        super().__init__()
+        super().__init__(is_open=config.workload.concurrency is None and config.engine.max_in_flight is None)
         self._settings = settings = config.engine
         self._root = (settings.url or "").rstrip("/").removesuffix("/v1")
         self._where = f"engine.url={redact(self._root)}"
@@ -202,8 +202,7 @@ class EndpointEngine(RemoteEngine):
         body = request_body(
             exchange.request, self._model, self._salt, extensions=settings.extensions, options=settings.options
         )
-        due = max(exchange.request.arrival_s, self.clock.now() if settings.max_in_flight else 0.0)
-        context = SimpleNamespace(arrival_s=due)
+        context = SimpleNamespace(request=exchange.request)
         data = json.dumps(body, separators=(",", ":")).encode()
         headers = {"Content-Type": "application/json"}
         url = f"{self._root}/v1/completions"
@@ -290,7 +289,7 @@ class EndpointEngine(RemoteEngine):
     async def _on_sent(self, _session: Any, context: Any, _sent: Any) -> None:
         asked = getattr(context, "trace_request_ctx", None)
         if asked is not None:
-            self._was_sent(asked.arrival_s, self.clock.now())
+            self._was_sent(asked.request, self.clock.now())
 
 
 def _reason(error: Exception) -> str:

@@ -23,6 +23,10 @@ class LoopClock(WallClock):
         self.loop = asyncio.new_event_loop()
         self._has_news = False
 
+    def at(self, when: float) -> float:
+        """A time of `time.perf_counter`, on this clock."""
+        return when - self._origin
+
     def wait_until(self, when: float) -> None:
         """Run the loop until `when`, or until `wake` is called; once where `when` has passed."""
         delay = 0.0 if self._has_news else max(0.0, when - self.now())

@@ -47,12 +47,15 @@ class Exchange:
     on_finish: FinishCallback | None
     samples: list[Sample]
     cached_tokens: int | None = None  # of the prompt, where the engine tells
+    scheduled_s: float | None = None  # first admitted, where it tells
 
 
 class RemoteEngine(ABC):
     """A ServingEngine outside this process, which `clock.loop` talks to; `step` hands on what has come."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_open: bool) -> None:
+        """`is_open`: requests arrive at times of their own, not when others have ended."""
+        self._is_open = is_open
         self.clock = LoopClock()
         self._open: dict[str, Exchange] = {}
         self._news: deque[Callable[[], None]] = deque()
@@ -151,10 +154,12 @@ class RemoteEngine(ABC):
     def _series(self) -> EngineSeries:
         return EngineSeries()
 
-    def _was_sent(self, arrival_s: float, when: float) -> None:
-        """Requests at time 0 come all at once: how fast a burst is written is no lag."""
-        if arrival_s > 0:
-            self._lags_ms.append(1000 * max(0.0, when - arrival_s))
+    def _was_sent(self, request: Request, when: float) -> None:
+        """Only a request with a time of its own can be late: not one of a burst at 0, which is written as fast as
+        it can be, nor one that comes when another has ended.
+        """
+        if self._is_open and request.arrival_s > 0 and request.follows is None:
+            self._lags_ms.append(1000 * max(0.0, when - request.arrival_s))
 
     def _add(self, exchange: Exchange, index: int, token_ids: Sequence[int], when: float, text: str = "") -> None:
         """Tokens of a sample have come."""
@@ -232,6 +237,7 @@ class RemoteEngine(ABC):
             text=sample.text,
             prompt=request.prompt_text,
             cached_tokens=exchange.cached_tokens or 0 if index == 0 else 0,
+            scheduled_s=exchange.scheduled_s,
         )
 
     @staticmethod

@@ -1,0 +1,30 @@
+"""transformers' continuous batching over pages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvlab.peers.engines import ENGINES
+from kvlab.peers.engines.base import Assignment, EngineKind
+from kvlab.peers.process import ProcessEngine, Program, check_settings
+
+if TYPE_CHECKING:
+    from kvlab.config import RunConfig
+    from kvlab.engine.protocol import ServingEngine
+
+_PROGRAM = Program(
+    "transformers_continuous", "transformers_engines.py", "continuous", "transformers", greedy_only=True
+)
+
+
+@ENGINES.register("transformers_continuous")
+class Continuous(EngineKind):
+    """transformers' continuous batching over pages."""
+
+    @staticmethod
+    def check(config: RunConfig) -> None:
+        check_settings(config, _PROGRAM)
+
+    @staticmethod
+    def start(assignment: Assignment) -> ServingEngine:
+        return ProcessEngine(_PROGRAM, assignment)

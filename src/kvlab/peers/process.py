@@ -1,0 +1,358 @@
+"""An engine in a process of its own, which a run starts and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvlab.config import RunConfig, format_bytes
+from kvlab.core import FinishReason, Request, SamplingParams
+from kvlab.engine.protocol import EngineReport, EngineSeries
+from kvlab.errors import ConfigError, PeerError, RequestRefusedError, shown
+from kvlab.kv.sizing import size_pool
+from kvlab.models.hub import HubError, hub_folder
+from kvlab.peers.engines.base import Assignment
+from kvlab.peers.remote import Exchange, RemoteEngine
+
+_PROGRAMS = Path(__file__).parent / "programs"
+_LOG = "engine.log"  # in the run's directory: what the process prints
+_LAST_S = 5.0  # for a process that was killed to be gone
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
+
+
+class Program(NamedTuple):
+    """What runs in the process."""
+
+    name: str  # of the engine, as it is chosen
+    file: str  # of kvlab.peers.programs
+    function: str
+    package: str  # that its environment needs
+    greedy_only: bool = False
+    counts: bool = False  # it says of each request how much was cached, and when it was admitted
+
+
+def check_settings(config: RunConfig, program: Program) -> None:
+    """Raise ConfigError for settings that such an engine lacks or does not have."""
+    interpreter(config)
+    model = config.model
+    for key, path in (("model.path", model.path), ("model.weights", model.weights)):
+        if path is not None and (path.startswith("fetched:") or path.endswith(".gguf")):
+            raise ConfigError(
+                key, path, f"is no checkpoint that engine={program.name} reads: give a directory of one"
+            )
+    if program.greedy_only and config.workload.temperature > 0:
+        text = f"engine={program.name} is greedy alone; use workload.temperature=0"
+        raise ConfigError("workload.temperature", config.workload.temperature, text)
+    if config.workload.samples > 1:
+        text = f"engine={program.name} draws one sample of each prompt; use workload.samples=1"
+        raise ConfigError("workload.samples", config.workload.samples, text)
+    if config.kv.dtype != "auto":
+        raise ConfigError("kv.dtype", config.kv.dtype, f"engine={program.name} stores K and V in executor.dtype")
+
+
+def interpreter(config: RunConfig) -> str:
+    """The interpreter of the engine's environment. Raises ConfigError where there is none."""
+    asked = config.engine.python
+    if asked is None:
+        return sys.executable
+    found = shutil.which(os.path.expanduser(asked))
+    if found is None:
+        raise ConfigError("engine.python", asked, "is no interpreter: name the bin/python of an environment")
+    return found
+
+
+class ProcessEngine(RemoteEngine):
+    """Lines of JSON over the process's standard input and output; programs/host.py is the other end."""
+
+    def __init__(self, program: Program, assignment: Assignment) -> None:
+        config = assignment.config
+        super().__init__(is_open=config.workload.concurrency is None)
+        self._program, self._settings, self._model = program, config.engine, assignment.model
+        self._log = assignment.directory / _LOG
+        self._python = interpreter(config)
+        self._rest = b""
+        self._heard = self.clock.now()
+        self._times: list[float] = []
+        self._columns: dict[str, list[float]] = {}
+        self._ready: asyncio.Future[dict[str, Any]] = self.clock.loop.create_future()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: asyncio.WriteTransport | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="kvlab-engine-")
+        try:
+            settings = worker_settings(assignment) | {"folder": self._folder.name}
+            self._start()
+            self.clock.run(self._begin(settings), assignment.should_stop)
+            self._told = self._ready.result()
+            self._check_version()
+        except BaseException:
+            self.close()
+            raise
+
+    def report(self) -> EngineReport:
+        found, told = super().report(), self._told
+        metrics = {**found.metrics, **told["metrics"]}
+        slots = told.get("kv_slots")
+        facts = {"version": told["version"], **told["facts"]}
+        if slots is not None:
+            size = slots * self._bytes_per_token
+            metrics |= {"capacity/token_slots": slots, "capacity/kv_bytes": size}
+            facts["KV cache"] = f"{format_bytes(size)}, {slots} tokens"
+        facts["python"] = self._python
+        known = {"scheduled_s", "queue_ms"} if self._program.counts else set()
+        untold = found.untold - known
+        return EngineReport(facts, metrics, found.series, untold, found.notes, found.invalid)
+
+    def step(self) -> None:
+        """See RemoteEngine. Raises PeerError for a process that has said nothing for too long, too."""
+        super().step()
+        if self._open and self.clock.now() - max(self._heard, 0.0) > self._settings.timeout_s:
+            raise self._error(f"said nothing for engine.timeout_s={self._settings.timeout_s:g} seconds")
+
+    def _series(self) -> EngineSeries:
+        columns = {name: values for name, values in self._columns.items() if len(values) == len(self._times)}
+        return EngineSeries([self.clock.at(when) for when in self._times], columns)
+
+    def _check(self, request: Request) -> None:
+        plain, asked = SamplingParams(request.sampling.max_tokens), request.sampling
+        fields = ("n", "stop", "logit_bias", "logprobs", "min_tokens") + (
+            tuple(name for name in _SAMPLING if name != "seed") if self._program.greedy_only else ()
+        )
+        for name in fields:
+            if getattr(asked, name) != getattr(plain, name):
+                text = f"request {request.request_id}: {name} is nothing that engine={self._program.name} is asked"
+                raise RequestRefusedError(text, name)
+
+    def _send(self, exchange: Exchange) -> None:
+        request, sampling = exchange.request, exchange.request.sampling
+        asked = {name: getattr(sampling, name) for name in _SAMPLING if getattr(sampling, name) is not None}
+        job = {
+            "id": request.request_id,
+            "prompt": list(request.prompt_token_ids),
+            "max_tokens": sampling.max_tokens,
+            "eos": [*({*self._model.eos_token_ids} - {*sampling.stop_token_ids}), *sampling.stop_token_ids],
+            "ignore_eos": sampling.ignore_eos and not sampling.stop_token_ids,
+            "sampling": asked,
+        }
+        self._write(["submit", job])
+        self._was_sent(request, self.clock.now())
+        self._heard = self.clock.now()
+
+    def _cancel(self, exchange: Exchange) -> None:
+        self._write(["abort", self._id(exchange)])
+
+    async def _shut(self) -> None:
+        """Kill the process and those that it has started."""
+        self._folder.cleanup()
+        process = self._process
+        if process is None:
+            return
+        if process.stdout is not None:
+            self.clock.loop.remove_reader(process.stdout.fileno())
+            process.stdout.close()
+        if self._pipe is not None:
+            self._pipe.abort()
+        elif process.stdin is not None:
+            process.stdin.close()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LAST_S)
+
+    def _start(self) -> None:
+        """Raises PeerError where the system refuses."""
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        command = [self._python, str(_PROGRAMS / "host.py"), str(_PROGRAMS / self._program.file)]
+        environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        try:
+            with self._log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    [*command, self._program.function],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=environment,
+                    start_new_session=True,  # Ctrl-C is for the run, which then ends the engine
+                )
+        except OSError as error:
+            raise PeerError(
+                f"engine={self._program.name}: {self._python}: {os.strerror(error.errno or 0)}"
+            ) from error
+
+    async def _begin(self, settings: dict[str, Any]) -> None:
+        """Hand over the settings, and wait until the engine is ready. Raises PeerError."""
+        process = self._process
+        if process is None or process.stdin is None or process.stdout is None:
+            raise RuntimeError("the process has no pipes")
+        self._pipe, _ = await self.clock.loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
+        os.set_blocking(process.stdout.fileno(), False)
+        self.clock.loop.add_reader(process.stdout.fileno(), self._read, process.stdout.fileno())
+        self._write_line(settings)
+        self._bytes_per_token = settings["kv_bytes_per_token"]
+        try:
+            await asyncio.wait_for(self._ready, self._settings.start_timeout_s)
+        except TimeoutError as error:
+            text = f"was not ready within engine.start_timeout_s={self._settings.start_timeout_s:g} seconds"
+            raise self._error(text) from error
+
+    def _write(self, message: list[Any]) -> None:
+        if self._failure is None:
+            self._write_line(message)
+
+    def _write_line(self, message: object) -> None:
+        if self._pipe is None:
+            raise RuntimeError("the process has no pipes")
+        self._pipe.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+
+    def _read(self, descriptor: int) -> None:
+        """Something has come."""
+        try:
+            data = os.read(descriptor, 2**20)
+        except BlockingIOError:
+            return
+        if not data:
+            self.clock.loop.remove_reader(descriptor)
+            self._lost(self._error(f"ended ({self._ending()}){self._last_words()}"))
+            return
+        self._heard = self.clock.now()
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            try:
+                self._take(json.loads(line))
+            except (ValueError, LookupError, TypeError):
+                self._lost(self._error(f"wrote what is no message: {shown(line.decode(errors='replace'))}"))
+
+    def _take(self, message: list[Any]) -> None:
+        if message and message[0] == "ready":
+            if not self._ready.done():
+                self._ready.set_result(message[1])
+        elif message and message[0] == "error":
+            self._lost(self._explained(str(message[1]), message[2]))
+        else:
+            for event in message:
+                self._event(event)
+
+    def _event(self, event: list[Any]) -> None:
+        if event[0] == "stats":
+            self._times.append(event[1])
+            for name, value in event[2].items():
+                self._columns.setdefault(name, []).append(float(value))
+            return
+        exchange = self._open.get(event[1])
+        if exchange is None:  # the warm-up's, or one that was aborted
+            return
+        when = self.clock.at(event[3])
+        if event[0] == "tokens":
+            self._add(exchange, 0, event[2], when)
+            return
+        told: Mapping[str, Any] = event[4]
+        error = told.get("error")
+        reason = FinishReason.FAILED if error else FinishReason(event[2]) if event[2] != "abort" else None
+        exchange.samples[0].end(reason or FinishReason.ABORTED, when, error)
+        exchange.cached_tokens = told.get("cached")
+        if told.get("scheduled"):
+            exchange.scheduled_s = self.clock.at(told["scheduled"])
+        self._finish(exchange)
+
+    def _lost(self, error: PeerError) -> None:
+        if not self._ready.done():
+            self._ready.set_exception(error)
+        else:
+            self._break(error)
+
+    def _explained(self, text: str, missing: str | None) -> PeerError:
+        """Why the program could not start or go on."""
+        program = self._program
+        if missing is not None and missing.partition(".")[0] == program.package:
+            return PeerError(
+                f"engine={program.name}: {self._python} has no {program.package}; give the interpreter of an "
+                f"environment that has it as engine.python=<environment>/bin/python"
+            )
+        return self._error(f"failed: {shown(text, most=400)} (its log: {self._log})")
+
+    def _check_version(self) -> None:
+        wanted, found = self._settings.version, self._told["version"]
+        if wanted is not None and wanted != found:
+            text = f"is version {found} in {self._python}, and engine.version={wanted} asks for another"
+            raise self._error(text)
+
+    def _error(self, text: str) -> PeerError:
+        return PeerError(f"engine={self._program.name}: the engine {text}")
+
+    def _ending(self) -> str:
+        """How the process ended."""
+        code = None
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(_LAST_S)
+        if code is None:
+            return "it closed its output"
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def _last_words(self) -> str:
+        with suppress(OSError):
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+            return f"; its log ends: {shown(lines[-1])} ({self._log})" if lines else ""
+        return ""
+
+
+def worker_settings(assignment: Assignment) -> dict[str, Any]:
+    """What the program is told. The bytes of its cache are those that kvlab's own pool would have.
+
+    Raises CapacityError or ConfigError.
+    """
+    config, model = assignment.config, assignment.model
+    spec, scheduler = model.kv_spec(config.kv_dtype), config.scheduler
+    most, longest = scheduler.max_batch_size, config.model.max_seq_len
+    pool = size_pool(config.kv, spec, max_batch_size=most, max_seq_len=longest)
+    return {
+        "model": {
+            "family": config.model.family,
+            "architecture": dict(config.model.architecture),
+            "path": _directory("model.path", config.model.path),
+            "weights": _directory("model.weights", config.model.weights) if _is_real(config) else None,
+        },
+        "dtype": config.executor.dtype,
+        "threads": config.executor.threads,
+        "seed": config.seed,
+        "kv_bytes": pool.num_bytes,
+        "kv_bytes_per_token": spec.bytes_per_token,
+        "prefix_caching": config.kv.prefix_sharing,
+        "max_seq_len": longest,
+        "max_batch_size": most,
+        "max_batched_tokens": scheduler.max_batched_tokens,
+        "max_wait_ms": scheduler.max_wait_ms,
+        "options": dict(config.engine.options),
+    }
+
+
+def _is_real(config: RunConfig) -> bool:
+    return config.model.weights != "dummy"
+
+
+def _directory(key: str, path: str | None) -> str | None:
+    """The directory of a checkpoint. Raises ConfigError."""
+    if path is None or Path(path).expanduser().is_dir():
+        return None if path is None else str(Path(path).expanduser().absolute())
+    try:
+        return str(hub_folder(path, ["*.json", "*.safetensors"]))
+    except HubError as error:
+        raise ConfigError(key, path, f"is no directory, and the hub gave nothing: {error}") from error

@@ -1,0 +1,145 @@
+"""vLLM as an engine, in this process: no other one is between its steps and the clock. Run by host.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+Json = dict[str, Any]
+Event = list[Any]
+
+_SERIES = {
+    "vllm:num_requests_running": "running",
+    "vllm:num_requests_waiting": "waiting",
+    "vllm:kv_cache_usage_perc": "kv_usage",
+    "vllm:num_preemptions": "preemptions",
+    "vllm:prefix_cache_queries": "prefix_queries",
+    "vllm:prefix_cache_hits": "prefix_hits",
+}
+
+
+def model_directory(model: Json, folder: str) -> str:
+    """Where the model's config.json is; one of an architecture alone is written into the folder."""
+    known = model["weights"] or model["path"]
+    if known is not None:
+        return str(known)
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    config = AutoConfig.for_model(model["family"], **model["architecture"])
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
+    config.save_pretrained(folder)
+    return folder
+
+
+class Vllm:
+    """LLMEngine, stepped here."""
+
+    def __init__(self, settings: Json) -> None:
+        began = time.perf_counter()
+        os.environ |= {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": str(max(1, -(-settings["kv_bytes"] // 2**30))),
+        }
+        import vllm
+        from vllm import EngineArgs, LLMEngine
+
+        folder = model_directory(settings["model"], settings["folder"])
+        asked: Json = {
+            "load_format": "auto" if settings["model"]["weights"] else "dummy",
+            "dtype": settings["dtype"],
+            "skip_tokenizer_init": True,
+            "trust_remote_code": False,
+            "max_model_len": settings["max_seq_len"],
+            "max_num_seqs": settings["max_batch_size"],
+            "enable_prefix_caching": settings["prefix_caching"],
+            "seed": settings["seed"] % 2**31,
+            "disable_log_stats": False,
+        }
+        asked |= settings["options"]
+        block = asked.setdefault("block_size", 128)  # its own choice on a CPU
+        blocks = settings["kv_bytes"] // (block * settings["kv_bytes_per_token"])
+        if blocks < 2:  # one is never used
+            raise ValueError(f"kv.memory holds {blocks} blocks of {block} tokens, and two are needed")
+        asked.setdefault("num_gpu_blocks_override", blocks)
+        self.engine = LLMEngine.from_engine_args(EngineArgs(model=folder, **asked))
+        loaded = time.perf_counter() - began
+        self.submit(
+            {"id": "warm-up", "prompt": [1, 2, 3], "max_tokens": 4, "eos": [], "ignore_eos": True, "sampling": {}}
+        )
+        while self.busy():
+            self.step()
+        self.engine.reset_prefix_cache()
+        config = self.engine.vllm_config
+        cache = config.cache_config
+        slots = int(cache.num_gpu_blocks) * int(cache.block_size)
+        facts = {name: json.dumps(value) for name, value in asked.items()}
+        facts |= {"version": vllm.__version__, "block size": str(cache.block_size)}
+        metrics = {"engine/load_s": loaded}
+        compiled = getattr(config.compilation_config, "compilation_time", 0.0)
+        if compiled:
+            metrics["engine/compile_s"] = float(compiled)
+        self.ready = {"version": vllm.__version__, "facts": facts, "metrics": metrics, "kv_slots": slots}
+        self.base = self.series()
+
+    def submit(self, job: Json) -> None:
+        """Queue a request of token ids; only new tokens come back."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = SamplingParams(
+            max_tokens=job["max_tokens"],
+            min_tokens=job["max_tokens"] if job["ignore_eos"] else 0,
+            ignore_eos=job["ignore_eos"],
+            stop_token_ids=[] if job["ignore_eos"] else job["eos"],
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            **({"temperature": 0.0} | job["sampling"]),
+        )
+        self.engine.add_request(job["id"], {"prompt_token_ids": job["prompt"]}, sampling)
+
+    def abort(self, name: str) -> None:
+        """Forget a request."""
+        self.engine.abort_request([name])
+
+    def busy(self) -> bool:
+        """Whether a request is not done."""
+        return bool(self.engine.has_unfinished_requests())
+
+    def step(self) -> list[Event]:
+        """One step of vLLM."""
+        outputs = self.engine.step()
+        now, events = time.perf_counter(), list[Event]()
+        for output in outputs:
+            (sample,) = output.outputs
+            events.append(["tokens", output.request_id, list(sample.token_ids), now])
+            if output.finished:
+                told: Json = {"cached": output.num_cached_tokens}
+                if output.metrics is not None:
+                    told["scheduled"] = output.metrics.scheduled_ts
+                events.append(["end", output.request_id, sample.finish_reason or "abort", now, told])
+        return events
+
+    def stats(self) -> Json:
+        """Its own metrics, counted from the end of the warm-up."""
+        return {
+            name: value - (self.base[name] if name in ("preemptions", "prefix_queries", "prefix_hits") else 0)
+            for name, value in self.series().items()
+        }
+
+    def series(self) -> Json:
+        """Its own metrics."""
+        found: Json = {}
+        for metric in self.engine.get_metrics():
+            name = _SERIES.get(metric.name)
+            if name is not None:
+                found[name] = found.get(name, 0) + metric.value
+        return found
+
+
+def serve(settings: Json) -> Vllm:
+    """vLLM."""
+    return Vllm(settings)

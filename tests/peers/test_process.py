@@ -1,0 +1,246 @@
+"""Engines in a process that a run starts: what comes of them, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from kvlab.cli.compose import compose_run
+from kvlab.config import RunConfig, ServingConfig
+from kvlab.core import FinishReason, Request, SamplingParams
+from kvlab.errors import ConfigError, PeerError
+from kvlab.lab.build import plan_peer
+from kvlab.lab.drive import RunLog, drive
+from kvlab.lab.metrics import run_metrics
+from kvlab.lab.records import read_run
+from kvlab.models.families import decoder_config
+from kvlab.peers import process
+from kvlab.peers.engines.base import Assignment
+from kvlab.peers.process import ProcessEngine, Program
+from tests.support.runs import run_small
+from tests.support.words import write_checkpoint
+
+SCRIPT = str(Path(__file__).parents[1] / "support" / "scripted_program.py")
+
+
+@pytest.fixture(scope="module")
+def config() -> RunConfig:
+    return compose_run(["model=qwen3_tiny", "workload.num_requests=1", "kv.num_blocks=4"]).config
+
+
+def request(name: str, output: int = 3) -> Request:
+    return Request(name, (10, 11, 12), SamplingParams(output, ignore_eos=True))
+
+
+def start(config: RunConfig, folder: Path, function: str = "counting", **settings: Any) -> ProcessEngine:
+    should_stop = settings.pop("should_stop", lambda: False)
+    model = decoder_config(config.model)
+    config = replace(config, engine=ServingConfig(kind="vllm", **settings))
+    program = Program("vllm", SCRIPT, function, "vllm", counts=True)
+    return ProcessEngine(program, Assignment(config, model, [], 10, folder, should_stop))
+
+
+def serve(engine: ProcessEngine, requests: list[Request], **options: Any) -> RunLog:
+    try:
+        log = drive(engine, requests, **options)
+        log.told = engine.report()
+        return log
+    finally:
+        engine.close()
+
+
+def pid(engine: ProcessEngine) -> int:
+    assert engine._process is not None
+    return engine._process.pid
+
+
+def gone(number: int) -> bool:
+    """Whether a process has ended; waits a little for it."""
+    for _ in range(400):
+        if not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_run_has_what_the_engine_tells(config: RunConfig, tmp_path: Path) -> None:
+    engine = start(config, tmp_path)
+    log = serve(engine, [request("a"), request("b", 5)])
+    assert [record.output_token_ids for record in log.records] == [(0, 1, 2), (0, 1, 2, 3, 4)]
+    first = log.records[0]
+    assert (first.finish_reason, first.cached_tokens) == (FinishReason.LENGTH, 2)
+    assert first.scheduled_s is not None
+    assert 0 <= first.scheduled_s <= first.token_times_s[0] <= first.finished_s <= log.duration_s
+    metrics = run_metrics(log)
+    assert metrics["engine/load_s"] == 0.5
+    assert metrics["kv/prefix_hit_rate"] == 0.4
+    assert metrics["capacity/kv_bytes"] == 64 * engine._bytes_per_token
+    assert log.told is not None
+    assert log.told.facts["served in"] == "a scripted program"
+    assert not {"scheduled_s", "queue_ms", "cached_tokens"} & log.told.untold
+    assert "this is no message" in (tmp_path / "engine.log").read_text()
+    assert gone(pid(engine))
+
+
+def test_what_is_aborted_is_forgotten(config: RunConfig, tmp_path: Path) -> None:
+    engine = start(config, tmp_path, options={"then": "slow"})
+    stops = iter([False, True])
+    log = serve(engine, [request(name) for name in "abcdefgh"], should_stop=lambda: next(stops))
+    assert log.interrupted
+    assert FinishReason.ABORTED in {record.finish_reason for record in log.records}
+    assert gone(pid(engine))
+
+
+@pytest.mark.parametrize(
+    ("then", "settings", "said"),
+    [
+        ("crash", {}, "the engine ended (killed by SIGSEGV); its log ends: about to crash ("),
+        ("raise", {}, "the engine failed: RuntimeError: out of something (its log: "),
+        ("hang", {"timeout_s": 0.2}, "the engine said nothing for engine.timeout_s=0.2 seconds"),
+    ],
+)
+def test_an_engine_that_fails_on_the_way(
+    config: RunConfig, tmp_path: Path, then: str, settings: dict[str, Any], said: str
+) -> None:
+    engine = start(config, tmp_path, options={"then": then}, **settings)
+    with pytest.raises(PeerError) as raised:
+        serve(engine, [request("a"), request("b")])
+    assert str(raised.value).startswith(f"engine=vllm: {said}")
+    assert gone(pid(engine))
+
+
+@pytest.mark.parametrize(
+    ("function", "settings", "said"),
+    [
+        (
+            "without_its_package",
+            {},
+            f"{sys.executable} has no vllm; give the interpreter of an environment that has",
+        ),
+        (
+            "counting",
+            {"version": "2.0"},
+            f"the engine is version 1.0 in {sys.executable}, and engine.version=2.0 asks",
+        ),
+        (
+            "counting",
+            {"options": {"bloks": 1}},
+            "the engine failed: TypeError: got an unexpected keyword argument 'bl",
+        ),
+        (
+            "never_ready",
+            {"start_timeout_s": 0.3},
+            "the engine was not ready within engine.start_timeout_s=0.3 seconds",
+        ),
+    ],
+)
+def test_an_engine_that_will_not_start(
+    config: RunConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    function: str,
+    settings: dict[str, Any],
+    said: str,
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def note(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", note)
+    with pytest.raises(PeerError) as raised:
+        start(config, tmp_path, function, **settings)
+    assert str(raised.value).startswith(f"engine=vllm: {said}")
+    assert gone(started[0].pid)
+
+
+def test_ctrl_c_while_it_starts(config: RunConfig, tmp_path: Path) -> None:
+    stops = iter([False, False, True])
+    with pytest.raises(KeyboardInterrupt):
+        start(config, tmp_path, "never_ready", should_stop=lambda: next(stops))
+
+
+@pytest.mark.parametrize("end", ["its input ends", "it is killed"])
+def test_nothing_is_left_when_kvlab_is_gone(tmp_path: Path, end: str) -> None:
+    """What a kvlab that was killed leaves is the end of the pipe; who kills the engine leaves its children."""
+    host = Path(process.__file__).parent / "programs" / "host.py"
+    with (tmp_path / "log").open("wb") as log:
+        engine = subprocess.Popen(
+            [sys.executable, str(host), SCRIPT, "with_a_child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            start_new_session=True,
+        )
+    assert engine.stdin is not None
+    engine.stdin.write(json.dumps({"options": {}}).encode() + b"\n")
+    engine.stdin.flush()
+    while not (text := (tmp_path / "log").read_text()).endswith("\n"):
+        time.sleep(0.01)
+    if end == "its input ends":
+        engine.stdin.close()
+    else:
+        os.killpg(engine.pid, signal.SIGKILL)
+        engine.stdin.close()
+    engine.wait(10)
+    assert gone(int(text))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            ["engine.python=/no/python"],
+            "engine.python=/no/python: is no interpreter: name the bin/python of an env",
+        ),
+        (
+            ["model.weights=fetched:smollm2"],
+            "model.weights=fetched:smollm2: is no checkpoint that engine=vllm reads",
+        ),
+        (
+            ["workload.samples=2"],
+            "workload.samples=2: engine=vllm draws one sample of each prompt; use workload.sam",
+        ),
+        (["kv.dtype=int8"], "kv.dtype=int8: engine=vllm stores K and V in executor.dtype"),
+    ],
+)
+def test_settings_that_it_does_not_have(settings: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        plan_peer(compose_run(["engine=vllm", "model=qwen3_tiny", *settings]).config)
+    assert str(raised.value).startswith(said)
+
+
+def test_sampling_that_transformers_does_not_have() -> None:
+    with pytest.raises(ConfigError, match="engine=transformers_static is greedy alone"):
+        plan_peer(compose_run(["engine=transformers_static", "workload.temperature=1"]).config)
+
+
+@pytest.mark.slow
+def test_transformers_gives_the_tokens_of_kvlab(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "model")
+    lengths = ["workload.output_len={min: 2, max: 9}", "workload.prompt_len={min: 4, max: 30}"]
+    shared = ["model=checkpoint", f"model.path={checkpoint}", "executor.dtype=float32", "kv.memory=4MiB"]
+    tokens: dict[str, list[tuple[int, ...]]] = {}
+    for engine in ("kvlab", "transformers_static", "transformers_continuous"):
+        folder = tmp_path / engine
+        result = run_small(folder, *shared, *lengths, f"engine={engine}", "workload.num_requests=5")
+        assert result.status == "finished"
+        found = read_run(folder)
+        tokens[engine] = [record.output_token_ids for record in found.requests()]
+        assert found.metrics["latency/ttft_ms_p50"] > 0
+        if engine == "transformers_continuous":
+            assert found.metrics["capacity/kv_bytes"] == 4 * 2**20
+    assert tokens["transformers_static"] == tokens["transformers_continuous"] == tokens["kvlab"]
+    assert len({len(each) for each in tokens["kvlab"]}) > 1
