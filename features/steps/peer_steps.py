@@ -53,7 +53,8 @@ def run_peer(lab: Runner, commands: list[Command], peer: FakeServer) -> None:
 
 @when(parsers.parse('its address is given to a run with "{text}"'))
 def run_peer_with(lab: Runner, commands: list[Command], peer: FakeServer, text: str) -> None:
-    settings = ["engine=openai", f"engine.url={peer.url}", "workload.concurrency=1", *text.split()]
+    loop = [] if "arrival" in text else ["workload.concurrency=1"]
+    settings = ["engine=openai", f"engine.url={peer.url}", *loop, *text.split()]
     commands.append(lab.lab.here(*settings, directory=lab.folder()))
 
 

@@ -161,21 +161,22 @@ class ProcessEngine(RemoteEngine):
 
     async def _shut(self) -> None:
         """Kill the process and those that it has started."""
-        self._folder.cleanup()
         process = self._process
         if process is None:
+            self._folder.cleanup()
             return
         if process.stdout is not None:
             self.clock.loop.remove_reader(process.stdout.fileno())
             process.stdout.close()
-        if self._pipe is not None:
-            self._pipe.abort()
-        elif process.stdin is not None:
+        if self._pipe is None and process.stdin is not None:
             process.stdin.close()
+        elif self._pipe is not None and not self._pipe.is_closing():  # it is where the process has ended
+            self._pipe.abort()
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             process.wait(_LAST_S)
+        self._folder.cleanup()
 
     def _start(self) -> None:
         """Raises PeerError where the system refuses."""
