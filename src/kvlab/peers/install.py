@@ -1,0 +1,89 @@
+"""Environments for engines that run in a process of their own, made by recipe with the user's own pip."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvlab.errors import ConfigError, FetchError, shown
+from kvlab.kernels.cpu.cache import cache_folder
+from kvlab.peers.engines import ENGINES
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A package and what it needs. `before` is installed first; of the package's own requirements those whose names
+    begin with one of `left_out` are not installed.
+    """
+
+    package: str
+    version: str
+    before: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def environment(name: str) -> Path:
+    """Where the environment of an engine is, once it is installed. Raises ConfigError for an unsafe folder."""
+    try:
+        return cache_folder() / "engines" / name
+    except OSError as error:
+        raise ConfigError("KVLAB_CACHE", "...", str(error)) from error
+
+
+def installed_python(name: str) -> Path | None:
+    """The interpreter of that environment; None where there is none."""
+    python = environment(name) / "bin" / "python"
+    return python if python.is_file() else None
+
+
+def install(name: str, folder: Path) -> Recipe:
+    """Make the environment of an engine in a folder that is not there. Raises ConfigError for an engine without a
+    recipe or a folder that is there; FetchError, and leaves nothing, where a step fails.
+    """
+    recipe = ENGINES.get(name).recipe
+    if recipe is None:
+        known = ", ".join(each for each in ENGINES.names() if ENGINES.get(each).recipe is not None)
+        raise ConfigError("engine", name, f"needs no environment of its own; those that do: {known}")
+    if folder.exists():
+        raise ConfigError("folder", folder, "is there already; remove it, or name another one")
+    try:
+        _run([sys.executable, "-m", "venv", str(folder)])
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input", "-q"]
+        if recipe.before:
+            _run([*pip, "install", *recipe.before])
+        with tempfile.TemporaryDirectory(prefix="kvlab-") as wheels:
+            wheel = f"{recipe.package}=={recipe.version}"
+            _run([*pip, "download", "--no-deps", "--only-binary=:all:", "--dest", wheels, wheel])
+            (file,) = Path(wheels).glob("*.whl")
+            if needed := requirements(file, recipe.left_out):
+                _run([*pip, "install", *needed])
+            _run([*pip, "install", "--no-deps", str(file)])
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return recipe
+
+
+def requirements(wheel: Path, left_out: Sequence[str]) -> list[str]:
+    """What a wheel needs, without its extras and what begins with one of `left_out`."""
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        lines = archive.read(name).decode().partition("\n\n")[0].splitlines()
+    found = [line.removeprefix("Requires-Dist: ") for line in lines if line.startswith("Requires-Dist: ")]
+    return [each for each in found if not re.search(r";.*\bextra\b", each) and not each.startswith(tuple(left_out))]
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        lines = [line for line in (done.stderr or done.stdout).strip().splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:] or ["no reason was given"]
+        what = " ".join([Path(command[0]).name, *command[1:]][:9])
+        raise FetchError(f"{shown(what)} failed: {shown(errors[-1].removeprefix('ERROR: '), most=400)}")
