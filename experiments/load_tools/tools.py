@@ -5,17 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import subprocess
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.environments import program, tools_folder
 from kvlab.cli.compose import compose_run
-from kvlab.kernels.cpu.cache import cache_folder
 from kvlab.models.gguf import read_gguf
 from kvlab.models.published import published_file
 from kvlab.models.tokenizer import load_tokenizer
@@ -43,67 +38,22 @@ class Reported(NamedTuple):
     e2e_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """A tool's own virtual environment in kvlab's cache, and a hub's cache that holds the tokenizer alone."""
-
-    program: Path
-    hub: Path
-
-    def run(self, *arguments: str, folder: Path, timeout_s: float) -> None:
-        """Run the tool without a network. RuntimeError, with what it said, if it fails."""
-        settings = {"HF_HOME": str(self.hub), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        done = subprocess.run(
-            [self.program, *arguments],
-            cwd=folder,
-            env=os.environ | settings,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout_s,
-        )
-        (folder / "tool.log").write_text(done.stdout + done.stderr)
-        if done.returncode:
-            raise RuntimeError(f"{self.program.name} ended with status {done.returncode}: {done.stderr[-2_000:]}")
-
-
-def environment(requirement: str, timeout_s: float = 900) -> Environment:
-    """The environment of a tool, made if it is not there; a few hundred MB from the package index.
-
-    uv fetches in seconds what takes pip two minutes, but asks its own settings which index to use, and of torch it
-    takes the large build: what needs torch, or what uv fails on, is left to pip.
-    """
-    root = cache_folder() / "tools"
-    place = root / requirement.replace("==", "-")
-    program = place / "bin" / requirement.partition("==")[0]
-    if not program.exists():
-        shutil.rmtree(place, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", place], check=True)
-        bin = place / "bin"
-        pip: list[str | Path] = [bin / "pip", "install", "--quiet", "--disable-pip-version-check"]
-        uv: list[str | Path] = [
-            place / "bin" / "uv",
-            "pip",
-            "install",
-            "--quiet",
-            "--python",
-            place / "bin" / "python",
-        ]
-        torch = [] if requirement == AIPERF else [f"torch=={version('torch').partition('+')[0]}"]
-        by_uv = not torch and not _fails([*pip, "uv"], timeout_s) and not _fails([*uv, requirement], timeout_s)
-        if not by_uv and (reason := _fails([*pip, requirement, *torch], timeout_s)):
-            shutil.rmtree(place)
-            raise RuntimeError(f"no environment for {requirement}: {reason}")
-    return Environment(program, _hub(root / "hub"))
-
-
-def _fails(command: Sequence[str | Path], timeout_s: float) -> str | None:
-    """What a command said if it failed."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        return f"it took more than {timeout_s:g} s"
-    return done.stderr.strip()[-500:] or "no reason was given" if done.returncode else None
+def run_tool(tool: Path, *arguments: str, folder: Path, timeout_s: float) -> None:
+    """Run a tool without a network. RuntimeError, with what it said, if it fails."""
+    hub = _hub(tools_folder() / "hub")
+    settings = {"HF_HOME": str(hub), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(
+        [tool, *arguments],
+        cwd=folder,
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_s,
+    )
+    (folder / "tool.log").write_text(done.stdout + done.stderr)
+    if done.returncode:
+        raise RuntimeError(f"{tool.name} ended with status {done.returncode}: {done.stderr[-2_000:]}")
 
 
 def _hub(folder: Path) -> Path:
@@ -135,7 +85,8 @@ def aiperf(url: str, model: str, load: Load, folder: Path, timeout_s: float = 60
     else:
         what = [f"--input-file={load.trace}", "--custom-dataset-type=mooncake_trace", "--fixed-schedule"]
     out = folder / "aiperf"
-    environment(AIPERF).run(
+    run_tool(
+        program(AIPERF),
         *("profile", f"--model={model}", f"--url={url}", "--endpoint-type=completions", "--streaming"),
         *(f"--tokenizer={TOKENIZER}", "--use-server-token-count", "--extra-inputs=ignore_eos:true"),
         *(f"--output-artifact-dir={out}", "--ui-type=none", "--no-gpu-telemetry", "--no-server-metrics"),
@@ -153,7 +104,8 @@ def guidellm(url: str, model: str, load: Load, folder: Path, timeout_s: float = 
     inter-token latency is a request's average.
     """
     out = folder / "guidellm.json"
-    environment(GUIDELLM).run(
+    run_tool(
+        program(GUIDELLM, torch=True),
         *("run", "--backend", f"kind=openai_http,target={url},model={model},request_format=/v1/completions"),
         *("--profile", f"kind=concurrent,streams={load.concurrency}"),
         *("--constraint", f"kind=max_requests,count={load.requests}"),

@@ -22,13 +22,16 @@ class WrongAnswerError(Exception):
 
 
 class Clients:
-    """Calls of every kind, until `stop` is set. `vocabulary`: prompts are ids below it."""
+    """Calls of every kind, until `stop` is set. `vocabulary`: prompts are ids below it; `long_tokens`: of answers
+    to clients that read slowly, which read nothing for up to `patience_s`.
+    """
 
-    def __init__(self, url: str, seed: int, vocabulary: int, long_tokens: int) -> None:
+    def __init__(self, url: str, seed: int, vocabulary: int, long_tokens: int, patience_s: float) -> None:
         self._address = urlsplit(url)
         self._draws = random.Random(seed)
         self._vocabulary = vocabulary
         self._long = long_tokens
+        self._patience_s = patience_s
         self.stop = asyncio.Event()
         self.ends: Counter[str] = Counter()
         self.findings: list[str] = []
@@ -83,7 +86,7 @@ class Clients:
                 await _some(reader, self._draws)
                 return "left"
             if kind == "slow":
-                await asyncio.sleep(self._draws.uniform(0, 12))
+                await asyncio.sleep(self._draws.uniform(0, self._patience_s))
             status, headers = await _head(reader)
             answer = b"".join([part async for part in _parts(reader, headers)])
         except (ConnectionError, asyncio.IncompleteReadError):

@@ -25,10 +25,11 @@ from typing import Any
 import psutil
 
 from experiments.server_load.clients import ENDS, Clients
-from experiments.serving import server_process
+from experiments.serving import ServerProcess, server_process
 from kvlab.lab.machine import describe
 
 LONG = 1_500  # tokens for clients that read slowly: more than the buffers between hold
+PATIENCE_S = 12.0  # that such a client may read nothing
 SETTINGS = [
     *("executor=simulated", "hardware=h200_sxm", "model=llama3_1_8b", "model.max_seq_len=2048"),
     *("kv.num_blocks=4000", "scheduler.max_batch_size=128", "scheduler.max_waiting_requests=40"),
@@ -57,11 +58,18 @@ class Outcome:
 
 
 def attack(
-    folder: Path, *, seconds: float, clients: int, seed: int, every_s: float, settings: Sequence[str] = ()
+    folder: Path,
+    *,
+    seconds: float,
+    clients: int,
+    seed: int,
+    every_s: float,
+    patience_s: float,
+    settings: Sequence[str] = (),
 ) -> Outcome:
     """Run the attack, and look at what is left behind."""
     with server_process(folder, [*SETTINGS, *settings]) as server:
-        outcome = asyncio.run(_attack(server.url, server.pid, seconds, clients, seed, every_s))
+        outcome = asyncio.run(_attack(server, seconds, clients, seed, every_s, patience_s))
         deadline = time.monotonic() + 30
         while (stats := _get(server.url, "/stats"))["blocks_in_use"] or stats["running"] or stats["waiting"]:
             if time.monotonic() > deadline:
@@ -76,11 +84,14 @@ def attack(
     return outcome
 
 
-async def _attack(url: str, pid: int, seconds: float, clients: int, seed: int, every_s: float) -> Outcome:
-    crowd, begun = Clients(url, seed, VOCABULARY, LONG), time.monotonic()
+async def _attack(
+    server: ServerProcess, seconds: float, clients: int, seed: int, every_s: float, patience_s: float
+) -> Outcome:
+    url, long = server.url, round(LONG * patience_s / PATIENCE_S)
+    crowd, begun = Clients(url, seed, VOCABULARY, long, patience_s), time.monotonic()
     outcome = Outcome(crowd.ends, crowd.findings)
     running = [asyncio.create_task(crowd.run()) for _ in range(clients)]
-    process = psutil.Process(pid)
+    process = psutil.Process(server.pid)
     while (left := begun + seconds - time.monotonic()) > 0:
         await asyncio.sleep(min(every_s, left))
         outcome.memory.append(process.memory_info().rss / 2**20)
@@ -118,6 +129,7 @@ def main() -> None:
             seed=arguments.seed,
             settings=arguments.settings,
             every_s=5.0,
+            patience_s=PATIENCE_S,
         )
     if outcome.growth > MEMORY_GROWTH:
         outcome.findings.append(f"memory grew by {outcome.growth:.1%} in the second half")

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
 from typing import Any
 from uuid import uuid4
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 import kvlab
+from kvlab.engine.protocol import EngineStats
 from kvlab.server.answers import ChatAnswer, CompletionAnswer
+from kvlab.server.document import (
+    Chat,
+    Completion,
+    Error,
+    Health,
+    Model,
+    Models,
+    Text,
+    Tokens,
+    Version,
+    errors,
+    generated,
+)
 from kvlab.server.errors import ApiError, invalid_body
 from kvlab.server.limits import Limits
 from kvlab.server.metrics import CONTENT_TYPE
@@ -22,8 +35,7 @@ from kvlab.server.parameters import chat_request, completion_requests, conversat
 from kvlab.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from kvlab.server.serving import Serving
 
-_ERROR = {"description": "An error as OpenAI's API reports it."}
-_ERRORS: dict[int | str, dict[str, Any]] = dict.fromkeys((400, 401, 404, 408, 413, 415, 500, 503), _ERROR)
+_ERRORS = errors(400, 401, 404, 408, 413, 415, 503)
 
 
 def build_app(serving: Serving) -> FastAPI:
@@ -31,28 +43,28 @@ def build_app(serving: Serving) -> FastAPI:
     app = FastAPI(title="kvlab", version=kvlab.__version__, responses=_ERRORS, redoc_url=None)
     model, engine = serving.model, serving.engine
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=generated(Completion))
     async def completions(body: CompletionRequest, client: Request) -> Response:
         name = f"cmpl-{uuid4().hex}"
         requests = completion_requests(body, name, model)
         return await serving.generate(CompletionAnswer, name, body, requests, client)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=generated(Chat))
     async def chat_completions(body: ChatRequest, client: Request) -> Response:
         name = f"chatcmpl-{uuid4().hex}"
         return await serving.generate(ChatAnswer, name, body, [chat_request(body, name, model)], client)
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", response_model=Models)
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [model.card()]}
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", response_model=Model)
     async def one_model(name: str) -> dict[str, Any]:
         if name != model.name:
             raise ApiError(404, f"model={name!r}: there is {model.name!r}", "model")
         return model.card()
 
-    @app.post("/tokenize")
+    @app.post("/tokenize", response_model=Tokens)
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "needs either prompt or messages", "prompt")
@@ -62,7 +74,7 @@ def build_app(serving: Serving) -> FastAPI:
             ids = model.encode(body.prompt, "prompt")
         return {"tokens": list(ids), "count": len(ids), "max_model_len": model.max_tokens}
 
-    @app.post("/detokenize")
+    @app.post("/detokenize", response_model=Text)
     async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
         wrong = next((token for token in body.tokens if not 0 <= token < model.vocab_size), None)
         if wrong is not None:
@@ -71,7 +83,7 @@ def build_app(serving: Serving) -> FastAPI:
             raise ApiError(400, f"{model.name} has no tokenizer", "tokens")
         return {"prompt": model.decode(body.tokens)}
 
-    @app.get("/health")
+    @app.get("/health", responses={200: {"model": Health}, 503: {"model": Health | Error}})
     async def health(audit: bool = False) -> Response:
         """With ?audit=true every invariant of the pool is checked, between two steps."""
         status = serving.status
@@ -81,8 +93,8 @@ def build_app(serving: Serving) -> FastAPI:
         return JSONResponse(body, status_code=200 if status == "ready" and not body.get("audit") else 503)
 
     @app.get("/stats")
-    async def stats() -> dict[str, Any]:
-        return asdict(engine.stats())
+    async def stats() -> EngineStats:
+        return engine.stats()
 
     @app.get("/live")
     async def live() -> Response:
@@ -94,11 +106,11 @@ def build_app(serving: Serving) -> FastAPI:
     async def page() -> Response:
         return Response(PAGE, media_type="text/html", headers=HEADERS)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(serving.metrics.text(), media_type=CONTENT_TYPE)
 
-    @app.get("/version")
+    @app.get("/version", response_model=Version)
     async def version() -> dict[str, str]:
         return {"version": kvlab.__version__}
 

@@ -1,0 +1,31 @@
+"""The OpenAPI document against the server, by Schemathesis: every answer is one that the document has."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from experiments.environments import program
+from tests.support.engines import assert_empty
+from tests.support.pools import sharing_pool
+from tests.support.serving import served
+
+SCHEMATHESIS = "schemathesis==4.32.5"
+# Limits that depend on the model, or on other fields, are no part of a schema: such requests get a 400.
+UNCHECKED = "positive_data_acceptance"
+
+
+@pytest.mark.slow
+def test_schemathesis_finds_nothing() -> None:
+    try:
+        schemathesis = program(SCHEMATHESIS, timeout_s=60)
+    except RuntimeError as error:
+        pytest.skip(f"Schemathesis cannot be had: {error}")
+    with served(pool=sharing_pool(64)) as server:
+        settings = ["--max-examples=5", "--seed=1", f"--exclude-checks={UNCHECKED}", "--no-color"]
+        command: list[str | Path] = [schemathesis, "run", f"{server.url}/openapi.json", *settings]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 0, done.stdout
+    assert_empty(server.serving.engine.core)
