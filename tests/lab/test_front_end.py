@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvlab.config import FrameworkConfig
-from kvlab.core import FinishReason, Request, SamplingParams
+from kvlab.core import FinishReason, Request, SamplingParams, StepRecord
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.engine import Engine
@@ -55,15 +55,26 @@ def test_without_costs_there_is_no_front_end() -> None:
 
 
 def test_steps_at_once_are_those_one_by_one() -> None:
+    """Also where they end with a sequence's last token, whose client then asks again."""
     costs = FrameworkConfig(request_us=3000, prompt_token_us=20, output_token_us=400)
 
-    def served(*, at_once: bool) -> RunLog:
-        requests = [replace(each, arrival_s=0.3 * number) for number, each in enumerate(traffic())]
-        plan = plan_engine(config("simulated"))
-        return drive(FrontEnd(build_engine(plan), costs), requests, concurrency=3, at_once=at_once)
+    def served(*, at_once: bool) -> tuple[RunLog, int]:
+        many = [replace(r, request_id=f"{r.request_id}/{n}", arrival_s=0.0) for n in range(2) for r in traffic()]
+        front_end, taken = FrontEnd(build_engine(plan_engine(config("simulated"))), costs), 0
+        repeat = front_end.repeat
 
-    plain, at_once = served(at_once=False), served(at_once=True)
+        def counted(until_s: float) -> list[StepRecord]:
+            nonlocal taken
+            records = repeat(until_s)
+            taken += len(records)
+            return records
+
+        front_end.repeat = counted  # type: ignore[method-assign]
+        return drive(front_end, many, concurrency=3, at_once=at_once), taken
+
+    (plain, none), (at_once, taken) = served(at_once=False), served(at_once=True)
     assert (at_once.records, at_once.steps) == (plain.records, plain.steps)
+    assert (none, taken > 10) == (0, True)
 
 
 def test_requests_that_are_with_the_front_end_are_aborted_like_others() -> None:

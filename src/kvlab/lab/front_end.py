@@ -95,10 +95,11 @@ class FrontEnd:
         return record
 
     def repeat(self, until_s: float) -> list[StepRecord]:
-        """See Repeating. No request ends in steps that are all alike."""
+        """See Repeating."""
         self._admit()
         records = self._engine.repeat(min(until_s, self._next_s()))
         self._send(records)
+        self._deliver()
         return records
 
     def has_work(self) -> bool:
