@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
+from contextlib import suppress
 
 import pytest
 
@@ -36,3 +39,41 @@ def test_a_reader_that_comes_too_late_is_told_so_and_not_that_all_has_ended() ->
             _ = [event async for event in call.events()]
 
     asyncio.run(main())
+
+
+def test_a_call_that_was_left_is_free_without_the_garbage_collector() -> None:
+    engine = Engine(make_engine(clock=WallClock(), max_batch_size=1, max_waiting_requests=1))
+    known: list[weakref.ref[ClientCall]] = []
+
+    async def one(mailbox: Mailbox, name: str) -> None:
+        call = ClientCall(
+            engine,
+            mailbox,
+            [request(name, 4, 30)],
+            most_waiting=100,
+            on_finish=lambda record: None,
+            arrival_s=0.0,
+        )
+        known.append(weakref.ref(call))
+        with suppress(ApiError):  # the queue is full
+            await call.start()
+            async for _ in call.events():
+                pass
+        call.leave()
+
+    async def main() -> None:
+        mailbox = Mailbox(asyncio.get_running_loop())
+        await asyncio.gather(*(one(mailbox, f"r{number}") for number in range(5)))
+        while engine.has_work():
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+
+    gc.disable()
+    try:
+        asyncio.run(main())
+        deadline = time.monotonic() + 30
+        while any(each() for each in known):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    finally:
+        gc.enable()

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from kvlab.config import EngineConfig
@@ -202,15 +203,7 @@ class Engine:
     def _between_steps(self, action: Callable[[], T]) -> Future[T]:
         """Run an action now if no thread steps, else let the thread that does run it after its step."""
         future: Future[T] = Future()
-
-        def run() -> None:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(action())
-                except Exception as error:
-                    future.set_exception(error)
-
-        self._inbox.append(run)
+        self._inbox.append(partial(_run, future, action))
         self._run_inbox_if_free()
         return future
 
@@ -268,6 +261,17 @@ class Engine:
     @staticmethod
     def _stopped(error: Exception) -> EngineStoppedError:
         return EngineStoppedError(f"the engine stopped: a step raised {type(error).__name__}: {error}")
+
+
+def _run(future: Future[T], action: Callable[[], T]) -> None:
+    """Give the future what an action returns or raises."""
+    try:
+        if future.set_running_or_notify_cancel():
+            future.set_result(action())
+    except Exception as error:
+        future.set_exception(error)
+    finally:
+        del future  # the error's traceback has this frame: they would hold each other
 
 
 class Call:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from kvlab.core import Request, RequestRecord, StepOutput
@@ -64,7 +65,7 @@ class ClientCall:
         self._most_waiting = most_waiting
         self._on_finish = on_finish
         self._waiting: deque[Event] = deque()
-        self._error: KvlabError | ApiError | None = None
+        self._error: Callable[[], ApiError] | None = None  # made when it is raised: it would hold what holds it
         self._arrived = asyncio.Event()
         self._last: dict[tuple[str, int], StepOutput] = {}  # outputs that end a sample, until its record comes
         self._calls = [
@@ -92,7 +93,7 @@ class ClientCall:
         while left:
             while not self._waiting:
                 if self._error is not None:
-                    raise self._error if isinstance(self._error, ApiError) else api_error(self._error)
+                    raise self._error()
                 self._arrived.clear()
                 await self._arrived.wait()
             events = list(self._waiting)
@@ -107,7 +108,11 @@ class ClientCall:
 
     def leave(self) -> None:
         """Nobody reads any more: what is not done is aborted before the engine's next step."""
-        for call in self._calls:
+        calls, self._calls = (
+            self._calls,
+            [],
+        )  # they hold this one: a cycle that would wait for the garbage collector
+        for call in calls:
             call.leave()
 
     def _emitter(self, number: int) -> Callable[[Emitted], None]:
@@ -132,12 +137,12 @@ class ClientCall:
         if self._error is not None:  # what comes now are the ends of what was aborted
             return
         if isinstance(item, KvlabError):
-            self._error = item
+            self._error = partial(api_error, item)
         elif len(self._waiting) < self._most_waiting:
             self._waiting.append(item)
         else:
             text = f"the client reads too slowly: {self._most_waiting} outputs were waiting for it"
-            self._error = ApiError(408, text)
+            self._error = partial(ApiError, 408, text)
             self._waiting.clear()
             self.leave()
         self._arrived.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import socket
 import time
@@ -17,6 +18,9 @@ from kvlab.engine.garbage import gc_frozen
 from kvlab.errors import ConfigError
 from kvlab.server.serving import Serving
 
+# As in kvlab.engine.garbage, but all objects within minutes: each connection of asyncio is a reference cycle, and a
+# server has no end at which those that have grown old would be collected.
+_COLLECTIONS = (50_000, 5, 5)
 _SEND_BUFFER = 1 << 16  # bytes that the kernel keeps for a client; left to itself, megabytes for a slow one
 
 
@@ -125,6 +129,7 @@ class Server(uvicorn.Server):
         next: each change over would hold up the last chunks of a burst, by tenths of a second.
         """
         with gc_frozen():
+            gc.set_threshold(*_COLLECTIONS)
             super().run(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
