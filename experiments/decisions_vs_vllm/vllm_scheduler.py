@@ -1,0 +1,124 @@
+"""vLLM's scheduler and KV cache manager without a model: runs in vLLM's environment and needs nothing of kvlab.
+
+    python vllm_scheduler.py < trace.json > decisions.json
+
+The trace has the settings and, for each request, its arrival in steps, its prompt and the tokens that it will
+produce. A step takes one unit of time. What was decided in each step is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from typing import Any
+
+
+def build(trace: dict[str, Any]) -> Any:
+    """A scheduler as vLLM's engine builds it, with its default settings but for what the trace says."""
+    import torch
+    from transformers import LlamaConfig
+    from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    with tempfile.TemporaryDirectory() as folder:
+        shape = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+        longest = trace["max_model_len"]
+        config = LlamaConfig(**shape, vocab_size=trace["vocab_size"], max_position_embeddings=longest)
+        config.architectures = ["LlamaForCausalLM"]
+        config.save_pretrained(folder)
+        model = ModelConfig(model=folder, skip_tokenizer_init=True, dtype="float32", max_model_len=longest)
+    scheduler = SchedulerConfig(
+        max_num_seqs=trace["max_num_seqs"],
+        max_num_batched_tokens=trace["max_num_batched_tokens"],
+        max_model_len=longest,
+        enable_chunked_prefill=True,
+        is_encoder_decoder=False,
+        async_scheduling=False,
+    )
+    block, blocks = trace["block_size"], trace["num_blocks"] + 1  # vLLM never uses one of them
+    cache = CacheConfig(block_size=block, enable_prefix_caching=trace["prefix_caching"])
+    cache.num_gpu_blocks = blocks
+    spec = FullAttentionSpec(block_size=block, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    whole = VllmConfig(scheduler_config=scheduler, model_config=model, cache_config=cache)
+    return Scheduler(
+        vllm_config=whole,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+        ),
+        structured_output_manager=StructuredOutputManager(whole),
+        block_size=block,
+        log_stats=True,
+    )
+
+
+def run(trace: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is decided in each step."""
+    from vllm import SamplingParams
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request
+
+    scheduler = build(trace)
+    init_none_hash(sha256)
+    hasher = get_request_block_hasher(trace["block_size"], sha256)
+    pool = scheduler.kv_cache_manager.block_pool
+    evicted = 0
+    evict = pool._maybe_evict_cached_block
+
+    def count(block: Any) -> bool:
+        nonlocal evicted
+        found = bool(evict(block))
+        evicted += found
+        return found
+
+    pool._maybe_evict_cached_block = count
+    waiting = sorted(trace["requests"], key=lambda each: each["arrival"])
+    answers = {each["id"]: each["output"] for each in waiting}
+    steps: list[dict[str, Any]] = []
+    now = 0
+    while waiting or scheduler.has_unfinished_requests():
+        if not scheduler.has_unfinished_requests():
+            now = max(now, waiting[0]["arrival"])
+        while waiting and waiting[0]["arrival"] <= now:
+            job = waiting.pop(0)
+            length = len(job["output"])
+            sampling = SamplingParams(temperature=0, max_tokens=length, min_tokens=length, ignore_eos=True)
+            scheduler.add_request(Request(job["id"], job["prompt"], sampling, None, block_hasher=hasher))
+        before = evicted
+        out = scheduler.schedule()
+        names = list(out.num_scheduled_tokens)
+        stats = scheduler.make_stats()
+        done = {name: scheduler.requests[name] for name in names}
+        sampled = [
+            [answers[name][request.num_output_tokens]] if request.num_computed_tokens >= request.num_tokens else []
+            for name, request in done.items()
+        ]
+        steps.append(
+            {
+                "time": now,
+                "admitted": sorted([each.req_id for each in out.scheduled_new_reqs]),
+                "resumed": sorted(out.scheduled_cached_reqs.resumed_req_ids),
+                "preempted": sorted(out.preempted_req_ids or ()),
+                "tokens": out.num_scheduled_tokens,
+                "hits": stats.prefix_cache_stats.hits,
+                "evicted": evicted - before,
+                "in_use": trace["num_blocks"] - pool.get_num_free_blocks(),
+            }
+        )
+        index = {name: number for number, name in enumerate(names)}
+        scheduler.update_from_output(out, ModelRunnerOutput(names, index, sampled))
+        now += 1
+    return steps
+
+
+if __name__ == "__main__":
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what vLLM prints
+    json.dump(run(json.load(sys.stdin)), out)
+    out.close()
