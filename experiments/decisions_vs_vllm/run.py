@@ -2,9 +2,9 @@
 
     python -m experiments.decisions_vs_vllm.run --vllm-python ENVIRONMENT/bin/python [--json FILE]
 
-Both get the same requests, the same number of blocks and limits of a step, and steps of one second each; neither
-computes a model. vLLM is given the tokens that kvlab drew. Every step is compared: who was admitted, resumed and
-preempted, how many tokens of whom were scheduled, prompt tokens found in the prefix cache, evicted blocks, and blocks
+Both get the same requests, the same number of blocks and limits of a step, and steps of one second each. Neither
+computes a model; vLLM is given the tokens that kvlab drew. Every step is compared: who was admitted, resumed and
+preempted, how many tokens of whom were scheduled, prompt tokens found in the prefix cache, evicted blocks, blocks
 in use. Prints a table: a row for each workload.
 """
 

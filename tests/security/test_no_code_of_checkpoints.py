@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Methods of transformers' classes, and vLLM's engine, that read a directory and may be told to run its code.
-READERS = ("from_pretrained", "LLM")
+#: Methods of transformers' classes, and vLLM's engines, that read a directory and may be told to run its code.
+READERS = ("from_pretrained", "LLM", "EngineArgs")
 
 
 def calls(tree: ast.AST) -> Iterator[ast.Call]:

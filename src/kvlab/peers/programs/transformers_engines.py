@@ -23,15 +23,16 @@ def build(settings: Json) -> tuple[Any, Json]:
         torch.set_num_threads(settings["threads"])
     torch.manual_seed(settings["seed"])
     dtype, model = getattr(torch, settings["dtype"]), settings["model"]
-    options = {"dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": False}
+    options = {"dtype": dtype, "attn_implementation": "sdpa"}
     if model["weights"] is not None:
-        found = AutoModelForCausalLM.from_pretrained(model["weights"], use_safetensors=True, **options)
+        options["use_safetensors"] = True
+        found = AutoModelForCausalLM.from_pretrained(model["weights"], trust_remote_code=False, **options)
     elif model["path"] is not None:
         config = AutoConfig.from_pretrained(model["path"], trust_remote_code=False)
-        found = AutoModelForCausalLM.from_config(config, **options)
+        found = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
     else:
         config = AutoConfig.for_model(model["family"], **model["architecture"])
-        found = AutoModelForCausalLM.from_config(config, **options)
+        found = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
     facts = {
         "version": transformers.__version__,
         "torch": torch.__version__,

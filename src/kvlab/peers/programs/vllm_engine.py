@@ -52,7 +52,6 @@ class Vllm:
             "load_format": "auto" if settings["model"]["weights"] else "dummy",
             "dtype": settings["dtype"],
             "skip_tokenizer_init": True,
-            "trust_remote_code": False,
             "max_model_len": settings["max_seq_len"],
             "max_num_seqs": settings["max_batch_size"],
             "enable_prefix_caching": settings["prefix_caching"],
@@ -65,7 +64,7 @@ class Vllm:
         if blocks < 2:  # one is never used
             raise ValueError(f"kv.memory holds {blocks} blocks of {block} tokens, and two are needed")
         asked.setdefault("num_gpu_blocks_override", blocks)
-        self.engine = LLMEngine.from_engine_args(EngineArgs(model=folder, **asked))
+        self.engine = LLMEngine.from_engine_args(EngineArgs(model=folder, trust_remote_code=False, **asked))
         loaded = time.perf_counter() - began
         self.submit(
             {"id": "warm-up", "prompt": [1, 2, 3], "max_tokens": 4, "eos": [], "ignore_eos": True, "sampling": {}}
