@@ -62,9 +62,9 @@ def main() -> None:
             [
                 (aiperf, "simulated", SIMULATED, Load(count)),
                 (aiperf, "simulated", SIMULATED, trace),
-                (aiperf, "real", REAL, Load(count, concurrency=4)),
+                (aiperf, "real", REAL, Load(count, concurrency=4, prompt_tokens=200)),
                 (guidellm, "simulated", SIMULATED, Load(count)),
-                (guidellm, "real", REAL, Load(count, concurrency=4)),
+                (guidellm, "real", REAL, Load(count, concurrency=4, prompt_tokens=200)),
             ]
         ):
             if arguments.only not in (None, tool.__name__):

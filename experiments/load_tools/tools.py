@@ -24,7 +24,7 @@ class Load(NamedTuple):
 
     requests: int
     concurrency: int = 8
-    prompt_tokens: int = 200
+    prompt_tokens: int = 1_000
     output_tokens: int = 64
     trace: Path | None = None
 

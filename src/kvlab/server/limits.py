@@ -50,6 +50,7 @@ class Limits:
             return
         # Before the body is read as JSON and as tokens: clients count from here, too.
         scope.setdefault("state", {})["arrival_s"] = self._serving.engine.clock.now()
+        await asyncio.sleep(0)  # those that came at the same time are told theirs before one is read
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
