@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from itertools import pairwise
+from operator import attrgetter, sub
 from typing import Any, NamedTuple
 
 from kvlab.hashed_prompt import HashedPrompt, TokenIds, TokenList
@@ -411,7 +412,10 @@ class PoolCounters:
 
     def __sub__(self, earlier: PoolCounters) -> PoolCounters:
         """What was added since `earlier`."""
-        return PoolCounters(*(getattr(self, name) - getattr(earlier, name) for name in self.__slots__))
+        return PoolCounters(*map(sub, _counts(self), _counts(earlier)))
+
+
+_counts = attrgetter(*(each.name for each in fields(PoolCounters)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from kvlab.kv.copy_on_write import CopyOnWrite
@@ -96,7 +98,9 @@ class BlockRun:
 
     def _by_step(self, turns: Rows) -> dict[int, Rows]:
         """The rows of each turn, in order."""
-        return {turn: np.flatnonzero(turns == turn) for turn in set(turns.tolist())}
+        order = np.argsort(turns, kind="stable")
+        ends = np.bincount(turns, minlength=self._size).cumsum().tolist()
+        return {turn: order[start:end] for turn, (start, end) in enumerate(pairwise([0, *ends])) if start < end}
 
     def _blocks(self, steps: int) -> int:
         """Blocks that so many steps begin."""

@@ -15,11 +15,15 @@ from kvlab.core import RequestRecord, StepRecord
 from kvlab.lab.files import replacing
 from kvlab.lab.profile import Part, ProfiledStep, Span
 from kvlab.lab.requests import request_phases
+from kvlab.lab.steps import StepLog
 
 _MAX_SLICES = 200_000  # of parts, some 20 MB: later steps have a slice and counters alone
 _MAX_STEPS = 100_000  # later steps are not in the trace
 _MAX_REQUESTS = 1_000  # with a track each
 _STEPS, _REQUESTS, _THREAD = 1, 2, 1  # processes and thread
+_OF_POOL = ("has_pool", "pool.blocks_in_use", "pool.blocks_cached")
+_OF_STEP = ("index", "start_s", "end_s", "schedule_ms", "running", "waiting")
+_OF_BATCH = ("batch_seqs", "prefill_tokens", "decode_tokens", "context_tokens", "preempted")
 
 
 def write_trace(path: Path, events: Iterable[dict[str, Any]]) -> None:
@@ -46,24 +50,26 @@ def trace_events(
         yield {"name": "process_name", "ph": "M", "pid": _REQUESTS, "args": {"name": "requests"}}
     spans = {each.record.index: each.spans for each in profiled}
     left = _MAX_SLICES
-    for record in steps[:_MAX_STEPS]:
-        of_batch = ("batch_seqs", "prefill_tokens", "decode_tokens", "context_tokens", "preempted")
-        arguments = {name: getattr(record, name) for name in of_batch}
-        kind = (f"step {record.index}", "step") if record.batch_seqs else ("memory given back", "release")
-        yield _slice(*kind, record.start_s, record.end_s) | {"args": arguments}
-        counters = {"sequences": {"running": record.running, "waiting": record.waiting}}
-        if record.pool is not None:
-            counters["KV blocks"] = {"in use": record.pool.blocks_in_use, "cached": record.pool.blocks_cached}
+    log = StepLog.of(steps)
+    columns = (log.column(name)[:_MAX_STEPS].tolist() for name in (*_OF_STEP, *_OF_POOL, *_OF_BATCH))
+    for index, start_s, end_s, schedule_ms, running, waiting, has_pool, in_use, cached, *batch in zip(
+        *columns, strict=True
+    ):
+        kind = (f"step {index}", "step") if batch[0] else ("memory given back", "release")
+        yield _slice(*kind, start_s, end_s) | {"args": dict(zip(_OF_BATCH, batch, strict=True))}
+        counters = {"sequences": {"running": running, "waiting": waiting}}
+        if has_pool:
+            counters["KV blocks"] = {"in use": in_use, "cached": cached}
         for counter, values in counters.items():
-            yield {"name": counter, "ph": "C", "pid": _STEPS, "ts": _us(record.start_s), "args": values}
-        if left <= 0 or not record.batch_seqs:
+            yield {"name": counter, "ph": "C", "pid": _STEPS, "ts": _us(start_s), "args": values}
+        if left <= 0 or not batch[0]:
             continue
-        launched = record.start_s + record.schedule_ms / 1000
-        parts = (Span(Part.SCHEDULING, record.start_s, launched), *spans.get(record.index, ()))
+        launched = start_s + schedule_ms / 1000
+        parts = (Span(Part.SCHEDULING, start_s, launched), *spans.get(index, ()))
         for part, start, end in parts[:left]:
             yield _slice(part, "part", start, end)
-        if record.index not in spans:
-            yield _slice("execution", "part", launched, record.end_s)
+        if index not in spans:
+            yield _slice("execution", "part", launched, end_s)
         left -= len(parts)
     for number, request in enumerate(records[:_MAX_REQUESTS]):
         yield from _request(number, request)
