@@ -121,6 +121,9 @@ def pool_grids(
     return [canvas.grid() for canvas in canvases]
 
 
+_ALONE, _CACHED, _SHARED, _KINDS = range(4)
+
+
 class _Canvas:
     """A grid to which the stretches of some blocks are added after those of the blocks before them."""
 
@@ -133,7 +136,7 @@ class _Canvas:
         self._num_blocks, self._end_s = num_blocks, end_s
         self._sequences = np.full((rows, columns), FREE, dtype=np.int64)  # of those that hold a cell, the latest
         self._since = np.full((rows, columns), -1, dtype=np.int32)  # the step in which it came
-        self._held, self._cached, self._shared = np.zeros((3, rows, columns), dtype=np.int64)  # blocks
+        self._counts = np.zeros((_KINDS, rows, columns), dtype=np.int64)  # of blocks that are held, in each way
 
     def paint(self, found: Stretches) -> None:
         """Add stretches."""
@@ -144,14 +147,10 @@ class _Canvas:
         touched = slice(int(row.min()), int(row.max()) + 1)
         row -= touched.start
         shape = (touched.stop - touched.start, self._since.shape[1])
-        is_cached, is_shared = found.holder == CACHED, found.holder == SHARED
-        for counts, chosen in (
-            (self._held, ~is_cached),
-            (self._cached, is_cached),
-            (self._shared, is_shared),
-        ):
-            counts[touched] += _covered((row[chosen], begin[chosen], end[chosen]), shape)
-        chosen = np.flatnonzero(~(is_cached | is_shared))
+        kind = np.full(len(row), _ALONE, dtype=np.int64)
+        kind[found.holder == CACHED], kind[found.holder == SHARED] = _CACHED, _SHARED
+        self._counts[:, touched] += _covered(kind * shape[0] + row, begin, end, (_KINDS, *shape))
+        chosen = np.flatnonzero(kind == _ALONE)
         chosen = chosen[np.argsort(found.start[chosen], kind="stable")]  # what is painted last stays
         lengths = end[chosen] - begin[chosen]
         column = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths - begin[chosen], lengths)
@@ -164,21 +163,25 @@ class _Canvas:
 
     def grid(self) -> PoolGrid:
         """Held is above cached, shared on top, else the later sequence."""
-        cells = np.where(self._cached > 0, CACHED, FREE)
+        alone, cached_blocks, shared = self._counts
+        cells = np.where(cached_blocks > 0, CACHED, FREE)
         cells = np.where(self._since >= 0, self._sequences, cells)
-        cells[self._shared > 0] = SHARED
-        in_use, cached = (np.minimum(counts / self._per_row, 1) for counts in (self._held, self._cached))
+        cells[shared > 0] = SHARED
+        in_use, cached = (np.minimum(blocks / self._per_row, 1) for blocks in (alone + shared, cached_blocks))
         cached = np.minimum(cached, 1 - in_use)
         return PoolGrid(cells, in_use, cached, self._per_row, self._num_blocks, self._end_s)
 
 
-def _covered(boxes: tuple[NDArray[np.int32], ...], shape: tuple[int, int]) -> NDArray[np.int64]:
-    """How many of the boxes, a row and columns from `begin` to before `end` each, cover each cell."""
-    row, begin, end = boxes
-    width = shape[1] + 1
-    edges = np.bincount(row * width + begin, minlength=shape[0] * width)
-    edges -= np.bincount(row * width + end, minlength=shape[0] * width)
-    return edges.reshape(-1, width).cumsum(axis=1)[:, :-1]
+def _covered(
+    rows: NDArray[np.int64], begin: NDArray[np.int32], end: NDArray[np.int32], shape: tuple[int, int, int]
+) -> NDArray[np.int64]:
+    """How many boxes, a row and columns from `begin` to before `end` each, cover each cell of several grids, whose
+    rows are counted on.
+    """
+    kinds, height, columns = shape
+    first, size = rows * (columns + 1), kinds * height * (columns + 1)
+    edges = np.bincount(first + begin, minlength=size) - np.bincount(first + end, minlength=size)
+    return edges.reshape(kinds, height, -1).cumsum(axis=2)[..., :-1]
 
 
 def colour_numbers(cells: NDArray[np.int64], colours: int) -> dict[int, int]:
