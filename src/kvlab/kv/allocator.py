@@ -252,9 +252,15 @@ class BlockAllocator:
         """Drop a reference of each block; returns those with none left. Raises BlockError, changing nothing."""
         references, released, done = self._references, [], 0
         try:
-            for block in blocks:
-                left = references[block] - 1
+            for block in blocks:  # its own: those that a sequence shares with others come last
                 # A negative id would count from the list's end, and True pass for 1.
+                if references[block] != 1 or block < 0 or type(block) is not int:
+                    break
+                references[block] = 0
+                done += 1
+            released = list(blocks[:done])
+            for block in blocks[done:]:
+                left = references[block] - 1
                 if left < 0 or block < 0 or type(block) is not int:
                     break
                 references[block] = left
@@ -313,6 +319,9 @@ class BlockAllocator:
 
     def _enqueue(self, released: Sequence[int]) -> None:
         """Blocks without a reference go to the queue."""
+        if not self._contents:
+            self._scratch += released[::-1]
+            return
         if not self._contents:
             self._scratch += released[::-1]
             return
