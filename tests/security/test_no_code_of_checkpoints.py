@@ -41,7 +41,7 @@ def test_every_reader_of_a_directory_is_told_not_to_trust_it() -> None:
         for call in calls(ast.parse(text))
     ]
     assert [place for place, safe in found if not safe] == []
-    assert len(found) >= 2  # those of experiments/cpu_speed/peers.py
+    assert len(found) >= 2  # those of kvlab/peers/programs
 
 
 @pytest.mark.parametrize("text", ["x.from_pretrained(a)", "x.from_pretrained(a, trust_remote_code=b)", "LLM(a)"])

@@ -1,6 +1,7 @@
 """Where a step's time goes, in PyTorch's products and attention and in kvlab's kernels.
 
-    python -m experiments.cpu_speed.parts [--workload burst16] [--figure experiments/cpu_speed/parts.png]
+    python -m experiments.engine_comparison.parts [--workload burst16]
+                                                  [--figure experiments/engine_comparison/parts.png]
 
 Runs the workload with either, `debug=profile` on, and prints the mean time of a step by part. --figure draws it.
 """
@@ -8,16 +9,18 @@ Runs the workload with either, `debug=profile` on, and prints the mean time of a
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.cpu_speed.compare import MAX_SEQ_LEN, run_kvlab, write_requests
-from experiments.runs import configure
+from experiments.engine_comparison.run import SETTINGS
 from kvlab.lab.machine import describe
 from kvlab.lab.profile import Part
+from kvlab.lab.records import read_run
 
 WAYS = {
     "PyTorch": ["executor.kernels=false", "attention=sdpa"],
@@ -27,13 +30,13 @@ WAYS = {
 
 def measure(model: str, workload: str) -> dict[str, dict[str, float]]:
     """Each way's metrics."""
-    with tempfile.TemporaryDirectory() as name:
-        requests = Path(name) / "requests.jsonl"
-        write_requests(configure([f"model={model}", f"workload={workload}", MAX_SEQ_LEN]), requests)
-        return {
-            way: run_kvlab(model, requests, [*overrides, "debug=profile", "figures=false"], Path(name) / str(i))
-            for i, (way, overrides) in enumerate(WAYS.items())
-        }
+    found: dict[str, dict[str, float]] = {}
+    command = [sys.executable, "-m", "kvlab.cli", "run", *SETTINGS, f"model={model}", f"workload={workload}"]
+    for way, overrides in WAYS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run([*command, "debug=profile", *overrides, f"hydra.run.dir={folder}"], check=True)
+            found[way] = dict(read_run(Path(folder)).metrics)
+    return found
 
 
 def part_ms(metrics: dict[str, float], part: Part) -> float:

@@ -1,0 +1,22 @@
+"""The table of the comparison of engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from experiments.engine_comparison.run import RATE, table
+from kvlab.lab.records import RunRecord
+
+
+def run(engine: str, repeat: int, rate: float, status: str = "finished") -> RunRecord:
+    choices = {"engine": engine, "workload": "burst16"}
+    return RunRecord("", None, status, None, {"repeat": repeat}, choices, {RATE: rate}, {}, Path())
+
+
+def test_ratios_are_those_of_each_round() -> None:
+    runs = [run("kvlab", 0, 100), run("vllm", 0, 50), run("kvlab", 1, 90), run("vllm", 1, 30)]
+    runs += [run("kvlab", 2, 80), run("vllm", 2, 1, "failed")]
+    assert table(runs).splitlines()[2:] == [
+        "| burst16 | kvlab | 90.0 | 100.0, 90.0, 80.0 |  |",
+        "| burst16 | vllm | 40.0 | 50.0, 30.0 | 2.50 times |",
+    ]
