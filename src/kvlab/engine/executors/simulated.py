@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 from itertools import count, takewhile
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -75,14 +76,15 @@ class SimulatedExecutor(Executor):
 
     def _draw(self, specs: Iterable[SequenceSpec], num_outputs: NDArray[np.int64]) -> NDArray[np.int64]:
         """The tokens `[..., S]` of S sequences that have so many outputs before."""
-        seeds = np.array([_seed(spec) for spec in specs], dtype=np.uint64)
+        seeds = np.array([_seed(spec.request_id, spec.index) for spec in specs], dtype=np.uint64)
         drawn = mix((seeds << np.uint64(32)) + num_outputs.astype(np.uint64) * STEP)
         tokens: NDArray[np.int64] = self._tokens[drawn % np.uint64(len(self._tokens))]
         return tokens
 
 
-def _seed(sequence: SequenceSpec) -> int:
-    return crc32(f"{sequence.request_id} {sequence.index}".encode())
+@lru_cache(maxsize=2**16)
+def _seed(request_id: str, index: int) -> int:
+    return crc32(f"{request_id} {index}".encode())
 
 
 @EXECUTORS.register("simulated")
