@@ -1,10 +1,11 @@
-"""The table of the comparison of engines."""
+"""The tables of the comparisons with other engines."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from experiments.engine_comparison.run import RATE, table
+from experiments.prefix_cache_comparison.run import row
 from kvlab.lab.records import RunRecord
 
 
@@ -20,3 +21,8 @@ def test_ratios_are_those_of_each_round() -> None:
         "| burst16 | kvlab | 90.0 | 100.0, 90.0, 80.0 |  |",
         "| burst16 | vllm | 40.0 | 50.0, 30.0 | 2.50 times |",
     ]
+
+
+def test_requests_with_other_hits_are_counted() -> None:
+    ours = {"a": (100, 32), "b": (100, 64)}
+    assert row("x", ours, {"a": (100, 32), "b": (100, 32)}) == "| x | 2 | 1 | 200 | 96 / 64 | 48.0 % / 32.0 % |"
