@@ -23,7 +23,7 @@ import psutil
 from experiments.serving import server_process
 from experiments.streaming import stream_at_once
 from kvlab.cli.compose import compose_run
-from kvlab.core import Request
+from kvlab.core import Request, SamplingParams
 from kvlab.engine.build import build_engine
 from kvlab.lab.build import plan_run
 from kvlab.lab.drive import drive
@@ -32,6 +32,8 @@ from kvlab.lab.machine import describe
 REAL = ["model=qwen3_0_6b", "workload=burst48", "tracking=off"]
 NO_TIME = ["executor=simulated", "hardware=h200_sxm", "model=qwen3_0_6b", "workload=burst48", "tracking=off"]
 TEXT = "model.tokenizer=fetched:smollm2"
+
+WARM_UP = Request("warm-up", tuple(range(1, 257)), SamplingParams(8, ignore_eos=True))
 
 
 def body(request: Request) -> dict[str, Any]:
@@ -46,6 +48,7 @@ def in_process(settings: list[str]) -> tuple[float, float]:
     config = compose_run(settings).config
     plan = plan_run(config)
     engine = build_engine(plan)
+    drive(engine, [WARM_UP])
     before = time.process_time()
     log = drive(engine, plan.requests, at_once=False)
     took = time.process_time() - before
@@ -59,7 +62,7 @@ def over_http(settings: list[str], requests: list[Request], folder: Path) -> tup
     own = [text for text in settings if not text.startswith(("workload", "tracking"))]
     with server_process(folder, own) as server:
         process = psutil.Process(server.pid)
-        stream_at_once(server.url, [body(requests[0]) | {"max_tokens": 2}])
+        stream_at_once(server.url, [body(WARM_UP)])
         before = process.cpu_times()
         chunks = stream_at_once(server.url, [body(request) for request in requests])
         after = process.cpu_times()
