@@ -18,7 +18,7 @@ UNCHECKED = "positive_data_acceptance"
 
 
 @pytest.mark.slow
-def test_schemathesis_finds_nothing() -> None:
+def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
     try:
         schemathesis = program(SCHEMATHESIS, timeout_s=60)
     except RuntimeError as error:
@@ -26,6 +26,6 @@ def test_schemathesis_finds_nothing() -> None:
     with served(pool=sharing_pool(64)) as server:
         settings = ["--max-examples=5", "--seed=1", f"--exclude-checks={UNCHECKED}", "--no-color"]
         command: list[str | Path] = [schemathesis, "run", f"{server.url}/openapi.json", *settings]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
         assert done.returncode == 0, done.stdout
     assert_empty(server.serving.engine.core)
