@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Iterator, Sequence
-from struct import Struct, pack
+from struct import Struct, iter_unpack, pack
 
 
 class Prefix:
@@ -69,7 +69,7 @@ class PrefixIndex:
         self.block_size = block_size
         self._roots: dict[bytes, Prefix] = {}  # by salt; a root goes with its last node
         self._pack_block = Struct(f"{block_size}q").pack
-        self._block = Struct(f"{8 * block_size}s")
+        self._block = f"{8 * block_size}s"  # a struct cannot be copied
 
     def match(self, token_ids: Sequence[int], salt: Hashable = None) -> list[int]:
         """Blocks that hold the longest cached prefix of `token_ids`, in order; whole blocks only."""
@@ -161,4 +161,4 @@ class PrefixIndex:
 
     def _pack(self, token_ids: Sequence[int]) -> list[bytes]:
         """The tokens of each of these whole blocks, 8 bytes a token."""
-        return [tokens for (tokens,) in self._block.iter_unpack(self._packed(token_ids))]
+        return [tokens for (tokens,) in iter_unpack(self._block, self._packed(token_ids))]
