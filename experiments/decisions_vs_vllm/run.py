@@ -25,13 +25,12 @@ from kvlab.engine.build import build_engine
 from kvlab.engine.engine import Engine
 from kvlab.lab.build import plan_run
 from kvlab.lab.drive import RunLog, drive
-from kvlab.simulation.timings import TIMINGS, Deployment, StepTiming, Timing
+from kvlab.simulation.timings import Deployment, StepTiming, Timing
 from kvlab.simulation.timings.base import Counts
 
 BASE = [
     "executor=simulated",
     "hardware=h100_sxm",
-    "executor.timing=one_second",
     "model=qwen3_tiny",
     "model.max_seq_len=4096",
     "scheduler.admission_reserve=0",
@@ -64,7 +63,6 @@ WORKLOADS = {
 FIELDS = ("admitted", "resumed", "preempted", "tokens", "hits", "evicted", "in_use")
 
 
-@TIMINGS.register("one_second")
 class OneSecond(StepTiming):
     """Every step takes as long, so that neither engine's decisions depend on what steps cost."""
 
@@ -85,7 +83,7 @@ class OneSecond(StepTiming):
 def ours(overrides: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The trace for vLLM, and what kvlab decided in each step."""
     config = configure([*BASE, *overrides])
-    plan = plan_run(config)
+    plan = replace(plan_run(config), timing=OneSecond())
     requests = [
         replace(each, arrival_s=float(math.floor(each.arrival_s))) if each.follows is None else each
         for each in plan.requests

@@ -102,6 +102,7 @@ class TestGenerate:
 
     def test_ctrl_c_ends_the_answer(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         pieces: list[str] = []
+        before = signal.getsignal(signal.SIGINT)
 
         def interrupt(text: str) -> None:
             pieces.append(text)
@@ -112,7 +113,7 @@ class TestGenerate:
         code, _, err = run(generate, "Who are you?", "max_tokens=100")
         assert code == 130
         assert err.startswith("[3 tokens: ")
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGINT) is before
 
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
