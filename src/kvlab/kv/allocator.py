@@ -258,6 +258,8 @@ class BlockAllocator:
                     break
                 references[block] = 0
                 done += 1
+            if done == len(blocks):
+                return list(blocks)
             released = list(blocks[:done])
             for block in blocks[done:]:
                 left = references[block] - 1
@@ -289,6 +291,12 @@ class BlockAllocator:
     def _take(self, count: int) -> tuple[list[int], int]:
         """Take blocks from the head of the queue, each with one reference; and how many of them were evicted."""
         scratch = self._scratch
+        if count == 1 and scratch:  # of a sequence that grows, as most are
+            block = scratch.pop()
+            self._references[block] = 1
+            self.num_references += 1
+            self.total_allocated += 1
+            return [block], 0
         evict = max(count - len(scratch), 0)
         if evict > len(self._cached):
             raise OutOfBlocksError(count, self.num_free(), self.num_blocks, evictable=len(self._cached))
@@ -319,9 +327,6 @@ class BlockAllocator:
 
     def _enqueue(self, released: Sequence[int]) -> None:
         """Blocks without a reference go to the queue."""
-        if not self._contents:
-            self._scratch += released[::-1]
-            return
         if not self._contents:
             self._scratch += released[::-1]
             return
