@@ -29,6 +29,9 @@ class Recipe:
     left_out: tuple[str, ...] = ()
 
 
+TRANSFORMERS = Recipe("transformers", "5.23.0", before=("torch==2.13.0",))  # of both of its engines
+
+
 def environment(name: str) -> Path:
     """Where the environment of an engine is, once it is installed. Raises ConfigError for an unsafe folder."""
     try:

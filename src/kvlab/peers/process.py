@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from kvlab.config import RunConfig, format_bytes
 from kvlab.core import FinishReason, Request, SamplingParams
@@ -21,7 +21,7 @@ from kvlab.engine.protocol import EngineReport, EngineSeries
 from kvlab.errors import ConfigError, PeerError, RequestRefusedError, shown
 from kvlab.kv.sizing import size_pool
 from kvlab.models.hub import HubError, hub_folder
-from kvlab.peers.engines.base import Assignment
+from kvlab.peers.engines.base import Assignment, EngineKind
 from kvlab.peers.install import installed_python
 from kvlab.peers.remote import Exchange, RemoteEngine
 
@@ -316,6 +316,20 @@ class ProcessEngine(RemoteEngine):
             lines = self._log.read_text(errors="replace").strip().splitlines()
             return f"; its log ends: {shown(lines[-1])} ({self._log})" if lines else ""
         return ""
+
+
+class ProcessKind(EngineKind):
+    """A kind of engines that run as a `program` in a process of their own."""
+
+    program: ClassVar[Program]
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        check_settings(config, cls.program)
+
+    @classmethod
+    def start(cls, assignment: Assignment) -> ProcessEngine:
+        return ProcessEngine(cls.program, assignment)
 
 
 def worker_settings(assignment: Assignment) -> dict[str, Any]:

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kvlab.peers.engines import ENGINES
-from kvlab.peers.engines.base import Assignment, EngineKind
-from kvlab.peers.install import Recipe
-from kvlab.peers.process import ProcessEngine, Program, check_settings
-
-if TYPE_CHECKING:
-    from kvlab.config import RunConfig
-    from kvlab.engine.protocol import ServingEngine
-
-_PROGRAM = Program(
-    "transformers_continuous", "transformers_engines.py", "continuous", "transformers", greedy_only=True
-)
+from kvlab.peers.install import TRANSFORMERS
+from kvlab.peers.process import ProcessKind, Program
 
 
 @ENGINES.register("transformers_continuous")
-class Continuous(EngineKind):
+class Continuous(ProcessKind):
     """transformers' continuous batching over pages."""
 
-    recipe = Recipe("transformers", "5.23.0", before=("torch==2.13.0",))
-
-    @staticmethod
-    def check(config: RunConfig) -> None:
-        check_settings(config, _PROGRAM)
-
-    @staticmethod
-    def start(assignment: Assignment) -> ServingEngine:
-        return ProcessEngine(_PROGRAM, assignment)
+    recipe = TRANSFORMERS
+    program = Program(
+        "transformers_continuous", "transformers_engines.py", "continuous", "transformers", greedy_only=True
+    )
