@@ -61,12 +61,11 @@ def _in_processes(
             yield futures[future], future.result()
         executor.shutdown()
     except BaseException as error:
-        executor.shutdown(wait=False, cancel_futures=True)
-        begun = set(multiprocessing.active_children()) - before
-        for process in begun:
+        for process in set(multiprocessing.active_children()) - before:
             process.terminate()
-        for process in begun:
-            process.join()
+        # The executor's own thread waits for the processes. Were this one to wait too, it could return between the
+        # other's wait and its note of the end, and find a process that is gone among the active ones.
+        executor.shutdown(cancel_futures=True)
         if isinstance(error, BrokenProcessPool):
             text = "a process of the replay was killed, perhaps for memory: take fewer or smaller kv.num_blocks"
             raise CapacityError(text) from error
