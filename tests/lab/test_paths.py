@@ -14,9 +14,10 @@ from mlflow.tracking import MlflowClient
 
 from kvlab.errors import ConfigError, KernelError
 from kvlab.kernels.cpu import native
-from kvlab.kernels.cpu.native import instruction_set
+from kvlab.kernels.cpu.native import instruction_set, paths
 from kvlab.lab.execute import RunContext, execute
 from kvlab.lab.terminal import Terminal
+from kvlab.models.ops.cpu_ops import CpuOps
 from tests.support.plans import compose_run
 
 TINY = (
@@ -34,13 +35,13 @@ needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ 
 needs_x86 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="not an x86 machine")
 
 
-def check_path(folder: Path, attention: str, kernels: str, *overrides: str) -> None:
+def check_path(folder: Path, attention: str, kernels: str, *overrides: str, reason: str = "") -> None:
     """Run, and look wherever the path should be told."""
     folder.mkdir(exist_ok=True)
     store, console = f"sqlite:///{folder}/runs.db", Terminal(width=1000, record=True, file=io.StringIO())
     config = compose_run(*TINY, f"tracking.uri={store}", *overrides)
     assert execute(config, RunContext(folder, folder, "", {}, console, "path")).metrics["requests/completed"] == 2
-    assert f"attention: {attention}, other kernels: {kernels}; 2 requests" in console.export_text()
+    assert f"attention: {attention}, other kernels: {kernels}{reason}; 2 requests" in console.export_text()
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["attention"], summary["kernels"]) == (attention, kernels)
     client = MlflowClient(store)
@@ -75,10 +76,40 @@ def test_without_avx_512_other_instructions_do(
 
 @needs_compiler
 def test_this_machines_instructions_are_named(tmp_path: Path) -> None:
-    check_path(tmp_path / "run", "cpu", f"native ({instruction_set()})")
+    check_path(
+        tmp_path / "run", "cpu", f"native ({instruction_set()})", "executor.dtype=float32"
+    )  # PyTorch multiplies
     flags = native._cpu().split()
     if "avx512_bf16" in flags:
         assert instruction_set().startswith("avx512-bf16")
+
+
+@needs_compiler
+def test_what_multiplies_is_told_with_the_rates_that_decided(tmp_path: Path) -> None:
+    chosen = paths()
+    if not chosen.rates:
+        pytest.skip("this processor has one way to multiply")
+    kernels = f"native ({instruction_set()}; products in {chosen.name})"
+    rates = sorted(((rate.many, name) for name, rate in chosen.rates.items()), reverse=True)
+    reason = ", ".join(f"{name} {rate / 1e9:,.0f}" for rate, name in rates)
+    reason = f" (GFLOP/s of a core with 96 rows: {reason})"
+    check_path(tmp_path / "run", "cpu", kernels, reason=reason)
+
+
+@needs_compiler
+def test_a_way_to_multiply_that_was_asked_for_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not paths().rates:
+        pytest.skip("this processor has one way to multiply")
+    slowest = min(paths().rates, key=lambda name: paths().rates[name].many)
+    monkeypatch.setenv("KVLAB_CPU_PATHS", slowest)
+    try:
+        ops = CpuOps()
+    finally:
+        monkeypatch.undo()
+        native._attempt.cache_clear()  # the library is one, and has to be told again
+        native.load()
+    assert ops.name == f"native ({instruction_set()}; products in {slowest})"
+    assert ops.reason == f"KVLAB_CPU_PATHS={slowest}"
 
 
 @pytest.mark.parametrize(

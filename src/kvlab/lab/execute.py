@@ -259,7 +259,10 @@ def _announce(plan: RunPlan | PeerPlan, context: RunContext) -> None:
         return
     pool = plan.pool
     kind, kernels = f"{POOLS.get(config.kv.backend).unit}s", plan.kernels
-    computed = f"attention: {kernels.attention.name}, other kernels: {plan.chosen['kernels']}; " if kernels else ""
+    chosen, computed = plan.chosen.get("kernels"), ""
+    if kernels:
+        reason = f" ({kernels.ops.reason})" if kernels.ops.reason and chosen == kernels.ops.name else ""
+        computed = f"attention: {kernels.attention.name}, other kernels: {chosen}{reason}; "
     threads = kernels.threads if kernels and plan.device == "cpu" else 0
     weights = config.executor.dtype if config.executor.weights == "auto" else config.executor.weights
     context.console.print(

@@ -92,9 +92,9 @@ extern "C" const char* kvlab_instruction_set() {
 #if defined(KVLAB_TILES)
     if (has_tiles()) return "avx512-bf16, amx";
 #endif
-#if defined(__AVX512BF16__)
-    return "avx512-bf16";
+#if defined(KVLAB_PAIRS)
+    return PAIRS_NAME;
 #else
-    return LANES == 16 ? "avx512" : LANES == 8 ? "avx2" : "portable";
+    return FLOATS_NAME;
 #endif
 }

@@ -12,6 +12,7 @@
 #define KVLAB_CONSTANTS(CONSTANT)                                                                \
     CONSTANT(TILE_SIDE, 16)      /* rows of a tile, see tiles.hpp */                             \
     CONSTANT(MAX_HEAD_DIM, 512)  /* of kvlab_rotate_and_store */                                 \
+    CONSTANT(FEW_ROWS, 8)        /* of kvlab_choose_paths */                                     \
     CONSTANT(INPUT_NORM, 0)      /* from here on: the kinds of LayerPart, and what `at` is then */ \
     CONSTANT(RESIDUAL_NORM, 1)   /* Norm, as for the other two norms */                          \
     CONSTANT(OUTPUT_NORM, 2)                                                                     \
@@ -103,6 +104,9 @@
     FUNCTION(kvlab_linear_gated)        \
     FUNCTION(kvlab_linear_top1)         \
     FUNCTION(kvlab_multiplies_in_tiles) \
+    FUNCTION(kvlab_choose_paths)        \
+    FUNCTION(kvlab_paths)               \
+    FUNCTION(kvlab_multiply_in_registers) \
     FUNCTION(kvlab_topk)                \
     FUNCTION(kvlab_paged_attention)     \
     FUNCTION(kvlab_paged_attention_int8) \
@@ -142,6 +146,9 @@ void kvlab_linear_gated(const uint16_t* x, int64_t x_stride, int rows, const voi
 int kvlab_linear_top1(const uint16_t* x, int64_t x_stride, int rows, const void* packed, const float* scales,
                       const uint16_t* bias, int outputs, int inputs, uint16_t* values, int64_t* indices, int threads);
 int kvlab_multiplies_in_tiles(int inputs);
+void kvlab_choose_paths(int tiles, int few_in_pairs, int many_in_pairs);
+const char* kvlab_paths();
+int64_t kvlab_multiply_in_registers(int path, int64_t rounds, int threads);
 void kvlab_topk(const void* x, int64_t stride, int rows, int64_t size, int count, void* values, int64_t* indices,
                 int element_bytes, int threads);
 #define ATTENTION_ARGUMENTS                                                                                          \

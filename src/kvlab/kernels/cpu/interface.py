@@ -15,6 +15,9 @@ from kvlab.errors import KernelError
 #: Rows of a tile. `LayersStep.normed` and `LayersStep.scratch` have room for whole tiles.
 TILE_SIDE = 16
 
+#: Products of at most so many rows count as those of few rows when instructions are chosen.
+FEW_ROWS = 8
+
 #: The largest head that `rotate_and_store` takes.
 MAX_HEAD_DIM = 512
 
@@ -84,6 +87,7 @@ class LayersStep(ctypes.Structure):
 
 CONSTANTS = {
     "TILE_SIDE": TILE_SIDE,
+    "FEW_ROWS": FEW_ROWS,
     "MAX_HEAD_DIM": MAX_HEAD_DIM,
     **{kind.name: kind.value for kind in PartKind},
 }

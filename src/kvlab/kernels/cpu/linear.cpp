@@ -11,9 +11,17 @@
 
 namespace {
 
+// Which instructions multiply. All that can be chosen from in vectors give the same bits, so that a row's result depends
+// on no other row; tiles round differently, and multiply any number of rows or none.
+struct Paths {
+    bool tiles = true, few_in_pairs = true, many_in_pairs = true;
+};
+
+Paths chosen_paths;
+
 bool in_tiles(int inputs) {
 #if defined(KVLAB_TILES)
-    return inputs % TILE_INPUTS == 0 && has_tiles();
+    return chosen_paths.tiles && inputs % TILE_INPUTS == 0 && has_tiles();
 #else
     return false;
 #endif
@@ -42,7 +50,11 @@ void linear(const Product& product, const uint16_t* x, int64_t x_stride, int inp
 #if defined(KVLAB_TILES)
     if (in_tiles(inputs)) return linear_in_tiles<Weight>(product, x, x_stride, inputs, threads);
 #endif
-    linear_in_vectors<Weight>(product, x, x_stride, inputs, threads);
+#if defined(KVLAB_PAIRS)
+    const bool pairs = product.rows <= FEW_ROWS ? chosen_paths.few_in_pairs : chosen_paths.many_in_pairs;
+    if (pairs) return linear_in_vectors<Weight, InPairs>(product, x, x_stride, inputs, threads);
+#endif
+    linear_in_vectors<Weight, AsFloats>(product, x, x_stride, inputs, threads);
 }
 
 void multiply(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, int threads) {
@@ -51,6 +63,13 @@ void multiply(const Product& product, const uint16_t* x, int64_t x_stride, int i
 }
 
 }  // namespace
+
+// Choose the instructions of all products that begin later: tiles, where the process may use them and the inputs are whole
+// tiles; else pairs of bfloat16, for up to FEW_ROWS rows and for more, where the processor has them; else float32. Not to
+// be called while a product runs.
+extern "C" void kvlab_choose_paths(int tiles, int few_in_pairs, int many_in_pairs) {
+    chosen_paths = {tiles != 0, few_in_pairs != 0, many_in_pairs != 0};
+}
 
 // Whether products with this number of inputs can read x in tiles, see tiles.hpp.
 extern "C" int kvlab_multiplies_in_tiles(int inputs) { return in_tiles(inputs); }

@@ -21,6 +21,7 @@ import torch  # first, so that the library uses the same OpenMP runtime as torch
 from kvlab.errors import KernelError
 from kvlab.kernels.cpu.cache import BUILD_PREFIX, building, cache_folder, check_folder, check_intact, keep
 from kvlab.kernels.cpu.interface import bind
+from kvlab.kernels.cpu.paths import Paths, choose_for, take
 
 # Units of compilation: source files and an extra flag. Those that take longest come first; small ones are one unit,
 # which reads their headers once.
@@ -28,7 +29,7 @@ _UNITS = (
     (("attention.cpp",), "-DKVLAB_INT8"),
     (("attention.cpp",), ""),
     (("linear.cpp",), ""),
-    (("elementwise.cpp", "packed_weight.cpp", "layers.cpp", "interface.cpp"), ""),
+    (("elementwise.cpp", "packed_weight.cpp", "layers.cpp", "interface.cpp", "paths.cpp"), ""),
     (("topk.cpp",), ""),
 )
 _HEADERS = tuple(sorted(path.name for path in Path(__file__).parent.glob("*.hpp")))
@@ -38,7 +39,7 @@ _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-tra
 _CPU_FLAGS = {"avx512-bf16": "avx512_bf16", "avx512": "avx512dq", "avx2": "avx2"}
 
 # The environment variables that decide which library is loaded.
-_SETTINGS = ("CXX", "KVLAB_CPU_ARCH", "KVLAB_CXXFLAGS", "KVLAB_CACHE", "XDG_CACHE_HOME", "HOME")
+_SETTINGS = ("CXX", "KVLAB_CPU_ARCH", "KVLAB_CXXFLAGS", "KVLAB_CPU_PATHS", "KVLAB_CACHE", "XDG_CACHE_HOME", "HOME")
 
 _log = logging.getLogger(__name__)
 
@@ -49,9 +50,19 @@ def load() -> ctypes.CDLL:
 
     `CXX` names the compiler, `KVLAB_CPU_ARCH` the instruction set if it should not be this machine's own
     (`-march`: `x86-64-v3` for AVX2, `x86-64` for neither). `KVLAB_CXXFLAGS` are further flags for the compiler,
-    for example `-O1 -g -fsanitize=address,undefined`. Raises KernelError, with the reason, where the library cannot
-    be built or loaded; the first time the reason is logged, too.
+    for example `-O1 -g -fsanitize=address,undefined`. `KVLAB_CPU_PATHS` names the instructions that products may
+    use (`paths`). Raises KernelError, with the reason, where the library cannot be built or loaded; the first time
+    the reason is logged, too.
     """
+    return _loaded()[0]
+
+
+def paths() -> Paths:
+    """Which of the library's instructions multiply. Raises KernelError as `load` does."""
+    return _loaded()[1]
+
+
+def _loaded() -> tuple[ctypes.CDLL, Paths]:
     environ = os.environ
     outcome = _attempt(*[environ.get(name) for name in _SETTINGS])
     if isinstance(outcome, KernelError):
@@ -61,7 +72,7 @@ def load() -> ctypes.CDLL:
 
 def instruction_set() -> str:
     """The instructions that the library uses: `avx512-bf16` (`avx512-bf16, amx` with matrix tiles), `avx512`,
-    `avx2` or `portable`. Raises KernelError as `load` does.
+    `avx2`, `neon-bf16`, `neon` or `portable`. Raises KernelError as `load` does.
     """
     return _instruction_set(load())
 
@@ -73,16 +84,29 @@ def _instruction_set(library: ctypes.CDLL) -> str:
 
 @lru_cache
 def _attempt(
-    compiler: str | None, architecture: str | None, flags: str | None, *_cache: str | None
-) -> ctypes.CDLL | KernelError:
-    """The library, or the reason why there is none. Cached either way, since every call of a kernel needs it."""
+    compiler: str | None,
+    architecture: str | None,
+    flags: str | None,
+    allowed: str | None,
+    *_cache: str | None,
+) -> tuple[ctypes.CDLL, Paths] | KernelError:
+    """The library and its paths, or the reason why there is none. Cached either way, since every call of a kernel
+    needs it.
+    """
     try:
         library = _find_or_build(compiler, architecture or "native", flags or "")
         _check_processor(_instruction_set(library), architecture)
-        return library
+        return library, _take_paths(library, allowed)
     except KernelError as error:
         _log.warning("native CPU kernels are off: %s", error)
         return error
+
+
+def _take_paths(library: ctypes.CDLL, allowed: str | None) -> Paths:
+    """Choose what multiplies, by rates that are kept beside the library."""
+    paths = choose_for(library, allowed, Path(library._name).with_suffix(".rates"))
+    take(library, paths)
+    return paths
 
 
 def _open(path: Path) -> ctypes.CDLL:

@@ -10,41 +10,38 @@
 
 namespace {
 
-// A panel's weights for a pair of inputs: a vector with a pair for each output.
-#if defined(__AVX512BF16__)
-struct Pairs {
-    Words both;
-};
-#else
-struct Pairs {
+// A pair of inputs of a panel: a vector with a pair for each output, or a vector of float32 for each of the two.
+struct Widened {
     Floats first, second;
 };
-#endif
 
 struct BFloat16 {
     static constexpr int BYTES = 4 * LANES;  // of a vector of pairs
 
-    INLINE Pairs load(const char* at) {
-        const Words pairs = load_words(at);
-#if defined(__AVX512BF16__)
-        return {pairs};
-#else
-        return {as_floats(pairs << 16), as_floats(pairs & 0xffff0000u)};
-#endif
+    INLINE Words pairs(const char* at) { return load_words(at); }
+
+    INLINE Widened widened(const char* at) {
+        const Words both = load_words(at);
+        return {as_floats(both << 16), as_floats(both & 0xffff0000u)};
     }
 };
 
 struct Int8 {
     static constexpr int BYTES = 2 * LANES;
 
-    INLINE Pairs load(const char* at) {
-        const auto* numbers = reinterpret_cast<const int8_t*>(at);
+    // Exact: bfloat16 has eight digits.
+    INLINE Words pairs(const char* at) {
 #if defined(__AVX512BF16__)
-        return {bfloat16_of(numbers)};
+        return bfloat16_of(reinterpret_cast<const int8_t*>(at));
 #else
-        const Words pairs = int8_pairs(numbers);
-        return {even_int8(pairs), odd_int8(pairs)};
+        const Widened both = widened(at);
+        return as_words(both.first) >> 16 | as_words(both.second);
 #endif
+    }
+
+    INLINE Widened widened(const char* at) {
+        const Words both = int8_pairs(reinterpret_cast<const int8_t*>(at));
+        return {even_int8(both), odd_int8(both)};
     }
 };
 

@@ -1,8 +1,8 @@
 // Vectors of the processor that the library is compiled for, and functions of them.
 //
-// The compiler's flags name the instruction set: LANES is 16 with AVX-512, 8 with AVX2 and 4 elsewhere. bfloat16 is
-// multiplied in pairs where the processor has the instruction (AVX512-BF16) and as float32 elsewhere. A unit is 4 bytes
-// either way, so that tiles have the same shape.
+// The compiler's flags name the instruction set: LANES is 16 with AVX-512, 8 with AVX2 and 4 elsewhere. bfloat16 can be
+// multiplied in pairs where the processor has an instruction for it (AVX512-BF16, NEON with bf16), and as float32
+// everywhere. A unit is 4 bytes either way, so that tiles have the same shape.
 #pragma once
 
 #include <cmath>
@@ -11,6 +11,9 @@
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
 #endif
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#include <arm_neon.h>
+#endif
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
 constexpr int LANES = 16, TILE_ROWS = 6, TILE_VECTORS = 4;  // 24 sums in 32 registers
@@ -18,6 +21,14 @@ constexpr int LANES = 16, TILE_ROWS = 6, TILE_VECTORS = 4;  // 24 sums in 32 reg
 constexpr int LANES = 8, TILE_ROWS = 6, TILE_VECTORS = 2;   // 12 sums in 16 registers
 #else
 constexpr int LANES = 4, TILE_ROWS = 4, TILE_VECTORS = 2;
+#endif
+
+// The instructions that multiply float32 and, where there are any, pairs of bfloat16.
+#if defined(__aarch64__)
+constexpr const char *FLOATS_NAME = "neon", *PAIRS_NAME = "neon-bf16";
+#else
+constexpr const char *FLOATS_NAME = LANES == 16 ? "avx512" : LANES == 8 ? "avx2" : "portable";
+constexpr const char *PAIRS_NAME = "avx512-bf16";
 #endif
 
 typedef float Floats __attribute__((vector_size(LANES * 4)));
@@ -37,6 +48,21 @@ INLINE void store_words(void* at, Words x) { *static_cast<WordsAt*>(at) = x; }
 INLINE Floats all(float x) { return x - Floats{}; }
 INLINE Floats as_floats(Words x) { return reinterpret_cast<Floats>(x); }
 INLINE Words as_words(Floats x) { return reinterpret_cast<Words>(x); }
+
+// `sum` plus both products of each pair of bfloat16. x86 adds the second product first, each rounded once, so that two
+// fused float32 operations in this order give the same bits (but numbers below 1e-38 count as 0 here).
+#if defined(__AVX512BF16__)
+#define KVLAB_PAIRS
+INLINE Floats add_products(Floats sum, Words a, Words b) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define KVLAB_PAIRS
+INLINE Floats add_products(Floats sum, Words a, Words b) {
+    return (Floats)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)a, (bfloat16x8_t)b);
+}
+#endif
+
 INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
 // Lanes of two vectors, each `step` apart: with `step` a power of two below LANES, lane l of the result is

@@ -197,7 +197,7 @@ private:
             const Panels wide{to, size, 2 * size};
             for (int panel = 0; panel < stripe.panels; ++panel)
                 for (int pair = 0; pair < part.steps() * TILE_SIDE; ++pair, to += BFloat16::BYTES)
-                    store_words(to, Weight::load(from[panel] + pair * Weight::BYTES).both);
+                    store_words(to, Weight::pairs(from[panel] + pair * Weight::BYTES));
             return wide;
         }
     }

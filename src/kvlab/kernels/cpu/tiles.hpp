@@ -63,6 +63,7 @@ public:
             setup.row_bytes[tile] = TILE_BYTES;
             setup.rows[tile] = TILE_SIDE;
         }
+        asm volatile("" : : "r"(&setup) : "memory");  // GCC does not know that the next line reads all of it
         _tile_loadconfig(&setup);
     }
     ~Tiles() { _tile_release(); }

@@ -30,7 +30,7 @@ def select_ops(
             reason = "is computed by a kernel, and executor.kernels=false allows none"
     try:
         if kernels and reason is None and kind == "cpu" and dtype in (torch.float32, torch.bfloat16):
-            return CpuOps(int8_weights=int8_weights)
+            return CpuOps(int8_weights=int8_weights, dtype=dtype)
     except KernelError as error:  # `load` has logged it
         reason = f"needs the native kernels: {error}"
     if int8_weights:

@@ -86,6 +86,7 @@ class Ops(LogitsOps, Protocol):
     """The arithmetic between and around attention. Half precision is rounded where a tensor is stored."""
 
     name: str  # with the instruction set, where there is a choice
+    reason: str = ""  # why these instructions were chosen
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False) -> Linear:
         """A product with `weight`, which may be stored in another form; with `lookup` its rows can be read, too."""

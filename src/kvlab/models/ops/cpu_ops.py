@@ -9,7 +9,7 @@ import torch
 from kvlab.attention.backends.cpu import CpuAttention
 from kvlab.attention.base import AttentionBackend
 from kvlab.kernels.cpu import elementwise
-from kvlab.kernels.cpu.native import instruction_set
+from kvlab.kernels.cpu.native import instruction_set, paths
 from kvlab.kernels.cpu.topk import topk
 from kvlab.kv.storage import PageLayout
 from kvlab.kv.view import CacheView
@@ -26,8 +26,12 @@ class CpuOps(Ops):
     Raises KernelError where the kernels cannot be compiled.
     """
 
-    def __init__(self, *, int8_weights: bool = False) -> None:
+    def __init__(self, *, int8_weights: bool = False, dtype: torch.dtype = torch.bfloat16) -> None:
+        chosen = paths()
         self.name = f"native ({instruction_set()})"
+        if chosen.rates and dtype == torch.bfloat16:
+            self.name = f"native ({instruction_set()}; products in {chosen.name})"
+            self.reason = chosen.reason
         self._int8_weights = int8_weights
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False) -> Linear:
