@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import psutil
@@ -25,7 +25,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def fake(dtype: str) -> MachineRates:
         asked.append(dtype)
-        return MachineRates(1e9 * 2 ** len(asked), 1e11)
+        return MachineRates(1e9 * 2 ** len(asked), 2e11, 1e11)
 
     monkeypatch.setattr(rates, "measure", fake)
     monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "cache"))
@@ -41,7 +41,7 @@ def test_what_was_measured_is_known(measured: list[str]) -> None:
 
 def test_a_later_measurement_replaces_an_earlier(measured: list[str]) -> None:
     measure_and_keep("float32")
-    assert measure_and_keep("float32") == known_rates("float32") == MachineRates(4e9, 1e11)
+    assert measure_and_keep("float32") == known_rates("float32") == MachineRates(4e9, 2e11, 1e11)
 
 
 def test_another_number_of_threads_is_another_machine(measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_a_spoiled_cache_is_replaced(measured: list[str], tmp_path: Path, text: 
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "rates.json").write_text(text)
     assert known_rates("float32") is None
-    assert measure_and_keep("float32") == known_rates("float32") == MachineRates(2e9, 1e11)
+    assert measure_and_keep("float32") == known_rates("float32") == MachineRates(2e9, 2e11, 1e11)
 
 
 def test_without_a_folder_to_write_to_it_still_measures(
@@ -63,13 +63,13 @@ def test_without_a_folder_to_write_to_it_still_measures(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "file"))
-    assert measure_and_keep("float32") == MachineRates(2e9, 1e11)
+    assert measure_and_keep("float32") == MachineRates(2e9, 2e11, 1e11)
 
 
 def test_a_folder_that_others_may_write_to_is_left_alone(measured: list[str], tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)
-    assert measure_and_keep("float32") == MachineRates(2e9, 1e11)
+    assert measure_and_keep("float32") == MachineRates(2e9, 2e11, 1e11)
     assert known_rates("float32") is None
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -80,7 +80,37 @@ def test_a_measurement_is_of_this_world(dtype: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(rates, "_ROUNDS_S", 0.0)
     found = measure(dtype, read_bytes=2**16, rows=8)
     assert 1e6 < found.read_bytes_per_s < 1e13
-    assert 1e6 < found.flops_per_s < 1e15
+    assert 1e6 < found.product_flops_per_s <= found.flops_per_s < 1e15
+
+
+def test_no_product_is_faster_than_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 by the fastest instructions there are, float32 by those of float32."""
+    asked: list[bool] = []
+
+    def rate(library: object, threads: int, *, pairs: bool) -> float:
+        asked.append(pairs)
+        return 1e15
+
+    monkeypatch.setattr(rates, "_SHAPES", ((64, 64),))
+    monkeypatch.setattr(rates, "_ROUNDS_S", 0.0)
+    monkeypatch.setattr(rates, "_library", lambda: None)
+    assert measure("bfloat16", read_bytes=2**16, rows=8).flops_per_s < 1e15  # without kernels: of products
+    monkeypatch.undo()
+    if rates._library() is None:
+        pytest.skip("no native kernels")
+    monkeypatch.setattr(rates, "_SHAPES", ((64, 64),))
+    monkeypatch.setattr(rates, "_ROUNDS_S", 0.0)
+    monkeypatch.setattr(rates, "rate_in_registers", rate)
+    assert [measure(dtype, read_bytes=2**16, rows=8).flops_per_s for dtype in ("bfloat16", "float32")] == [1e15] * 2
+    assert asked == [True, False]
+
+
+def test_the_faster_way_of_reading_is_the_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    if rates._library() is None:
+        pytest.skip("no native kernels")
+    monkeypatch.setattr(rates, "_SHAPES", ())
+    monkeypatch.setattr(rates, "_fastest", lambda call: 0.5 if isinstance(call, partial) else 2.0)
+    assert measure("float32", read_bytes=2**16).read_bytes_per_s == 2**17
 
 
 def test_this_machine_is_a_device_to_simulate(measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

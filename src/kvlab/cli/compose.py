@@ -60,7 +60,8 @@ def _here(what: str, timing: str = "", dtype: str = "", threads: int | None = No
     if timing != "roofline":
         return {} if what == "tflops" else 0.0
     rates = _rates(dtype, threads)
-    return {dtype: rates.flops_per_s / 1e12} if what == "tflops" else rates.read_bytes_per_s / 1e9
+    sustained = rates.product_flops_per_s or rates.flops_per_s
+    return {dtype: sustained / 1e12} if what == "tflops" else rates.read_bytes_per_s / 1e9
 
 
 def _environment(name: str, *default: Any) -> str | None:

@@ -104,7 +104,8 @@ def _rates(dtype: str, *, again: bool) -> MachineRates:
         rates = measure(dtype) if crowded else measure_and_keep(dtype)
     print(
         f"{describe('cpu')}, {threads} threads: reads {rates.read_bytes_per_s / 1e9:.1f} GB/s in order, multiplies "
-        f"{rates.flops_per_s / 1e9:,.0f} GFLOP/s in {dtype}"
+        f"{rates.flops_per_s / 1e9:,.0f} GFLOP/s in {dtype} in registers, "
+        f"{rates.product_flops_per_s / 1e9:,.0f} in products of matrices"
     )
     return rates
 

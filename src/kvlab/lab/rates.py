@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import timeit
@@ -13,10 +14,12 @@ from pathlib import Path
 import torch
 
 from kvlab.engine.threads import resolve_threads
-from kvlab.errors import OutputError
+from kvlab.errors import KernelError, OutputError
 from kvlab.kernels.cpu.attention import paged_attention
 from kvlab.kernels.cpu.cache import cache_folder
 from kvlab.kernels.cpu.memory import empty
+from kvlab.kernels.cpu.native import load
+from kvlab.kernels.cpu.paths import rate_in_registers
 from kvlab.lab.files import write_text
 from kvlab.lab.machine import CpuWatch, describe, oversubscription
 from kvlab.lab.roofline import MachineRates
@@ -66,16 +69,21 @@ def rates_here(dtype: str, threads: int | None) -> MachineRates:
 
 
 def _key(dtype: str) -> str:
-    return f"{describe('cpu')}; {torch.get_num_threads()} threads; {dtype}; torch {torch.__version__}"
+    threads = torch.get_num_threads()
+    return f"{describe('cpu')}; {threads} threads; {dtype} in registers; torch {torch.__version__}"
 
 
 @torch.inference_mode()
 def measure(dtype: str, *, read_bytes: int = _READ_BYTES, rows: int = _ROWS) -> MachineRates:
-    """The best of several rounds: memory read in order (a sum over a tensor larger than the caches), and products
-    of `rows` rows with weights of several shapes, by kvlab's kernels or PyTorch.
+    """The best of several rounds. Memory larger than the caches is read in order, by a sum and by a product of one
+    row, whichever is faster. Arithmetic is that of numbers in registers, by the fastest instructions. Products of
+    `rows` rows with weights of several shapes, by kvlab's kernels or PyTorch, say what is left of it.
     """
-    source = empty((read_bytes // 8,), torch.int64).fill_(1)  # in the pages that weights and KV cache lie in
-    bandwidth = read_bytes / _fastest(source.sum)
+    library, threads = _library(), torch.get_num_threads()
+    source = empty((read_bytes // 8,), torch.int64).fill_(0x3C003C003C003C00)  # where weights and KV cache lie, too
+    seconds = _fastest(source.sum)
+    if library:
+        seconds = min(seconds, _fastest(partial(_read_as_weight, library, source)))
     del source
     kind: torch.dtype = getattr(torch, dtype)
     ways = {ops.name: ops for ops in (select_ops(kind, "cpu"), TorchOps())}
@@ -85,7 +93,23 @@ def measure(dtype: str, *, read_bytes: int = _READ_BYTES, rows: int = _ROWS) -> 
         for ops in ways.values():
             linear = ops.linear(weight)
             rate = max(rate, 2 * rows * outputs * inputs / _fastest(partial(linear, x)))
-    return MachineRates(bandwidth, rate)
+    in_registers = rate_in_registers(library, threads, pairs=kind == torch.bfloat16) if library else 0.0
+    return MachineRates(read_bytes / seconds, max(rate, in_registers), rate)
+
+
+def _library() -> ctypes.CDLL | None:
+    try:
+        return load()
+    except KernelError:
+        return None
+
+
+def _read_as_weight(library: ctypes.CDLL, source: torch.Tensor, inputs: int = 1024) -> None:
+    """Have kvlab's kernel read all of `source`, as the weight of a product of one row."""
+    outputs = source.nbytes // (2 * inputs)
+    x, out = torch.ones(inputs, dtype=torch.bfloat16), torch.empty(outputs, dtype=torch.bfloat16)
+    sides = x.data_ptr(), inputs, 1, source.data_ptr(), None, None, outputs, inputs
+    library.kvlab_linear(*sides, out.data_ptr(), torch.get_num_threads())
 
 
 @torch.inference_mode()
@@ -125,6 +149,6 @@ def _fastest(call: Callable[[], object]) -> float:
 
 def _load(path: Path) -> dict[str, MachineRates]:
     try:
-        return {key: MachineRates(*map(float, pair)) for key, pair in json.loads(path.read_text()).items()}
+        return {key: MachineRates(*map(float, each)) for key, each in json.loads(path.read_text()).items()}
     except (OSError, ValueError, TypeError, AttributeError):  # absent, or cut off
         return {}

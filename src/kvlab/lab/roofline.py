@@ -29,7 +29,8 @@ class MachineRates(NamedTuple):
     """What a machine sustains at most."""
 
     read_bytes_per_s: float
-    flops_per_s: float  # of matrix products in a dtype
+    flops_per_s: float  # of products in a dtype, of numbers that are in registers
+    product_flops_per_s: float = 0.0  # of large matrix products, where it was measured
 
 
 class Work(NamedTuple):

@@ -31,6 +31,7 @@ TILES = "amx"
 _SIDE = 512  # outputs and inputs of the weight that is multiplied: it stays in the second-level cache
 _MANY_ROWS = 96
 _ROUNDS = 7  # of which the fastest counts
+_REGISTERS_S = 5e-3  # much longer than threads take to begin
 # Lines of /proc/cpuinfo that say which processor it is.
 _PROCESSOR = ("vendor_id", "cpu family", "model", "stepping", "CPU implementer", "CPU variant", "CPU part")
 
@@ -147,6 +148,28 @@ def measure(library: ctypes.CDLL) -> dict[str, Rates]:
             fastest[name][column] = min(fastest[name][column], time.perf_counter() - start)
     work = [2 * rows * _SIDE * _SIDE for rows in row_counts]
     return {name: Rates(work[0] / few, work[1] / many) for name, (few, many) in fastest.items()}
+
+
+def rate_in_registers(library: ctypes.CDLL, threads: int, *, pairs: bool) -> float:
+    """FLOP/s of numbers in registers, on all threads together: of float32, or with `pairs` by the fastest of all
+    instructions that multiply bfloat16.
+    """
+    best = 0.0
+    for index in range(len(_names(library)) if pairs else 1):
+        rounds, seconds = 1000, 0.0
+        while seconds < _REGISTERS_S:
+            rounds *= 2
+            seconds, operations = _seconds_in_registers(library, index, rounds, threads)
+        for _ in range(_ROUNDS):
+            seconds = min(seconds, _seconds_in_registers(library, index, rounds, threads)[0])
+        best = max(best, operations / seconds)
+    return best
+
+
+def _seconds_in_registers(library: ctypes.CDLL, index: int, rounds: int, threads: int) -> tuple[float, int]:
+    start = time.perf_counter()
+    operations: int = library.kvlab_multiply_in_registers(index, rounds, threads)
+    return time.perf_counter() - start, operations
 
 
 def _processor() -> str:
