@@ -1,12 +1,13 @@
-"""kvlab and other engines on the same requests, as one sweep: `kvlab run -m engine=... workload=... repeats=...`.
+"""kvlab and other engines on the same requests, as one sweep of `kvlab run -m`.
 
-    python -m experiments.engine_comparison.run [--engines kvlab vllm transformers_static] [--rounds 5]
-                                                [--workloads burst16 burst48 long8] [--directory FOLDER]
-                                                [--settings engine.python=ENVIRONMENT/bin/python ...]
+    python -m experiments.engine_comparison.run --settings engine.python=ENVIRONMENT/bin/python
+        [--engines kvlab vllm vllm_eager transformers_static] [--workloads burst16 burst48 shared_prefix long8]
+        [--models qwen3_0_6b smollm2_shapes] [--rounds 5] [--directory FOLDER]
 
-Every run is a process of its own, and engines take turns in each round. Prints output tokens per second, medians of
-the rounds, and how many times a figure kvlab's is: the median of the ratios of each round. `kvlab report FOLDER
-by=engine` compares all metrics, with intervals.
+In each round every model and workload is served by one engine after the other, each in a process of its own that is
+warm when the clock starts. Prints output tokens per second, medians of the rounds, and how many times a figure
+kvlab's is: the median of the ratios of each round, and their range. `kvlab report FOLDER by=model,workload,engine`
+compares all metrics, with intervals. With the --directory of a sweep that was stopped it serves what is missing.
 """
 
 from __future__ import annotations
@@ -24,12 +25,11 @@ from kvlab.lab.machine import describe
 from kvlab.lab.records import RunRecord, read_sweep
 
 SETTINGS = [
-    "model=qwen3_0_6b",
     "model.max_seq_len=4096",
     "executor=cpu",
     "executor.dtype=bfloat16",
     "kv.memory=3GiB",
-    "kv.prefix_sharing=false",
+    "kv.prefix_sharing=true",
     "scheduler.max_batch_size=48",
     "scheduler.max_batched_tokens=1024",
     "figures=false",
@@ -39,43 +39,75 @@ RATE = "throughput/output_tokens_per_s"
 OWN = "kvlab"
 
 
-def run(engines: Sequence[str], workloads: Sequence[str], rounds: int, folder: Path, others: Sequence[str]) -> None:
-    """The sweep. A point that fails is in its files; the others run."""
-    swept = [f"engine={','.join(engines)}", f"workload={','.join(workloads)}", f"repeats={rounds}"]
-    command = [sys.executable, "-m", "kvlab.cli", "run", "-m", *swept, *SETTINGS, *others]
-    subprocess.run([*command, f"hydra.sweep.dir={folder}"], check=False)
+def run(
+    engines: Sequence[str],
+    models: Sequence[str],
+    workloads: Sequence[str],
+    rounds: int,
+    folder: Path,
+    others: Sequence[str],
+) -> None:
+    """The sweep, or what is missing of one that was begun in the folder. A point that fails is in its files; the
+    others run.
+    """
+    swept = [f"model={','.join(models)}", f"workload={','.join(workloads)}", f"engine={','.join(engines)}"]
+    command = [sys.executable, "-m", "kvlab.cli", "run", "-m", *swept, f"repeats={rounds}", *SETTINGS, *others]
+    again = ["resume=true"] if folder.exists() else []
+    subprocess.run([*command, *again, f"hydra.sweep.dir={folder}"], check=False)
 
 
 def table(runs: Sequence[RunRecord]) -> str:
-    """Markdown: a row for each workload and engine; of each round what finished."""
-    found: dict[str, dict[str, dict[object, float]]] = defaultdict(lambda: defaultdict(dict))
+    """Markdown: a row for each model, workload and engine; of each round what finished."""
+    found: dict[tuple[str, str], dict[str, dict[object, float]]] = defaultdict(lambda: defaultdict(dict))
     for each in runs:
         if each.finished:
-            repeat = each.config.get("repeat", 0)
-            found[each.choices["workload"]][each.choices["engine"]][repeat] = each.metrics[RATE]
-    rows = ["| workload | engine | output tok/s | of each round | kvlab is |", "|---|---|---|---|---|"]
-    for workload, engines in found.items():
+            work = each.choices["model"], each.choices["workload"]
+            found[work][each.choices["engine"]][each.config.get("repeat", 0)] = each.metrics[RATE]
+    rows = ["| model | workload | engine | output tok/s | of each round | kvlab is |", "|---|---|---|---|---|---|"]
+    for (model, workload), engines in found.items():
         own = engines.get(OWN, {})
         for engine, rates in engines.items():
             ratios = [own[repeat] / rate for repeat, rate in rates.items() if repeat in own]
-            times = f"{statistics.median(ratios):.2f} times" if ratios and engine != OWN else ""
+            times = _times(ratios) if ratios and engine != OWN else ""
             each_round = ", ".join(f"{rate:.1f}" for rate in rates.values())
             median = statistics.median(rates.values())
-            rows.append(f"| {workload} | {engine} | {median:.1f} | {each_round} | {times} |")
+            rows.append(f"| {model} | {workload} | {engine} | {median:.1f} | {each_round} | {times} |")
+    return "\n".join(rows)
+
+
+def _times(ratios: Sequence[float]) -> str:
+    text = f"{statistics.median(ratios):.2f} times"
+    return text if len(ratios) == 1 else f"{text} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def starts(runs: Sequence[RunRecord]) -> str:
+    """Markdown: how long each engine took to be ready, medians and the first of each model."""
+    found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for each in runs:
+        for metric in ("engine/load_s", "engine/compile_s"):
+            if each.finished and metric in each.metrics:
+                found[each.choices["model"], each.choices["engine"], metric].append(each.metrics[metric])
+    rows = ["| model | engine | metric | first, s | median, s |", "|---|---|---|---|---|"]
+    rows += [
+        f"| {model} | {engine} | `{metric}` | {values[0]:.1f} | {statistics.median(values):.1f} |"
+        for (model, engine, metric), values in found.items()
+    ]
     return "\n".join(rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", nargs="+", default=[OWN, "vllm", "transformers_static"])
+    parser.add_argument("--engines", nargs="+", default=[OWN, "vllm"])
+    parser.add_argument("--models", nargs="+", default=["qwen3_0_6b"])
     parser.add_argument("--workloads", nargs="+", default=["burst16", "burst48", "long8"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--directory", type=Path, default=Path(time.strftime("multirun/engines-%Y-%m-%d-%H-%M-%S")))
     parser.add_argument("--settings", nargs="*", default=[], help="of kvlab run")
-    arguments = parser.parse_args()
-    run(arguments.engines, arguments.workloads, arguments.rounds, arguments.directory, arguments.settings)
+    given = parser.parse_args()
+    run(given.engines, given.models, given.workloads, given.rounds, given.directory, given.settings)
+    runs = read_sweep(given.directory)
     print(f"\n{describe('cpu')}; {time.strftime('%Y-%m-%d')}\n")
-    print(table(read_sweep(arguments.directory)))
+    print(table(runs), starts(runs), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The prompt tokens that kvlab and vLLM find in their prefix caches, request by request, on the same conversations.
+"""The prompt tokens that kvlab and vLLM find in their prefix caches, request by request, on the same requests.
 
     python -m experiments.prefix_cache_comparison.run --vllm-python ENVIRONMENT/bin/python
 
@@ -30,6 +30,7 @@ SETTINGS = [
 WORKLOADS = {
     "conversations, one at a time": ["workload=multi_turn", "workload.concurrency=1", "workload.num_requests=6"],
     "conversations, four at once": ["workload=multi_turn", "workload.concurrency=4", "workload.num_requests=12"],
+    "shared prefixes, 48 at once": ["workload=shared_prefix"],
 }
 ENGINES: dict[str, list[str]] = {"kvlab": [], "vllm_eager": ["+engine.options.block_size=32"]}
 

@@ -49,6 +49,7 @@ def test_first_line_says_what_it_is_for(file: Path) -> None:
         ("llama3_2_3b", 3.213e9, 114_688),
         ("qwen2_5_0_5b", 0.494e9, 12_288),
         ("gemma3_1b", 1.0e9, 26_624),
+        ("smollm2_shapes", 134.5e6, 23_040),
         ("qwen3_mini", 41.56e6, 8_192),
         ("llama3_1_8b", 8.030e9, 131_072),
         ("llama3_1_70b", 70.554e9, 327_680),
@@ -87,6 +88,7 @@ def test_every_model_is_checked_above() -> None:
         "qwen3_8b",
         "qwen3_mini",
         "qwen3_tiny",
+        "smollm2_shapes",
     ]
 
 

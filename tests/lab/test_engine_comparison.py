@@ -10,7 +10,7 @@ from kvlab.lab.records import RunRecord
 
 
 def run(engine: str, repeat: int, rate: float, status: str = "finished") -> RunRecord:
-    choices = {"engine": engine, "workload": "burst16"}
+    choices = {"engine": engine, "workload": "burst16", "model": "m"}
     return RunRecord("", None, status, None, {"repeat": repeat}, choices, {RATE: rate}, {}, Path())
 
 
@@ -18,8 +18,8 @@ def test_ratios_are_those_of_each_round() -> None:
     runs = [run("kvlab", 0, 100), run("vllm", 0, 50), run("kvlab", 1, 90), run("vllm", 1, 30)]
     runs += [run("kvlab", 2, 80), run("vllm", 2, 1, "failed")]
     assert table(runs).splitlines()[2:] == [
-        "| burst16 | kvlab | 90.0 | 100.0, 90.0, 80.0 |  |",
-        "| burst16 | vllm | 40.0 | 50.0, 30.0 | 2.50 times |",
+        "| m | burst16 | kvlab | 90.0 | 100.0, 90.0, 80.0 |  |",
+        "| m | burst16 | vllm | 40.0 | 50.0, 30.0 | 2.50 times (2.00 to 3.00) |",
     ]
 
 

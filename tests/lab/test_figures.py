@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from kvlab.core import RequestRecord
+from kvlab.engine.protocol import EngineSeries
 from kvlab.lab.capacity import CapacityCurve
 from kvlab.lab.figures.capacity_curve import MeasuredCapacity, draw_capacity
 from kvlab.lab.figures.interactive import heat_map_hover, pareto_hover, pool_map_hover, timeline_hover
 from kvlab.lab.figures.latency import latency_figure
-from kvlab.lab.figures.memory import memory_figure
+from kvlab.lab.figures.memory import memory_figure, told_columns, told_memory_figure
 from kvlab.lab.figures.metric_charts import metric_figure
 from kvlab.lab.figures.pareto import pareto_figure
 from kvlab.lab.figures.points import THROUGHPUT, Point, metric_grid
@@ -44,6 +46,45 @@ class TestDrawing:
         for steps in ([], self.STEPS[:1], self.STEPS, many):
             assert png(memory_figure(steps))
         assert "slot" in memory_figure(self.STEPS, unit="slot").axes[0].get_title(loc="left")
+
+    @pytest.mark.parametrize(
+        ("columns", "panels"),
+        [
+            ({"running": [0, 2, 1]}, ["sequences"]),
+            ({"kv_usage": [0.0, 0.5, 0.25], "preemptions": [3, 3, 5]}, ["% of the KV cache"]),
+            (
+                {
+                    "kv_usage": [0, 0.5, 0],
+                    "waiting": [1, 0, 0],
+                    "prefix_queries": [7, 9, 9],
+                    "prefix_hits": [0, 1, 1],
+                },
+                ["% of the KV cache", "sequences", "tokens"],
+            ),
+            ({"running": [0, 2, 1], "prefix_queries": [7, 7, 7], "prefix_hits": [1, 1, 1]}, ["sequences"]),
+        ],
+    )
+    def test_what_an_engine_told_of_its_memory(self, columns: dict[str, list[float]], panels: list[str]) -> None:
+        figure = told_memory_figure(EngineSeries([0.0, 0.5, 1.0], columns))
+        assert [axes.get_ylabel() for axes in figure.axes] == panels
+        heading = (
+            "At most 50 % of the KV cache in use" if "kv_usage" in columns else "What the engine said of itself"
+        )
+        assert figure.axes[0].get_title(loc="left").strip() == heading
+        assert png(figure)
+
+    def test_preemptions_that_an_engine_told_are_marked_where_they_were_first_seen(self) -> None:
+        series = EngineSeries(
+            [0.0, 0.5, 1.0], {"running": [1, 2, 2], "waiting": [0, 0, 1], "preemptions": [4, 4, 6]}
+        )
+        (axes,) = told_memory_figure(series).axes
+        marks = {str(line.get_label()): line.get_xdata() for line in axes.lines}
+        assert list(marks) == ["waiting", "running", "preemption (2 in all)"]
+        assert list(np.asarray(marks["preemption (2 in all)"])) == [1.0, 1.0]
+
+    def test_an_engine_that_told_counters_alone_has_no_figure_of_memory(self) -> None:
+        assert told_columns(EngineSeries([0.0], {"preemptions": [1]})) == {}
+        assert told_columns(EngineSeries()) == {}
 
     def test_a_map_says_what_it_cannot_show(self) -> None:
         (axes,) = pool_map_figure(None).axes

@@ -102,17 +102,27 @@ def test_what_is_aborted_is_forgotten(config: RunConfig, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("then", "settings", "said"),
+    ("options", "settings", "said"),
     [
-        ("crash", {}, "the engine ended (killed by SIGSEGV); its log ends: about to crash ("),
-        ("raise", {}, "the engine failed: RuntimeError: out of something (its log: "),
-        ("hang", {"timeout_s": 0.2}, "the engine said nothing for engine.timeout_s=0.2 seconds"),
+        ({"then": "crash"}, {}, "the engine ended (killed by SIGSEGV); its log ends: about to crash ("),
+        (
+            {"then": "crash", "signal": int(signal.SIGILL)},
+            {},
+            "the engine ended (killed by SIGILL, an instruction that the processor or the system refuses); its log",
+        ),
+        (
+            {"then": "crash", "signal": 40},
+            {},
+            "the engine ended (killed by signal 40); its log ends: about to",
+        ),
+        ({"then": "raise"}, {}, "the engine failed: RuntimeError: out of something (its log: "),
+        ({"then": "hang"}, {"timeout_s": 0.2}, "the engine said nothing for engine.timeout_s=0.2 seconds"),
     ],
 )
 def test_an_engine_that_fails_on_the_way(
-    config: RunConfig, tmp_path: Path, then: str, settings: dict[str, Any], said: str
+    config: RunConfig, tmp_path: Path, options: dict[str, Any], settings: dict[str, Any], said: str
 ) -> None:
-    engine = start(config, tmp_path, options={"then": then}, **settings)
+    engine = start(config, tmp_path, options=options, **settings)
     with pytest.raises(PeerError) as raised:
         serve(engine, [request("a"), request("b")])
     assert str(raised.value).startswith(f"engine=vllm: {said}")

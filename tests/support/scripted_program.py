@@ -12,9 +12,10 @@ from typing import Any
 
 class Counting:
     def __init__(self, settings: dict[str, Any]) -> None:
-        unknown = {*settings["options"]} - {"then"}
+        unknown = {*settings["options"]} - {"then", "signal"}
         if unknown:
             raise TypeError(f"got an unexpected keyword argument {unknown.pop()!r}")
+        self.settings = settings
         self.then = settings["options"].get("then", "")
         self.jobs: list[dict[str, Any]] = []
         self.served = 0
@@ -36,7 +37,7 @@ class Counting:
     def step(self) -> list[list[Any]]:
         if self.served and self.then == "crash":
             print("about to crash", file=sys.stderr, flush=True)
-            os.kill(os.getpid(), signal.SIGSEGV)
+            os.kill(os.getpid(), self.settings["options"].get("signal", signal.SIGSEGV))
         if self.served and self.then == "hang":
             time.sleep(60)
         if self.served and self.then == "raise":

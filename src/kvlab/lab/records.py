@@ -124,6 +124,12 @@ def series_table(series: EngineSeries) -> pa.Table:
     return pa.table({"time_s": series.times_s, **series.columns})
 
 
+def read_series(table: pa.Table | None) -> EngineSeries:
+    """The series of such a table."""
+    columns = {} if table is None else table.to_pydict()
+    return EngineSeries(columns.pop("time_s", ()), columns)
+
+
 def read_request(row: Mapping[str, Any]) -> RequestRecord:
     """The record of a row. What an older version did not write has its default."""
     names = {each.name for each in fields(RequestRecord)}
@@ -175,6 +181,10 @@ class RunRecord:
     def steps(self) -> StepLog:
         """The engine's steps in order, read when first asked for; none where the run kept none."""
         return self.once(STEPS, lambda: StepLog(self._rows(STEPS, read_step)))
+
+    def series(self) -> EngineSeries:
+        """What an engine without steps said of itself; empty where it said nothing."""
+        return self.once(SERIES, lambda: read_series(self._read(SERIES)))
 
     def requests(self) -> list[RequestRecord]:
         """What happened to each request and sample, read when first asked for."""
@@ -250,7 +260,8 @@ def read_summary(directory: Path) -> dict[str, Any] | None:
 def make_run(directory: Path, summary: Mapping[str, Any], log: RunLog) -> RunRecord:
     """The same of a run that has just ended, whatever of its files could be written."""
     record = _record(directory, summary)
-    record._known.update({STEPS: log.steps, REQUESTS: log.records, BLOCKS: log.blocks})
+    series = EngineSeries() if log.told is None else log.told.series
+    record._known.update({STEPS: log.steps, REQUESTS: log.records, BLOCKS: log.blocks, SERIES: series})
     return record
 
 

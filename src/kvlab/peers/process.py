@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,12 +21,17 @@ from kvlab.errors import ConfigError, PeerError, RequestRefusedError, shown
 from kvlab.kv.sizing import size_pool
 from kvlab.models.hub import HubError, hub_folder
 from kvlab.peers.engines.base import Assignment, EngineKind
-from kvlab.peers.install import installed_python
+from kvlab.peers.install import environment, installed_python
 from kvlab.peers.remote import Exchange, RemoteEngine
 
 _PROGRAMS = Path(__file__).parent / "programs"
 _LOG = "engine.log"  # in the run's directory: what the process prints
+_SHAPES = "shapes"  # beside the engines' environments: configurations of architectures that have no checkpoint
 _LAST_S = 5.0  # for a process that was killed to be gone
+_HINTS = {
+    signal.SIGILL: ", an instruction that the processor or the system refuses",
+    signal.SIGKILL: ", as the system does when memory runs out",
+}
 _SAMPLING = (
     "temperature",
     "top_p",
@@ -99,9 +103,8 @@ class ProcessEngine(RemoteEngine):
         self._ready: asyncio.Future[dict[str, Any]] = self.clock.loop.create_future()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: asyncio.WriteTransport | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="kvlab-engine-")
         try:
-            settings = worker_settings(assignment) | {"folder": self._folder.name}
+            settings = worker_settings(assignment) | {"folder": str(environment(_SHAPES))}
             self._start()
             self.clock.run(self._begin(settings), assignment.should_stop)
             self._told = self._ready.result()
@@ -166,7 +169,6 @@ class ProcessEngine(RemoteEngine):
         """Kill the process and those that it has started."""
         process = self._process
         if process is None:
-            self._folder.cleanup()
             return
         if process.stdout is not None:
             self.clock.loop.remove_reader(process.stdout.fileno())
@@ -179,7 +181,6 @@ class ProcessEngine(RemoteEngine):
             os.killpg(process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             process.wait(_LAST_S)
-        self._folder.cleanup()
 
     def _start(self) -> None:
         """Raises PeerError where the system refuses."""
@@ -309,7 +310,7 @@ class ProcessEngine(RemoteEngine):
                 code = self._process.wait(_LAST_S)
         if code is None:
             return "it closed its output"
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
 
     def _last_words(self) -> str:
         with suppress(OSError):
@@ -360,6 +361,13 @@ def worker_settings(assignment: Assignment) -> dict[str, Any]:
         "max_wait_ms": scheduler.max_wait_ms,
         "options": dict(config.engine.options),
     }
+
+
+def _signal_name(number: int) -> str:
+    with suppress(ValueError):
+        meant = signal.Signals(number)
+        return meant.name + _HINTS.get(meant, "")
+    return f"signal {number}"  # a real-time one has no name
 
 
 def _is_real(config: RunConfig) -> bool:

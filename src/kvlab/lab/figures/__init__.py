@@ -18,7 +18,7 @@ from kvlab.lab.figures.arrival_rate import rate_figure
 from kvlab.lab.figures.capacity_curve import capacity_figure
 from kvlab.lab.figures.interactive import heat_map_hover, page, pareto_hover, pool_map_hover, timeline_hover
 from kvlab.lab.figures.latency import latency_figure
-from kvlab.lab.figures.memory import memory_figure
+from kvlab.lab.figures.memory import memory_figure, told_columns, told_memory_figure
 from kvlab.lab.figures.metric_charts import metric_figure
 from kvlab.lab.figures.pareto import measured_points, pareto_figure
 from kvlab.lab.figures.points import THROUGHPUT, metric_grid, sweep_points, varied_amounts
@@ -39,7 +39,7 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
     unit = unit_of(str(record.config.get("kv.backend")))
     figures = {}
     if "memory" not in missing:
-        figures["memory"] = memory_figure(steps, unit=unit)
+        figures["memory"] = memory_figure(steps, unit=unit) if steps else told_memory_figure(record.series())
     if "pool_map" not in missing:
         grids = record_grids(record)
         figures["pool_map"] = pool_map_figure(grids.picture if grids else None, unit=unit)
@@ -54,7 +54,7 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
 def left_out(record: RunRecord) -> dict[str, str]:
     """The figures that cannot be drawn from what a run recorded, by name, and why."""
     has_blocks = bool(record.steps().column("has_pool").any())
-    reasons = {} if has_blocks else {"memory": "its steps have no blocks"}
+    reasons = {} if has_blocks or told_columns(record.series()) else {"memory": "its steps have no blocks"}
     if record.blocks() is None or not has_blocks:
         reasons["pool_map"] = "it kept no record of single blocks"
     if not record.requests():

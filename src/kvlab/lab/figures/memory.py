@@ -1,8 +1,10 @@
-"""Memory over time: blocks in use and cached, the tokens in them, and how many sequences run and wait."""
+"""Memory over time: blocks in use and cached, the tokens in them, and how many sequences run and wait; of an engine
+that keeps no steps, what it said of itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,9 +12,14 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from kvlab.core import StepRecord
+from kvlab.engine.protocol import EngineSeries
 from kvlab.lab.figures import style
 from kvlab.lab.steps import StepLog
 from kvlab.lab.tables import count
+
+Column = NDArray[np.float64]
+_LEVELS: tuple[str, ...] = ("kv_usage", "running", "waiting")
+_COUNTERS: tuple[str, ...] = ("preemptions", "prefix_queries", "prefix_hits")
 
 
 class MemorySeries(NamedTuple):
@@ -20,13 +27,13 @@ class MemorySeries(NamedTuple):
     are numbers of blocks or sequences; `tokens` is how many full blocks the stored tokens would fill.
     """
 
-    at: NDArray[np.float64]
-    in_use: NDArray[np.float64]
-    cached: NDArray[np.float64]
-    tokens: NDArray[np.float64]
-    running: NDArray[np.float64]
-    waiting: NDArray[np.float64]
-    preempted_at: NDArray[np.float64]  # seconds, one for each preemption
+    at: Column
+    in_use: Column
+    cached: Column
+    tokens: Column
+    running: Column
+    waiting: Column
+    preempted_at: Column  # seconds, one for each preemption
     capacity: int
     block_tokens: int
 
@@ -58,7 +65,7 @@ def memory_figure(steps: Sequence[StepRecord], *, unit: str = "block") -> Figure
     for axes in (above, below):
         style.tidy(axes)
     _draw_blocks(above, series, unit)
-    _draw_sequences(below, series)
+    _draw_sequences(below, series.at, {"waiting": series.waiting, "running": series.running}, series.preempted_at)
     above.set_xlim(min(series.at[0], 0), max(series.at[-1], 1e-3))
     below.set_xlabel("time, s")
     peak = 100 * float(series.in_use.max()) / max(series.capacity, 1)
@@ -66,6 +73,42 @@ def memory_figure(steps: Sequence[StepRecord], *, unit: str = "block") -> Figure
     note = f"a {unit} has {series.block_tokens:,} token slots; those between line and edge hold no token"
     style.title(above, heading, note)
     return figure
+
+
+def told_memory_figure(series: EngineSeries) -> Figure:
+    """The share of an engine's KV cache in use, its requests, and what it found in its prefix cache: each where it
+    told that from time to time. `told_columns` are not empty.
+    """
+    at, told = np.asarray(series.times_s), told_columns(series)
+    sequences: dict[str, Column] = {name: told[name] for name in ("waiting", "running") if name in told}
+    has_prefixes = bool(told.get("prefix_queries", np.zeros(0)).any())
+    ratios = [3] * ("kv_usage" in told) + [2] * bool(sequences) + [2] * has_prefixes
+    figure = style.new_figure(1.4 + 0.8 * sum(ratios))
+    all_axes = list(figure.subplots(len(ratios), 1, height_ratios=ratios, sharex=True, squeeze=False)[:, 0])
+    for axes in all_axes:
+        style.tidy(axes)
+    heading, rest = "The engine's sequences", iter(all_axes)
+    if "kv_usage" in told:
+        heading = f"At most {100 * told['kv_usage'].max():.0f} % of the KV cache in use"
+        _draw_usage(next(rest), at, told["kv_usage"])
+    if sequences:
+        preempted_at = _gains_at(at, told.get("preemptions", np.zeros(len(at))))
+        _draw_sequences(next(rest), at, sequences, preempted_at, below=-0.06 if has_prefixes else -0.3)
+    if has_prefixes:
+        _draw_prefixes(next(rest), at, told["prefix_queries"], told.get("prefix_hits", np.zeros(len(at))))
+    style.title(all_axes[0], heading, f"as the engine told, {len(at):,} times")
+    all_axes[0].set_xlim(min(at[0], 0), max(at[-1], 1e-3))
+    all_axes[-1].set_xlabel("time, s")
+    return figure
+
+
+def told_columns(series: EngineSeries) -> dict[str, Column]:
+    """The columns of a series that `told_memory_figure` draws; counters count from the first sample."""
+    known = {name: np.asarray(values, dtype=float) for name, values in series.columns.items() if len(values)}
+    shown: dict[str, Column] = {name: known[name] for name in _LEVELS if name in known}
+    if shown:
+        shown |= {name: known[name] - known[name][0] for name in _COUNTERS if name in known}
+    return shown
 
 
 def _draw_blocks(axes: Any, series: MemorySeries, unit: str) -> None:
@@ -82,16 +125,48 @@ def _draw_blocks(axes: Any, series: MemorySeries, unit: str) -> None:
     style.legend(axes, columns=4, below=-0.04)
 
 
-def _draw_sequences(axes: Any, series: MemorySeries) -> None:
-    at, running, waiting = style.thin(series.at, series.running, series.waiting)
-    width = 1.6 if len(at) == len(series.at) else 0.7  # between the extremes of each moment
-    axes.step(at, waiting, where="post", color=style.ORANGE, linewidth=width, label="waiting")
-    axes.step(at, running, where="post", color=style.BLUE, linewidth=width, label="running")
-    top, count = max(float(series.running.max()), float(series.waiting.max()), 1.0), len(series.preempted_at)
+def _draw_usage(axes: Any, at: Column, usage: Column) -> None:
+    times, share = style.thin(at, 100 * usage)
+    axes.fill_between(times, 0, share, color=style.SKY, label="KV cache in use", step="post", linewidth=0)
+    axes.axhline(100, color=style.INK, linewidth=1.2, linestyle=(0, (4, 2)), label="capacity")
+    axes.set(ylim=(0, 106), ylabel="% of the KV cache")
+    style.legend(axes, columns=2, below=-0.04)
+
+
+def _draw_prefixes(axes: Any, at: Column, queries: Column, hits: Column) -> None:
+    times, asked, found = style.thin(at, queries, hits)
+    axes.step(times, asked, where="post", color=style.FAINT, linewidth=1.6, label="prompt tokens looked up so far")
+    axes.step(times, found, where="post", color=style.GREEN, linewidth=1.6, label="found in the prefix cache")
+    axes.set(ylim=(0, max(float(asked.max()), 1.0) * 1.06), ylabel="tokens")
+    style.whole(axes.yaxis)
+    style.legend(axes, columns=2, below=-0.3)
+
+
+def _gains_at(at: Column, counter: Column) -> Column:
+    """The time of each count: that of the first sample that has it."""
+    gained: Column = np.repeat(at[1:], np.maximum(np.diff(counter), 0).astype(int))
+    return gained
+
+
+def _draw_sequences(
+    axes: Any,
+    at: Column,
+    lines: Mapping[str, Column],
+    preempted_at: Column,
+    *,
+    below: float = -0.3,
+) -> None:
+    """The lines `running` and `waiting`, or one of them, and a mark for each preemption."""
+    times, *thinned = style.thin(at, *lines.values())
+    width = 1.6 if len(times) == len(at) else 0.7  # between the extremes of each moment
+    for name, values in zip(lines, thinned, strict=True):
+        colour = {"waiting": style.ORANGE, "running": style.BLUE}[name]
+        axes.step(times, values, where="post", color=colour, linewidth=width, label=name)
+    top, count = max(1.0, *(float(values.max()) for values in lines.values())), len(preempted_at)
     axes.set(ylim=(0, top * 1.16), ylabel="sequences")
     if count:
         label = f"preemption ({count:,} in all)"
         mark: Any = {"color": style.VERMILION, "markersize": 5, "clip_on": False, "label": label}
-        axes.plot(series.preempted_at, np.full(count, top * 1.09), "v", **mark)
+        axes.plot(preempted_at, np.full(count, top * 1.09), "v", **mark)
     style.whole(axes.yaxis)
-    style.legend(axes, columns=3, below=-0.3)
+    style.legend(axes, columns=3, below=below)

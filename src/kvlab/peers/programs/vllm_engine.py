@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 Json = dict[str, Any]
@@ -20,8 +24,10 @@ _SERIES = {
 }
 
 
-def model_directory(model: Json, folder: str) -> str:
-    """Where the model's config.json is; one of an architecture alone is written into the folder."""
+def model_directory(model: Json, folder: Path) -> str:
+    """Where the model's config.json is. One of an architecture alone is written below `folder`, at a place that its
+    values name: vLLM finds what it has compiled by the model's path, so that a later run need not compile it again.
+    """
     known = model["weights"] or model["path"]
     if known is not None:
         return str(known)
@@ -30,8 +36,43 @@ def model_directory(model: Json, folder: str) -> str:
 
     config = AutoConfig.for_model(model["family"], **model["architecture"])
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
-    config.save_pretrained(folder)
-    return folder
+    text = config.to_json_string()
+    place = folder / hashlib.sha256(text.encode()).hexdigest()[:16]
+    place.mkdir(parents=True, exist_ok=True)
+    unfinished = place / f"config.json.{os.getpid()}"
+    unfinished.write_text(text)
+    unfinished.replace(place / "config.json")  # whole at any time, for an engine that reads it now
+    return str(place)
+
+
+def allow_tiles() -> None:
+    """Ask the system for the processor's matrix tiles. vLLM's attention uses them and does not ask: the process is
+    killed by SIGILL where no other library has asked before.
+    """
+    import torch
+
+    if torch.cpu._is_amx_tile_supported():
+        torch.cpu._init_amx()
+
+
+@contextmanager
+def timed_compiling() -> Iterator[list[float]]:
+    """Notes the seconds that vLLM takes to compile on a processor, where it does not say so itself."""
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    spent: list[float] = []
+    warm_up = CPUModelRunner.warming_up_model
+
+    def timed(runner: Any) -> None:
+        began = time.perf_counter()
+        warm_up(runner)
+        spent.append(time.perf_counter() - began)
+
+    CPUModelRunner.warming_up_model = timed
+    try:
+        yield spent
+    finally:
+        CPUModelRunner.warming_up_model = warm_up
 
 
 class Vllm:
@@ -44,16 +85,18 @@ class Vllm:
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CPU_KVCACHE_SPACE": str(max(1, -(-settings["kv_bytes"] // 2**30))),
         }
+        allow_tiles()
         import vllm
         from vllm import EngineArgs, LLMEngine
 
-        folder = model_directory(settings["model"], settings["folder"])
+        folder = model_directory(settings["model"], Path(settings["folder"]))
         asked: Json = {
             "load_format": "auto" if settings["model"]["weights"] else "dummy",
             "dtype": settings["dtype"],
             "skip_tokenizer_init": True,
             "max_model_len": settings["max_seq_len"],
             "max_num_seqs": settings["max_batch_size"],
+            "max_num_batched_tokens": settings["max_batched_tokens"],
             "enable_prefix_caching": settings["prefix_caching"],
             "seed": settings["seed"] % 2**31,
             "disable_log_stats": False,
@@ -64,7 +107,8 @@ class Vllm:
         if blocks < 2:  # one is never used
             raise ValueError(f"kv.memory holds {blocks} blocks of {block} tokens, and two are needed")
         asked.setdefault("num_gpu_blocks_override", blocks)
-        self.engine = LLMEngine.from_engine_args(EngineArgs(model=folder, trust_remote_code=False, **asked))
+        with timed_compiling() as compiling:
+            self.engine = LLMEngine.from_engine_args(EngineArgs(model=folder, trust_remote_code=False, **asked))
         loaded = time.perf_counter() - began
         self.submit(
             {"id": "warm-up", "prompt": [1, 2, 3], "max_tokens": 4, "eos": [], "ignore_eos": True, "sampling": {}}
@@ -78,9 +122,8 @@ class Vllm:
         facts = {name: json.dumps(value) for name, value in asked.items()}
         facts |= {"version": vllm.__version__, "block size": str(cache.block_size)}
         metrics = {"engine/load_s": loaded}
-        compiled = getattr(config.compilation_config, "compilation_time", 0.0)
-        if compiled:
-            metrics["engine/compile_s"] = float(compiled)
+        if not asked.get("enforce_eager"):
+            metrics["engine/compile_s"] = sum(compiling) or float(config.compilation_config.compilation_time)
         self.ready = {"version": vllm.__version__, "facts": facts, "metrics": metrics, "kv_slots": slots}
         self.base = self.series()
 
