@@ -4,10 +4,11 @@
         [--engines kvlab vllm vllm_eager transformers_static] [--workloads burst16 burst48 shared_prefix long8]
         [--models qwen3_0_6b smollm2_shapes] [--rounds 5] [--directory FOLDER]
 
-In each round every model and workload is served by one engine after the other, each in a process of its own that is
-warm when the clock starts. Prints output tokens per second, medians of the rounds, and how many times a figure
-kvlab's is: the median of the ratios of each round, and their range. `kvlab report FOLDER by=model,workload,engine`
-compares all metrics, with intervals. With the --directory of a sweep that was stopped it serves what is missing.
+In each round every model and workload is served by one engine after the other, each started anew, and warm when the
+clock starts. Prints output tokens per second, medians of the rounds, and how many times a figure kvlab's is: the
+median of the ratios of each round, and their range. `kvlab report FOLDER by=engine` compares all metrics, with
+intervals, over all workloads in pairs, and `by=workload,engine` for each. With the --directory of a sweep that was
+stopped it serves what is missing.
 """
 
 from __future__ import annotations
