@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from kvlab.core import RequestRecord
 from kvlab.engine.protocol import EngineSeries
 from kvlab.lab.capacity import CapacityCurve
+from kvlab.lab.figures import left_out, run_figures
 from kvlab.lab.figures.capacity_curve import MeasuredCapacity, draw_capacity
 from kvlab.lab.figures.interactive import heat_map_hover, pareto_hover, pool_map_hover, timeline_hover
 from kvlab.lab.figures.latency import latency_figure
@@ -17,6 +21,7 @@ from kvlab.lab.figures.pareto import pareto_figure
 from kvlab.lab.figures.points import THROUGHPUT, Point, metric_grid
 from kvlab.lab.figures.pool_map import pool_map_figure, run_grids
 from kvlab.lab.figures.timeline import timeline_figure
+from kvlab.lab.records import SERIES, RunRecord, series_table
 from kvlab.lab.trace import trace_events
 from tests.support.drawn import A, events, png, request, step
 
@@ -72,6 +77,15 @@ class TestDrawing:
         )
         assert figure.axes[0].get_title(loc="left").strip() == heading
         assert png(figure)
+
+    def test_a_run_of_an_engine_that_told_of_its_memory_has_a_figure_of_it(self, tmp_path: Path) -> None:
+        run = RunRecord("", None, "finished", None, {}, {}, {}, {}, tmp_path)
+        assert "memory" in left_out(run)
+        pq.write_table(series_table(EngineSeries([0.0, 0.5], {"kv_usage": [0.0, 0.25]})), tmp_path / SERIES)
+        told = RunRecord("", None, "finished", None, {}, {}, {}, {}, tmp_path)
+        assert "memory" not in left_out(told)
+        heading = run_figures(told)["memory"].axes[0].get_title(loc="left").strip()
+        assert heading == "At most 25 % of the KV cache in use"
 
     def test_preemptions_that_an_engine_told_are_marked_where_they_were_first_seen(self) -> None:
         series = EngineSeries(

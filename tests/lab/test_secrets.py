@@ -294,6 +294,7 @@ def test_a_run_whose_store_is_not_there_keeps_no_secret(
         ("  api_key: abc\n  other: abc", "  api_key: ***\n  other: abc"),
         ('{"secret": "abc", "n": 1}', '{"secret": "***", "n": 1}'),
         ("{secret: abc}", "{secret: ***"),
+        ("api_key=-  token=-abc key=- api_key=-", "api_key=-  token=*** key=- api_key=-"),
         *[
             (text, text)
             for text in (
