@@ -72,9 +72,7 @@ class TestDrawing:
     def test_what_an_engine_told_of_its_memory(self, columns: dict[str, list[float]], panels: list[str]) -> None:
         figure = told_memory_figure(EngineSeries([0.0, 0.5, 1.0], columns))
         assert [axes.get_ylabel() for axes in figure.axes] == panels
-        heading = (
-            "At most 50 % of the KV cache in use" if "kv_usage" in columns else "What the engine said of itself"
-        )
+        heading = "At most 50 % of the KV cache in use" if "kv_usage" in columns else "The engine's sequences"
         assert figure.axes[0].get_title(loc="left").strip() == heading
         assert png(figure)
 
