@@ -4,7 +4,8 @@
     for output in engine.generate(kvlab.Request("hello", prompt_token_ids, kvlab.SamplingParams(max_tokens=16))):
         ...
 
-Importing the package is cheap: torch and mlflow are loaded by the parts that use them.
+Importing the package is cheap: torch and mlflow are loaded by the parts that use them. Import it before torch, so
+that torch's threads take no time from others while they wait (`kvlab.kernels.openmp`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ if __name__ != "kvlab":  # `src.kvlab`, where the repository's root is on the pa
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from kvlab.kernels.openmp import wait_briefly
+
 if TYPE_CHECKING:
     from kvlab.config import AttentionConfig, EngineConfig, ExecutorConfig, KVConfig, ModelConfig, SchedulerConfig
     from kvlab.core import FinishReason, Request, SamplingParams, StepOutput
     from kvlab.engine.service import Engine
     from kvlab.errors import KvlabError
+
+wait_briefly()
 
 __version__ = "0.1.0"
 

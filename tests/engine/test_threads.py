@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvlab.engine import threads
-from kvlab.engine.threads import Cores, resolve_threads, usable_cores
+from kvlab.engine.threads import Cores, explain_threads, resolve_threads, usable_cores
 from kvlab.errors import ConfigError
 
 
@@ -41,7 +41,8 @@ def test_without_a_topology_every_hardware_thread_is_a_core(system: Path) -> Non
     [
         ("max 100000", Cores(3, 6)),
         ("200000 100000", Cores(2, 2)),
-        ("250000 100000", Cores(2, 3)),
+        ("220000 100000", Cores(2, 3)),
+        ("250000 100000", Cores(3, 3)),
         ("50000 100000", Cores(1, 1)),
         ("900000 100000", Cores(3, 6)),
     ],
@@ -60,6 +61,40 @@ def test_the_older_control_groups_limit_them_too(system: Path) -> None:
     assert usable_cores(system) == Cores(2, 2)
     write(system / "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1")
     assert usable_cores(system) == Cores(3, 6)
+
+
+def test_so_does_a_group_within_one_that_may_use_more(system: Path) -> None:
+    write(system / "proc/self/cgroup", "5:memory:/elsewhere\n4:cpu,cpuacct:/user/job")
+    for group, quota in (("user", "250000"), ("user/job", "100000"), ("elsewhere", "1000")):
+        write(system / f"sys/fs/cgroup/cpu/{group}/cpu.cfs_quota_us", quota)
+        write(system / f"sys/fs/cgroup/cpu/{group}/cpu.cfs_period_us", "100000")
+    assert usable_cores(system) == Cores(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "threads", "quota", "why"),
+    [
+        (2, 2, "max", "executor.threads"),
+        (None, 2, "max", "as PyTorch is set to: OMP_NUM_THREADS"),
+        (None, 3, "max", "6 of 8 cores allowed"),
+        (None, 2, "200000", "a quota of 2 of 3 cores"),
+        (None, 3, "270000", "6 of 8 cores allowed"),
+    ],
+)
+def test_a_run_can_say_why_it_has_its_threads(
+    system: Path, monkeypatch: pytest.MonkeyPatch, setting: int | None, threads: int, quota: str, why: str
+) -> None:
+    write(system / "proc/self/cgroup", "0::/")
+    write(system / "sys/fs/cgroup/cpu.max", f"{quota} 100000")
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert explain_threads(setting, threads, system) == why
+
+
+def test_one_thread_for_each_core_of_the_machine_needs_no_reason(
+    system: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert explain_threads(None, 3, system) == ""
 
 
 @pytest.mark.parametrize(("setting", "before", "expected"), [(None, 8, 3), (None, 2, 2), (6, 1, 6), (1, 8, 1)])

@@ -19,6 +19,7 @@ from kvlab.cli.compose import compose_run
 from kvlab.config import RunConfig, ServingConfig
 from kvlab.core import FinishReason, Request, SamplingParams
 from kvlab.errors import ConfigError, PeerError
+from kvlab.kernels.openmp import BRIEF
 from kvlab.lab.build import plan_peer
 from kvlab.lab.drive import RunLog, drive
 from kvlab.lab.metrics import run_metrics
@@ -73,7 +74,11 @@ def gone(number: int) -> bool:
     return False
 
 
-def test_a_run_has_what_the_engine_tells(config: RunConfig, tmp_path: Path) -> None:
+def test_a_run_has_what_the_engine_tells(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in BRIEF.items():  # as kvlab sets it where it comes before torch
+        monkeypatch.setenv(name, value)
     engine = start(config, tmp_path)
     log = serve(engine, [request("a"), request("b", 5)])
     assert [record.output_token_ids for record in log.records] == [(0, 1, 2), (0, 1, 2, 3, 4)]
@@ -87,6 +92,7 @@ def test_a_run_has_what_the_engine_tells(config: RunConfig, tmp_path: Path) -> N
     assert metrics["capacity/kv_bytes"] == 64 * engine._bytes_per_token
     assert log.told is not None
     assert log.told.facts["served in"] == "a scripted program"
+    assert log.told.facts["waits"] == "as it likes"
     assert not {"scheduled_s", "queue_ms", "cached_tokens"} & log.told.untold
     assert "this is no message" in (tmp_path / "engine.log").read_text()
     assert gone(pid(engine))

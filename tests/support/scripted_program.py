@@ -19,7 +19,7 @@ class Counting:
         self.then = settings["options"].get("then", "")
         self.jobs: list[dict[str, Any]] = []
         self.served = 0
-        facts = {"served in": "a scripted program"}
+        facts = {"served in": "a scripted program", "waits": os.environ.get("GOMP_SPINCOUNT", "as it likes")}
         self.ready = {"version": "1.0", "facts": facts, "metrics": {"engine/load_s": 0.5}, "kv_slots": 64}
 
     def submit(self, job: dict[str, Any]) -> None:

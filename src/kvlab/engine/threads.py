@@ -11,6 +11,8 @@ import torch
 
 from kvlab.errors import ConfigError
 
+_LEAST_GAIN = 1.1  # of the cores that a limit leaves over those of whole threads, to be worth a further thread
+
 
 class Cores(NamedTuple):
     """What a process may use of a machine, its affinity and its container's limit taken into account."""
@@ -21,7 +23,8 @@ class Cores(NamedTuple):
 
 def resolve_threads(setting: int | None) -> int:
     """`executor.threads`, or where it is null as many as PyTorch is set to (`OMP_NUM_THREADS`, all cores), but at
-    most one to a physical core: a second on it, or one that the container's limit stops, makes all others wait.
+    most one to a physical core: a second on it makes all others wait. A part of a core that a container's limit
+    leaves is worth a thread where it adds a tenth.
 
     Raises ConfigError for more threads than hardware threads.
     """
@@ -45,9 +48,9 @@ def usable_cores(system: Path = Path("/")) -> Cores:
     cores, limit = visible_cores(system), _container_limit(system)
     if limit is None:
         return cores
-    # A part of a core is worth a thread only where there is no whole one.
-    physical, logical = min(cores.physical, math.floor(limit)), min(cores.logical, math.ceil(limit))
-    return Cores(max(1, physical), max(1, logical))
+    # Threads beyond the limit are stopped together for a part of each period, but compute up to the limit.
+    worth = math.ceil(limit / _LEAST_GAIN)
+    return Cores(max(1, min(cores.physical, worth)), max(1, min(cores.logical, math.ceil(limit))))
 
 
 def visible_cores(system: Path = Path("/")) -> Cores:
@@ -58,18 +61,31 @@ def visible_cores(system: Path = Path("/")) -> Cores:
     return Cores(len(cpus) if None in siblings else len(siblings), len(cpus))
 
 
+def explain_threads(setting: int | None, threads: int, system: Path = Path("/")) -> str:
+    """Why there are so many `threads`, where it is not one for each core of the machine; else nothing."""
+    if setting is not None:
+        return "executor.threads"
+    usable, visible, limit = usable_cores(system), visible_cores(system), _container_limit(system)
+    if threads < usable.physical:
+        return "as PyTorch is set to: OMP_NUM_THREADS"
+    if limit is not None and usable.physical < visible.physical:
+        return f"a quota of {limit:.3g} of {visible.physical} cores"
+    machine = os.cpu_count() or 1
+    return f"{visible.logical} of {machine} cores allowed" if visible.logical < machine else ""
+
+
 def _container_limit(system: Path) -> float | None:
     """The tightest limit on CPU time, in cores, of the control groups (version 2, or 1) that this process is in."""
-    group = Path("/")
-    for line in (_read(system / "proc/self/cgroup") or "").splitlines():
-        if line.startswith("0::"):
-            group = Path(line.removeprefix("0::"))
     limits = []
-    for parent in (group, *group.parents):
-        folder = system / "sys/fs/cgroup" / parent.relative_to("/")
-        limits.append((_read(folder / "cpu.max") or "").split())
-    old = system / "sys/fs/cgroup/cpu"
-    limits.append([_read(old / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period")])
+    for line in (_read(system / "proc/self/cgroup") or "").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = system / "sys/fs/cgroup" / ("cpu" if controllers else "")  # version 2 names no controllers
+        for parent in (Path(group), *Path(group).parents):
+            folder = root / parent.relative_to("/")
+            limits.append((_read(folder / "cpu.max") or "").split())
+            limits.append([_read(folder / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period")])
     found = [int(fields[0]) / int(fields[1]) for fields in limits if len(fields) == 2 and fields[0].isdigit()]
     return min(found, default=None)
 

@@ -14,6 +14,7 @@ from kvlab.engine.build import build_engine
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.faults import FaultyExecutor
 from kvlab.engine.protocol import Auditable, Journaled, Reporting, ServingEngine
+from kvlab.engine.threads import explain_threads
 from kvlab.errors import AuditError, CapacityError, KvlabError
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
@@ -264,13 +265,15 @@ def _announce(plan: RunPlan | PeerPlan, context: RunContext) -> None:
         reason = f" ({kernels.ops.reason})" if kernels.ops.reason and chosen == kernels.ops.name else ""
         computed = f"attention: {kernels.attention.name}, other kernels: {chosen}{reason}; "
     threads = kernels.threads if kernels and plan.device == "cpu" else 0
+    why = explain_threads(config.executor.threads, threads) if threads else ""
     weights = config.executor.dtype if config.executor.weights == "auto" else config.executor.weights
     context.console.print(
         f"{redact(config.model.name)}: {plan.model.num_parameters / 1e6:,.0f} M parameters, "
         f"{format_bytes(plan.weights.parameters)} in {weights}; KV cache: {pool.num_blocks} {kind} of "
         f"{pool.block_size} tokens, {format_bytes(pool.num_bytes)} in {config.kv_dtype}; "
         f"{computed}{len(plan.requests)} requests on {plan.machine}"
-        + (f", {threads} thread{'s' * (threads > 1)}" if threads else ""),
+        + (f", {threads} thread{'s' * (threads > 1)}" if threads else "")
+        + (f" ({why})" if why else ""),
         highlight=False,
     )
 

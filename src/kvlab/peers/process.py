@@ -18,6 +18,7 @@ from kvlab.config import RunConfig, format_bytes
 from kvlab.core import FinishReason, Request, SamplingParams
 from kvlab.engine.protocol import EngineReport, EngineSeries
 from kvlab.errors import ConfigError, PeerError, RequestRefusedError, shown
+from kvlab.kernels.openmp import without_brief_waiting
 from kvlab.kv.sizing import size_pool
 from kvlab.models.hub import HubError, hub_folder
 from kvlab.peers.engines.base import Assignment, EngineKind
@@ -186,7 +187,8 @@ class ProcessEngine(RemoteEngine):
         """Raises PeerError where the system refuses."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         command = [self._python, str(_PROGRAMS / "host.py"), str(_PROGRAMS / self._program.file)]
-        environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment = without_brief_waiting(os.environ | offline)
         try:
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
