@@ -23,6 +23,7 @@ from tests.support.plans import compose_run
 TINY = (
     "model=qwen3_tiny",
     "executor=cpu",
+    "executor.threads=1",
     "kv.memory=1MiB",
     "model.max_seq_len=256",
     "workload.num_requests=2",
@@ -41,7 +42,9 @@ def check_path(folder: Path, attention: str, kernels: str, *overrides: str, reas
     store, console = f"sqlite:///{folder}/runs.db", Terminal(width=1000, record=True, file=io.StringIO())
     config = compose_run(*TINY, f"tracking.uri={store}", *overrides)
     assert execute(config, RunContext(folder, folder, "", {}, console, "path")).metrics["requests/completed"] == 2
-    assert f"attention: {attention}, other kernels: {kernels}{reason}; 2 requests" in console.export_text()
+    said = console.export_text()
+    assert f"attention: {attention}, other kernels: {kernels}{reason}; 2 requests" in said
+    assert ", 1 thread (executor.threads)" in said
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["attention"], summary["kernels"]) == (attention, kernels)
     client = MlflowClient(store)
