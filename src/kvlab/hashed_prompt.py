@@ -69,7 +69,7 @@ class HashedPrompt(Sequence[int]):
     def to_array(self) -> array[int]:
         """All tokens, in an array of their own: no Python number is made, and they are packed as they are."""
         found = array("q")
-        found.frombytes(self.tokens(0, self.length).tobytes())
+        found.frombytes(self.tokens(0, self.length).view(np.uint8).data)
         return found
 
     def tokens(self, start: int, count: int) -> NDArray[np.int64]:

@@ -97,7 +97,7 @@ class TestNumbers:
 
     def test_latencies_are_those_of_the_metrics(self) -> None:
         found = latencies_ms([request(), request(finish_reason="failed"), request(token_times_s=[3.0], end_s=3.0)])
-        assert found == {
+        assert {name: each.tolist() for name, each in found.items()} == {
             "ttft": [2000, 2000],
             "e2el": [5000, 2000],
             "tpot": [1500],
@@ -176,6 +176,18 @@ class TestNumbers:
         followed = sorted(followed_by_hand(recorded, 101))
         assert sorted(zip(*(column.tolist() for column in found), strict=True)) == followed
         assert {blocks.SHARED, blocks.CACHED} < {holder for _, holder, _, _ in followed}
+
+    def test_events_that_the_allocator_writes_in_pairs_are_one(self) -> None:
+        recorded = events(
+            *((0, A, 0, 5), (0, A, 1, 5), (0, A, 2, 5), (1, S, 2, 6)),
+            *((2, F, 0, 5), (2, F, 1, 5), (2, C, 0, -1), (2, C, 1, -1)),
+            *((3, D, 1, -1), (3, A, 1, 7), (3, F, 2, 5), (4, F, 2, 6), (5, C, 2, -1)),
+        )
+        assert len(blocks._joined(recorded).block) == len(recorded.block) - 3
+        found = blocks.stretches(recorded, 8)
+        assert sorted(zip(*(column.tolist() for column in found), strict=True)) == sorted(
+            followed_by_hand(recorded, 8)
+        )
 
     def test_grids_of_blocks_followed_in_parts_are_those_of_all_at_once(
         self, monkeypatch: pytest.MonkeyPatch

@@ -330,11 +330,9 @@ class BlockAllocator:
         if not self._contents:
             self._scratch += released[::-1]
             return
-        plain: list[int] = []
-        kept: list[int] = []
-        for block in released:
-            (kept if block in self._contents else plain).append(block)
-        self._scratch += reversed(plain)
+        kept = list(filter(self._contents.__contains__, released))
+        if len(kept) < len(released):
+            self._scratch += [block for block in reversed(released) if block not in self._contents]
         if kept:
             self._cached.add_all(kept, self._contents)
             if self._journal is not None:

@@ -58,21 +58,16 @@ class BlockRun:
         beginning, filling = self._beginning.get(turn), self._filling.get(turn)
         if beginning is not None:
             ledger.append_one(self._decoding[beginning])
-        slots: list[int] = []
         if filling is not None:
             rows = self._decoding[filling]
             lengths = self._before[filling] + self._steps + 1
-            if sharing is not None:
-                sharing.publish(rows, lengths)
             ledger.occupancy.hold(ledger.tables.entries[rows, lengths // size - 1], size)
-            slots = rows.tolist()
+            if sharing is not None:
+                sharing.complete(rows.tolist(), lengths.tolist())
         self._steps += 1
         ledger.occupancy.tokens += len(self._decoding)
-        if self._chunk is not None:
-            slots += self._compute(*self._chunk)
-        if sharing is not None and slots:
-            sharing.settle(slots)
-        return bool(slots) or beginning is not None
+        fills = self._chunk is not None and self._compute(*self._chunk)
+        return fills or filling is not None or beginning is not None
 
     def finish(self) -> None:
         """The tables say what the steps have done."""
@@ -84,17 +79,17 @@ class BlockRun:
             slot = self._chunk[0]
             tables.lengths[slot] = tables.stored[slot] = self._at
 
-    def _compute(self, slot: int, count: int) -> list[int]:
-        """The next chunk. The slot, if that fills a block."""
+    def _compute(self, slot: int, count: int) -> bool:
+        """The next chunk. Whether that fills a block."""
         tables, size, before, after = self._ledger.tables, self._size, self._at, self._at + count
         self._at, fills = after, after // size > before // size
-        if fills and self._sharing is not None:
-            self._sharing.publish_one(slot, after)
         self._ledger.occupancy.hold(tables.entries[slot, before // size : after // size], size)
         if after % size:
             self._ledger.occupancy.hold(tables.entries[slot, after // size], after % size)
         self._ledger.occupancy.tokens += count
-        return [slot] if fills else []
+        if fills and self._sharing is not None:
+            self._sharing.complete([slot], [after])
+        return fills
 
     def _by_step(self, turns: Rows) -> dict[int, Rows]:
         """The rows of each turn, in order."""

@@ -88,19 +88,22 @@ class PrefixSharing:
     def publish(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         """A step is reserved that fills blocks of these slots, bringing each to its length: publish them."""
         lasts = self._tables.entries[rows, lengths // self._tables.block_size - 1]
+        self._pending.update(self._publish(rows.tolist(), lengths.tolist(), lasts.tolist()))
+
+    def complete(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
+        """The same, then `settle`: of a step that cannot fail, in which no slot is opened."""
+        entries, size = self._tables.entries, self._tables.block_size
+        lasts = [int(entries[slot, length // size - 1]) for slot, length in zip(slots, lengths, strict=True)]
+        self._publish(slots, lengths, lasts)
+        self.settle(slots)
+
+    def _publish(self, slots: Sequence[int], lengths: Sequence[int], lasts: Sequence[int]) -> dict[int, Prefix]:
+        """Put blocks of slots into the tree, and return those nodes that are in them."""
         new: dict[int, Prefix] = {}
-        for slot, length, last in zip(rows.tolist(), lengths.tolist(), lasts.tolist(), strict=True):
+        for slot, length, last in zip(slots, lengths, lasts, strict=True):
             self._extend(slot, length, last, new)
         self._allocator.set_contents(new)
-        self._pending.update(new)
-
-    def publish_one(self, slot: int, length: int) -> None:
-        """The same for one slot."""
-        new: dict[int, Prefix] = {}
-        last = int(self._tables.entries[slot, length // self._tables.block_size - 1])
-        self._extend(slot, length, last, new)
-        self._allocator.set_contents(new)
-        self._pending.update(new)
+        return new
 
     def _extend(self, slot: int, length: int, last: int, new: dict[int, Prefix]) -> None:
         """Put a slot's blocks up to a length into the tree; `last` is the last of them."""
@@ -128,7 +131,7 @@ class PrefixSharing:
             if state.elsewhere:
                 self._merge(slot, start, nodes)
                 state.elsewhere = False
-            else:
+            elif self._pending:
                 self._pending.difference_update([node.block for node in nodes])
 
     def _merge(self, slot: int, start: int, nodes: Sequence[Prefix]) -> None:

@@ -174,8 +174,8 @@ def _ratio(part: NDArray[np.int64], whole: NDArray[np.int64]) -> NDArray[np.floa
     return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
 
 
-def _distribution(name: str, values: list[float]) -> dict[str, float]:
-    if not values:
+def _distribution(name: str, values: NDArray[np.float64]) -> dict[str, float]:
+    if not len(values):
         return {}
     p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist()
     return {f"{name}_mean": float(np.mean(values)), f"{name}_p50": p50, f"{name}_p90": p90, f"{name}_p99": p99}

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvlab.core import RequestRecord
 
 
@@ -16,13 +19,14 @@ class Phase(NamedTuple):
     end_s: float
 
 
-def latencies_ms(records: Iterable[RequestRecord]) -> dict[str, list[float]]:
+def latencies_ms(records: Iterable[RequestRecord]) -> dict[str, NDArray[np.float64]]:
     """Latencies of completed requests, in their order; `itl` has every gap between tokens. See RequestRecord."""
     done = [record for record in records if record.completed]
-    values = {"itl": [gap for record in done for gap in record.itl_ms]}
+    gaps = [np.diff(record.token_times_s) * 1000 for record in done]
+    values = {"itl": np.concatenate([np.empty(0), *gaps])}
     for name in ("ttft", "tpot", "e2el", "queue"):
         found = [getattr(record, f"{name}_ms") for record in done]
-        values[name] = [value for value in found if value is not None]
+        values[name] = np.array([value for value in found if value is not None], dtype=np.float64)
     return values
 
 

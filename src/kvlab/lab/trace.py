@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ _MAX_SLICES = 200_000  # of parts, some 20 MB: later steps have a slice and coun
 _MAX_STEPS = 100_000  # later steps are not in the trace
 _MAX_REQUESTS = 1_000  # with a track each
 _STEPS, _REQUESTS, _THREAD = 1, 2, 1  # processes and thread
+_TOGETHER = 1_000  # events that are encoded at once
 _OF_POOL = ("has_pool", "pool.blocks_in_use", "pool.blocks_cached")
 _OF_STEP = ("index", "start_s", "end_s", "schedule_ms", "running", "waiting")
 _OF_BATCH = ("batch_seqs", "prefill_tokens", "decode_tokens", "context_tokens", "preempted")
@@ -28,10 +30,14 @@ _OF_BATCH = ("batch_seqs", "prefill_tokens", "decode_tokens", "context_tokens", 
 
 def write_trace(path: Path, events: Iterable[dict[str, Any]]) -> None:
     """Write the events as JSON. Raises OutputError."""
-    encode = json.JSONEncoder(separators=(",", ":")).encode
+    # JSON escapes control characters in text, so that a NUL is nothing but the mark between two items.
+    encode, left, before = json.JSONEncoder(separators=("\0", ":")).encode, iter(events), ""
     with replacing(path) as own, own.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-        file.write(",\n".join(map(encode, events)))
+        while some := list(islice(left, _TOGETHER)):
+            text = encode(some)[1:-1].replace("}\0{", "},\n{")
+            file.write(before + text.replace("\0", ","))
+            before = ",\n"
         file.write("\n]}\n")
 
 
@@ -56,7 +62,9 @@ def trace_events(
         *columns, strict=True
     ):
         kind = (f"step {index}", "step") if batch[0] else ("memory given back", "release")
-        yield _slice(*kind, start_s, end_s) | {"args": dict(zip(_OF_BATCH, batch, strict=True))}
+        slice_ = _slice(*kind, start_s, end_s)
+        slice_["args"] = dict(zip(_OF_BATCH, batch, strict=True))
+        yield slice_
         counters = {"sequences": {"running": running, "waiting": waiting}}
         if has_pool:
             counters["KV blocks"] = {"in use": in_use, "cached": cached}
@@ -92,9 +100,10 @@ def _request(number: int, record: RequestRecord) -> Iterator[dict[str, Any]]:
 
 
 def _slice(name: str, category: str, start: float, end: float) -> dict[str, Any]:
-    event = {"name": name, "cat": category, "ph": "X", "pid": _STEPS, "tid": _THREAD, "ts": _us(start)}
+    began = _us(start)
     # Between rounded times: slices that end together must do so to the last digit, or they do not nest.
-    return event | {"dur": round(_us(end) - _us(start), 3)}
+    taken = round(_us(end) - began, 3)
+    return {"name": name, "cat": category, "ph": "X", "pid": _STEPS, "tid": _THREAD, "ts": began, "dur": taken}
 
 
 def _us(seconds: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -25,13 +26,15 @@ class Stretches(NamedTuple):
     end: NDArray[np.int32]
 
 
-_TOGETHER = 2**20  # events that are followed at once, so that memory does not grow with the run
+_TOGETHER = 2**21  # events that are followed at once, so that memory does not grow with the run
+_FREED_TO_CACHE = max(BlockEvent) + 1  # an event of our own: FREED, then CACHED
 
 
 def stretches(events: BlockEvents, num_steps: int) -> Stretches:
     """Follow each block through its events; a block's stretches stand together, in order. Its last ends with the
     last step.
     """
+    events = _joined(events)
     low, high = int(events.block.min(initial=0)), int(events.block.max(initial=0))
     narrow = (events.block - low).astype(np.min_scalar_type(high - low))  # numbers of 16 bits sort by their digits
     rows = np.argsort(narrow, kind="stable")
@@ -50,10 +53,33 @@ def stretches(events: BlockEvents, num_steps: int) -> Stretches:
     return Stretches(block[kept], holder[kept], step[kept], end[kept])
 
 
+def _joined(events: BlockEvents) -> BlockEvents:
+    """The same events, of which those that the allocator writes in pairs, first for some blocks, then for the same
+    blocks again, are one: FREED then CACHED, and DROPPED then ALLOCATED. Most events are of such pairs.
+    """
+    event = events.event.copy()
+    begins = np.flatnonzero(np.append(True, event[1:] != event[:-1])[: len(event)])
+    kind, length = event[begins], np.diff(begins, append=len(event))
+    gone = np.zeros(len(event), dtype=np.bool_)
+    for first, second in ((BlockEvent.FREED, BlockEvent.CACHED), (BlockEvent.DROPPED, BlockEvent.ALLOCATED)):
+        pairs = np.flatnonzero((kind[:-1] == first) & (kind[1:] == second) & (length[:-1] == length[1:]))
+        count = length[pairs]
+        ones = np.arange(count.sum()) + np.repeat(begins[pairs] - (np.cumsum(count) - count), count)
+        others = ones + np.repeat(count, count)
+        same = (events.block[ones] == events.block[others]) & (events.step[ones] == events.step[others])
+        ones, others = ones[same], others[same]
+        if second is BlockEvent.CACHED:
+            event[ones], gone[others] = _FREED_TO_CACHE, True
+        else:
+            gone[ones] = True
+    return replace(events, event=event).take(np.flatnonzero(~gone))
+
+
 def _holders(events: BlockEvents) -> NDArray[np.int32]:
     """The holder of a block after each of its events; a block's events stand together, in order."""
     block, event, sequence = events.block, events.event, events.sequence
-    freed, cached = event == BlockEvent.FREED, event == BlockEvent.CACHED
+    freed, cached = event == BlockEvent.FREED, (event == BlockEvent.CACHED) | (event == _FREED_TO_CACHE)
+    freed |= event == _FREED_TO_CACHE
     taken = (event == BlockEvent.ALLOCATED) | (event == BlockEvent.SHARED)
     sign = taken.view(np.int8) - freed.view(np.int8)
     total = np.cumsum(sign, dtype=np.int32)
@@ -112,12 +138,19 @@ def pool_grids(
     """The same on grids of several sizes, for which the events are followed once."""
     starts = np.asarray(step_starts, dtype=np.float64)
     canvases = [_Canvas(num_blocks, starts, end_s, size) for size in sizes]
-    together = max(num_blocks * _TOGETHER // max(len(events.block), 1), -(-num_blocks // 256))
+    share = min(_TOGETHER / max(len(events.block), 1), 1)
+    together = max(int(num_blocks * share), -(-num_blocks // 256))
     parts = (events.block // together).astype(np.uint8)
     for part in range(-(-num_blocks // together)):
         found = stretches(events.take(np.flatnonzero(parts == part)), len(starts))
+        if not len(found.block):
+            continue
+        kind = np.full(len(found.block), _ALONE, dtype=np.int64)
+        kind[found.holder == CACHED], kind[found.holder == SHARED] = _CACHED, _SHARED
+        alone = np.flatnonzero(kind == _ALONE)
+        alone = alone[np.argsort(found.start[alone], kind="stable")]  # what is painted last stays
         for canvas in canvases:
-            canvas.paint(found)
+            canvas.paint(found, kind, alone)
     return [canvas.grid() for canvas in canvases]
 
 
@@ -138,24 +171,21 @@ class _Canvas:
         self._since = np.full((rows, columns), -1, dtype=np.int32)  # the step in which it came
         self._counts = np.zeros((_KINDS, rows, columns), dtype=np.int64)  # of blocks that are held, in each way
 
-    def paint(self, found: Stretches) -> None:
-        """Add stretches."""
-        if not len(found.block):
-            return
-        row, begin = found.block // self._per_row, self._first[np.minimum(found.start, len(self._first) - 1)]
+    def paint(self, found: Stretches, kind: NDArray[np.int64], alone: NDArray[np.int64]) -> None:
+        """Add stretches, of each of which the kind is given, and the rows of those _ALONE, in the order of their
+        starts.
+        """
+        touched = slice(int(found.block.min()) // self._per_row, int(found.block.max()) // self._per_row + 1)
+        columns = self._since.shape[1]
+        shape = (touched.stop - touched.start, columns)
+        row = (np.arange(self._num_blocks) // self._per_row - touched.start)[found.block]
+        begin = self._first[np.minimum(found.start, len(self._first) - 1)]
         end = np.maximum(self._until[np.minimum(found.end, len(self._until) - 1)], begin + 1)
-        touched = slice(int(row.min()), int(row.max()) + 1)
-        row -= touched.start
-        shape = (touched.stop - touched.start, self._since.shape[1])
-        kind = np.full(len(row), _ALONE, dtype=np.int64)
-        kind[found.holder == CACHED], kind[found.holder == SHARED] = _CACHED, _SHARED
         self._counts[:, touched] += _covered(kind * shape[0] + row, begin, end, (_KINDS, *shape))
-        chosen = np.flatnonzero(kind == _ALONE)
-        chosen = chosen[np.argsort(found.start[chosen], kind="stable")]  # what is painted last stays
-        lengths = end[chosen] - begin[chosen]
-        column = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths - begin[chosen], lengths)
+        first, lengths = row[alone] * columns + begin[alone], end[alone] - begin[alone]
+        cells = np.arange(lengths.sum()) + np.repeat(first - (np.cumsum(lengths) - lengths), lengths)
         latest = np.full(shape, -1, dtype=np.int64)
-        latest[np.repeat(row[chosen], lengths), column] = np.repeat(chosen, lengths)
+        latest.reshape(-1)[cells] = np.repeat(alone, lengths)
         since = np.where(latest >= 0, found.start[latest], -1)
         later = (latest >= 0) & (since >= self._since[touched])
         self._sequences[touched][later] = found.holder[latest[later]]
