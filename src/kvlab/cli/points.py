@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from hydra.core.config_loader import ConfigLoader
@@ -33,9 +34,14 @@ class ComposedPoint(NamedTuple):
 
 
 def compose_points(
-    loader: ConfigLoader, master: DictConfig, texts: list[str], repeats: int
+    loader: ConfigLoader,
+    compose: Callable[[DictConfig, list[str]], DictConfig],
+    master: DictConfig,
+    texts: list[str],
+    repeats: int,
 ) -> tuple[list[ComposedPoint], dict[str, str]]:
-    """Every combination of the overrides in `texts`, and how the swept keys were written.
+    """Every combination of the overrides in `texts`, each composed by `compose`, and how the swept keys were
+    written.
 
     Keys that come first change slowest, and repeats slowest of all, so that those of two points take turns in time.
     Raises ConfigError for what cannot be swept or is a sweep itself, and Hydra's errors as they are.
@@ -49,7 +55,7 @@ def compose_points(
     points = []
     for chosen in itertools.product(*values.values()):
         by_key = dict(zip(values, chosen, strict=True))
-        composed = loader.load_sweep_config(master, list(chosen))
+        composed = compose(master, list(chosen))
         _refuse_nested(composed, swept, [text for key, text in by_key.items() if key in varied])
         points.append(_composed_point(composed, by_key, varied))
     return points, varied
