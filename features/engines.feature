@@ -41,7 +41,7 @@ Feature: Engines that are not kvlab's
         | is another version          | engine.version=1.0   | is version 9.9, and engine.version=1.0 asks for another |
         | refuses a parameter         | engine.version=9.9   | the server refused the first request: 400: Unrecognized |
         | ends after the first answer | engine.version=9.9   | it ended while it had requests to answer                |
-        | hangs                       | engine.timeout_s=0.2 | no complete answer within engine.timeout_s=0.2 seconds  |
+        | hangs                       | engine.timeout_s=1   | no complete answer within engine.timeout_s=1 seconds    |
 
     @R19.3
     Scenario: An address where nothing answers

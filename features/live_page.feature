@@ -1,6 +1,6 @@
 Feature: The live page
   A browser opens the page of a server. Its model is a tiny one whose words are single characters, with 24 blocks of 4 tokens, and its steps
-  take a tenth of a second while they are watched.
+  take half a second while they are watched.
 
   Background:
     Given the live page of a server

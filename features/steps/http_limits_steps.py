@@ -27,7 +27,9 @@ from kvlab.cli.compose import compose_run
 from kvlab.config.server import ServerConfig
 from kvlab.engine.service import Engine
 from kvlab.models.tokenizer import Tokenizer
+from kvlab.server import lifecycle
 from kvlab.server.build import build_serving
+from kvlab.server.lifecycle import listen
 from kvlab.server.model import ServedModel
 from kvlab.server.serving import Serving
 from tests.support.commands import Command, call
@@ -125,6 +127,7 @@ def by_priority(client: Client, smollm2: SmolLM2) -> list[int]:
         for number, priority in enumerate((2, 1, 0), 1):
             futures.append(pool.submit(ask, priority))
             wait_until(partial(_waits, smollm2.serving.engine, number))
+        smollm2.pace.least_s = 0
         for future in futures:
             future.result()
     return done
@@ -177,7 +180,7 @@ def reads_nothing(client: Client, smollm2: SmolLM2, opened: ExitStack) -> None:
 
 @then("its request is aborted, and all blocks are free")
 def aborted(client: Client, smollm2: SmolLM2) -> None:
-    wait_until(lambda: smollm2.serving.engine.stats().running == 8)
+    wait_until(lambda: any(record.running == 8 for record in smollm2.records))
     wait_until_empty(smollm2.serving, 120)
     assert sum(record.sampled_tokens for record in smollm2.records) < 8 * 400 / 2
     wait_until(lambda: not client.served.server.server_state.connections)
@@ -294,17 +297,16 @@ class Served:
     """`kvlab serve` in this thread, which gets the signals, and a client of it in another."""
 
     def __init__(self, tokens: int) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        self.arguments = (*SIMULATED, f"server.port={port}", "server.time_factor=0.005")
+        self.url = ""  # once it listens
+        self.arguments = (*SIMULATED, "server.port=0", "server.time_factor=0.005")
         self.tokens = tokens
         self.received = 0
         self.failure: openai.APIError | httpx.HTTPError | None = None
 
     def run(self, when_open: Callable[[Served], None]) -> Command:
         """The command, to which `when_open` sends signals once the client has its first token."""
-        with ThreadPoolExecutor(1) as pool:
+        with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as pool:
+            patch.setattr(lifecycle, "listen", self._listen)
             asking = pool.submit(self._ask, when_open)
             ended = call(kvlab.cli.serve.main, *self.arguments)
             asking.result(60)
@@ -328,9 +330,14 @@ class Served:
             except (openai.APIError, httpx.HTTPError) as error:
                 self.failure = error
 
+    def _listen(self, config: ServerConfig) -> socket.socket:
+        listening = listen(config)
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        return listening
+
     def _is_ready(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/health").status_code == 200
+            return bool(self.url) and httpx.get(f"{self.url}/health").status_code == 200
         except httpx.HTTPError:
             return False
 

@@ -53,7 +53,7 @@ def pages() -> Iterator[ExitStack]:
 
 @given("the live page of a server", target_fixture="live")
 def page_of_a_server(browser: Browser, watched_server: Served, pace: PacedExecutor, pages: ExitStack) -> Live:
-    pace.least_s = 0.1
+    pace.least_s = chrome.WATCHED_S
     return Live(watched_server, pages.enter_context(chrome.opened(browser, watched_server.url)))
 
 

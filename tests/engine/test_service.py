@@ -21,7 +21,7 @@ from kvlab.engine.step import StepInput, StepResult
 from kvlab.errors import ConfigError, EngineStoppedError, KvlabError, RequestRefusedError
 from kvlab.kv.view import CacheView
 from tests.support.engines import assert_empty, make_engine, request
-from tests.support.executors import FailingExecutor, RecordingExecutor
+from tests.support.executors import FailingExecutor, RecordingExecutor, took_part
 from tests.support.model import expected_tokens
 from tests.support.pools import slotted_pool
 
@@ -60,6 +60,23 @@ class SlowExecutor(RecordingExecutor):
     def execute(self, step: StepInput, view: CacheView) -> StepResult:
         self.threads.add(f"{threading.current_thread().name} {threading.get_ident()}")
         time.sleep(0.002)
+        return super().execute(step, view)
+
+
+class HeldExecutor(RecordingExecutor):
+    """Waits for `release` before a pass with the request `held`, once that took part in `passes` of them."""
+
+    def __init__(self, held: str, passes: int) -> None:
+        super().__init__()
+        self.held, self.passes_of_held = held, passes
+        self.release = threading.Event()
+
+    def passes_with_held(self) -> int:
+        return sum(self.held in step for step in self.steps)
+
+    def execute(self, step: StepInput, view: CacheView) -> StepResult:
+        if self.held in dict(took_part(step)) and self.passes_with_held() >= self.passes_of_held:
+            assert self.release.wait(60)
         return super().execute(step, view)
 
 
@@ -171,28 +188,33 @@ class TestStreams:
             idle(engine)
 
     def test_they_share_steps(self) -> None:
-        executor = SlowExecutor()
+        executor = HeldExecutor("r0", passes=0)
         engine = library(executor=executor)
 
         async def main() -> None:
-            await asyncio.gather(*(self.read(engine, request(f"r{n}", 4, 12)) for n in range(6)))
+            readers = [asyncio.create_task(self.read(engine, request(f"r{n}", 4, 12))) for n in range(6)]
+            await asyncio.sleep(0)  # each has asked
+            executor.release.set()
+            await asyncio.gather(*readers)
 
         asyncio.run(main())
         assert max(len(step) for step in executor.steps) == 6
 
     def test_closing_one_aborts_its_request_alone(self) -> None:
-        engine = library(executor=SlowExecutor())
+        executor = HeldExecutor("long", passes=1)
+        engine = library(executor=executor)
 
         async def main() -> list[StepOutput]:
             other = asyncio.create_task(self.read(engine, ASKED[1]))
             stream = engine.stream(request("long", 5, 80))
             await anext(stream)
             await stream.aclose()
+            executor.release.set()
             return await other
 
         assert tokens(asyncio.run(main()), "b") == expected_tokens(ASKED[1])
         idle(engine)
-        assert engine.core._steps < 40
+        assert executor.passes_with_held() <= 2  # one may have begun before it was closed
 
     @pytest.mark.parametrize("after_s", [0.0, 0.02])
     def test_cancelling_a_waiting_task_aborts(self, after_s: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 from kvlab.core import StepOutput
 from kvlab.engine.clock import WallClock
@@ -16,16 +15,22 @@ from tests.support.executors import RecordingExecutor
 from tests.support.pools import sharing_pool
 
 
-class SlowExecutor(RecordingExecutor):
-    """Gives other threads the time to look at the engine in the middle of a step."""
+class WatchedExecutor(RecordingExecutor):
+    """Waits until another thread has looked at the engine in the middle of the step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked = threading.Event()
 
     def execute(self, step: StepInput, view: CacheView) -> StepResult:
-        time.sleep(0.0005)
+        self.looked.clear()
+        assert self.looked.wait(30)
         return super().execute(step, view)
 
 
 def test_other_threads_see_no_step_in_the_middle() -> None:
-    engine = make_engine(sharing_pool(12), SlowExecutor(), admission_reserve=0.0)
+    executor = WatchedExecutor()
+    engine = make_engine(sharing_pool(12), executor, admission_reserve=0.0)
     told = {engine.stats()}
     for index in range(12):
         engine.submit(request(f"r{index}", 10 + index, 12, prompt_of=f"p{index % 3}"))
@@ -36,6 +41,7 @@ def test_other_threads_see_no_step_in_the_middle() -> None:
     def look() -> None:
         while not done.wait(0.0001):
             seen.add(engine.stats())
+            executor.looked.set()
 
     thread = threading.Thread(target=look)
     thread.start()

@@ -67,7 +67,7 @@ def pid(engine: ProcessEngine) -> int:
 
 def gone(number: int) -> bool:
     """Whether a process has ended; waits a little for it."""
-    for _ in range(400):
+    for _ in range(3000):
         if not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE:
             return True
         time.sleep(0.01)
@@ -99,7 +99,7 @@ def test_a_run_has_what_the_engine_tells(
 
 
 def test_what_is_aborted_is_forgotten(config: RunConfig, tmp_path: Path) -> None:
-    engine = start(config, tmp_path, options={"then": "slow"})
+    engine = start(config, tmp_path, options={"then": "wait"})
     stops = iter([False, True])
     log = serve(engine, [request(name) for name in "abcdefgh"], should_stop=lambda: next(stops))
     assert log.interrupted
@@ -210,7 +210,7 @@ def test_nothing_is_left_when_kvlab_is_gone(tmp_path: Path, end: str) -> None:
     else:
         os.killpg(engine.pid, signal.SIGKILL)
         engine.stdin.close()
-    engine.wait(10)
+    engine.wait(60)
     assert gone(int(text))
 
 

@@ -467,10 +467,10 @@ def test_a_wide_model_of_a_few_bytes_takes_no_memory_to_describe(directory: Path
     described_as(vocab_size=2**31 - 1, hidden_size=2**30, intermediate_size=2**31 - 1, num_hidden_layers=10_000)(
         directory
     )
-    began = time.perf_counter()
+    began = time.thread_time()
     config = decoder_config(ModelConfig("wide", family=None, path=str(directory), max_seq_len=32))
     assert config.num_parameters > 10**20
-    assert time.perf_counter() - began < 1
+    assert time.thread_time() - began < 1
 
 
 class TestCapacity:

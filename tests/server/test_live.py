@@ -9,6 +9,7 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from hashlib import sha256
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2 as httpx
@@ -107,13 +108,16 @@ def test_many_pages_look_at_the_engine_once(monkeypatch: pytest.MonkeyPatch) -> 
     view, looks = view_of(make_engine()), []
     history = view._history
     monkeypatch.setattr(history, "minute", lambda now: looks.append(now))
-    monkeypatch.setattr(live, "_PERIOD_S", 0.05)
+    now = 0.0
+    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: now))
 
     async def ask() -> None:
+        nonlocal now
         bodies = await asyncio.gather(*(view.body() for _ in range(20)))
         assert len(set(bodies)) == len(looks) == 1
+        now = 0.2
         assert await view.body() is bodies[0]
-        await asyncio.sleep(0.06)
+        now = 0.3
         await view.body()
         assert len(looks) == 2
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.browser import DESK, chromium, opened, paced_executor, says, send
+from tests.support.browser import DESK, WATCHED_S, chromium, opened, paced_executor, says, send
 from tests.support.pools import sharing_pool
 from tests.support.serving import PacedExecutor, Served, served, wait_until_empty
 
@@ -38,7 +38,7 @@ def server(pace: PacedExecutor) -> Iterator[Served]:
 def test_everything_fits_and_every_text_can_be_read(
     browser: Browser, server: Served, pace: PacedExecutor, size: tuple[int, int], scheme: Any
 ) -> None:
-    pace.least_s = 0.1
+    pace.least_s = WATCHED_S
     with opened(browser, server.url, size, color_scheme=scheme) as page:
         send(page, "abcdefgh", most=20)
         says(page, "#rows tr", "decode")

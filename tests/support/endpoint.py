@@ -108,7 +108,7 @@ class FakeServer:
             return
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         if failing == "hang":
-            await asyncio.sleep(1)
+            await asyncio.sleep(600)  # longer than any client waits
         self.running += 1
         wanted = body["max_tokens"] if script.most_tokens is None else min(body["max_tokens"], script.most_tokens)
         for start in range(0, wanted, script.tokens_per_event):

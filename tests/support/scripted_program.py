@@ -42,8 +42,9 @@ class Counting:
             time.sleep(60)
         if self.served and self.then == "raise":
             raise RuntimeError("out of something")
-        if self.then == "slow":
-            time.sleep(0.02)
+        if self.served and self.then == "wait":  # until the others are aborted
+            time.sleep(0.01)
+            return []
         job = self.jobs.pop(0)
         self.served += 1
         began = time.perf_counter()

@@ -66,11 +66,24 @@ class PacedExecutor:
 
     def __init__(self, inner: Executor) -> None:
         self._inner = inner
-        self.least_s = 0.0
+        self._least_s = 0.0
+        self._changed = threading.Event()
+
+    @property
+    def least_s(self) -> float:
+        """Setting it ends the wait of the pass that runs."""
+        return self._least_s
+
+    @least_s.setter
+    def least_s(self, seconds: float) -> None:
+        self._least_s = seconds
+        self._changed.set()
 
     def execute(self, step: StepInput, view: CacheView) -> StepResult:
         """See Executor."""
-        time.sleep(self.least_s)
+        self._changed.clear()
+        if self._least_s:
+            self._changed.wait(self._least_s)
         return self._inner.execute(step, view)
 
 
