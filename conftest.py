@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # ahead of torch, which reads it as it is imported
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compose_once() -> Iterator[None]:
+    """Compose each configuration once, where tests compose any."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "hydra" in sys.modules:
+            from tests.support.composing import keep_compositions
+
+            keep_compositions(patch)
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -87,13 +87,12 @@ def _storm(seed: int, jobs: int, config: storm.StormConfig) -> Counter[str]:
 
 def kills(seed: int) -> Iterator[Round]:
     """Every point with every signal, in random order."""
-    launch = killing.Forked()
     draws = random.Random(seed)
     while True:
         pairs = list(itertools.product(killing.KILL_POINTS, killing.SIGNALS))
         draws.shuffle(pairs)
         for point, sign in pairs:
-            yield f"{point.command}: {point.name}, {sign}", partial(_kill, point, sign, launch)
+            yield f"{point.command}: {point.name}, {sign}", partial(_kill, point, sign, killing.forked)
 
 
 def _kill(point: killing.KillPoint, sign: str, launch: killing.Launcher) -> Counter[str]:

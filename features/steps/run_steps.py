@@ -110,15 +110,14 @@ def interrupt(lab: Runner, commands: list[Command], name: str) -> None:
     directory = lab.folder()
     # As on a terminal, where a bar shows tokens at once.
     process = lab.lab.start(*long.split(), *more.split(), directory=directory, FORCE_COLOR="1")
-    assert process.stdout is not None
     said = ""
     while "tok/s" not in said:
         character = process.stdout.read(1)
         assert character, said
         said += character
     process.send_signal(getattr(signal, name))
-    rest, _ = process.communicate(timeout=TIMEOUT_S)
-    commands.append(Command(process.returncode, said + rest, lab.lab.base / directory, lab.lab.uri))
+    rest = process.finish(TIMEOUT_S)
+    commands.append(Command(process.returncode or 0, said + rest, lab.lab.base / directory, lab.lab.uri))
 
 
 @then("the command succeeds")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import re
 import shutil
@@ -22,7 +21,8 @@ from pathlib import Path
 import psutil
 
 from tests.support import killer
-from tests.support.commands import ROOT, TIMEOUT_S, TINY, Lab
+from tests.support.commands import TIMEOUT_S, TINY, Lab
+from tests.support.forked import ROOT, Forked
 
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 POINTS_OF_SWEEP = TRIALS = 3
@@ -186,41 +186,16 @@ def spawned(main: Callable[[list[str]], None], arguments: list[str]) -> Ended:
     return Ended(process.returncode, output, _session(process.pid))
 
 
-class Forked:
+def forked(main: Callable[[list[str]], None], arguments: list[str]) -> Ended:
     """Call it in a fork of a process that has its imports behind it: several times as fast, for long lists."""
-
-    def __init__(self) -> None:
-        os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", COLUMNS="200", OMP_NUM_THREADS="1")
-        self._context = multiprocessing.get_context("forkserver")
-        modules = ["cli.search", "cli.sweep", "cli.points", "lab.execute", "lab.sweep.sweep", "lab.tracking"]
-        modules = [f"kvlab.{name}" for name in modules]
-        self._context.set_forkserver_preload(
-            [*modules, "mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store", "tests.support.killer"]
-        )
-
-    def __call__(self, main: Callable[[list[str]], None], arguments: list[str]) -> Ended:
-        with tempfile.NamedTemporaryFile(mode="r") as printed:
-            process = self._context.Process(target=_in_session, args=(main, arguments, printed.name))
-            process.start()
-            process.join(TIMEOUT_S)
-            if process.exitcode is None:
-                process.kill()
-                process.join()
-            return Ended(int(process.exitcode or 0), printed.read(), _session(process.pid or 0))
-
-
-def _in_session(main: Callable[[list[str]], None], arguments: list[str], printed: str) -> None:
-    os.setsid()
-    os.chdir(ROOT)
-    target = os.open(printed, os.O_WRONLY)
-    os.dup2(target, 1)
-    os.dup2(target, 2)
-    main(arguments)
+    process = Forked(main, arguments)
+    output = process.finish(TIMEOUT_S)
+    return Ended(process.returncode or 0, output, _session(process.pid))
 
 
 def _session(leader: int) -> tuple[str, ...]:
     """The processes that are left of a session, after a moment; those that init has yet to reap are not."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while True:
         left = []
         for process in psutil.process_iter():

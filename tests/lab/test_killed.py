@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.killing import KILL_POINTS, Forked, KillPoint, check
+from tests.lab.killing import KILL_POINTS, KillPoint, check, forked
 from tests.support.killer import find
 
 
@@ -21,11 +21,6 @@ def test_every_moment_is_a_call_that_there_is() -> None:
     assert len({(each.command, each.name) for each in KILL_POINTS}) == len(KILL_POINTS)
 
 
-@pytest.fixture(scope="module")
-def launch() -> Forked:
-    return Forked()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "name", "sign"),
@@ -35,5 +30,5 @@ def launch() -> Forked:
         ("tune", "in the midst of serving", "SIGTERM"),
     ],
 )
-def test_the_same_command_again_goes_on(command: str, name: str, sign: str, tmp_path: Path, launch: Forked) -> None:
-    check(point(command, name), sign, tmp_path, launch)
+def test_the_same_command_again_goes_on(command: str, name: str, sign: str, tmp_path: Path) -> None:
+    check(point(command, name), sign, tmp_path, forked)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,9 @@ from kvlab.errors import ConfigError
 from kvlab.lab.sweep.digest import config_digest
 from kvlab.paths import CONF
 from kvlab.plugins import load_plugins
+from tests.support import killer
+from tests.support.commands import Command
+from tests.support.forked import Forked
 
 ROOT = CONF.parent
 TINY = ("model=qwen3_tiny", "executor=cpu", "tracking=off", "figures=false", "scheduler.max_batch_size=4")
@@ -84,17 +85,12 @@ def constant(config, *, vocab_size, seed):
 """
 
 
-def command(directory: Path, *settings: str, module: str = "src.run") -> subprocess.CompletedProcess[str]:
-    """A command in `directory`, as a user calls it."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src"), str(directory)])}
-    return subprocess.run(
-        [sys.executable, "-m", module, *settings],
-        cwd=directory,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def command(directory: Path, *arguments: str) -> Command:
+    """`kvlab` in `directory`, as a user calls it."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src"), str(directory)])
+    process = Forked(killer.run, list(arguments), directory, PYTHONPATH=path)
+    output = process.finish()
+    return Command(process.returncode or 0, output)
 
 
 @pytest.fixture
@@ -110,6 +106,7 @@ class TestRun:
     def test_uses_what_a_plugin_registers_on_every_axis(self, outside: Path) -> None:
         ended = command(
             outside,
+            "run",
             "plugins=[theirs]",
             *TINY,
             "scheduler.order=last_come",
@@ -123,10 +120,10 @@ class TestRun:
             "scheduler.admission_reserve=0",
             "hydra.run.dir=out",
         )
-        assert ended.returncode == 0, ended.stderr + ended.stdout
+        assert ended.code == 0, ended.output
         used = set((outside / "used.txt").read_text().split())
         assert used == {"order", "victim", "eviction", "attention", "pool", "source"}
-        assert "8 tiles of 16 tokens" in " ".join(ended.stdout.split())
+        assert "8 tiles of 16 tokens" in " ".join(ended.output.split())
         summary = json.loads((outside / "out" / "summary.json").read_text())
         assert summary["config"]["plugins"] == ["theirs"]
         assert summary["attention"] == "textbook"
@@ -134,6 +131,7 @@ class TestRun:
     def test_every_job_of_a_sweep_in_other_processes_loads_them(self, outside: Path) -> None:
         ended = command(
             outside,
+            "run",
             "-m",
             "hydra/launcher=joblib",
             "hydra.launcher.n_jobs=2",
@@ -143,13 +141,13 @@ class TestRun:
             "scheduler.order=last_come,fcfs",
             "hydra.sweep.dir=out",
         )
-        assert ended.returncode == 0, ended.stderr + ended.stdout
+        assert ended.code == 0, ended.output
         found = [json.loads(file.read_text()) for file in sorted((outside / "out").glob("*/summary.json"))]
         assert [summary["status"] for summary in found] == ["finished"] * 2
         assert {summary["config"]["scheduler.order"] for summary in found} == {"last_come", "fcfs"}
 
     def test_help_lists_them(self, outside: Path) -> None:
-        page = command(outside, "plugins=[theirs]", "--help").stdout
+        page = command(outside, "run", "plugins=[theirs]", "--help").output
         for line in (
             "kv.backend: contiguous, paged, tiled",
             "kv.eviction: cost, fifo, lfu, lru, mine, s3_fifo, sieve",
@@ -157,20 +155,20 @@ class TestRun:
             assert line in page
 
     def test_a_mistyped_name_lists_them(self, outside: Path) -> None:
-        ended = command(outside, "plugins=[theirs]", *TINY, "scheduler.order=last_comes")
-        assert ended.returncode == 2
-        assert ended.stderr.startswith("error: scheduler.order=last_comes: unknown; known: ")
-        assert "last_come," in ended.stderr
-        assert ended.stderr.endswith("did you mean last_come?\n")
+        ended = command(outside, "run", "plugins=[theirs]", *TINY, "scheduler.order=last_comes")
+        assert ended.code == 2
+        assert ended.output.startswith("error: scheduler.order=last_comes: unknown; known: ")
+        assert "last_come," in ended.output
+        assert ended.output.endswith("did you mean last_come?\n")
 
     def test_an_installed_package_needs_no_setting(self, outside: Path) -> None:
         info = outside / "theirs-1.2.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.2\n")
         (info / "entry_points.txt").write_text("[kvlab]\nall = theirs\n")
-        assert "tiled" in command(outside, "--help").stdout
-        ended = command(outside, "model=qwen3_tiny", "memory=1GiB", "kv.eviction=mine", module="src.capacity")
-        assert ended.returncode == 0, ended.stderr
+        assert "tiled" in command(outside, "run", "--help").output
+        ended = command(outside, "capacity", "model=qwen3_tiny", "memory=1GiB", "kv.eviction=mine")
+        assert ended.code == 0, ended.output
 
     @pytest.mark.parametrize(
         ("source", "said"),
@@ -190,9 +188,9 @@ class TestRun:
     def test_a_plugin_that_cannot_be_imported_is_named(self, tmp_path: Path, source: str | None, said: str) -> None:
         if source is not None:
             (tmp_path / "absent.py").write_text(source)
-        ended = command(tmp_path, "plugins=[absent]", *TINY)
-        assert ended.returncode == 2
-        assert said in ended.stderr
+        ended = command(tmp_path, "run", "plugins=[absent]", *TINY)
+        assert ended.code == 2
+        assert said in ended.output
 
 
 def test_a_module_that_does_not_exist_is_an_error_of_its_setting() -> None:

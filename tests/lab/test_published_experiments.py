@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import ROOT
+from tests.support.forked import ROOT
 
 PAGES = sorted((ROOT / "experiments").glob("*/README.md"))
 PROMISED = ("contiguous_vs_paged", "blocks_and_batch", "block_size", "sharing", "eviction", "static_vs_continuous")

@@ -2,71 +2,52 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from tests.support import killer
 from tests.support.commands import TIMEOUT_S, Lab
+from tests.support.forked import Forked
 
-# Long enough that the sweep is killed while a run is open.
-TWELVE = [
-    "-m",
-    "kv.num_blocks=34,35,36,37,38,39",
-    "scheduler.max_batch_size=1,2",
-    "workload.output_len={min: 200, max: 300}",
-]
-
-
-def finished_jobs(directory: Path) -> int:
-    return len(list(directory.glob("*/summary.json")))
+SIX = ["-m", "kv.num_blocks=34,35,36", "scheduler.max_batch_size=1,2"]
 
 
 @pytest.mark.slow
 def test_a_sweep_killed_in_the_middle_and_resumed_leaves_each_point_finished_once(tmp_path: Path) -> None:
-    lab = Lab(tmp_path)
-    process = lab.start(*TWELVE, directory="first")
-    deadline = time.monotonic() + TIMEOUT_S
-    while finished_jobs(tmp_path / "first") < 4:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    while not lab.children("attributes.status = 'RUNNING'"):
-        assert process.poll() is None
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    before = Counter(run.state for run in lab.children())
-    assert 3 <= before["FINISHED"] < 12  # the fourth has its files, and may yet be open in the store
-    assert before["RUNNING"] == 1
+    lab = Lab.with_store(tmp_path)
+    # As the engine of the third point is built: its run is open.
+    strike = ["kvlab.lab.execute.make_engine", "3", "before", "SIGKILL"]
+    killed = Forked(killer.main, [*strike, "run", *lab.arguments(*SIX, directory="first")])
+    killed.finish()
+    assert killed.returncode == -signal.SIGKILL
+    assert Counter(run.state for run in lab.children()) == {"FINISHED": 2, "RUNNING": 1}
     assert [run.state for run in lab.parents()] == ["RUNNING"]
 
-    resumed = lab.here(*TWELVE, "resume=true", directory="second")
+    resumed = lab.here(*SIX, "resume=true", directory="second")
     assert resumed.code == 0, resumed.output
-    assert f"{before['FINISHED']} runs done before: {12 - before['FINISHED']} jobs" in resumed.output
+    assert "2 runs done before: 4 jobs" in resumed.output
     after = lab.children()
     done = [run for run in after if run.finished]
-    assert len(done) == 12
-    assert len({run.tags["kvlab.config_digest"] for run in done}) == 12
+    assert len({run.tags["kvlab.config_digest"] for run in done}) == len(done) == 6
     points = {(run.params["kv.num_blocks"], run.params["scheduler.max_batch_size"]) for run in done}
-    assert len(points) == 12
-    assert Counter(run.state for run in after) == {"FINISHED": 12, "KILLED": 1}
+    assert len(points) == 6
+    assert Counter(run.state for run in after) == {"FINISHED": 6, "KILLED": 1}
     (parent,) = lab.parents()
     assert parent.state == "FINISHED"
     assert {run.tags["mlflow.parentRunId"] for run in after} == {parent.run_id}
-    assert finished_jobs(tmp_path / "second") == 12  # those done before are fetched
-    assert "12 runs: 12 finished" in resumed.output
+    assert len(list((tmp_path / "second").glob("*/summary.json"))) == 6  # those done before are fetched
+    assert "6 runs: 6 finished" in resumed.output
 
 
 @pytest.mark.slow
 def test_four_sweeps_started_at_once_on_a_fresh_store_all_finish(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     processes = [lab.start("-m", "kv.num_blocks=8,9", f"seed={seed}", directory=str(seed)) for seed in range(4)]
-    outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
+    outputs = [process.finish(TIMEOUT_S) for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, "\n".join(outputs)
     assert sum(run.finished for run in lab.children()) == 8
     assert [run.state for run in lab.parents()] == ["FINISHED"] * 4

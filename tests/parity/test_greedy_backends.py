@@ -18,8 +18,8 @@ FAMILIES = ("llama_tiny", "qwen2_tiny", "qwen3_tiny", "gemma3_tiny")
 # The readable backends and the interpreted kernels are slow: here they get shorter prompts and answers.
 # KVLAB_WHOLE_BURST=1 gives them the whole workload.
 _SLOW = ("triton", "safe_softmax", "online_softmax")
-_SHORT = ("workload.prompt_len.min=20", "workload.prompt_len.max=60", "workload.output_len.min=3",
-          "workload.output_len.max=6")  # fmt: skip
+_SHORT = ("workload.prompt_len.min=12", "workload.prompt_len.max=36", "workload.output_len.min=3",
+          "workload.output_len.max=4")  # fmt: skip
 
 
 @cache

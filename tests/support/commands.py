@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -22,10 +20,10 @@ import kvlab.cli.run
 from kvlab.config import TrackingConfig
 from kvlab.lab.tracking import open_store
 from kvlab.lab.tracking.search import TrackedRun, find_runs
+from tests.support.forked import Forked
 from tests.support.runs import alone
 from tests.support.tracking import empty_store
 
-ROOT = Path(__file__).resolve().parents[2]
 #: A model and a workload that take a fraction of a second.
 TINY = (
     "model=qwen3_tiny",
@@ -74,6 +72,12 @@ def call(main: Callable[[], None], *arguments: str) -> Command:
     return Command(code, printed.getvalue())
 
 
+def kvlab_run(arguments: list[str]) -> None:
+    """The command, in a process that is its own."""
+    sys.argv = ["kvlab run", *arguments]
+    kvlab.cli.run.main()
+
+
 @dataclass
 class Lab:
     """Runs `kvlab run` with `settings`, which those of a call override, in folders under `base`."""
@@ -103,22 +107,15 @@ class Lab:
         ended = call(kvlab.cli.run.main, *self.arguments(*overrides, directory=directory))
         return Command(ended.code, ended.output, self.base / directory, self.uri)
 
-    def start(self, *overrides: str, directory: str = "out", **environment: str) -> subprocess.Popen[str]:
+    def start(self, *overrides: str, directory: str = "out", **environment: str) -> Forked:
         """Start it in a process of its own."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "src.run", *self.arguments(*overrides, directory=directory)],
-            cwd=ROOT,
-            env={**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        return Forked(kvlab_run, self.arguments(*overrides, directory=directory), **environment)
 
     def apart(self, *overrides: str, directory: str = "out") -> Command:
         """Run it in a process of its own."""
         process = self.start(*overrides, directory=directory)
-        output, _ = process.communicate(timeout=TIMEOUT_S)
-        return Command(process.returncode, output, self.base / directory, self.uri)
+        output = process.finish(TIMEOUT_S)
+        return Command(process.returncode or 0, output, self.base / directory, self.uri)
 
     def runs(self, query: str = "") -> list[TrackedRun]:
         """What the store has, the latest first."""
