@@ -19,7 +19,7 @@ from kvlab.kernels.cpu.attention import paged_attention
 from kvlab.kernels.cpu.cache import cache_folder
 from kvlab.kernels.cpu.memory import empty
 from kvlab.kernels.cpu.native import load
-from kvlab.kernels.cpu.paths import rate_in_registers
+from kvlab.kernels.cpu.paths import rates_in_registers
 from kvlab.lab.files import write_text
 from kvlab.lab.machine import CpuWatch, describe, oversubscription
 from kvlab.lab.roofline import MachineRates
@@ -93,8 +93,9 @@ def measure(dtype: str, *, read_bytes: int = _READ_BYTES, rows: int = _ROWS) -> 
         for ops in ways.values():
             linear = ops.linear(weight)
             rate = max(rate, 2 * rows * outputs * inputs / _fastest(partial(linear, x)))
-    in_registers = rate_in_registers(library, threads, pairs=kind == torch.bfloat16) if library else 0.0
-    return MachineRates(read_bytes / seconds, max(rate, in_registers), rate)
+    in_registers = list(rates_in_registers(library, threads).values()) if library else [0.0]
+    able = in_registers if kind == torch.bfloat16 else in_registers[:1]  # float32 alone
+    return MachineRates(read_bytes / seconds, max(rate, *able), rate)
 
 
 def _library() -> ctypes.CDLL | None:

@@ -150,26 +150,22 @@ def measure(library: ctypes.CDLL) -> dict[str, Rates]:
     return {name: Rates(work[0] / few, work[1] / many) for name, (few, many) in fastest.items()}
 
 
-def rate_in_registers(library: ctypes.CDLL, threads: int, *, pairs: bool) -> float:
-    """FLOP/s of numbers in registers, on all threads together: of float32, or with `pairs` by the fastest of all
-    instructions that multiply bfloat16.
-    """
-    best = 0.0
-    for index in range(len(_names(library)) if pairs else 1):
-        rounds, seconds = 1000, 0.0
-        while seconds < _REGISTERS_S:
-            rounds *= 2
-            seconds, operations = _seconds_in_registers(library, index, rounds, threads)
-        for _ in range(_ROUNDS):
-            seconds = min(seconds, _seconds_in_registers(library, index, rounds, threads)[0])
-        best = max(best, operations / seconds)
-    return best
+def rates_in_registers(library: ctypes.CDLL, threads: int) -> dict[str, float]:
+    """FLOP/s of each path on numbers in registers, on all threads together. float32 is the first."""
+    return {name: _rate_in_registers(library, index, threads) for index, name in enumerate(_names(library))}
 
 
-def _seconds_in_registers(library: ctypes.CDLL, index: int, rounds: int, threads: int) -> tuple[float, int]:
-    start = time.perf_counter()
-    operations: int = library.kvlab_multiply_in_registers(index, rounds, threads)
-    return time.perf_counter() - start, operations
+def _rate_in_registers(library: ctypes.CDLL, index: int, threads: int) -> float:
+    def seconds_of(rounds: int) -> tuple[float, int]:
+        start = time.perf_counter()
+        operations: int = library.kvlab_multiply_in_registers(index, rounds, threads)
+        return time.perf_counter() - start, operations
+
+    rounds, seconds = 1000, 0.0
+    while seconds < _REGISTERS_S:
+        rounds *= 2
+        seconds, operations = seconds_of(rounds)
+    return operations / min(seconds, *(seconds_of(rounds)[0] for _ in range(_ROUNDS)))
 
 
 def _processor() -> str:
