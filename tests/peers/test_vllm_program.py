@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,6 +45,18 @@ def test_the_system_is_asked_for_tiles_where_there_are_some(
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: asked.append(True))
     vllm_engine.allow_tiles()
     assert asked == [True] * has_tiles
+
+
+def test_code_that_was_compiled_as_a_whole_needs_no_finishing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def code() -> int:
+        return 7
+
+    loaded = SimpleNamespace(_artifacts=SimpleNamespace(compiled_fn=code))
+    monkeypatch.setattr(torch.compiler, "load_compiled_function", lambda _file, **_: loaded)
+    vllm_engine.load_what_was_compiled()
+    found: Any = torch.compiler.load_compiled_function(io.BytesIO(), f_globals={})
+    found._artifacts.compiled_fn.finalize_loading(None)
+    assert found._artifacts.compiled_fn() == 7
 
 
 def test_compiling_is_timed_and_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,25 @@ def allow_tiles() -> None:
         torch.cpu._init_amx()
 
 
+def load_what_was_compiled() -> None:
+    """Let vLLM use the compiled code that it has saved. On a processor version 0.32 compiles again each time: it
+    asks what it has loaded to finish loading, and code that was compiled as a whole has no such method and no need
+    of it.
+    """
+    import torch
+
+    load: Any = torch.compiler.load_compiled_function
+
+    def load_whole(*arguments: Any, **options: Any) -> Any:
+        loaded = load(*arguments, **options)
+        code = loaded._artifacts.compiled_fn
+        if not hasattr(code, "finalize_loading"):
+            code.finalize_loading = lambda _config: None
+        return loaded
+
+    torch.compiler.load_compiled_function = load_whole
+
+
 @contextmanager
 def timed_compiling() -> Iterator[list[float]]:
     """Notes the seconds that vLLM takes to compile on a processor, where it does not say so itself."""
@@ -86,6 +105,7 @@ class Vllm:
             "VLLM_CPU_KVCACHE_SPACE": str(max(1, -(-settings["kv_bytes"] // 2**30))),
         }
         allow_tiles()
+        load_what_was_compiled()
         import vllm
         from vllm import EngineArgs, LLMEngine
 
