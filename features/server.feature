@@ -434,6 +434,7 @@ Feature: OpenAI's protocol over HTTP
         | an id out of vocabulary       | {"prompt": [49152]}                                 | 400 | prompt      | token id 49152 is outside the vocabulary of 49152 |
         | a negative id                 | {"prompt": [-1]}                                    | 400 | prompt      | token id -1 is outside the vocabulary |
         | a text for a number           | {"prompt": "a", "max_tokens": "9"}                  | 400 | max_tokens  | max_tokens='9' |
+        | a pin beyond the prompt       | {"prompt": [1, 2], "cache_pin_tokens": 3}           | 400 | cache_pin_tokens | cache_pin_tokens=3: must be a number of the prompt's first tokens, from 0 to 2 |
         | no tokens                     | {"prompt": "a", "max_tokens": 0}                    | 400 | max_tokens  | max_tokens=0; at least 1 |
         | more than can ever fit        | {"prompt": "a", "max_tokens": 512}                  | 400 | max_tokens  | sequences of up to 512 tokens; max_tokens=511 would fit |
         | a temperature that is NaN     | {"prompt": "a", "temperature": NaN}                 | 400 | temperature | temperature=nan |

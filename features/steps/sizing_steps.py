@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,7 +50,9 @@ class Attempt:
 def kv_settings(text: str) -> dict[str, Any]:
     """Read `kv.memory=1MiB, kv.block_size=32`."""
     settings = dict(re.findall(r"kv\.(\w+)=([^\s,]+)", text))
-    return {key: int(value) if key in ("num_blocks", "block_size") else value for key, value in settings.items()}
+    kinds: dict[str, Callable[[str], Any]] = {"num_blocks": int, "block_size": int, "prefix_sharing": "true".__eq__}
+    kinds |= dict.fromkeys(("pinned_share", "pin_ttl_s", "ttl_s", "quota"), float)
+    return {key: kinds.get(key, str)(value) for key, value in settings.items()}
 
 
 @given(parsers.parse("a server configured with {settings}"), target_fixture="setup")

@@ -88,8 +88,9 @@ class TokenLogprobs(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a user asks for. `arrival_s` is in seconds on the engine's clock. Prompts share memory only under the
-    same `salt`. Under scheduler.order=priority the lowest `priority` goes first, under deadline the request that
-    has to be complete first: `deadline_s` seconds after its arrival (None: scheduler.default_deadline_s).
+    same `salt`. The first `pin_tokens` of the prompt are to stay cached, as far as the pool pins any. Under
+    scheduler.order=priority the lowest `priority` goes first, under deadline the request that has to be complete
+    first: `deadline_s` seconds after its arrival (None: scheduler.default_deadline_s).
 
     A request that `follows` another is the next turn of a conversation: `prompt_token_ids` come behind the
     other's prompt and output, and `arrival_s` counts from the other's end. Who drives the engine puts it together.
@@ -106,6 +107,7 @@ class Request:
     priority: int = 0
     deadline_s: float | None = None
     prompt: str | tuple[Message, ...] | None = None
+    pin_tokens: int = 0
 
     @property
     def prompt_text(self) -> str:
@@ -259,6 +261,7 @@ class Sequence:
             preempted_s=tuple(self.preempted_s),
             resumed_s=tuple(self.resumed_s),
             recomputed_tokens=self.recomputed_tokens,
+            salt=None if self.request.salt is None else str(self.request.salt),
         )
 
 
@@ -304,6 +307,7 @@ class RequestRecord:
     preempted_s: tuple[float, ...] = ()  # when it gave up its memory
     resumed_s: tuple[float, ...] = ()  # when it was admitted again, after each of those
     recomputed_tokens: int = 0  # tokens computed again because of a preemption
+    salt: str | None = None  # of its tenant
 
     @property
     def key(self) -> tuple[str, int]:
@@ -372,6 +376,7 @@ class PoolStats:
     shared_blocks: int = 0  # references beyond the first: blocks that sharing saves now
     sequences: int = 0
     kv_bytes: int = 0  # bytes of the whole pool
+    blocks_pinned: int = 0  # in use or cached, with content that stays
 
     @property
     def token_slots(self) -> int:
@@ -409,6 +414,10 @@ class PoolCounters:
     hit_tokens: int = 0  # of those, served from blocks computed before
     same_step_hit_tokens: int = 0  # of those hits, in blocks that another sequence computes in the same step
     recompute_hit_tokens: int = 0  # tokens that a preempted sequence found again on its return
+    expired_blocks: int = 0  # given up because nobody had used them for kv.ttl_s
+    quota_evictions: int = 0  # evicted blocks of tenants that were over kv.quota
+    pinned_evictions: int = 0  # evicted blocks that were pinned: nothing else was left
+    pins_refused: int = 0  # prefixes that were not pinned, for lack of kv.pinned_share or kv.quota
 
     def __sub__(self, earlier: PoolCounters) -> PoolCounters:
         """What was added since `earlier`."""

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kvlab.kv.allocator import BlockAllocator
-from kvlab.kv.journal import BlockEvents, BlockJournal
+from kvlab.kv.journal import BlockEvent, BlockEvents, BlockJournal
 from kvlab.lab.artifacts import write_blocks
 from kvlab.lab.figures import blocks, style
 from kvlab.lab.figures.memory import memory_series
@@ -150,6 +150,50 @@ class TestNumbers:
             (6, 2, 3),
             (blocks.CACHED, 3, 5),
             (7, 5, 8),
+        ]
+
+    def test_pinned_blocks_are_told_from_cached_ones_and_tenants_from_each_other(self) -> None:
+        pinned = BlockEvent.PINNED
+        recorded = events(
+            *((0, A, 0, 5), (1, F, 0, 5), (1, C, 0, -1), (1, pinned, 0, -1), (3, C, 0, -1), (4, D, 0, -1)),
+            *((4, A, 0, 6), (5, S, 0, 4), (6, F, 0, 4), (7, F, 0, 6), (7, C, 0, -1)),
+        )
+        found = blocks.stretches(recorded, 8)
+        assert list(zip(found.holder.tolist(), found.start.tolist(), found.end.tolist(), strict=True)) == [
+            (5, 0, 1),
+            (blocks.PINNED, 1, 3),
+            (blocks.CACHED, 3, 4),
+            (6, 4, 5),
+            (blocks.SHARED, 5, 6),
+            (6, 6, 7),
+            (blocks.CACHED, 7, 8),
+        ]
+        grid = blocks.pool_grid(recorded, 2, range(8), 8.0, blocks.GridSize(400, 8))
+        assert grid.cells[0].tolist() == [
+            5,
+            *[blocks.PINNED] * 2,
+            blocks.CACHED,
+            6,
+            blocks.SHARED,
+            6,
+            blocks.CACHED,
+        ]
+        owners = np.array([9, 9, 9, 9, 1, 0, 1])  # sequences 4 and 6 are of one tenant, 5 of another
+        found = blocks.stretches(recorded, 8, owners)
+        in_use, cached, kept = range(blocks.TENANT_STATES)
+        held = [
+            (holder, start, end)
+            for holder, start, end in zip(
+                found.holder.tolist(), found.start.tolist(), found.end.tolist(), strict=True
+            )
+            if end > start
+        ]
+        assert held == [
+            (in_use, 0, 1),
+            (kept, 1, 3),
+            (cached, 3, 4),
+            (blocks.TENANT_STATES + in_use, 4, 7),
+            (blocks.TENANT_STATES + cached, 7, 8),
         ]
 
     def test_blocks_of_many_sequences_are_followed_as_one_would_by_hand(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,6 +93,24 @@ def test_throughput_counts_tokens_of_every_request() -> None:
     assert metrics["latency/ttft_ms_p50"] == 1000  # completed requests alone
     assert (metrics["kv/blocks_allocated"], metrics["kv/blocks_allocated_per_s"]) == (7, 1.75)
     assert (metrics["kv/blocks_freed"], metrics["kv/blocks_freed_per_s"]) == (7, 1.75)
+
+
+def test_tenants_have_hit_rates_and_what_is_kept_is_counted_where_there_is_any() -> None:
+    plain = RunLog(records=[request(0.0, 6, [1.0], scheduled_s=0.0)], steps=StepLog([step(0, 3)]), duration_s=4.0)
+    kept = {"kv/pinned_blocks_peak", "kv/pins_refused", "kv/pinned_evictions", "kv/quota_evictions"}
+    assert not {name for name in run_metrics(plain, POOL) if "<" in name or name in kept or name.endswith("/a")}
+    records = [
+        request(0.0, 6, [1.0], scheduled_s=0.0, salt="a b", cached_tokens=3),
+        request(0.0, 2, [1.0], scheduled_s=0.0, salt="a b"),
+        request(0.0, 9, [1.0], scheduled_s=0.0, salt="c%/"),
+        request(0.0, 9, [1.0], scheduled_s=0.0),
+    ]
+    steps = [step(0, 3), replace(step(3, 4), counters=PoolCounters(expired_blocks=2, pins_refused=1))]
+    metrics = run_metrics(RunLog(records=records, steps=StepLog(steps), duration_s=4.0), POOL)
+    rates = {name: value for name, value in metrics.items() if name.startswith("kv/prefix_hit_rate/")}
+    assert rates == {"kv/prefix_hit_rate/a b": 3 / 8, "kv/prefix_hit_rate/c__": 0}
+    assert {name: metrics[name] for name in kept} == dict.fromkeys(kept, 0) | {"kv/pins_refused": 1}
+    assert metrics["kv/expired_blocks"] == 2
 
 
 def test_memory_means_are_weighted_by_time() -> None:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from kvlab.core import FinishReason, PoolCounters, PoolStats, StepRecord
 from kvlab.lab.artifacts import write_artifacts
 from kvlab.lab.drive import RunLog
-from kvlab.lab.records import read_run, read_step, request_row, step_table
+from kvlab.lab.records import read_run, read_step, request_row, request_table, step_table
 from kvlab.lab.steps import StepLog
 
 #: The columns of steps.parquet as the first release wrote them.
@@ -89,8 +89,17 @@ def test_a_request_keeps_its_columns_and_computes_its_latencies(tmp_path: Path) 
     assert record.itl_ms == (500.0, 1000.0)
     assert request_row(record) == {
         name: tuple(value) if isinstance(value, list) else value for name, value in REQUEST.items()
-    }
-    assert list(request_row(record)) == list(REQUEST)
+    } | {"salt": None}
+    assert list(request_row(record)) == [*REQUEST, "salt"]
+
+
+def test_salts_and_what_is_kept_have_columns_where_there_is_any(tmp_path: Path) -> None:
+    write_run(tmp_path, [REQUEST | {"salt": "ann"}], "requests.parquet")
+    (record,) = read_run(tmp_path).requests()
+    assert (record.salt, request_table([record])["salt"].to_pylist()) == ("ann", ["ann"])
+    kept = FIRST | LATER | {"blocks_pinned": 2, "expired_blocks": 3, "quota_evictions": 0}
+    (row,) = step_table(StepLog([read_step(kept)])).to_pylist()
+    assert row == kept | {"pinned_evictions": 0, "pins_refused": 0}
 
 
 def test_requests_of_an_older_file_are_read(tmp_path: Path) -> None:
@@ -108,9 +117,9 @@ def test_files_are_written_with_their_columns_even_where_nothing_ran(tmp_path: P
 
 
 def test_a_difference_of_counters_is_what_was_done_in_between() -> None:
-    before = PoolCounters(*range(10))
-    after = PoolCounters(*range(5, 25, 2))
-    assert dataclasses.astuple(after - before) == tuple(range(5, 15))
+    before = PoolCounters(*range(14))
+    after = PoolCounters(*range(5, 33, 2))
+    assert dataclasses.astuple(after - before) == tuple(range(5, 19))
 
 
 def test_a_step_keeps_its_flat_columns() -> None:

@@ -20,6 +20,7 @@ from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.protocol import Salt
+from kvlab.kv.retention import Limits, Retention
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage, PageLayout
 from tests.property.pool_machine import PoolMachine
@@ -36,12 +37,14 @@ class FuzzConfig:
     eviction: str | None
     dtype: str = "float32"
     layout: PageLayout = PageLayout.HND
+    limits: Limits | None = None  # of what is kept longer than other content
 
     @property
     def name(self) -> str:
         """What a command line calls it."""
         kind = "contiguous" if self.block_size is None else f"paged{self.block_size}"
-        return "-".join([kind, self.eviction or "private", self.dtype, self.layout])
+        eviction = f"{self.eviction or 'private'}{'_kept' if self.limits else ''}"
+        return "-".join([kind, eviction, self.dtype, self.layout])
 
     def pool(self) -> BlockPool:
         size = self.block_size or self.max_seq_len
@@ -49,16 +52,18 @@ class FuzzConfig:
         storage = KVStorage(spec, self.num_blocks, size, layout=self.layout)
         if self.block_size is None:
             return ContiguousKVCachePool(self.num_blocks, self.max_seq_len, storage)
+        policy = EVICTION_POLICIES.get(self.eviction or "lru")
         return PagedKVCachePool(
             self.num_blocks,
             size,
             self.max_seq_len,
             storage,
             prefix_sharing=self.eviction is not None,
-            eviction=EVICTION_POLICIES.get(self.eviction or "lru")(),
+            eviction=policy() if self.limits is None else Retention(policy, self.limits),
         )
 
 
+LIMITS = Limits(pinned=3, pin_ttl_s=9, ttl_s=6, quota=3)
 HND, NHD = PageLayout.HND, PageLayout.NHD
 #: Each pool is so small that two or three of its longest sequences exhaust it.
 CONFIGS = {
@@ -71,6 +76,7 @@ CONFIGS = {
         FuzzConfig(12, 4, 18, None, "int8", NHD),
         FuzzConfig(9, 5, 23, None, "float16", HND),
         FuzzConfig(7, 16, 50, None, "bfloat16", HND),
+        *(FuzzConfig(10, 2, 12, eviction, limits=LIMITS) for eviction in EVICTION_POLICIES.names()),
         *(
             FuzzConfig(*size, eviction, dtype, layout)
             for eviction, (size, dtype, layout) in product(
@@ -139,6 +145,8 @@ class FuzzMachine(PoolMachine):
             "launch_what_was_reserved": dict,
             "misuse": lambda: {"pick": self.pick(), "dead": self.random.randint(-1, 40)},
             "reserve": self.step_arguments,
+            "pass_time": lambda: {"seconds": self.random.randint(0, 4)},
+            "pin_prefix": lambda: {"pick": self.pick(), "tokens": self.length()},
             "rollback": dict,
             "run_step": self.step_arguments,
             "write": lambda: {"layer": self.random.randrange(SPEC.num_layers)},

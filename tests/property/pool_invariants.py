@@ -169,6 +169,7 @@ class PoolInvariants(RuleBasedStateMachine):
         assert counters.blocks_allocated - counters.blocks_freed == in_use
         assert stats.shared_blocks == references.total() - in_use
         assert stats.blocks_cached == len(cached)
+        assert stats.blocks_pinned == (pool.retention.num_pinned if pool.retention is not None else 0)
         assert pool.free_slot_count() == self.free_blocks
         assert pool.free_token_capacity() == (self.free_blocks * pool.block_size if pool.is_paged() else None)
         for name in ("prompt_tokens", "hit_tokens", "same_step_hit_tokens", "recompute_hit_tokens"):

@@ -15,6 +15,7 @@ import torch
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.prefix import Prefix
 from kvlab.kv.protocol import Salt
+from kvlab.kv.retention import Retention
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage, quantize
 from kvlab.kv.view import CacheView
@@ -150,7 +151,10 @@ def _tokens(node: Prefix) -> tuple[int, ...]:
 def state(pool: BlockPool) -> tuple[object, ...]:
     """All that a call which is refused has to leave as it was, the order of reuse and eviction included."""
     allocator, live = pool.allocator, sorted(pool.tables.live)
-    policy = allocator._cached
+    policy, kept = allocator._cached, tuple[object, ...]()
+    if isinstance(policy, Retention):
+        kept = (list(policy._ordinary.items()), list(policy._kept.items()), set(policy._pinned), list(policy._over))
+        policy = policy._queue
     order = getattr(policy, "_order", None)
     cached = list(order) if order is not None else sorted(policy._evictable.values())  # type: ignore[attr-defined]
     sharing = pool._sharing
@@ -169,6 +173,7 @@ def state(pool: BlockPool) -> tuple[object, ...]:
         {slot: allocator.owned_blocks(slot) for slot in live},
         list(allocator._scratch),
         cached,
+        kept,
         dict(getattr(policy, "hits", {})),
         indexed(pool),
         {id(node): node.uses for node in pool.index.nodes()} if pool.index is not None else {},

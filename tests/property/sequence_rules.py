@@ -52,6 +52,8 @@ class SequenceRules(PoolInvariants):
         self.unknown = count(1000)  # tokens that occur nowhere else
         self.counts: Counter[str] = Counter()
         self.gone: dict[int, int] = {}  # tokens that a slot had stored when it was closed
+        self.now = 0.0
+        self.pinning: dict[int, int] = {}  # blocks from the first on that a slot asks to be kept
         for length in lengths:
             self.open([0] * length, None)
 
@@ -175,6 +177,34 @@ class SequenceRules(PoolInvariants):
             self.counts["hit_tokens"] += content.hits * size
             self.counts["same_step_hit_tokens"] += len(content.same_step) * size
 
+    # Pins and time, of a pool that has any
+
+    @precondition(lambda self: self.model and self.pool.retention is not None)
+    @rule(pick=picks, tokens=lengths)
+    def pin_prefix(self, pick: int, tokens: int) -> None:
+        slot = self.slot(pick)
+        self.pool.pin_prefix(slot, tokens)
+        self.pinning[slot] = tokens // self.pool.block_size
+
+    @precondition(lambda self: self.pool.retention is not None)
+    @rule(seconds=st.integers(0, 4))
+    def pass_time(self, seconds: int) -> None:
+        """What is given up was cached, and for no longer than the rest."""
+        retention, before = self.pool.retention, self.pool.counters()
+        assert retention is not None
+        self.now += seconds
+        cached, pins = len(retention), retention.num_pinned
+        changed = self.pool.expire(self.now)
+        after = self.pool.counters()
+        gone = after.expired_blocks - before.expired_blocks
+        assert cached - len(retention) == gone
+        assert changed == (gone > 0 or retention.num_pinned < pins)
+        assert after.evicted_blocks == before.evicted_blocks
+        limits = retention.limits
+        for ages, longest in ((retention._ordinary, limits.ttl_s), (retention._kept, limits.pin_ttl_s)):
+            assert list(ages.values()) == sorted(ages.values())
+            assert longest is None or all(self.now - since < longest for since in ages.values())
+
     @precondition(lambda self: self.model)
     @rule(pick=picks, rerun=st.booleans(), told=st.booleans())
     def fork_slot(self, pick: int, rerun: bool, told: bool) -> None:
@@ -216,7 +246,10 @@ class SequenceRules(PoolInvariants):
         alone = [block for block, held in self.references().items() if held == 1]
         released = len(set(alone) & set(self.pool.tables.blocks(slot)))
         before = self.pool.counters()
+        retention = self.pool.retention
+        wanted = set(self.pinned_by(slot)) - (set() if retention is None else retention._pinned)
         self.pool.free_slot(slot)
+        self.check_pins(wanted, self.pool.counters().pins_refused - before.pins_refused)
         assert self.pool.counters().blocks_freed - before.blocks_freed == released
         assert self.pool.counters().blocks_allocated == before.blocks_allocated
         self.gone[slot] = self.model.pop(slot).stored
@@ -224,6 +257,20 @@ class SequenceRules(PoolInvariants):
         self.prepared.pop(slot, None)
         if filled:
             self.rewind({slot})
+
+    def pinned_by(self, slot: int) -> list[int]:
+        """The blocks that are to be kept when a slot is closed: those of them that are computed and known."""
+        sharing, count = self.pool._sharing, self.pinning.pop(slot, 0)
+        return [] if sharing is None else self.pool.tables.blocks(slot)[: min(count, sharing._slots[slot].computed)]
+
+    def check_pins(self, wanted: set[int], refused: int) -> None:
+        """All of these are pinned, or none, and that is counted."""
+        retention = self.pool.retention
+        if retention is not None and wanted:
+            assert refused in (0, 1)
+            found = wanted & retention._pinned
+            assert found == (set() if refused else wanted)
+            assert retention.num_pinned <= retention.limits.pinned
 
     def rewind(self, slots: set[int]) -> None:
         """These slots leave the coming step without it: so do those that counted on them, and on those."""

@@ -10,6 +10,7 @@ from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.pools.paged import PagedKVCachePool
+from kvlab.kv.retention import Limits, Retention
 from kvlab.kv.storage import KVStorage
 from tests.property.pool_machine import PoolMachine
 from tests.property.reference import SPEC
@@ -55,6 +56,16 @@ class SharingMachine(PoolMachine):
         )
 
 
+class RetentionMachine(SharingMachine):
+    """Pins, a time to live and quotas on top of it, all so tight that each comes into play."""
+
+    limits = Limits(pinned=3, pin_ttl_s=5, ttl_s=3, quota=3)
+
+    def make_pool(self) -> BlockPool:
+        retention = Retention(EVICTION_POLICIES.get(self.eviction), self.limits)
+        return PagedKVCachePool(10, 2, 12, KVStorage(SPEC, 10, 2), prefix_sharing=True, eviction=retention)
+
+
 class SharingFifoMachine(SharingMachine):
     eviction = "fifo"
 
@@ -67,6 +78,7 @@ PagedMachine.TestCase.settings = examples(50)
 SingleTokenBlocksMachine.TestCase.settings = examples(20)
 SlottedMachine.TestCase.settings = examples(40)
 SharingMachine.TestCase.settings = examples(200)
+RetentionMachine.TestCase.settings = examples(5)
 SharingFifoMachine.TestCase.settings = examples(60)
 SharingLfuMachine.TestCase.settings = examples(60)
 
@@ -74,5 +86,6 @@ TestPagedPool = PagedMachine.TestCase
 TestPagedPoolOfSingleTokenBlocks = SingleTokenBlocksMachine.TestCase
 TestSlottedPool = SlottedMachine.TestCase
 TestSharingPool = SharingMachine.TestCase
+TestPoolThatKeepsSomeForLonger = RetentionMachine.TestCase
 TestSharingPoolThatEvictsTheOldest = SharingFifoMachine.TestCase
 TestSharingPoolThatEvictsTheLeastUsed = SharingLfuMachine.TestCase

@@ -8,6 +8,7 @@ import re
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,9 @@ from kvlab.engine.engine import Engine as StepEngine
 from kvlab.engine.service import Engine
 from kvlab.engine.step import StepInput, StepResult
 from kvlab.kv.allocator import BlockState
+from kvlab.kv.eviction import LruEviction
 from kvlab.kv.pools.paged import PagedKVCachePool
+from kvlab.kv.retention import Limits, Retention
 from kvlab.kv.view import CacheView
 from kvlab.server import live
 from kvlab.server.live import History, LiveView
@@ -82,6 +85,19 @@ def test_cached_and_shared_blocks_are_told_apart() -> None:
     found = look(core)
     assert (found["pool"]["shared"], found["pool"]["cached"]) == (4, 0)
     assert states_of(found).count(BlockState.SHARED) == 4
+
+
+def test_pinned_blocks_are_told_from_cached_ones() -> None:
+    retention = Retention(LruEviction, Limits(pinned=2))
+    pool = PagedKVCachePool(
+        NUM_BLOCKS, BLOCK_SIZE, 96, sharing_pool().storage, prefix_sharing=True, eviction=retention
+    )
+    core = make_engine(pool)
+    core.add_request(replace(request("first", 4 * BLOCK_SIZE + 1, 1), pin_tokens=2 * BLOCK_SIZE))
+    drain(core)
+    found = look(core)
+    assert (found["pool"]["pinned"], found["pool"]["cached"]) == (2, 2)
+    assert states_of(found).count(BlockState.PINNED) == 2
 
 
 def test_a_request_that_has_ended_is_not_listed_while_its_blocks_are_still_in_use() -> None:

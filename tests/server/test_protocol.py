@@ -15,9 +15,13 @@ import pytest
 from kvlab.config.server import ServerConfig
 from kvlab.engine.executors.torch import TorchExecutor
 from kvlab.engine.sampler import Sampler
+from kvlab.kv.eviction import LruEviction
+from kvlab.kv.pools.paged import PagedKVCachePool
+from kvlab.kv.retention import Limits, Retention
 from kvlab.server.model import ServedModel
 from tests.support.engines import assert_empty
 from tests.support.model import tiny_decoder
+from tests.support.pools import BLOCK_SIZE, NUM_BLOCKS, sharing_pool
 from tests.support.serving import PacedExecutor, Served, served, wait_until, wait_until_empty
 
 PROMPT = [5, 6, 7, 8]
@@ -141,3 +145,17 @@ def test_what_drains_for_too_long_is_cut() -> None:
         assert isinstance(call.exception(60), httpx.RemoteProtocolError | httpx.ReadError)
         wait_until_empty(server.serving)
         assert server.server.cut_calls == 1
+
+
+def test_a_client_pins_what_its_prompt_begins_with() -> None:
+    eviction = Retention(LruEviction, Limits(pinned=2))
+    pool = PagedKVCachePool(
+        NUM_BLOCKS, BLOCK_SIZE, 96, sharing_pool().storage, prefix_sharing=True, eviction=eviction
+    )
+    with served(pool=pool) as server:
+        prompt = list(range(1, 3 * BLOCK_SIZE))
+        body = {"prompt": prompt, "max_tokens": 1, "cache_pin_tokens": 2 * BLOCK_SIZE, "cache_salt": "ann"}
+        assert post(server, "/v1/completions", body).status_code == 200
+        wait_until(lambda: pool.stats().blocks_pinned == 2)
+        wait_until_empty(server.serving)
+    assert pool.counters().pins_refused == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import cycle, islice
 from typing import Any
 
@@ -94,6 +95,21 @@ def test_steps_at_once_are_those_one_by_one(order: str) -> None:
     assert min(preempted, evicted, hits) > 0
     # Who decodes in turn, or after prompts, is decided in each step.
     assert taken > 10 or order == "decode_round_robin"
+
+
+def test_what_is_kept_expires_in_the_same_step() -> None:
+    requests = [
+        replace(each, salt=index % 2, pin_tokens=min(8, len(each.prompt_token_ids)) * (index % 3 == 0))
+        for index, each in enumerate(traffic(1, spread_s=0.02))
+    ]
+    kept = {"ttl_s": 0.004, "pinned_share": 0.1, "pin_ttl_s": 0.01, "quota": 0.3}
+    pool = KVConfig(num_blocks=24, block_size=8, **POOLS[-1], **kept)  # type: ignore[arg-type]
+    count, log = check(requests, {"kv": pool, "scheduler": SchedulerConfig(max_batch_size=4)})
+    assert count > 10
+    expired = [step for step in log.steps if step.counters is not None and step.counters.expired_blocks]
+    assert any(step.batch_seqs and not step.prefill_tokens for step in expired), "none in the middle of a run"
+    assert max(step.pool.blocks_pinned for step in log.steps if step.pool is not None) == 2
+    assert {record.salt for record in log.records} == {"0", "1"}
 
 
 def test_ends_and_what_they_give_back_are_part_of_steps_at_once() -> None:

@@ -202,6 +202,20 @@ class TestJsonLines:
         assert (sampling.stop_token_ids, sampling.ignore_eos, sampling.max_tokens) == ((3, 4), False, 4)
         assert (second.sampling.temperature, second.sampling.n, second.sampling.ignore_eos) == (0.0, 1, True)
 
+    def test_a_line_may_say_whose_it_is_and_what_it_pins(self, path: Path) -> None:
+        said = '{"prompt_tokens": 5, "max_tokens": 1, "salt": "ann", "pin_tokens": 4}'
+        first, second = read(path, f"{said}\n{GOOD}")
+        assert (first.salt, first.pin_tokens, second.salt, second.pin_tokens) == ("ann", 4, None, 0)
+
+
+def test_groups_may_be_tenants_that_pin_what_they_begin_with() -> None:
+    config = WorkloadConfig(system_len=4, num_groups=3, group_len=2, turns=2, salt_groups=True, pin_prefix=True)
+    requests = build_requests(config, vocab_size=100, seed=0)
+    first = [request for request in requests if request.follows is None]
+    assert {request.salt for request in first} == {0, 1, 2}
+    assert len({(request.salt, tuple(request.prompt_token_ids)[:6]) for request in first}) == 3
+    assert {request.pin_tokens for request in requests} == {6}
+
 
 BAD_LINES = {
     "not JSON": ("{oops", "Expecting property name"),
@@ -266,6 +280,15 @@ BAD_LINES = {
         "stop_token_ids=(100,)",
     ),
     "stop strings": ('{"prompt_tokens": 1, "max_tokens": 1, "stop": ["."]}', "needs text"),
+    "salt": ('{"prompt_tokens": 1, "max_tokens": 1, "salt": 1.5}', "salt=1.5: must be text or a whole number"),
+    "pins too many": (
+        '{"prompt_tokens": 3, "max_tokens": 1, "pin_tokens": 4}',
+        "pin_tokens=4; must be a whole number of the prompt's first tokens, from 0 to 3",
+    ),
+    "pins text": (
+        '{"prompt_tokens": 3, "max_tokens": 1, "pin_tokens": "2"}',
+        "pin_tokens='2'; must be",
+    ),
     "arrival null": ('{"prompt_tokens": 1, "max_tokens": 1, "arrival_s": null}', "arrival_s=None: must be"),
 }
 

@@ -84,6 +84,9 @@ def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) ->
     ):
         if not works:
             raise ConfigError(key, value, "keeps no prefixes that could be evicted; take kv=paged")
+    for key, kept in config.kv.retention.items():
+        text = "a replay compares eviction policies alone, without time, tenants and pins; take kvlab run"
+        raise ConfigError(key, kept, f"{text} executor=simulated hardware=h100_sxm")
     vocab, memory = decoder_config(config.model).vocab_size, available_memory("cpu")
     with console.status("reading the workload"):
         load = partial(load_tokenizer, config.model)

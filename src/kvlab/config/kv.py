@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlab.config.values import at_least, one_of, parse_bytes
+from kvlab.config.values import MOST_SECONDS, at_least, one_of, parse_bytes
 from kvlab.errors import ConfigError
 from kvlab.registry import registry
 
@@ -26,6 +26,10 @@ class KVConfig:
     memory: str | None = None  # bytes of K and V, as 512MiB or 4GiB, instead of num_blocks
     prefix_sharing: bool = True  # paged: store equal prefixes once, and keep them cached after their sequences
     eviction: str = "lru"  # which cached block is evicted first
+    pinned_share: float = 0.0  # most of the pool that prefixes which requests pin may take; 0: none is pinned
+    pin_ttl_s: float | None = None  # a pin ends that no request has used for so long; null: it stays
+    ttl_s: float | None = None  # cached blocks that no request has used for so long are given up; null: never
+    quota: float | None = None  # share of the pool; of a salt that has more, cached blocks are evicted first
 
     def __post_init__(self) -> None:
         registry("kv.backend").check(self.backend)
@@ -38,3 +42,28 @@ class KVConfig:
             raise ConfigError("kv.memory", self.memory, text)
         if self.memory is not None and parse_bytes(self.memory, key="kv.memory") == 0:
             raise ConfigError("kv.memory", self.memory, "must be more than 0 bytes")
+        self._check_retention()
+
+    @property
+    def retention(self) -> dict[str, float]:
+        """The settings of how long cached blocks are kept that are given, by their keys; usually none."""
+        given = {"pinned_share": self.pinned_share or None, "pin_ttl_s": self.pin_ttl_s, "ttl_s": self.ttl_s}
+        values = {f"kv.{name}": value for name, value in (given | {"quota": self.quota}).items()}
+        return {key: value for key, value in values.items() if value is not None}
+
+    def _check_retention(self) -> None:
+        at_least("kv.pinned_share", self.pinned_share, 0, 1)
+        for name, value, most in (
+            ("pin_ttl_s", self.pin_ttl_s, MOST_SECONDS),
+            ("ttl_s", self.ttl_s, MOST_SECONDS),
+            ("quota", self.quota, 1),
+        ):
+            if value is not None and not 0 < value <= most:
+                raise ConfigError(f"kv.{name}", value, f"must be a number, more than 0 and at most {most}, or null")
+        for key, value in self.retention.items():
+            if not registry("kv.backend").get(self.backend).is_paged():
+                text = f"is for cached blocks, and kv.backend={self.backend} keeps none; use kv=paged"
+                raise ConfigError(key, value, text)
+            if not self.prefix_sharing:
+                text = "is for cached blocks, and kv.prefix_sharing=false keeps none; set it to true"
+                raise ConfigError(key, value, text)

@@ -48,6 +48,8 @@ class WorkloadConfig:
     num_groups: int = 1  # groups of requests that share group_len more tokens
     group_len: int = 0  # tokens that a group shares, behind the system prompt
     zipf: float = 1.0  # group k is drawn in proportion to 1 / k ** zipf
+    salt_groups: bool = False  # each group is a tenant, with its number as salt: tenants share no memory
+    pin_prefix: bool = False  # requests pin system_len and group_len; kv.pinned_share is room for them
     turns: int = 1  # requests of a conversation, each behind the tokens of those before
     think_s: float = 0.0  # seconds between an answer and the conversation's next request
     samples: int = 1  # outputs of each prompt
@@ -80,6 +82,9 @@ class WorkloadConfig:
             ("group_len", 0),
         ):
             at_least(f"workload.{name}", getattr(self, name), least)
+        if self.pin_prefix and not self.system_len + self.group_len:
+            text = "pins what prompts begin with; set workload.system_len or workload.group_len"
+            raise ConfigError("workload.pin_prefix", self.pin_prefix, text)
         at_least("workload.samples", self.samples, 1, MAX_SAMPLES)
         at_least("workload.priorities", self.priorities, 1, MAX_WHOLE)
         at_least("workload.zipf", self.zipf, 0, _MOST_ZIPF)

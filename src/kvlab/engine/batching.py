@@ -169,6 +169,8 @@ class BatchBuilder:
                 )
             except OutOfBlocksError:
                 break
+            if sequence.request.pin_tokens:
+                self._pool.pin_prefix(sequence.slot, sequence.request.pin_tokens)
             self._scheduler.admit(sequence)
             admission.admitted(sequence)
             sequence.num_prefilled = self._pool.get_seq_len(sequence.slot)

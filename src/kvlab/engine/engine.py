@@ -18,7 +18,7 @@ from kvlab.engine.runs import RunExecutor, StepRun
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.step import Executor, StepResult
 from kvlab.engine.text import Detokenizer
-from kvlab.engine.validation import check_fits, check_prompt, check_queue, check_sampling, check_urgency
+from kvlab.engine.validation import check_fits, check_pin, check_prompt, check_queue, check_sampling, check_urgency
 from kvlab.errors import RequestRefusedError
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
@@ -94,6 +94,7 @@ class Engine:
         check_prompt(request, self._vocab_size)
         check_sampling(request_id, asked, vocab_size=self._vocab_size, has_text=self._has_text)
         check_urgency(request)
+        check_pin(request)
         check_fits(request, self.pool.max_sequence_tokens)
         check_queue(request, self.scheduler.waiting, self.scheduler.config.max_waiting_requests)
         if asked.seed is None:
@@ -141,10 +142,11 @@ class Engine:
         """Run one step: give back the memory of ended sequences, admit, compute. None if nothing was to do."""
         start = self.clock.now()
         before = self.pool.counters()
+        expired = self.pool.expire(start)
         retired = self._retire()
         batch = self._batch = self._batches.build(start)
         plans = batch.plans(mixed=self.scheduler.config.mixed)
-        if not plans and not retired and not batch.preempted:
+        if not plans and not retired and not batch.preempted and not expired:
             return None
         running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
         views = [self.pool.view(plan.slots, plan.num_tokens) for plan in plans]
@@ -192,6 +194,7 @@ class Engine:
         run, before = StepRun(pool, *found), pool.counters()
         if not run.plan(executor, clock.now(), until_s):
             return []
+        pool.expire(clock.now())
         self._retire()
         running, waiting = len(scheduler.running), len(scheduler.waiting)
         records = run.take(self.journal, before, index=self._steps, running=running, waiting=waiting)

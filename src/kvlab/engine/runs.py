@@ -99,7 +99,8 @@ class StepRun:
         attended = (self._new * (2 * self._lengths - self._new + 1) // 2).sum(axis=1).tolist()
         stats, records = pool.stats(), []
         for step, (start_s, end_s) in enumerate(pairwise(times)):
-            if self._blocks.step() or not step:  # before the first, ended sequences gave back their blocks
+            expired = pool.expire(start_s)
+            if self._blocks.step() or expired or not step:  # before the first, ended ones gave back their blocks
                 stats, now = pool.stats(), pool.counters()
                 counters, before = now - before, now
             else:

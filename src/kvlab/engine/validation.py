@@ -77,6 +77,17 @@ def check_urgency(request: Request) -> None:
         raise RequestRefusedError(f"{name}: deadline_s={shown(seconds, repr)}; {text}", "deadline_s")
 
 
+def check_pin(request: Request) -> None:
+    """Raise RequestRefusedError for a number of tokens to pin that is not one of the prompt's, which the next turn
+    of a conversation does not know yet.
+    """
+    pinned, most = request.pin_tokens, len(request.prompt_token_ids) if request.follows is None else MAX_WHOLE
+    if not _is_whole(pinned) or not 0 <= pinned <= most:
+        text = f"must be a whole number of the prompt's first tokens, from 0 to {most}"
+        name = f"request {request.request_id!r}"
+        raise RequestRefusedError(f"{name}: pin_tokens={shown(pinned, repr)}; {text}", "pin_tokens")
+
+
 def check_fits(request: Request, most: int) -> None:
     """Raise RequestRefusedError for a request that can grow to more than `most` tokens, those of the largest
     sequence that fits.

@@ -22,6 +22,7 @@ class BlockState(IntEnum):
     CACHED = 1  # nobody references it, but it holds content
     IN_USE = 2  # one reference
     SHARED = 3  # several
+    PINNED = 4  # nobody references it, but it holds content that is to stay
 
 
 class BlockAllocator:
@@ -105,7 +106,7 @@ class BlockAllocator:
         return set(self._cached.blocks())
 
     def states(self) -> NDArray[np.uint8]:
-        """The BlockState of each block, `[num_blocks]`."""
+        """The BlockState of each block, `[num_blocks]`; pinned ones are CACHED here."""
         references = np.fromiter(self._references, np.int32, self.num_blocks)
         states = np.where(references > 1, BlockState.SHARED, 2 * references).astype(np.uint8)
         states[np.fromiter(self._cached.blocks(), np.int64, len(self._cached))] = BlockState.CACHED
@@ -195,12 +196,20 @@ class BlockAllocator:
         """A block's content may not be shared any more; unreferenced, it goes to the queue's head."""
         if block not in self._contents:
             return
-        if not self._references[block]:
+        if self._references[block]:
+            self._drop([block])
+        else:
             self._cached.remove(block)
-            self._scratch.append(block)
-            if self._journal is not None:
-                self._journal.add(BlockEvent.DROPPED, (block,))
-        self._drop([block])
+            self.give_up([block])
+
+    def give_up(self, blocks: list[int]) -> None:
+        """Unreferenced blocks that the eviction policy has taken out lose their content: they are the next to be
+        allocated.
+        """
+        self._scratch += blocks
+        if self._journal is not None:
+            self._journal.add(BlockEvent.DROPPED, blocks)
+        self._drop(blocks)
 
     def owned_blocks(self, owner: Hashable) -> Counter[int]:
         """An owner's references by block."""
@@ -334,9 +343,9 @@ class BlockAllocator:
         if len(kept) < len(released):
             self._scratch += [block for block in reversed(released) if block not in self._contents]
         if kept:
-            self._cached.add_all(kept, self._contents)
             if self._journal is not None:
                 self._journal.add(BlockEvent.CACHED, kept)
+            self._cached.add_all(kept, self._contents)
 
     def _check_id(self, block: int) -> None:
         if type(block) is not int:

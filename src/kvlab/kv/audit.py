@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.prefix import PrefixIndex
+from kvlab.kv.retention import Retention
 from kvlab.kv.table import BlockTables
 
 
@@ -17,7 +18,8 @@ class Finding:
     Rules: `leaked` (more references than table entries), `dangling` (fewer), `queue` (free with references, or
     the other way round), `conservation` (free + allocated is not the total), `overrun` (tokens beyond a slot's
     blocks), `content` (a block and the index's node of its content do not name each other, or a
-    free block is in the wrong part of the queue).
+    free block is in the wrong part of the queue), `retention` (pins and quotas disagree with the blocks that they
+    are of).
     """
 
     rule: str
@@ -30,8 +32,13 @@ class Finding:
         return f"{self.rule}: {self.subject}: {self.detail}{held}"
 
 
-def audit(allocator: BlockAllocator, tables: BlockTables, index: PrefixIndex | None = None) -> list[Finding]:
-    """Every way in which tables, allocator and index disagree; empty for a sound pool."""
+def audit(
+    allocator: BlockAllocator,
+    tables: BlockTables,
+    index: PrefixIndex | None = None,
+    retention: Retention | None = None,
+) -> list[Finding]:
+    """Every way in which tables, allocator, index and retention disagree; empty for a sound pool."""
     findings = _references(allocator, tables)
     free = allocator.free_block_ids()
     for block in range(allocator.num_blocks):
@@ -48,7 +55,8 @@ def audit(allocator: BlockAllocator, tables: BlockTables, index: PrefixIndex | N
         if stored > room or tables.lengths[slot] > stored:
             detail = f"{int(tables.lengths[slot])} tokens computed, {stored} stored, blocks for {room}"
             findings.append(Finding("overrun", f"slot {slot}", detail))
-    return findings + _contents(allocator, index)
+    kept = [] if retention is None else [Finding("retention", *each) for each in retention.broken()]
+    return findings + _contents(allocator, index) + kept
 
 
 def _references(allocator: BlockAllocator, tables: BlockTables) -> list[Finding]:

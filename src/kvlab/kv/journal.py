@@ -26,6 +26,7 @@ class BlockEvent(IntEnum):
     FREED = 2  # one reference less
     CACHED = 3  # nothing references it, and its content is kept
     DROPPED = 4  # nothing references it, and its content is given up
+    PINNED = 5  # nothing references it, and its content is kept when others' is given up
 
 
 @dataclass(frozen=True, slots=True)

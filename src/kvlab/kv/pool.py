@@ -22,6 +22,7 @@ from kvlab.kv.journal import BlockJournal
 from kvlab.kv.ledger import BlockLedger
 from kvlab.kv.prefix import PrefixIndex
 from kvlab.kv.protocol import KVCachePool, Numbers, Salt
+from kvlab.kv.retention import Retention
 from kvlab.kv.run import BlockRun
 from kvlab.kv.sharing import PrefixSharing
 from kvlab.kv.step import StepPreparation
@@ -49,6 +50,7 @@ class BlockPool(KVCachePool):
         eviction: EvictionPolicy | None = None,
         journal: BlockJournal | None = None,
     ) -> None:
+        """An `eviction` that is a Retention can pin, and is told the time."""
         if num_blocks < 1:
             raise CapacityError(
                 f"a pool of {num_blocks} blocks holds no sequence; one of {max_seq_len} tokens needs "
@@ -59,12 +61,13 @@ class BlockPool(KVCachePool):
         self.tables = BlockTables(-(-max_seq_len // block_size), block_size)
         self.index = PrefixIndex(block_size) if prefix_sharing else None
         on_drop = None if self.index is None else self.index.prune
+        self.retention = eviction if isinstance(eviction, Retention) else None
         self.allocator = BlockAllocator(num_blocks, eviction, on_drop, journal)
         self._ledger = BlockLedger(self.allocator, self.tables, storage)
         self._copies = CopyOnWrite(self._ledger)
-        self._sharing = PrefixSharing(self.index, self._ledger) if self.index is not None else None
+        self._sharing = PrefixSharing(self.index, self._ledger, self.retention) if self.index is not None else None
         self._step = StepPreparation(self._ledger, self._copies, self._sharing, max_seq_len)
-        self._prompt_tokens = 0
+        self._prompt_tokens = self._expired_blocks = 0
 
     @property
     def block_size(self) -> int:
@@ -94,7 +97,11 @@ class BlockPool(KVCachePool):
         fresh = max(-(-tokens // self.block_size), self.first_blocks) - len(hits)
         # A hit that nobody references takes a block out of the free queue too.
         self._ledger.check_room(fresh + sum(not self.allocator.ref_count(block) for block in hits), keep_free)
+        if self.retention is not None:
+            self.retention.ask(salt, fresh)
         slot = self._ledger.open(hits, fresh)
+        if self.retention is not None:
+            self.retention.ask(salt, 0)
         self.allocator.touch(hits)
         self.tables.stored[slot] = len(hits) * self.block_size
         # The last token of a prompt is run in any case: its logits pick the next one.
@@ -122,6 +129,20 @@ class BlockPool(KVCachePool):
         if self._sharing is not None:
             self._sharing.fork(slot, copy, token_ids)
         return copy
+
+    def pin_prefix(self, slot: int, tokens: int) -> None:
+        self.tables.check(slot)
+        if self._sharing is not None:
+            self._sharing.pin(slot, tokens)
+
+    def expire(self, now: float) -> bool:
+        if self.retention is None:
+            return False
+        pinned, blocks = self.retention.num_pinned, self.retention.expire(now)
+        if blocks:
+            self.allocator.give_up(blocks)
+            self._expired_blocks += len(blocks)
+        return bool(blocks) or self.retention.num_pinned < pinned
 
     def free_slot(self, slot: int) -> None:
         self.tables.check(slot)
@@ -183,10 +204,11 @@ class BlockPool(KVCachePool):
             shared_blocks=allocator.num_references - allocator.num_allocated(),
             sequences=len(self.tables),
             kv_bytes=self.storage.num_bytes if self.storage is not None else 0,
+            blocks_pinned=self.retention.num_pinned if self.retention is not None else 0,
         )
 
     def counters(self) -> PoolCounters:
-        allocator, sharing = self.allocator, self._sharing
+        allocator, sharing, retention = self.allocator, self._sharing, self.retention
         return PoolCounters(
             blocks_allocated=allocator.total_allocated,
             blocks_freed=allocator.total_freed,
@@ -198,10 +220,14 @@ class BlockPool(KVCachePool):
             hit_tokens=sharing.hit_tokens if sharing is not None else 0,
             same_step_hit_tokens=sharing.same_step_tokens if sharing is not None else 0,
             recompute_hit_tokens=sharing.recompute_tokens if sharing is not None else 0,
+            expired_blocks=self._expired_blocks,
+            quota_evictions=retention.quota_evictions if retention is not None else 0,
+            pinned_evictions=retention.pinned_evictions if retention is not None else 0,
+            pins_refused=sharing.pins_refused if sharing is not None else 0,
         )
 
     def audit(self) -> list[Finding]:
-        return audit(self.allocator, self.tables, self.index)
+        return audit(self.allocator, self.tables, self.index, self.retention)
 
     def reclaim_leaked_blocks(self) -> int:
         return self._ledger.reclaim()

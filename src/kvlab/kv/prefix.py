@@ -73,7 +73,7 @@ class PrefixIndex:
 
     def match(self, token_ids: Sequence[int], salt: Hashable = None) -> list[int]:
         """Blocks that hold the longest cached prefix of `token_ids`, in order; whole blocks only."""
-        node, size = self._roots.get(repr(salt).encode()), self.block_size
+        node, size = self._roots.get(salt_bytes(salt)), self.block_size
         blocks: list[int] = []
         for start in range(0, len(token_ids) - size + 1, size):
             node = node.child(self._packed(token_ids[start : start + size])) if node is not None else None
@@ -84,7 +84,7 @@ class PrefixIndex:
 
     def root(self, salt: Hashable = None) -> Prefix:
         """The empty prefix of a salt, for `extend`."""
-        text = repr(salt).encode()
+        text = salt_bytes(salt)
         root = self._roots.get(text)
         if root is None:
             root = self._roots[text] = Prefix(None, text)
@@ -162,3 +162,8 @@ class PrefixIndex:
     def _pack(self, token_ids: Sequence[int]) -> list[bytes]:
         """The tokens of each of these whole blocks, 8 bytes a token."""
         return [tokens for (tokens,) in iter_unpack(self._block, self._packed(token_ids))]
+
+
+def salt_bytes(salt: Hashable) -> bytes:
+    """What a salt's root has for tokens."""
+    return repr(salt).encode()

@@ -71,6 +71,16 @@ class KVCachePool(Protocol):
         tokens was reserved.
         """
 
+    def pin_prefix(self, slot: int, tokens: int) -> None:
+        """Keep the content of the slot's first tokens when it is closed, while anything else can be evicted.
+
+        Only whole blocks, and only within the pool's limits; what it refuses is counted. A pool that keeps no
+        prefixes does nothing.
+        """
+
+    def expire(self, now: float) -> bool:
+        """It is `now`, in seconds: give up what was kept for its time. Whether that changed anything."""
+
     def free_slot(self, slot: int) -> None:
         """Close a slot and give back its blocks. Raises SlotError for a dead one."""
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from kvlab.kv.ledger import BlockLedger
 from kvlab.kv.prefix import Prefix, PrefixIndex
 from kvlab.kv.protocol import Salt
+from kvlab.kv.retention import Retention
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class _Slot:
     hits: int = 0  # blocks that were found when the slot was opened
     same_step: Sequence[int] = ()  # which of them the step in preparation filled
     resumed: bool = False
+    pinned: int = 0  # blocks from the first on that stay cached when it is closed, as far as they are computed
 
 
 class PrefixSharing:
@@ -42,11 +44,13 @@ class PrefixSharing:
     cannot do so earlier: if the step failed, tokens that it had stored in its own block would be lost.
     """
 
-    def __init__(self, index: PrefixIndex, ledger: BlockLedger) -> None:
+    def __init__(self, index: PrefixIndex, ledger: BlockLedger, retention: Retention | None = None) -> None:
         self.index = index
+        self.pins_refused = 0
         self.merged_blocks = 0
         self.hit_tokens = self.same_step_tokens = self.recompute_tokens = 0
         self._ledger = ledger
+        self._retention = retention
         self._allocator = ledger.allocator
         self._tables = ledger.tables
         self._slots: dict[int, _Slot] = {}
@@ -82,8 +86,15 @@ class PrefixSharing:
     def close(self, slot: int) -> bool:
         """A slot is about to be freed. As `retract`."""
         rewound = self.retract([slot])
-        del self._slots[slot]
+        state = self._slots.pop(slot)
+        if pinned := min(state.pinned, state.computed):
+            blocks = self._tables.entries[slot, :pinned].tolist()
+            self.pins_refused += self._retention is None or not self._retention.pin(blocks)
         return rewound
+
+    def pin(self, slot: int, tokens: int) -> None:
+        """Keep the content of the slot's first tokens, whole blocks of them, when it is closed."""
+        self._slots[slot].pinned = tokens // self._tables.block_size
 
     def publish(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         """A step is reserved that fills blocks of these slots, bringing each to its length: publish them."""

@@ -81,12 +81,17 @@ SERIES = (
     "decode_tokens",
 )
 
+TENANT_HITS = "kv/prefix_hit_rate/"  # how the hit rate of one tenant is called, before its salt
+
 #: The parts of a step that `debug=profile` measures.
 _STEP_PARTS = ("attention", "linear", "elementwise", "sampling", "scheduling", "other")
 
 
 def metric(name: str) -> Metric:
     """The entry of a metric; one that has none, such as a user's own, has its name for a label and no direction."""
+    if name not in CATALOGUE and name.startswith(TENANT_HITS):
+        entry, salt = CATALOGUE[f"{TENANT_HITS}<salt>"], name.removeprefix(TENANT_HITS)
+        return replace(entry, name=name, label=entry.label.replace("<salt>", salt))
     return CATALOGUE.get(name) or Metric(name, name)
 
 
@@ -201,6 +206,8 @@ CATALOGUE: dict[str, Metric] = _catalogue({
                "of prompts at their first admission, those served from cached blocks", GAIN, 0, True),
         Metric("kv/prefix_hit_rate", "share of prompt tokens found in the cache", "0 to 1",
                "`kv/prefix_hit_tokens` / prompt tokens at first admissions", GAIN, 3),
+        Metric("kv/prefix_hit_rate/<salt>", "share of <salt>'s prompt tokens found", "0 to 1",
+               "the same of the requests with one salt; of the 16 salts that have most prompt tokens", GAIN, 3),
         Metric("kv/same_step_hit_tokens", "hits computed in the same step", "tokens",
                "of those hits, tokens of blocks that another sequence computed in the same step", digits=0),
         Metric("kv/recompute_hit_tokens", "tokens found again after a preemption", "tokens",
@@ -212,6 +219,15 @@ CATALOGUE: dict[str, Metric] = _catalogue({
         Metric("kv/evictions", "evictions", "times",
                "times that memory for new tokens was taken from cached content", digits=0),
         Metric("kv/evicted_blocks", "cached blocks evicted", "blocks", "blocks so taken", digits=0, in_table=True),
+        Metric("kv/pinned_blocks_peak", "pinned blocks, peak", "blocks",
+               "largest number of blocks, in use or cached, that requests have pinned", digits=0),
+        Metric("kv/pins_refused", "prefixes that were not pinned", "times",
+               "because `kv.pinned_share` or its tenant's `kv.quota` was full", COST, 0),
+        Metric("kv/pinned_evictions", "pinned blocks evicted", "blocks", "because nothing else was left", COST, 0),
+        Metric("kv/quota_evictions", "blocks evicted for a quota", "blocks",
+               "of `kv/evicted_blocks`, those of tenants that had more than `kv.quota`", digits=0),
+        Metric("kv/expired_blocks", "blocks that expired", "blocks",
+               "given up because no request had used them for `kv.ttl_s`", digits=0),
         Metric("kv/blocks_allocated", "blocks allocated", "blocks", "handed out over the run", digits=0),
         Metric("kv/blocks_freed", "blocks freed", "blocks", "returned over the run", digits=0),
         Metric("kv/blocks_allocated_per_s", "blocks allocated", "blocks/s", "`kv/blocks_allocated` / `duration_s`"),

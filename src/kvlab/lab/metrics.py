@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,15 @@ from kvlab.config import SloConfig
 from kvlab.core import FinishReason, PoolCounters, RequestRecord
 from kvlab.engine.protocol import EngineReport
 from kvlab.kv.sizing import PoolSize
+from kvlab.lab.catalogue import TENANT_HITS
 from kvlab.lab.drive import RunLog
 from kvlab.lab.requests import is_within, latencies_ms
 from kvlab.lab.steps import StepLog
 
 _NOT_METRICS = ("prompt_tokens", "hit_tokens", "merged_blocks")  # of the counters; hits have a name of their own
+_RETENTION = ("expired_blocks", "quota_evictions", "pinned_evictions", "pins_refused")  # where there is any
+_MOST_TENANTS = 16
+_METRIC_NAME = re.compile(r"[^\w. :-]")  # what no tracking store takes in a name
 
 
 def run_metrics(
@@ -50,7 +56,7 @@ def run_metrics(
         metrics["kv/leaked_blocks"] = leaked_blocks
     if steps:
         metrics["requests/preemptions"] = sum(record.preemptions for record in records)
-        metrics |= _steps(steps) | _memory(steps) | _counters(steps, duration)
+        metrics |= _steps(steps) | _memory(steps) | _counters(steps, duration) | _tenants(records)
     if log.told is not None:
         metrics |= _told(log.told)
     return metrics
@@ -154,7 +160,12 @@ def _counters(steps: StepLog, duration: float) -> dict[str, float]:
     if not steps.column("has_counters").any():
         return {}
     total = {name: int(steps.column(f"counters.{name}").sum()) for name in PoolCounters.__slots__}
-    metrics: dict[str, float] = {f"kv/{name}": total[name] for name in total if name not in _NOT_METRICS}
+    metrics: dict[str, float] = {
+        f"kv/{name}": total[name] for name in total if name not in (*_NOT_METRICS, *_RETENTION)
+    }
+    pinned = int(steps.column("pool.blocks_pinned").max())
+    if pinned or any(total[name] for name in _RETENTION):
+        metrics |= {"kv/pinned_blocks_peak": pinned} | {f"kv/{name}": total[name] for name in _RETENTION}
     metrics["kv/prefix_hit_tokens"] = total["hit_tokens"]
     if duration > 0:
         metrics["kv/blocks_allocated_per_s"] = total["blocks_allocated"] / duration
@@ -162,6 +173,17 @@ def _counters(steps: StepLog, duration: float) -> dict[str, float]:
     if total["prompt_tokens"]:
         metrics["kv/prefix_hit_rate"] = total["hit_tokens"] / total["prompt_tokens"]
     return metrics
+
+
+def _tenants(records: Sequence[RequestRecord]) -> dict[str, float]:
+    """The hit rate of each salt, of those that have most prompt tokens; none where no request has one."""
+    prompts, hits = Counter[str](), Counter[str]()
+    for record in records:
+        if record.salt is not None and record.scheduled_s is not None and not record.sample:
+            prompts[record.salt] += record.prompt_tokens
+            hits[record.salt] += record.cached_tokens
+    shown = prompts.most_common(_MOST_TENANTS)
+    return {f"{TENANT_HITS}{_METRIC_NAME.sub('_', salt)[:64]}": hits[salt] / tokens for salt, tokens in shown}
 
 
 def _mean(values: NDArray[Any], seconds: NDArray[np.float64]) -> float:

@@ -40,9 +40,11 @@ _POOL = {  # column: field of PoolStats
     "tokens_in_use": "tokens_stored",
     "blocks_cached": "blocks_cached",
     "shared_blocks": "shared_blocks",
+    "blocks_pinned": "blocks_pinned",
 }
 _REQUEST = {"end_s": "finished_s"}  # column: field of RequestRecord
 _COUNTERS = [each.name for each in fields(PoolCounters) if each.name != "merged_blocks"]
+_RETENTION = ("blocks_pinned", "expired_blocks", "quota_evictions", "pinned_evictions", "pins_refused")
 
 STEP_SCHEMA = pa.schema(
     {name: pa.int64() if kind == "int" else pa.float64() for name, kind in _STEP.items()}
@@ -72,20 +74,24 @@ REQUEST_SCHEMA = pa.schema(
         "resumed_s": pa.list_(pa.float64()),
         "prompt": pa.string(),
         "text": pa.string(),
+        "salt": pa.string(),
     }
 )
 
 
 def step_table(steps: StepLog) -> pa.Table:
-    """Steps as the table of steps.parquet; what their engine does not have is null."""
+    """Steps as the table of steps.parquet; what their engine does not have is null. Without pins, a time to live or
+    quotas it has no columns of them.
+    """
     columns = {name: steps.column(name) for name in _STEP}
     columns |= {column: steps.column(f"pool.{name}") for column, name in _POOL.items()}
     columns |= {name: steps.column(f"counters.{name}") for name in _COUNTERS}
     absent = dict.fromkeys(_POOL, steps.column("has_pool") == 0)
     absent |= dict.fromkeys(_COUNTERS, steps.column("has_counters") == 0)
-    return pa.table(
+    table = pa.table(
         [pa.array(columns[name], mask=absent.get(name)) for name in STEP_SCHEMA.names], schema=STEP_SCHEMA
     )
+    return table if any(columns[name].any() for name in _RETENTION) else table.drop_columns(list(_RETENTION))
 
 
 def step_row(step: StepRecord) -> dict[str, int | float | None]:
@@ -113,9 +119,13 @@ def request_row(record: RequestRecord) -> dict[str, Any]:
 
 
 def request_table(records: Sequence[RequestRecord], told: EngineReport | None = None) -> pa.Table:
-    """Requests as the table of requests.parquet, without the columns of what their engine cannot tell."""
+    """Requests as the table of requests.parquet, without the columns of what their engine cannot tell, and of salts
+    where none has one.
+    """
     table = pa.Table.from_pylist([request_row(record) for record in records], schema=REQUEST_SCHEMA)
     untold = frozenset() if told is None else told.untold
+    if not any(record.salt for record in records):
+        untold |= {"salt"}
     return table.drop_columns([name for name in table.column_names if _REQUEST.get(name, name) in untold])
 
 

@@ -48,6 +48,8 @@ def request_body(request: Request, model: str, salt: str, *, extensions: bool, o
         body |= _additions(sampling)
         if request.priority:
             body["priority"] = request.priority
+        if request.pin_tokens:
+            body["cache_pin_tokens"] = request.pin_tokens
     return body | dict(options)
 
 

@@ -54,7 +54,7 @@ class BlockTimes(BlockJournal):
 
     def add(self, event: BlockEvent, blocks: Sequence[int], owner: Hashable = None) -> None:
         """See BlockJournal."""
-        if event in (BlockEvent.FREED, BlockEvent.CACHED):
+        if event in (BlockEvent.FREED, BlockEvent.CACHED, BlockEvent.PINNED):
             return
         now, rows = self._clock.now(), np.asarray(blocks, dtype=np.int64)
         if event is BlockEvent.DROPPED:

@@ -116,4 +116,8 @@ def _biases(said: dict[str, float]) -> tuple[tuple[int, float], ...]:
 
 
 def _request(body: Generation, name: str, ids: tuple[int, ...], sampling: SamplingParams) -> Request:
-    return Request(name, ids, sampling, salt=body.cache_salt, priority=body.priority or 0)
+    pinned = body.cache_pin_tokens or 0
+    if not 0 <= pinned <= len(ids):
+        text = f"must be a number of the prompt's first tokens, from 0 to {len(ids)}"
+        raise ApiError(400, f"cache_pin_tokens={shown(pinned)}: {text}", "cache_pin_tokens")
+    return Request(name, ids, sampling, salt=body.cache_salt, priority=body.priority or 0, pin_tokens=pinned)

@@ -66,6 +66,8 @@ class Generation(_Strict):
     return_token_ids: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    # kvlab's addition
+    cache_pin_tokens: int | None = None
 
 
 class CompletionRequest(Generation):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvlab.config import LengthConfig, WorkloadConfig, format_bytes
 from kvlab.core import Request
+from kvlab.engine.validation import check_pin
 from kvlab.errors import CapacityError, KvlabError, WorkloadError
 from kvlab.hashed_prompt import HashedPrompt
 from kvlab.workloads.sources import WORKLOAD_SOURCES
@@ -65,14 +66,19 @@ def build_requests(
 
 
 def _with_tokens(request: Request, tokenizer: Callable[[], Tokenizer] | None) -> Request:
-    """The request with the tokens of its text, if it has none yet. Raises WorkloadError or TokenizerError."""
+    """The request with the tokens of its text, if it has none yet. Raises WorkloadError, TokenizerError, or
+    RequestRefusedError for a pin of more tokens than that.
+    """
     prompt = None if request.prompt_token_ids else request.prompt
-    if prompt is None and not request.sampling.stop:
-        return request
-    if tokenizer is None:
-        raise WorkloadError("the request needs text, and there is no tokenizer here")
-    found = tokenizer()
-    return request if prompt is None else replace(request, prompt_token_ids=tuple(found.encode_prompt(prompt)))
+    if prompt is not None or request.sampling.stop:
+        if tokenizer is None:
+            raise WorkloadError("the request needs text, and there is no tokenizer here")
+        found = tokenizer()
+        if prompt is not None:
+            request = replace(request, prompt_token_ids=tuple(found.encode_prompt(prompt)))
+    if request.pin_tokens:
+        check_pin(request)
+    return request
 
 
 def _check_settings(config: WorkloadConfig, memory: int) -> None:

@@ -46,8 +46,8 @@ def describe_workload(
 
 
 def workload_digest(requests: Sequence[Request]) -> str:
-    """16 hexadecimal digits over every request's arrival, prompt, output length, samples, priority, deadline and
-    what it follows.
+    """16 hexadecimal digits over every request's arrival, prompt, output length, samples, priority, deadline, salt,
+    pinned tokens and what it follows.
     """
     digest = hashlib.sha256()
     for request in requests:
@@ -57,6 +57,8 @@ def workload_digest(requests: Sequence[Request]) -> str:
             head += (request.priority,)
         if request.deadline_s is not None:
             head += ("deadline", request.deadline_s)
+        if request.pin_tokens:
+            head += ("pin", request.pin_tokens)
         digest.update(repr(head).encode())
         prompt = request.prompt_token_ids
         if isinstance(prompt, HashedPrompt):  # what its tokens are made of

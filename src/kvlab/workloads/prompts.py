@@ -26,6 +26,8 @@ def make_request(
     *,
     follows: str | None = None,
     priority: int = 0,
+    salt: int | None = None,
+    pin_tokens: int = 0,
 ) -> Request:
     """The workload's request number `index`, with a sampling seed of its own."""
     sampling = SamplingParams(
@@ -35,7 +37,9 @@ def make_request(
         ignore_eos=config.ignore_eos,
         n=config.samples,
     )
-    return Request(f"r{index}", prompt, sampling, arrival_s, follows=follows, priority=priority)
+    return Request(
+        f"r{index}", prompt, sampling, arrival_s, salt, follows=follows, priority=priority, pin_tokens=pin_tokens
+    )
 
 
 def grown_lengths(requests: list[Request]) -> dict[str, int]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Self
 
 from kvlab.config import KVConfig
-from kvlab.kv.eviction import EVICTION_POLICIES
+from kvlab.kv.eviction import EVICTION_POLICIES, EvictionPolicy
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools import POOLS
+from kvlab.kv.retention import Limits, Retention
 from kvlab.kv.storage import KVStorage
 
 
@@ -53,6 +54,20 @@ class PagedKVCachePool(BlockPool):
             max_seq_len,
             storage,
             prefix_sharing=config.prefix_sharing,
-            eviction=EVICTION_POLICIES.get(config.eviction)(),
+            eviction=_eviction(config, num_blocks, journal),
             journal=journal,
         )
+
+
+def _eviction(config: KVConfig, num_blocks: int, journal: BlockJournal | None) -> EvictionPolicy:
+    """The configured policy, behind what is to be kept longer or shorter, if anything is."""
+    policy = EVICTION_POLICIES.get(config.eviction)
+    if not config.retention:
+        return policy()
+    limits = Limits(
+        pinned=int(config.pinned_share * num_blocks),
+        pin_ttl_s=config.pin_ttl_s,
+        ttl_s=config.ttl_s,
+        quota=None if config.quota is None else int(config.quota * num_blocks),
+    )
+    return Retention(policy, limits, journal)

@@ -22,7 +22,7 @@ from kvlab.lab.figures.memory import memory_figure, told_columns, told_memory_fi
 from kvlab.lab.figures.metric_charts import metric_figure
 from kvlab.lab.figures.pareto import measured_points, pareto_figure
 from kvlab.lab.figures.points import THROUGHPUT, metric_grid, sweep_points, varied_amounts
-from kvlab.lab.figures.pool_map import pool_map_figure, record_grids
+from kvlab.lab.figures.pool_map import pool_map_figure, record_grids, tenant_map_figure
 from kvlab.lab.figures.service_levels import limits_of, service_level_figure
 from kvlab.lab.figures.timeline import timeline_figure
 from kvlab.lab.files import attempt, replacing, write_text
@@ -43,6 +43,8 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
     if "pool_map" not in missing:
         grids = record_grids(record)
         figures["pool_map"] = pool_map_figure(grids.picture if grids else None, unit=unit)
+        if (tenants := tenant_map_figure(record, unit=unit)) is not None:
+            figures["pool_tenants"] = tenants
     if requests:
         figures |= {"timeline": timeline_figure(requests), "latency": latency_figure(requests)}
         if limits := limits_of(record.config):

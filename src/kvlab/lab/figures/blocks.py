@@ -12,12 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvlab.kv.journal import BlockEvent, BlockEvents
 
-FREE, CACHED, UNKNOWN, SHARED = -1, -2, -3, -4  # any other holder of a block is a sequence's number
+FREE, CACHED, UNKNOWN, SHARED, PINNED = range(-1, -6, -1)  # any other holder of a block is a sequence's number
+TENANT_STATES = 3  # a tenant's blocks are in use, cached, or pinned and cached: so many numbers for each tenant
 
 
 class Stretches(NamedTuple):
     """From step `start` to the beginning of step `end`, `block` was held by `holder`: a sequence's number, or
-    CACHED, SHARED (by several) or UNKNOWN (by none that the journal names). At other times a block is free.
+    CACHED, PINNED, SHARED (by several) or UNKNOWN (by none that the journal names). At other times a block is free.
     """
 
     block: NDArray[np.int32]
@@ -30,16 +31,17 @@ _TOGETHER = 2**21  # events that are followed at once, so that memory does not g
 _FREED_TO_CACHE = max(BlockEvent) + 1  # an event of our own: FREED, then CACHED
 
 
-def stretches(events: BlockEvents, num_steps: int) -> Stretches:
+def stretches(events: BlockEvents, num_steps: int, tenants: NDArray[np.int64] | None = None) -> Stretches:
     """Follow each block through its events; a block's stretches stand together, in order. Its last ends with the
-    last step.
+    last step. With the number of each sequence's tenant, a holder is that times TENANT_STATES, and the state.
     """
     events = _joined(events)
     low, high = int(events.block.min(initial=0)), int(events.block.max(initial=0))
     narrow = (events.block - low).astype(np.min_scalar_type(high - low))  # numbers of 16 bits sort by their digits
     rows = np.argsort(narrow, kind="stable")
     events = events.take(rows)
-    block, step, holder = events.block, events.step, _holders(events)
+    block, step = events.block, events.step
+    holder = _holders(events) if tenants is None else _tenant_holders(events, tenants)
     begins = np.append(True, block[1:] != block[:-1])[: len(block)]
     before = np.where(begins, FREE, np.append(FREE, holder[:-1])[: len(block)])
     changes = np.flatnonzero(holder != before)
@@ -77,15 +79,11 @@ def _joined(events: BlockEvents) -> BlockEvents:
 
 def _holders(events: BlockEvents) -> NDArray[np.int32]:
     """The holder of a block after each of its events; a block's events stand together, in order."""
-    block, event, sequence = events.block, events.event, events.sequence
-    freed, cached = event == BlockEvent.FREED, (event == BlockEvent.CACHED) | (event == _FREED_TO_CACHE)
-    freed |= event == _FREED_TO_CACHE
-    taken = (event == BlockEvent.ALLOCATED) | (event == BlockEvent.SHARED)
-    sign = taken.view(np.int8) - freed.view(np.int8)
-    total = np.cumsum(sign, dtype=np.int32)
-    firsts = np.flatnonzero(np.append(True, block[1:] != block[:-1])[: len(block)])
-    references = total - np.repeat(total[firsts] - sign[firsts], np.diff(firsts, append=len(block)))
+    event, sequence = events.event, events.sequence
+    freed, cached = (event == BlockEvent.FREED) | (event == _FREED_TO_CACHE), _is_cached(event)
+    references, sign = _references(events)
     holder = np.where(cached, np.int32(CACHED), np.int32(FREE))
+    holder[event == BlockEvent.PINNED] = PINNED
     holder[references > 1] = SHARED
     alone = references == 1
     holder[alone] = sequence[alone]
@@ -93,7 +91,7 @@ def _holders(events: BlockEvents) -> NDArray[np.int32]:
     left = np.flatnonzero(alone & freed)
     if len(left):
         came = np.cumsum(sign * sequence.astype(np.int64))
-        starts = np.flatnonzero(taken & (references == 1))
+        starts = np.flatnonzero((sign > 0) & (references == 1))
         start = starts[np.searchsorted(starts, left) - 1]
         found = came[left] - came[start] + sequence[start]
         holder[left] = np.where(sequence[left] < 0, UNKNOWN, found)
@@ -101,12 +99,41 @@ def _holders(events: BlockEvents) -> NDArray[np.int32]:
     return holder
 
 
+def _is_cached(event: NDArray[np.int8]) -> NDArray[np.bool_]:
+    """Whether a block is cached after each event, unless others reference it."""
+    cached: NDArray[np.bool_] = (event == BlockEvent.CACHED) | (event == _FREED_TO_CACHE)
+    return cached
+
+
+def _references(events: BlockEvents) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
+    """How many references a block has after each event, and how many that is more than before."""
+    block, event = events.block, events.event
+    taken = (event == BlockEvent.ALLOCATED) | (event == BlockEvent.SHARED)
+    freed = (event == BlockEvent.FREED) | (event == _FREED_TO_CACHE)
+    sign = taken.view(np.int8) - freed.view(np.int8)
+    total = np.cumsum(sign, dtype=np.int32)
+    firsts = np.flatnonzero(np.append(True, block[1:] != block[:-1])[: len(block)])
+    return total - np.repeat(total[firsts] - sign[firsts], np.diff(firsts, append=len(block))), sign
+
+
+def _tenant_holders(events: BlockEvents, tenants: NDArray[np.int64]) -> NDArray[np.int32]:
+    """The tenant and state of a block after each event; a cached block is of the tenant that had it last."""
+    event, sequence = events.event, events.sequence
+    latest = np.maximum.accumulate(np.where(sequence >= 0, np.arange(len(event)), 0))
+    state = np.select([_is_cached(event), event == BlockEvent.PINNED], [1, 2], -1)
+    state[_references(events)[0] > 0] = 0
+    holder: NDArray[np.int32] = (TENANT_STATES * tenants[sequence[latest]] + state).astype(np.int32)
+    holder[state < 0] = FREE
+    return holder
+
+
 class PoolGrid(NamedTuple):
-    """The pool as cells `[rows, columns]`: FREE, CACHED, SHARED, UNKNOWN or a sequence's number.
+    """The pool as cells `[rows, columns]`: FREE, CACHED, PINNED, SHARED, UNKNOWN or a sequence's number; or, of
+    tenants, the holders that `stretches` gives.
 
     A row is `blocks_per_row` blocks, a column `end_s / columns` seconds. A cell is in use if one of its blocks is
-    at any moment of it, else cached if one is: no block that was used is lost. `in_use` and `cached` are the shares
-    of its blocks that were so, 0 to 1.
+    at any moment of it, else pinned or cached if one is: no block that was used is lost. `in_use` and `cached` are
+    the shares of its blocks that were so, 0 to 1.
     """
 
     cells: NDArray[np.int64]
@@ -133,20 +160,26 @@ def pool_grid(
 
 
 def pool_grids(
-    events: BlockEvents, num_blocks: int, step_starts: ArrayLike, end_s: float, sizes: Sequence[GridSize]
+    events: BlockEvents,
+    num_blocks: int,
+    step_starts: ArrayLike,
+    end_s: float,
+    sizes: Sequence[GridSize],
+    tenants: NDArray[np.int64] | None = None,
 ) -> list[PoolGrid]:
-    """The same on grids of several sizes, for which the events are followed once."""
+    """The same on grids of several sizes, for which the events are followed once; `tenants` as in `stretches`."""
     starts = np.asarray(step_starts, dtype=np.float64)
     canvases = [_Canvas(num_blocks, starts, end_s, size) for size in sizes]
     share = min(_TOGETHER / max(len(events.block), 1), 1)
     together = max(int(num_blocks * share), -(-num_blocks // 256))
     parts = (events.block // together).astype(np.uint8)
     for part in range(-(-num_blocks // together)):
-        found = stretches(events.take(np.flatnonzero(parts == part)), len(starts))
+        found = stretches(events.take(np.flatnonzero(parts == part)), len(starts), tenants)
         if not len(found.block):
             continue
         kind = np.full(len(found.block), _ALONE, dtype=np.int64)
-        kind[found.holder == CACHED], kind[found.holder == SHARED] = _CACHED, _SHARED
+        for holder, number in ((CACHED, _CACHED), (SHARED, _SHARED), (PINNED, _PINNED)):
+            kind[found.holder == holder] = number
         alone = np.flatnonzero(kind == _ALONE)
         alone = alone[np.argsort(found.start[alone], kind="stable")]  # what is painted last stays
         for canvas in canvases:
@@ -154,7 +187,7 @@ def pool_grids(
     return [canvas.grid() for canvas in canvases]
 
 
-_ALONE, _CACHED, _SHARED, _KINDS = range(4)
+_ALONE, _CACHED, _SHARED, _PINNED, _KINDS = range(5)
 
 
 class _Canvas:
@@ -192,12 +225,15 @@ class _Canvas:
         self._since[touched][later] = since[later]
 
     def grid(self) -> PoolGrid:
-        """Held is above cached, shared on top, else the later sequence."""
-        alone, cached_blocks, shared = self._counts
+        """Held is above pinned, that above cached, shared on top, else the later sequence."""
+        alone, cached_blocks, shared, pinned = self._counts
         cells = np.where(cached_blocks > 0, CACHED, FREE)
+        cells[pinned > 0] = PINNED
         cells = np.where(self._since >= 0, self._sequences, cells)
         cells[shared > 0] = SHARED
-        in_use, cached = (np.minimum(blocks / self._per_row, 1) for blocks in (alone + shared, cached_blocks))
+        in_use, cached = (
+            np.minimum(blocks / self._per_row, 1) for blocks in (alone + shared, cached_blocks + pinned)
+        )
         cached = np.minimum(cached, 1 - in_use)
         return PoolGrid(cells, in_use, cached, self._per_row, self._num_blocks, self._end_s)
 

@@ -15,7 +15,18 @@ from numpy.typing import NDArray
 from kvlab.core import StepRecord
 from kvlab.kv.journal import BlockEvents
 from kvlab.lab.figures import style
-from kvlab.lab.figures.blocks import CACHED, FREE, SHARED, UNKNOWN, GridSize, PoolGrid, colour_numbers, pool_grids
+from kvlab.lab.figures.blocks import (
+    CACHED,
+    FREE,
+    PINNED,
+    SHARED,
+    TENANT_STATES,
+    UNKNOWN,
+    GridSize,
+    PoolGrid,
+    colour_numbers,
+    pool_grids,
+)
 from kvlab.lab.records import RunRecord
 from kvlab.lab.steps import StepLog
 from kvlab.lab.tables import count
@@ -28,6 +39,7 @@ HOLDERS = {
     FREE: ("free", style.FREE),
     SHARED: ("shared by several sequences", style.SHARED),
     CACHED: ("free, content cached", style.CACHED),
+    PINNED: ("free, content pinned", style.PINNED),
     UNKNOWN: ("held by no known sequence", style.FAINT),
 }
 
@@ -78,7 +90,8 @@ def pool_image(grid: PoolGrid) -> NDArray[np.uint8]:
     values, where = np.unique(grid.cells, return_inverse=True)
     painted = np.array([to_rgb(colours[value]) for value in values.tolist()])[where.reshape(grid.cells.shape)]
     if grid.blocks_per_row > 1:
-        used, cached = grid.in_use[..., None], grid.cached[..., None]
+        kept = np.where(grid.cells == PINNED, grid.cached, 0)
+        used, cached = (grid.in_use + kept)[..., None], (grid.cached - kept)[..., None]
         free = np.clip(1 - used - cached, 0, 1)
         grey, white = np.array(to_rgb(style.CACHED)), np.array(to_rgb(style.FREE))
         rest = (grey * cached + white * free) / (cached + free + 1e-9)
@@ -111,5 +124,43 @@ def pool_map_figure(grid: PoolGrid | None, *, unit: str = "block") -> Figure:
     handles = [several, *(Patch(color=colour) for _, colour in present)]
     names = ["in use" if one else "sequences (colours repeat)", *(name for name, _ in present)]
     side_by_side = {tuple: HandlerTuple(ndivide=None, pad=0)}
-    style.legend(axes, handles, names, columns=4, below=-0.13, handler_map=side_by_side)
+    columns = 4 if len(handles) < 4 else 3
+    style.legend(axes, handles, names, columns=columns, below=-0.13, handler_map=side_by_side)
     return figure
+
+
+def tenant_map_figure(record: RunRecord, *, unit: str = "block") -> Figure | None:
+    """Block by time in the colours of tenants, pale where the block is cached, dark where it is pinned and cached.
+    None for a run whose requests have no salt, or that kept no record of blocks.
+    """
+    events, steps, salts = record.blocks(), record.steps(), [each.salt for each in record.requests()]
+    if events is None or not len(events.block) or not steps or not any(salts):
+        return None
+    names = list(dict.fromkeys(salts))
+    tenants = np.array([names.index(salt) for salt in salts])
+    blocks, end = steps[-1].pool.blocks_total if steps[-1].pool else 1, steps[-1].end_s
+    (grid,) = pool_grids(events, blocks, steps.column("start_s"), end, [GridSize(400, 800)], tenants)
+    colours = {FREE: np.array(to_rgb(style.FREE))}
+    for number in np.unique(grid.cells[grid.cells >= 0]).tolist():
+        colour = np.array(to_rgb(style.SEQUENCES[number // TENANT_STATES % len(style.SEQUENCES)]))
+        colours[number] = _shade(colour, number % TENANT_STATES)
+    values, where = np.unique(grid.cells, return_inverse=True)
+    painted = np.array([colours[value] for value in values.tolist()])[where.reshape(grid.cells.shape)]
+    weight = np.where(grid.in_use > 0, np.maximum(grid.in_use, _PALEST), 0)[..., None]
+    figure, axes = style.new_axes(5.3, "time, s", f"{unit} of the pool", grid="")
+    extent = (0, grid.end_s, len(grid.cells) * grid.blocks_per_row, 0)
+    axes.imshow(painted * weight + 1 - weight, extent=extent, aspect="auto", interpolation="nearest")
+    axes.set_ylim(grid.num_blocks, 0)
+    style.whole(axes.yaxis)
+    note = "full colour: in use; pale: free, content cached; dark: free, content pinned; white: free"
+    style.title(axes, f"{count(grid.num_blocks, unit)} of the pool over time, by the salt of their tenant", note)
+    shown = [str(name or "no salt")[:20] for name in names[: len(style.SEQUENCES)]]
+    shown[-1] += ", ..." if len(names) > len(shown) else ""
+    handles = [Patch(color=colour) for colour in style.SEQUENCES[: len(shown)]]
+    style.legend(axes, handles, shown, columns=len(shown), below=-0.13)
+    return figure
+
+
+def _shade(colour: NDArray[np.float64], state: int) -> NDArray[np.float64]:
+    """A tenant's colour where its block is in use, cached, or pinned and cached."""
+    return (colour, 0.7 + 0.3 * colour, 0.55 * colour)[state]

@@ -1,12 +1,12 @@
 """Requests from a file of JSON lines: `arrival_s`, a prompt as text or tokens, `max_tokens`, `priority`,
-`deadline_s`.
+`deadline_s`, `salt`, `pin_tokens`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from kvlab.workloads.prompts import MAX_PROMPT_TOKENS, make_request, random_prom
 from kvlab.workloads.sources import WORKLOAD_SOURCES
 
 PROMPTS = ("prompt_token_ids", "prompt_tokens", "prompt", "messages")
-FIELDS = ("arrival_s", *PROMPTS, "max_tokens", "priority", "deadline_s")
+FIELDS = ("arrival_s", *PROMPTS, "max_tokens", "priority", "deadline_s", "salt", "pin_tokens")
 SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams) if field.name not in FIELDS)
 
 
@@ -30,7 +30,8 @@ def read_jsonl(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterato
 
     One request per line: its `max_tokens`; its prompt as `prompt_token_ids`, as a number of random
     `prompt_tokens`, or as text, a `prompt` or the `messages` of a conversation; `arrival_s` in seconds, a
-    `priority` (0 if absent) and a `deadline_s` in seconds after the arrival (none if absent). Empty lines are
+    `priority` (0 if absent) and a `deadline_s` in seconds after the arrival (none if absent); the `salt` of its
+    tenant, text or a whole number; and `pin_tokens`, how many of the prompt's tokens it pins. Empty lines are
     skipped.
 
     A line may have other fields of SamplingParams too, in place of what the workload says; text ends at the end of
@@ -44,7 +45,7 @@ def read_jsonl(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterato
             prompt, max_tokens, arrival_s = _parse(row, generator, vocab_size)
             request = make_request(made, prompt, max_tokens, arrival_s, config, seed)
             request = replace(request, priority=row.get("priority", 0), deadline_s=row.get("deadline_s"))
-            request = replace(request, prompt=_text(row))
+            request = replace(request, prompt=_text(row), salt=_salt(row), pin_tokens=row.get("pin_tokens", 0))
             check_urgency(request)
             yield _with_sampling(request, row, vocab_size)  # raises what is wrong with the request's text
         except ValueError as error:
@@ -122,6 +123,13 @@ def _with_sampling(request: Request, row: dict[str, Any], vocab_size: int) -> Re
 
 def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _salt(row: dict[str, Any]) -> str | int | None:
+    salt = row.get("salt")
+    if salt is None or type(salt) in (str, int):
+        return cast(str | int | None, salt)
+    raise ValueError(f"salt={shown(salt, repr)}: must be text or a whole number")
 
 
 def _seconds(value: Any) -> float:

@@ -31,19 +31,21 @@ def synthesize(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterato
     for _ in range(config.num_requests):
         priority = int(ranks.integers(config.priorities))
         arrival_s = next(arrivals)
-        group = groups[int(choices.choice(config.num_groups, p=popularity / popularity.sum()))]
+        group = int(choices.choice(config.num_groups, p=popularity / popularity.sum()))
         for turn in range(config.turns):
             prompt_len, output_len = _draw(lengths, config.prompt_len), _draw(lengths, config.output_len)
             own = random_prompt(tokens, prompt_len, vocab_size)
             yield make_request(
                 made,
-                own if turn else system + group + own,
+                own if turn else system + groups[group] + own,
                 output_len,
                 config.think_s if turn else arrival_s,
                 config,
                 seed,
                 follows=f"r{made - 1}" if turn else None,
                 priority=priority,
+                salt=group if config.salt_groups else None,
+                pin_tokens=config.system_len + config.group_len if config.pin_prefix else 0,
             )
             made += 1
 
