@@ -19,8 +19,8 @@ SIX = ["-m", "kv.num_blocks=34,35,36", "scheduler.max_batch_size=1,2"]
 @pytest.mark.slow
 def test_a_sweep_killed_in_the_middle_and_resumed_leaves_each_point_finished_once(tmp_path: Path) -> None:
     lab = Lab.with_store(tmp_path)
-    # As the engine of the third point is built: its run is open.
-    strike = ["kvlab.lab.execute.make_engine", "3", "before", "SIGKILL"]
+    # As the run of the third point is open in the store.
+    strike = ["kvlab.lab.tracking.mlflow_tracker.MlflowTracker.log_input", "3", "after", "SIGKILL"]
     killed = Forked(killer.main, [*strike, "run", *lab.arguments(*SIX, directory="first")])
     killed.finish()
     assert killed.returncode == -signal.SIGKILL
