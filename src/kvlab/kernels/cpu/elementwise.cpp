@@ -131,6 +131,10 @@ void rotate_and_store(const Heads& heads, int threads) {
         const auto turn = [&](const Element* x, const Row& weight, Element* out) {
             norm_and_rotate(x, normed ? &weight : nullptr, heads.eps, cosine, sine, dim, head, out);
         };
+        // The same head of the next token: the processor's own prefetching ends with a token's row.
+        const auto prefetch_next = [&](const Element* x) {
+            for (int i = 0; i < dim; i += 64 / int(sizeof(Element))) __builtin_prefetch(x + width + i, 0, 2);
+        };
         Element row[SCALED ? MAX_HEAD_DIM : 1];
 #pragma omp for schedule(static)
         for (int token = 0; token < heads.tokens; ++token) {
@@ -150,11 +154,14 @@ void rotate_and_store(const Heads& heads, int threads) {
                         __builtin_prefetch(values + row + j, 1);
                     }
                 }
+                prefetch_next(x);
                 turn(x, q_weight, q);
             }
             if (slot < 0) continue;  // stored already
             for (int i = 0; i < kv_heads; ++i, x += dim, at += block_size) {
                 const Element* value = x + kv_heads * dim;
+                prefetch_next(x);
+                prefetch_next(value);
                 if constexpr (SCALED) {
                     turn(x, k_weight, row);
                     heads.key_scales[at] = quantize(row, dim, keys + at * dim);
