@@ -125,6 +125,19 @@ def test_keys_and_values_in_int8(heads: str, head_dim: int, dtype: torch.dtype) 
     assert_close(found, torch.cat(rows))
 
 
+@pytest.mark.parametrize("rising", [True, False])
+def test_scores_that_rise_or_fall_by_hundreds(rising: bool) -> None:
+    """Weights relative to the first scores alone would overflow, or all be zero."""
+    paged = make_paged([530], 2, 64, 16, torch.bfloat16, torch.device("cpu"))
+    q, starts = torch.randn(530, 4, 64).bfloat16(), torch.tensor([0, 530], dtype=torch.int32)
+    for position in range(530):
+        factor = 1 + (position if rising else 529 - position) // 40 * 4
+        paged.k[0][position] *= factor
+        paged.keys[paged.block_tables[0, position // 16], :, position % 16] *= factor
+    found = paged_attention(q, *paged.cache, starts, scale=SCALE)
+    assert_close(found, plain_attention(q, paged.k[0], paged.v[0], scale=SCALE))
+
+
 def test_more_query_heads_to_a_kv_head_than_rows_of_a_tile() -> None:
     check([(40, 1), (40, 3)], "130 to 1", 16, 16, torch.float32)
 

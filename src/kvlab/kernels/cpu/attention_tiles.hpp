@@ -1,71 +1,22 @@
 // Attention in matrix tiles (AMX) of several rows of one KV head; bfloat16, and int8 widened to it.
 //
 //     scores [keys, rows]      = keys [keys, head_dim] * queries^T
-//     sums   [rows, head_dim] += weights [rows, keys] * values
+//     sums   [head_dim, rows] += values^T [head_dim, keys] * weights [keys, rows]
 //
 // Keys are the left side of the first product just as they lie in memory. Its result has a row in each lane, so that
-// the softmax of 16 rows needs no sum or maximum across lanes. Weights are then transposed, 32 keys at a time, which
-// costs less than transposing keys. Values are taken in pairs of keys, the layout of a product's right side.
+// the softmax of 16 rows needs no sum or maximum across lanes, and weights are the right side of the second product as
+// soon as those of two keys are put in pairs. Only values are transposed, once for all rows of an item.
 #pragma once
 
-#include "attention.hpp"
-#include "buffer.hpp"
-#include "tiles.hpp"
+#include "attention_scratch.hpp"
 
-#include <type_traits>
+#include <utility>
+
+#define INLINE_MEMBER inline __attribute__((always_inline))
 
 namespace {
 
-constexpr int TILED_FROM = 8;    // rows from which tiles are faster than vectors
-constexpr int TILED_KEYS = 256;  // per iteration: the more, the less often sums are loaded and stored
-constexpr int TILED_ROWS = 512;  // of an item, unless one group has more
-
 #if defined(KVLAB_TILES) && defined(__AVX512BF16__)
-constexpr int PAIR_ROWS = 2 * TILE_SIDE;
-
-// Permutation of 32 halves that interleaves two vectors of 16.
-alignas(64) constexpr uint16_t INTERLEAVED[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-
-// Buffers of a thread, reused by every call. Rows and keys are padded to whole tiles.
-struct TiledScratch {
-    Words *queries;    // [row tiles, chunks, 16 pairs of channels, 16 rows]
-    uint16_t *keys;    // [TILED_KEYS, channels]: copies of keys that tiles cannot load from the cache
-    Words *values;     // [TILED_KEYS / 32, channels / 16, 16 pairs of keys, 16 channels]
-    float *scores;     // [TILED_KEYS, PAIR_ROWS]
-    uint16_t *weights; // [PAIR_ROWS, TILED_KEYS]
-    float *sums;       // [rows, channels]
-    float *most, *total;  // [rows]
-    int32_t *first_seen, *last_seen;  // [rows]: keys that a row sees
-    Buffer memory;
-
-    void fit(int rows, int channels) {
-        constexpr size_t keys_at_once = TILED_KEYS;
-        uintptr_t at = 0;
-        const auto take = [&](auto*& buffer, size_t count) {
-            buffer = reinterpret_cast<std::decay_t<decltype(buffer)>>(at);
-            at += (count * sizeof *buffer + 63) / 64 * 64;
-        };
-        const auto lay_out = [&](uintptr_t begin) {
-            at = begin;
-            take(queries, size_t(rows) * channels / 32);
-            take(keys, keys_at_once * channels);
-            take(values, keys_at_once / 2 * channels / LANES);
-            take(scores, keys_at_once * PAIR_ROWS);
-            take(weights, keys_at_once * PAIR_ROWS);
-            take(sums, size_t(rows) * channels);
-            take(most, rows);
-            take(total, rows);
-            take(first_seen, rows);
-            take(last_seen, rows);
-            return at - begin;
-        };
-        lay_out(reinterpret_cast<uintptr_t>(memory.at_least(lay_out(0))));
-    }
-};
-
-thread_local TiledScratch tiled_scratch;
-
 template <class Type>
 class TiledItem {
 public:
@@ -91,9 +42,9 @@ public:
         prepare();
         for (int first = first_key; first < item.last_key; first += TILED_KEYS) {
             locate(first);
-            visit(first);
+            visit(first, partials);
         }
-        finish(partials);
+        for (int tile = 0; tile < row_tiles; tile += 2) finish(tile, partials);
     }
 
 private:
@@ -109,6 +60,7 @@ private:
     int64_t key_rows[TILED_KEYS];  // rows of the cache that hold the keys and values of an iteration
     const Element* next_query = nullptr;
     int next_queries = 0;  // not prefetched yet
+    int iteration = 0;     // its first key
 
     // Keys, up to the next multiple of what an instruction covers.
     static int in_steps(int keys) { return (keys + TILE_INPUTS - 1) / TILE_INPUTS * TILE_INPUTS; }
@@ -140,9 +92,14 @@ private:
                 transpose(words);
                 std::copy_n(words, LANES, queries_of(tile) + chunk * TILE_SIDE);
             }
-        std::fill_n(scratch.sums, int64_t(count) * shape.channels, 0.0f);
+        std::fill_n(scratch.states, (row_tiles + 1) / 2, NOTHING_ADDED);
         std::fill_n(scratch.most, count, HIDDEN);
         std::fill_n(scratch.total, count, 0.0f);
+    }
+
+    // Of a tile's rows: [channels, PAIR_ROWS].
+    float* sums_of(int tile) const {
+        return scratch.sums + int64_t(tile / 2) * shape.channels * PAIR_ROWS + tile % 2 * TILE_SIDE;
     }
 
     Words* queries_of(int tile) const { return scratch.queries + tile * shape.chunks * TILE_SIDE; }
@@ -162,7 +119,8 @@ private:
         }
     }
 
-    void visit(int first) {
+    void visit(int first, float* partials) {
+        iteration = first;
         const int count = count_of(first), lead = std::max(0, item.first_key - first);  // keys [lead, count) belong to the item
         TiledSide keys[TILED_KEYS / TILE_SIDE];
         take_keys(lead, count, keys);
@@ -173,9 +131,8 @@ private:
             const int seen = std::min(count, scratch.last_seen[last_row] + 1 - first);
             if (seen <= 0 || first + count <= scratch.first_seen[first_row]) continue;
             prefetch_queries(tiles * TILE_SIDE / group + 1);
-            score(keys, seen, queries_of(tile), tiles);
-            for (int i = 0; i < tiles; ++i) soften(tile + i, i, first, seen);
-            add_values(seen, tiles, scratch.sums + int64_t(first_row) * shape.channels);
+            tiles == 2 ? attend_rows<2>(keys, tile, first, seen) : attend_rows<1>(keys, tile, first, seen);
+            if (first + count > scratch.last_seen[last_row]) finish(tile, partials);
         }
     }
 
@@ -215,153 +172,287 @@ private:
                 prefetch(cache + key_rows[i] * shape.head_dim + at);
     }
 
-    // Values of keys outside the item, up to the next multiple of 32, are set to 0: a weight of 0 times NaN is NaN.
+    // Transpose values. Those of keys outside the item, up to the next multiple of 32, are set to 0: a weight of 0 times
+    // NaN is NaN.
     void pack_values(int lead, int count) {
         const auto* cache = static_cast<const Stored*>(problem.values);
-        const int tiles = shape.channels / LANES;
-        Words units[2];
-        for (int key = 0; key < in_steps(count); key += 2) {
-            Words* to = scratch.values + key / TILE_INPUTS * tiles * TILE_SIDE + key % TILE_INPUTS / 2;
-            const bool has_first = key >= lead && key < count, has_second = key + 1 >= lead && key + 1 < count;
-            const Stored* first_row = cache + (has_first ? key_rows[key] * shape.head_dim : 0);
-            const Stored* second_row = cache + (has_second ? key_rows[key + 1] * shape.head_dim : 0);
-            prefetch_rows(cache, key + TILE_SIDE, count);
-            if (in_place) prefetch_rows(static_cast<const Stored*>(problem.keys), key, count);
-            for (int chunk = 0; chunk < shape.chunks; ++chunk, to += 2 * TILE_SIDE) {
-                const Words first = has_first ? load_chunk<Type>(first_row, chunk, shape.head_dim) : Words{};
-                const Words second = has_second ? load_chunk<Type>(second_row, chunk, shape.head_dim) : Words{};
-                units_of_values<Type>(first, second, units);
-                to[0] = units[0];
-                to[TILE_SIDE] = units[1];
+        for (int begin = 0; begin < in_steps(count); begin += TILE_INPUTS) {
+            for (int key = begin; key < begin + TILE_INPUTS; key += 2) {
+                prefetch_rows(cache, key + TILE_INPUTS, count);
+                if (in_place) prefetch_rows(static_cast<const Stored*>(problem.keys), key, count);
             }
-        }
-    }
-
-    // Scores of `count` keys, to the next multiple of 16, and one or two tiles of rows.
-    void score(const TiledSide* keys, int count, const Words* queries, int tiles) {
-        constexpr int64_t tile_bytes = TILE_SIDE * TILE_BYTES;
-        const TiledSide right{at_bytes(queries), TILE_BYTES, shape.chunks * tile_bytes, tile_bytes};
-        const auto two = tiles == 2 ? multiply_tiles<2, 2> : multiply_tiles<2, 1>;
-        const auto one = tiles == 2 ? multiply_tiles<1, 2> : multiply_tiles<1, 1>;
-        for (int key = 0; key < count; key += 2 * TILE_SIDE) {
-            TiledSide left = keys[key / TILE_SIDE];
-            const bool both = key + TILE_SIDE < count;
-            if (both) left.next = keys[key / TILE_SIDE + 1].at - left.at;
-            (both ? two : one)(left, right, shape.chunks, scratch.scores + key * PAIR_ROWS, PAIR_ROWS, false);
-        }
-    }
-
-    // Turn the scores of a tile of rows, number `place` of a pair, into weights, and update the rows' maximum, total and
-    // sums.
-    void soften(int tile, int place, int first, int count) {
-        const int state = tile * TILE_SIDE;
-        const int32_t* first_seen = scratch.first_seen + state;
-        const int32_t* last_seen = scratch.last_seen + state;
-        const int whole = in_steps(count);
-        float* scores = scratch.scores + place * TILE_SIDE;
-        const bool all_seen = first >= first_seen[TILE_SIDE - 1] && first + whole - 1 <= last_seen[0];
-        const bool plain = !SCALED<Type> && problem.soft_cap <= 0;
-        const __m512 before = _mm512_loadu_ps(scratch.most + state), hidden = _mm512_set1_ps(HIDDEN);
-        __m512 most = hidden, also = hidden;
-        float unit = problem.scale;  // factor from a number in `scores` to the score
-        if (plain && all_seen) {
-            for (int key = 0; key < whole; key += 2) {
-                most = _mm512_max_ps(most, _mm512_load_ps(scores + key * PAIR_ROWS));
-                also = _mm512_max_ps(also, _mm512_load_ps(scores + (key + 1) * PAIR_ROWS));
-            }
-        } else {
-            const __m512i low = _mm512_loadu_si512(first_seen), high = _mm512_loadu_si512(last_seen);
-            for (int key = 0; key < whole; ++key) {
-                const __m512i position = _mm512_set1_epi32(first + key);
-                const __mmask16 seen = _mm512_cmple_epi32_mask(low, position) & _mm512_cmple_epi32_mask(position, high);
-                Floats x = load(scores + key * PAIR_ROWS);
-                if (!plain) {
-                    x *= problem.scale;
-                    if constexpr (SCALED<Type>)
-                        x *= is_ours(first, key) ? problem.key_scales[key_rows[key]] : 0.0f;
-                    if (problem.soft_cap > 0) x = hyperbolic_tangent(x / problem.soft_cap) * problem.soft_cap;
+            for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+                const auto value = [&](int key) {
+                    if (key < lead || key >= count) return Words{};
+                    return load_chunk<Type>(cache + key_rows[key] * shape.head_dim, chunk, shape.head_dim);
+                };
+                Words even[LANES], odd[LANES], units[2];
+                for (int pair = 0; pair < LANES; ++pair) {
+                    const int key = begin + 2 * pair;
+                    units_of_values<Type>(value(key), value(key + 1), units);
+                    even[pair] = units[0];
+                    odd[pair] = units[1];
                 }
-                const __m512 shown = _mm512_mask_blend_ps(seen, hidden, (__m512)x);
-                _mm512_store_ps(scores + key * PAIR_ROWS, shown);
-                most = _mm512_max_ps(most, shown);
-            }
-            if (!plain) unit = 1.0f;
-        }
-        most = _mm512_max_ps(before, _mm512_mul_ps(_mm512_max_ps(most, also), _mm512_set1_ps(unit)));
-        // A row that has seen no key yet: minus infinity minus minus infinity is NaN.
-        const __mmask16 something = _mm512_cmp_ps_mask(most, hidden, _CMP_NEQ_OQ);
-        const __m512 base = _mm512_maskz_mov_ps(something, most);
-        constexpr float LOG2_E = 1.44269504f;
-        const __m512 log2_e = _mm512_set1_ps(LOG2_E);
-        __m512 total = _mm512_loadu_ps(scratch.total + state);
-        // If no key was seen before, no sums have to be rescaled.
-        const __mmask16 raised =
-            _mm512_cmp_ps_mask(most, before, _CMP_GT_OQ) & _mm512_cmp_ps_mask(before, hidden, _CMP_NEQ_OQ);
-        if (raised) {
-            const __m512 shrink = rough_power_of_two(_mm512_mul_ps(_mm512_sub_ps(before, base), log2_e));
-            total = _mm512_mask_mul_ps(total, raised, total, shrink);
-            alignas(64) float factors[TILE_SIDE];
-            _mm512_store_ps(factors, shrink);
-            for (int row = 0; row < TILE_SIDE; ++row) {
-                if (!(raised >> row & 1)) continue;
-                float* sums = scratch.sums + int64_t(state + row) * shape.channels;
-                for (int channel = 0; channel < shape.channels; channel += LANES)
-                    store(sums + channel, load(sums + channel) * factors[row]);
+                transpose(even);
+                transpose(odd);
+                Words* to = scratch.values + (2 * chunk * TILED_STEPS + begin / TILE_INPUTS) * TILE_SIDE;
+                std::copy_n(even, LANES, to);
+                std::copy_n(odd, LANES, to + TILED_STEPS * TILE_SIDE);
             }
         }
-        _mm512_storeu_ps(scratch.most + state, most);
-        const __m512 times = _mm512_set1_ps(unit * LOG2_E), less = _mm512_mul_ps(base, log2_e);
-        const __m512i interleave = _mm512_load_si512(INTERLEAVED);
-        __m512 more = _mm512_setzero_ps();
-        const auto weight_of = [&](int key, __m512& sum) {
-            const __m512 x = rough_power_of_two(_mm512_fmsub_ps(_mm512_load_ps(scores + key * PAIR_ROWS), times, less));
+    }
+
+    // What turns the scores of a tile of rows into weights, 2^(score * times - less), and sums them.
+    struct Softening {
+        __m512 times, less, total, more;
+        bool has_bases;  // of all rows: they have seen keys
+    };
+
+    // Attend from TILES tiles of rows to `count` keys, 32 at a time: their scores are computed while those of the 32
+    // before are turned into weights.
+    template <int TILES>
+    void attend_rows(const TiledSide* keys, int tile, int first, int count) {
+        const int steps = in_steps(count) / TILE_INPUTS, products = 2 * TILES * shape.chunks;
+        Softening rows[TILES];
+        int added = 0;  // steps whose values are in the sums
+        for (int i = 0; i < TILES; ++i) {
+            set_base(_mm512_loadu_ps(scratch.most + (tile + i) * TILE_SIDE), rows[i]);
+            rows[i].total = _mm512_loadu_ps(scratch.total + (tile + i) * TILE_SIDE);
+            rows[i].more = _mm512_setzero_ps();
+        }
+        bool looked[TILES];  // for the largest scores of the step, once
+        const auto choose_bases = [&](int step, bool again) {
+            for (int i = 0; i < TILES; ++i) {
+                const int at = first + step * TILE_INPUTS;
+                const bool skip = again ? looked[i] : rows[i].has_bases && is_plain() && all_see(tile + i, at);
+                if (!again) looked[i] = !skip;
+                if (skip) continue;
+                const __m512 most = largest_scores(scores_of(step) + i * TILE_SIDE, tile + i, at);
+                if (!choose_base(tile + i, most, rows[i])) continue;
+                add_values<TILES>(added, step, tile);
+                added = step;
+                rescale(tile + i, most, rows[i]);
+            }
+        };
+        score<TILES>(keys, 0, count, tile, [](int) {});
+        for (int step = 0; step < steps; ++step) {
+            choose_bases(step, false);
+            const float* scores = scores_of(step);
+            Words* const weights = scratch.weights + step * TILE_SIDE;
+            Softening now[TILES];  // stays in registers, since nothing else can reach it
+            std::copy_n(rows, TILES, now);
+            int pair = 0;
+            const auto soften = [&](int end) {
+                for (; pair < end; ++pair)
+#pragma GCC unroll 2
+                    for (int i = 0; i < TILES; ++i)
+                        weights[i * TILED_STEPS * TILE_SIDE + pair] =
+                            weigh(scores + 2 * pair * PAIR_ROWS + i * TILE_SIDE, step * TILE_INPUTS + 2 * pair, now[i]);
+            };
+            if (step + 1 < steps)
+                score<TILES>(keys, step + 1, count, tile, [&](int product) { soften(pairs_after(product, products)); });
+            else
+                soften(PAIRS);
+            if (grew_much(rows, now, TILES)) {
+                choose_bases(step, true);
+                std::copy_n(rows, TILES, now);
+                pair = 0;
+                soften(PAIRS);
+            }
+            std::copy_n(now, TILES, rows);
+        }
+        add_values<TILES>(added, steps, tile);
+        for (int i = 0; i < TILES; ++i)
+            _mm512_storeu_ps(scratch.total + (tile + i) * TILE_SIDE, _mm512_add_ps(rows[i].total, rows[i].more));
+    }
+
+    float* scores_of(int step) const { return scratch.scores + step % 2 * STEP_SCORES; }
+
+    // Pairs of a step's keys to be weighed by the end of one of the products of the next step's scores.
+    static constexpr int PAIRS = TILE_INPUTS / 2;
+    static int pairs_after(int product, int products) { return (product + 1) * PAIRS / products; }
+
+    // Scores of a step of keys, of which the last 16 may be beyond `count`: they are not used then.
+    template <int TILES, class Meanwhile>
+    INLINE_MEMBER void score(const TiledSide* keys, int step, int count, int tile, Meanwhile meanwhile) const {
+        constexpr int64_t tile_bytes = TILE_SIDE * TILE_BYTES;
+        const TiledSide right{at_bytes(queries_of(tile)), TILE_BYTES, shape.chunks * tile_bytes, tile_bytes};
+        TiledSide left = keys[2 * step];
+        left.next = step * TILE_INPUTS + TILE_SIDE < count ? keys[2 * step + 1].at - left.at : 0;
+        multiply_tiles<2, TILES>(left, right, shape.chunks, scores_of(step), PAIR_ROWS, false, meanwhile);
+    }
+
+    // Whether all rows of a tile see all of the 32 keys from `first` on.
+    bool all_see(int tile, int first) const {
+        const int from = scratch.first_seen[tile * TILE_SIDE + TILE_SIDE - 1], to = scratch.last_seen[tile * TILE_SIDE];
+        return first >= from && first + TILE_INPUTS - 1 <= to;
+    }
+
+    // The largest scores of a tile of rows among the 32 keys from `first` on. Scores of keys that a row does not see are
+    // set to minus infinity, and all are made ready for `weigh`.
+    INLINE_MEMBER __m512 largest_scores(float* scores, int tile, int first) const {
+        if (!is_plain() || !all_see(tile, first)) return hide_unseen(scores, tile, first);
+        __m512 most[4];
+        for (int key = 0; key < 4; ++key) most[key] = _mm512_load_ps(scores + key * PAIR_ROWS);
+#pragma GCC unroll 8
+        for (int key = 4; key < TILE_INPUTS; ++key)
+            most[key % 4] = _mm512_max_ps(most[key % 4], _mm512_load_ps(scores + key * PAIR_ROWS));
+        return scaled(_mm512_max_ps(_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3])));
+    }
+
+    __attribute__((noinline)) __m512 hide_unseen(float* scores, int tile, int first) const {
+        const __m512i low = _mm512_loadu_si512(scratch.first_seen + tile * TILE_SIDE);
+        const __m512i high = _mm512_loadu_si512(scratch.last_seen + tile * TILE_SIDE);
+        const __m512 hidden = _mm512_set1_ps(HIDDEN);
+        __m512 most = hidden;
+        for (int key = first; key < first + TILE_INPUTS; ++key, scores += PAIR_ROWS) {
+            const __m512i position = _mm512_set1_epi32(key);
+            const __mmask16 seen = _mm512_cmple_epi32_mask(low, position) & _mm512_cmple_epi32_mask(position, high);
+            Floats x = load(scores);
+            if (!is_plain()) {
+                x *= problem.scale;
+                if constexpr (SCALED<Type>) x *= is_ours(0, key) ? problem.key_scales[key_rows[key - iteration]] : 0.0f;
+                if (problem.soft_cap > 0) x = hyperbolic_tangent(x / problem.soft_cap) * problem.soft_cap;
+            }
+            const __m512 shown = _mm512_mask_blend_ps(seen, hidden, (__m512)x);
+            _mm512_store_ps(scores, shown);
+            most = _mm512_max_ps(most, shown);
+        }
+        return scaled(most);
+    }
+
+    // Whether products of queries and keys become scores by `scale` alone, which is then done where they are weighed.
+    bool is_plain() const { return !SCALED<Type> && problem.soft_cap <= 0; }
+    float unit() const { return is_plain() ? problem.scale : 1.0f; }
+    __m512 scaled(__m512 scores) const { return _mm512_mul_ps(scores, _mm512_set1_ps(unit())); }
+
+    // Weights are relative to a base of each row: the largest score when it saw its first keys. It is raised, and sums
+    // are rescaled, only for weights that would be larger than e^MOST_RAISE, since weights are as precise whatever their
+    // size. Where rows have bases, their largest scores are looked for only if their weights came out large.
+    static constexpr float MOST_RAISE = 16, LARGE = 8e6f;  // a little less than e^16
+
+    static bool grew_much(const Softening* before, const Softening* now, int tiles) {
+        __mmask16 much = 0;
+        for (int i = 0; i < tiles; ++i) {
+            const __m512 sum = _mm512_add_ps(now[i].total, now[i].more);
+            const __m512 grown = _mm512_sub_ps(sum, _mm512_add_ps(before[i].total, before[i].more));
+            much |= _mm512_cmp_ps_mask(grown, _mm512_set1_ps(LARGE), _CMP_GT_OQ);
+        }
+        return much != 0;
+    }
+
+    // Returns whether the base has to be raised.
+    INLINE_MEMBER bool choose_base(int tile, __m512 most, Softening& rows) const {
+        float* bases = scratch.most + tile * TILE_SIDE;
+        const __m512 hidden = _mm512_set1_ps(HIDDEN), before = _mm512_loadu_ps(bases);
+        const __mmask16 fresh = _mm512_cmp_ps_mask(before, hidden, _CMP_EQ_OQ);
+        const __m512 base = _mm512_mask_mov_ps(before, fresh, most);
+        _mm512_storeu_ps(bases, base);
+        set_base(base, rows);
+        return _mm512_cmp_ps_mask(most, _mm512_add_ps(base, _mm512_set1_ps(MOST_RAISE)), _CMP_GT_OQ);
+    }
+
+    // A row that has seen no key yet: minus infinity minus minus infinity is NaN.
+    INLINE_MEMBER void set_base(__m512 base, Softening& rows) const {
+        const __mmask16 something = _mm512_cmp_ps_mask(base, _mm512_set1_ps(HIDDEN), _CMP_NEQ_UQ);
+        rows.has_bases = something == 0xffff;
+        rows.times = _mm512_set1_ps(unit() * LOG2_E);
+        rows.less = _mm512_maskz_mul_ps(something, base, _mm512_set1_ps(LOG2_E));
+    }
+
+    __attribute__((noinline)) void rescale(int tile, __m512 most, Softening& rows) {
+        float* bases = scratch.most + tile * TILE_SIDE;
+        const __m512 base = _mm512_max_ps(_mm512_loadu_ps(bases), most), before = rows.less;
+        _mm512_storeu_ps(bases, base);
+        set_base(base, rows);
+        const __m512 shrink = rough_power_of_two(_mm512_sub_ps(before, rows.less));
+        rows.total = _mm512_mul_ps(rows.total, shrink);
+        rows.more = _mm512_mul_ps(rows.more, shrink);
+        if (scratch.states[tile / 2] == NOTHING_ADDED) return;
+        float* sums = sums_of(tile);
+        for (int channel = 0; channel < shape.channels; ++channel, sums += PAIR_ROWS)
+            _mm512_store_ps(sums, _mm512_mul_ps(_mm512_load_ps(sums), shrink));
+    }
+
+    // The weights of two keys for a tile of rows, in pairs. `key` counts from the first one of the iteration.
+    INLINE_MEMBER Words weigh(const float* scores, int key, Softening& rows) const {
+        const auto weight_of = [&](int i, __m512& sum) {
+            const __m512 score = _mm512_load_ps(scores + i * PAIR_ROWS);
+            const __m512 x = rough_power_of_two(_mm512_fmsub_ps(score, rows.times, rows.less));
             sum = _mm512_add_ps(sum, x);
             if constexpr (SCALED<Type>) {
-                const float scale = is_ours(first, key) ? problem.value_scales[key_rows[key]] : 0.0f;
+                const float scale = is_ours(iteration, key + i) ? problem.value_scales[key_rows[key + i]] : 0.0f;
                 return _mm512_mul_ps(x, _mm512_set1_ps(scale));
             }
             return x;
         };
-        uint16_t* weights = scratch.weights + place * TILE_SIDE * TILED_KEYS;
-        for (int step = 0; step < whole; step += TILE_INPUTS) {
-            Words pairs[LANES];
-            for (int i = 0; i < LANES; ++i) {
-                const __m512 x = weight_of(step + 2 * i, total), y = weight_of(step + 2 * i + 1, more);
-                pairs[i] = (Words)_mm512_permutexvar_epi16(interleave, (__m512i)_mm512_cvtne2ps_pbh(y, x));
-            }
-            transpose(pairs);
-            for (int row = 0; row < TILE_SIDE; ++row)
-                store_words(weights + row * TILED_KEYS + step, pairs[row]);
-        }
-        _mm512_storeu_ps(scratch.total + state, _mm512_add_ps(total, more));
+        const __m512 x = weight_of(0, rows.total), y = weight_of(1, rows.more);
+        const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(y, x);
+        return (Words)_mm512_permutexvar_epi16(_mm512_load_si512(INTERLEAVED), both);
     }
 
-    // The values of `count` keys, weighted, added to the sums of one or two tiles of rows.
-    void add_values(int count, int tiles, float* sums) {
-        constexpr int64_t tile_bytes = TILE_SIDE * TILE_BYTES, weights_row = TILED_KEYS * sizeof(uint16_t);
-        const int columns = shape.channels / LANES;  // an even number
-        const TiledSide left{at_bytes(scratch.weights), weights_row, TILE_SIDE * weights_row, TILE_BYTES};
-        const auto multiply = tiles == 2 ? multiply_tiles<2, 2> : multiply_tiles<1, 2>;
-        for (int column = 0; column < columns; column += 2) {
-            const char* values = at_bytes(scratch.values + column * TILE_SIDE);
-            const TiledSide right{values, TILE_BYTES, tile_bytes, columns * tile_bytes};
-            multiply(left, right, in_steps(count) / TILE_INPUTS, sums + column * LANES, shape.channels, true);
+    // The values of steps [from, to) of keys, weighted, added to the sums of tiles of rows.
+    template <int TILES>
+    void add_values(int from, int to, int tile) const {
+        constexpr int64_t tile_bytes = TILE_SIDE * TILE_BYTES, next = TILED_STEPS * tile_bytes;
+        if (from == to) return;
+        const bool add = scratch.states[tile / 2] != NOTHING_ADDED;
+        const TiledSide right{at_bytes(scratch.weights + from * TILE_SIDE), TILE_BYTES, next, tile_bytes};
+        for (int channel = 0; channel < shape.channels; channel += 2 * TILE_SIDE) {  // a multiple of that
+            const Words* values = scratch.values + channel * TILED_STEPS + from * TILE_SIDE;
+            const TiledSide left{at_bytes(values), TILE_BYTES, next, tile_bytes};
+            float* sums = sums_of(tile) + channel * PAIR_ROWS;
+            multiply_tiles<2, TILES>(left, right, to - from, sums, PAIR_ROWS, add, [](int) {});
+        }
+        scratch.states[tile / 2] = ADDED;
+    }
+
+    // Write the results of two tiles of rows, once, as soon as they have seen all of their keys: their sums are then in
+    // the nearest cache.
+    void finish(int tile, float* partials) const {
+        const State state = std::exchange(scratch.states[tile / 2], FINISHED);
+        if (state == FINISHED) return;
+        if (state == NOTHING_ADDED) std::fill_n(sums_of(tile), shape.channels * PAIR_ROWS, 0.0f);
+        for (const int end = std::min(row_tiles, tile + 2); tile < end; ++tile)
+            item.partial < 0 ? store_outputs(tile) : store_partial(tile, partials);
+    }
+
+    // The sums of a chunk of channels are those of even ones and then those of odd ones: they are put in pairs as
+    // bfloat16 and then transposed.
+    void store_outputs(int tile) const {
+        const Floats total = load(scratch.total + tile * TILE_SIDE), scale = total > 0 ? 1.0f / total : Floats{};
+        const float* sums = sums_of(tile);
+        for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+            Words words[LANES];
+            for (int i = 0; i < LANES; ++i, sums += PAIR_ROWS) {
+                const Floats even = load(sums) * scale, odd = load(sums + LANES * PAIR_ROWS) * scale;
+                words[i] = rounded_to_bfloat16(even) >> 16 | rounded_to_bfloat16(odd);
+            }
+            sums += LANES * PAIR_ROWS;
+            transpose(words);
+            const int begin = chunk * Type::CHUNK, count = std::min(Type::CHUNK, shape.head_dim - begin);
+            for (int i = 0; i < std::min(TILE_SIDE, rows - tile * TILE_SIDE); ++i) {
+                const int row = tile * TILE_SIDE + i;
+                const RowLayout layout(token_of(row), int64_t(problem.num_heads) * shape.head_dim, problem.out_in_tiles);
+                Element* to = static_cast<Element*>(problem.out) + layout.of(head_of(row) * shape.head_dim + begin);
+                if (count == Type::CHUNK)
+                    store_words(to, words[i]);
+                else
+                    std::memcpy(to, &words[i], count * sizeof *to);
+            }
         }
     }
 
-    void finish(float* partials) const {
-        float* partial = partials + int64_t(item.partial) * (shape.channels + 2);
-        for (int row = 0; row < rows; ++row) {
-            const float* sums = scratch.sums + int64_t(row) * shape.channels;
-            if (item.partial < 0) {
-                store_output<Type>(problem, shape, token_of(row), head_of(row), sums, scratch.total[row]);
-                continue;
-            }
-            float* to = partial + row * (shape.channels + 2);
-            to[0] = scratch.most[row];
-            to[1] = scratch.total[row];
-            std::copy_n(sums, shape.channels, to + 2);
+    void store_partial(int tile, float* partials) const {
+        const int first = tile * TILE_SIDE, count = std::min(TILE_SIDE, rows - first), width = shape.channels + 2;
+        float* to = partials + int64_t(item.partial + first) * width;
+        for (int i = 0; i < count; ++i) {
+            to[i * width] = scratch.most[first + i];
+            to[i * width + 1] = scratch.total[first + i];
         }
+        const float* sums = sums_of(tile);
+        for (int channel = 0; channel < shape.channels; ++channel, sums += PAIR_ROWS)
+            for (int i = 0; i < count; ++i) to[i * width + 2 + channel] = sums[i];
     }
 };
 

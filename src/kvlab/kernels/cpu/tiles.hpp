@@ -78,8 +78,11 @@ struct TiledSide {
 };
 
 // sums [16 ROWS, 16 COLUMNS] (+)= left * right over `steps` times 32 inputs. `stride`: floats between rows of sums.
-template <int ROWS, int COLUMNS>
-void multiply_tiles(const TiledSide& left, const TiledSide& right, int steps, float* sums, int64_t stride, bool add) {
+// `meanwhile(i)` is done behind product i of ROWS * COLUMNS * steps. Products are computed beside other instructions as
+// long as few of them wait at once, so that work for other units of the processor is best done a little behind each.
+template <int ROWS, int COLUMNS, class Meanwhile>
+INLINE void multiply_tiles(const TiledSide& left, const TiledSide& right, int steps, float* sums, int64_t stride,
+                           bool add, Meanwhile meanwhile) {
     asm volatile("" ::: "memory");  // GCC does not know that loading a tile reads memory: keep earlier writes before it
     const int64_t sum_bytes = stride * sizeof(float);
     float *low = sums, *below = sums + TILE_SIDE * stride;
@@ -95,18 +98,24 @@ void multiply_tiles(const TiledSide& left, const TiledSide& right, int steps, fl
         if (ROWS > 1 && COLUMNS > 1) _tile_zero(3);
     }
     const char *a = left.at, *b = right.at;
-    for (int step = 0; step < steps; ++step, a += left.step, b += right.step) {
+    for (int step = 0, product = 0; step < steps; ++step, a += left.step, b += right.step) {
         _tile_loadd(4, a, left.row_bytes);
         _tile_loadd(6, b, right.row_bytes);
         _tile_dpbf16ps(0, 4, 6);
+        meanwhile(product++);
         if (COLUMNS > 1) {
             _tile_loadd(7, b + right.next, right.row_bytes);
             _tile_dpbf16ps(1, 4, 7);
+            meanwhile(product++);
         }
         if (ROWS > 1) {
             _tile_loadd(5, a + left.next, left.row_bytes);
             _tile_dpbf16ps(2, 5, 6);
-            if (COLUMNS > 1) _tile_dpbf16ps(3, 5, 7);
+            meanwhile(product++);
+            if (COLUMNS > 1) {
+                _tile_dpbf16ps(3, 5, 7);
+                meanwhile(product++);
+            }
         }
     }
     _tile_stored(0, low, sum_bytes);
