@@ -14,7 +14,7 @@ import torch
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-CHECKED = ("attention", "linear", "elementwise", "topk")
+CHECKED = ("attention", "linear", "elementwise", "topk", "paths")
 ARCHITECTURES = ("native", "x86-64-v3", "x86-64 and not x86-64-v3")  # as pytest's -k takes them
 FLAGS = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 
@@ -93,7 +93,8 @@ def test_kernels_touch_only_what_is_theirs_and_do_nothing_undefined(
     if architecture != "native" and (os.environ.get("KVLAB_SANITIZE") != "all" or os.uname().machine != "x86_64"):
         pytest.skip("most of the time goes to the compiler; make sanitize runs them all")
     files = [f"tests/kernels/test_cpu_{name}.py" for name in CHECKED]
-    options = ["-m", "pytest", "-x", "-p", "no:cacheprovider", "--confcutdir=tests/kernels", "-k", architecture]
+    options = ["-m", "pytest", "-x", "-p", "no:cacheprovider", "--confcutdir=tests/kernels"]
+    options += ["-k", f"({architecture}) or test_each_gives_the_product"]
     process = start(sanitized, *options, *files)
     said = process.communicate()[0]
     assert process.returncode == 0, said[-8000:]
