@@ -11,6 +11,7 @@ from pytest_bdd import given, parsers, then, when
 from features.steps.scripted import ScriptedModel
 from features.steps.server import Server
 from features.steps.support import names_in
+from kvlab.config import SpeculationConfig
 from kvlab.core import FinishReason, SamplingParams, Sequence, SequenceStatus
 
 #: Where a request can be when it is aborted.
@@ -25,6 +26,11 @@ STATES: dict[str, Callable[[Sequence], bool]] = {
 @given(parsers.parse('a model that says "{script}"'), target_fixture="scripted")
 def a_model_that_says(script: str) -> ScriptedModel:
     return ScriptedModel(tuple(script.split("|")))
+
+
+@given(parsers.parse("the same model, whose tokens are looked up {most:d} at a time"), target_fixture="scripted")
+def with_lookup(scripted: ScriptedModel, most: int) -> ScriptedModel:
+    return ScriptedModel(scripted.script, SpeculationConfig("ngram", num_speculative_tokens=most))
 
 
 @when(
@@ -70,6 +76,18 @@ def piece_by_piece(scripted: ScriptedModel, answer: Sequence) -> None:
     assert "".join(output.text for output in scripted.outputs) == answer.text
     assert [output.token_id for output in scripted.outputs] == answer.output_token_ids
     assert [output.finish_reason for output in scripted.outputs[:-1]] == [None] * (len(scripted.outputs) - 1)
+
+
+@then(
+    parsers.parse(
+        "it took {steps:d} forward passes, in which {accepted:d} of {proposed:d} proposed tokens were accepted"
+    )
+)
+def passes_of_an_answer(scripted: ScriptedModel, steps: int, accepted: int, proposed: int) -> None:
+    records = [record for record in scripted.records if record.batch_seqs]
+    assert len(records) == steps
+    assert sum(record.accepted_tokens for record in records) == accepted
+    assert sum(record.proposed_tokens for record in records) == proposed
 
 
 @then(parsers.parse("its outputs carry the texts {texts}"))

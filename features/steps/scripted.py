@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kvlab.config import SchedulerConfig
-from kvlab.core import Request, SamplingParams, StepOutput
+from kvlab.config import SchedulerConfig, SpeculationConfig
+from kvlab.core import Request, SamplingParams, StepOutput, StepRecord
 from kvlab.core import Sequence as Answer
 from kvlab.engine.clock import WallClock
 from kvlab.engine.engine import Engine
@@ -27,12 +27,15 @@ class ScriptedModel:
     """Says the pieces of a script one after another, `OTHERWISE` in place of one that it may not say."""
 
     script: tuple[str, ...]
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     outputs: list[StepOutput] = field(default_factory=list)
+    records: list[StepRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.vocabulary = list(dict.fromkeys((*self.script, END, OTHERWISE)))
         pool = PagedKVCachePool(num_blocks=16, block_size=4, max_seq_len=64)
-        scheduler = build_scheduler(SchedulerConfig(max_batch_size=2, max_batched_tokens=16))
+        config = SchedulerConfig(max_batch_size=2, max_batched_tokens=16, speculation=self.speculation)
+        scheduler = build_scheduler(config)
         self.engine = Engine(
             pool,
             scheduler,
@@ -64,6 +67,7 @@ class ScriptedModel:
             Request("request", (self.token(OTHERWISE),), sampling), self.outputs.append
         )
         while self.engine.has_work():
-            self.engine.step()
+            if (record := self.engine.step()) is not None:
+                self.records.append(record)
             assert not self.engine.pool.audit()
         return answer

@@ -450,5 +450,12 @@ class StepRecord:
     sampled_tokens: int = 0  # rows of logits that were computed
     context_tokens: int = 0  # tokens whose K and V attention reads, of all sequences, the step's own included
     attended_tokens: int = 0  # pairs of a token of the batch and one it attends to, in a layer that attends to all
+    proposed_tokens: int = 0  # of the tokens that decode, those that were proposed and checked
+    accepted_tokens: int = 0  # of those, what the model picked itself
     pool: PoolStats | None = None
     counters: PoolCounters | None = None
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens that sequences got: one for each row of logits but those of proposals that were not accepted."""
+        return self.sampled_tokens - self.proposed_tokens + self.accepted_tokens

@@ -26,6 +26,7 @@ _HOMES = {
     "scheduler.policy": "kvlab.engine.scheduler:POLICIES",
     "scheduler.order": "kvlab.engine.scheduler.orders:ORDERS",
     "scheduler.preemption.victim": "kvlab.engine.scheduler.victims:VICTIMS",
+    "scheduler.speculation.method": "kvlab.engine.speculation:PROPOSERS",
     "attention.backend": "kvlab.attention.backends:ATTENTION_BACKENDS",
     "engine.kind": "kvlab.peers.engines:ENGINES",
     "executor.kind": "kvlab.engine.executors:EXECUTORS",

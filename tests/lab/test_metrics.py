@@ -11,7 +11,7 @@ from kvlab.config import SloConfig
 from kvlab.core import FinishReason, PoolCounters, PoolStats, Request, RequestRecord, SamplingParams, StepRecord
 from kvlab.kv.sizing import PoolSize
 from kvlab.lab.drive import RunLog
-from kvlab.lab.metrics import run_metrics
+from kvlab.lab.metrics import run_metrics, speculation_metrics
 from kvlab.lab.progress import RemainingTime
 from kvlab.lab.requests import latencies_ms
 from kvlab.lab.steps import StepLog
@@ -159,6 +159,30 @@ def test_recomputed_tokens_are_a_share_of_all_that_were_computed() -> None:
     assert metrics["tokens/recomputed_share"] == 20.0  # percent
     assert metrics["engine/failed_passes"] == 3
     assert metrics["requests/refused"] == 2
+
+
+def test_speculation_is_counted_for_each_sequence_and_step() -> None:
+    steps = [
+        step(0, 1, prefill_tokens=30),
+        step(1, 2, decode_tokens=2 + 8, proposed_tokens=8, accepted_tokens=3),
+        step(2, 3, decode_tokens=2),
+    ]
+    assert speculation_metrics(StepLog(steps)) == {
+        "speculation/proposed_tokens": 8,
+        "speculation/accepted_tokens": 3,
+        "speculation/acceptance_rate": 37.5,
+        "speculation/tokens_per_step": 1 + 3 / 4,
+    }
+    plain = speculation_metrics(StepLog(steps[2:]))
+    assert plain == {
+        "speculation/proposed_tokens": 0,
+        "speculation/accepted_tokens": 0,
+        "speculation/tokens_per_step": 1.0,
+    }
+    assert speculation_metrics(StepLog(steps[:1])).keys() == {
+        "speculation/proposed_tokens",
+        "speculation/accepted_tokens",
+    }
 
 
 def service_levels(log: RunLog, slo: SloConfig) -> dict[str, float]:

@@ -39,6 +39,8 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
             "kv.pinned_share=0.1",
             "slo.ttft_ms=1e6",
             "slo.tpot_ms=1e6",
+            "scheduler.speculation.method=ngram",
+            "scheduler.speculation.prompt_lookup_min=1",
         )
     assert result.status == "finished"
     with endpoint() as server:

@@ -28,6 +28,7 @@ from kvlab.attention.backends.concat import ConcatAttention
 from kvlab.core import Request, SamplingParams
 from kvlab.engine.scheduler.orders import ORDERS, Order
 from kvlab.engine.scheduler.victims import VICTIMS
+from kvlab.engine.speculation import PROPOSERS, Proposer
 from kvlab.kv.eviction import EVICTION_POLICIES, LruEviction
 from kvlab.kv.pools import POOLS
 from kvlab.kv.pools.paged import PagedKVCachePool
@@ -50,6 +51,13 @@ class LastCome(Order):
 def longest(running):
     used("victim")
     return max(running[1:] or running, key=lambda sequence: len(sequence.token_ids))
+
+
+@PROPOSERS.register("same_again")
+class SameAgain(Proposer):
+    def propose(self, token_ids, count):
+        used("proposer")
+        return [token_ids[-1]] * count
 
 
 @EVICTION_POLICIES.register("mine")
@@ -111,6 +119,7 @@ class TestRun:
             *TINY,
             "scheduler.order=last_come",
             "scheduler.preemption.victim=longest",
+            "scheduler.speculation.method=same_again",
             "kv.backend=tiled",
             "kv.eviction=mine",
             "kv.num_blocks=8",
@@ -122,7 +131,7 @@ class TestRun:
         )
         assert ended.code == 0, ended.output
         used = set((outside / "used.txt").read_text().split())
-        assert used == {"order", "victim", "eviction", "attention", "pool", "source"}
+        assert used == {"order", "victim", "proposer", "eviction", "attention", "pool", "source"}
         assert "8 tiles of 16 tokens" in " ".join(ended.output.split())
         summary = json.loads((outside / "out" / "summary.json").read_text())
         assert summary["config"]["plugins"] == ["theirs"]

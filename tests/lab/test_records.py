@@ -126,6 +126,14 @@ def test_a_step_keeps_its_flat_columns() -> None:
     assert step_table(StepLog([read_step(FIRST | LATER)])).to_pylist() == [FIRST | LATER]
 
 
+def test_a_run_that_proposes_tokens_has_columns_for_them(tmp_path: Path) -> None:
+    speculated = FIRST | LATER | {"proposed_tokens": 7, "accepted_tokens": 3}
+    steps = StepLog([read_step(FIRST | LATER), read_step(speculated)])
+    assert step_table(steps).to_pylist() == [speculated | {"proposed_tokens": 0, "accepted_tokens": 0}, speculated]
+    assert list(read_run(write_run(tmp_path, step_table(steps).to_pylist())).steps()) == list(steps)
+    assert [each.output_tokens for each in steps] == [2, 2 - 7 + 3]
+
+
 def test_steps_of_an_older_file_are_read(tmp_path: Path) -> None:
     (step,) = read_run(write_run(tmp_path, [FIRST])).steps()
     assert step.pool == PoolStats(4, 10, 6, 20, blocks_cached=2, shared_blocks=1)

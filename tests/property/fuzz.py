@@ -123,7 +123,7 @@ class FuzzMachine(PoolMachine):
         self.tenants = 0
         self.arguments: dict[str, Callable[[], dict[str, Any]]] = {
             "admit": lambda: {"tokens": self.prompt(), "chunk": self.up_to(20), "twice": self.coin()},
-            "advance": dict,
+            "advance": lambda: {"right": self.random.randint(0, 7)},
             "allocate_slot": lambda: {
                 "tokens": self.prompt(),
                 "salt": self.salt(),
@@ -144,11 +144,11 @@ class FuzzMachine(PoolMachine):
             "launch": self.step_arguments,
             "launch_what_was_reserved": dict,
             "misuse": lambda: {"pick": self.pick(), "dead": self.random.randint(-1, 40)},
-            "reserve": self.step_arguments,
+            "reserve": lambda: self.step_arguments() | {"guess": self.guess()},
             "pass_time": lambda: {"seconds": self.random.randint(0, 4)},
             "pin_prefix": lambda: {"pick": self.pick(), "tokens": self.length()},
             "rollback": dict,
-            "run_step": self.step_arguments,
+            "run_step": lambda: self.step_arguments() | {"guess": self.guess(), "right": self.random.randint(0, 7)},
             "write": lambda: {"layer": self.random.randrange(SPEC.num_layers)},
         }
 
@@ -187,6 +187,9 @@ class FuzzMachine(PoolMachine):
             self.tenants += 1
             return self.tenants
         return "tenant"
+
+    def guess(self) -> int:
+        return self.up_to(7) if self.coin() else 0
 
     def step_arguments(self) -> dict[str, Any]:
         most = max(7, self.pool.block_size if self.pool.is_paged() else 7)

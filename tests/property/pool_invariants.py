@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import torch
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.storage import KVStorage
-from tests.property.reference import Content, Step, block_of, indexed, look, stored_kv_of
+from tests.property.reference import Content, Guess, Step, block_of, indexed, look, stored_kv_of
 
 
 class PoolInvariants(RuleBasedStateMachine):
@@ -21,6 +22,7 @@ class PoolInvariants(RuleBasedStateMachine):
     model: dict[int, Content]
     step: Step | None
     prepared: dict[int, int]
+    guesses: dict[int, Guess]
     counts: Counter[str]
 
     def references(self) -> Counter[int]:
@@ -30,6 +32,11 @@ class PoolInvariants(RuleBasedStateMachine):
     @property
     def free_blocks(self) -> int:
         return self.pool.allocator.num_blocks - len(self.references())
+
+    def guessed(self, slot: int) -> Content:
+        """A slot with the tokens that are guessed for it."""
+        content, guess = self.model[slot], self.guesses.get(slot)
+        return content if guess is None else replace(content, tokens=content.tokens + guess.tokens)
 
     def holders(self) -> dict[int, list[tuple[int, Content]]]:
         """Who holds each block, and as which entry."""
@@ -91,7 +98,7 @@ class PoolInvariants(RuleBasedStateMachine):
             if not inside.issuperset(content.pending.values()):
                 continue
             assert self.storage is not None
-            expected = content.stored_kv(self.step.view.lengths[index], self.storage)
+            expected = self.guessed(slot).stored_kv(self.step.view.lengths[index], self.storage)
             for layer in self.step.written:
                 keys, values = self.step.view.gather(layer, index)
                 assert torch.equal(keys, expected[layer, 0])
@@ -127,7 +134,11 @@ class PoolInvariants(RuleBasedStateMachine):
             if self.pool.index is None or not content.told:
                 continue
             table = self.pool.tables.blocks(slot)
-            for entry in range(content.stored // self.pool.block_size):
+            filled = content.stored // self.pool.block_size
+            sharing = self.pool._sharing
+            if sharing is not None and slot in sharing._behind:  # what it kept is published with its next step
+                filled = sharing._slots[slot].computed
+            for entry in range(filled):
                 assert found[content.key((entry + 1) * self.pool.block_size)] == table[entry]
 
     @invariant()

@@ -7,18 +7,20 @@ be seen of the pool with the model. To add a call: one more rule.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from kvlab.errors import OutOfBlocksError, SlotError
 from kvlab.kv.protocol import Salt
-from tests.property.reference import SPEC, Step, computed_dtype, state
+from tests.property.reference import SPEC, Guess, Step, computed_dtype, state
 from tests.property.sequence_rules import SequenceRules, alphabet, picks, prompts, salts
 
 Wanted = list[tuple[int, int]]
 steps: st.SearchStrategy[Wanted] = st.lists(st.tuples(picks, st.integers(1, 7)), min_size=1, max_size=4)
 tails = st.lists(alphabet, min_size=7, max_size=7)
+guesses = st.one_of(st.just(0), st.integers(0, 7))  # tokens of a step that are proposed, at most
 
 
 class PoolMachine(SequenceRules):
@@ -58,6 +60,7 @@ class PoolMachine(SequenceRules):
             self.close(slot)
             self.rewind({slot})
             step.view.rollback()
+            self.drop_guesses(step)
             self.rewind(set(step.slots))
             self.closed(step)
 
@@ -71,27 +74,31 @@ class PoolMachine(SequenceRules):
     # Making room
 
     @precondition(lambda self: self.model and not (self.sharing and self.step))
-    @rule(wanted=steps, extra=tails)
-    def reserve(self, wanted: Wanted, extra: list[int]) -> None:
+    @rule(wanted=steps, extra=tails, guess=guesses)
+    def reserve(self, wanted: Wanted, extra: list[int], guess: int) -> None:
         """For the coming step, in as many calls as hypothesis likes."""
-        self.reserve_for(*self.chosen(wanted), extra)
+        self.reserve_for(*self.chosen(wanted), extra, guess)
 
-    def reserve_for(self, slots: list[int], new: list[int], extra: list[int]) -> None:
-        if self.made_room(slots, new, extra):
+    def reserve_for(self, slots: list[int], new: list[int], extra: list[int], guess: int = 0) -> None:
+        if self.made_room(slots, new, extra, guess):
             self.prepared.update(zip(slots, new, strict=True))
 
-    def made_room(self, slots: list[int], new: list[int], extra: list[int]) -> bool:
-        """Reserve; True if there was room for all."""
+    def made_room(self, slots: list[int], new: list[int], extra: list[int], guess: int = 0) -> bool:
+        """Reserve, the last `guess` tokens of each slot as proposals where its list has no others; True if there
+        was room for all.
+        """
         if self.too_long(slots, new):
             with self.refused(SlotError, match="max_seq_len"):
                 self.pool.reserve(slots, new)
             return False
-        for slot, tokens in zip(slots, new, strict=True):
-            self.know(slot, self.model[slot].length + tokens, extra)
+        proposed = [self.proposable(slot, tokens, guess) for slot, tokens in zip(slots, new, strict=True)]
+        for slot, tokens, count in zip(slots, new, proposed, strict=True):
+            self.know(slot, self.model[slot].length + tokens - count, extra)
         lacking = self.lacking(slots, new)
+        told = proposed if guess else None
         if sum(lacking.values()) > self.free_blocks:
             with self.refused(OutOfBlocksError) as caught:
-                self.pool.reserve(slots, new)
+                self.pool.reserve(slots, new, told)
             error = caught.value
             assert (error.wanted, error.free) == (sum(lacking.values()), self.free_blocks)
             assert error.slots
@@ -99,14 +106,23 @@ class PoolMachine(SequenceRules):
             return False
         copies = self.pool.counters().cow_copies
         with self.taking(sum(lacking.values())):
-            self.pool.reserve(slots, new)
-        for slot, tokens in zip(slots, new, strict=True):
+            self.pool.reserve(slots, new, told)
+        for slot, tokens, count in zip(slots, new, proposed, strict=True):
             content = self.model[slot]
             grown = max(0, self.blocks_for(content.length + tokens) - content.blocks)
+            if count:
+                needed = max(0, self.blocks_for(content.length + tokens - count) - content.blocks)
+                guessed = [token if content.told else next(self.unknown) for token in extra[-count:]]
+                self.guesses[slot] = Guess(guessed, grown - needed)
             content.blocks += grown
             copies += lacking[slot] - grown
         assert self.pool.counters().cow_copies == copies
         return True
+
+    def proposable(self, slot: int, new: int, guess: int) -> int:
+        """How many of a slot's new tokens can be proposals: at most `guess`, and none that its list has."""
+        content = self.model[slot]
+        return max(0, min(guess, new, content.length + new - len(content.tokens)))
 
     def know(self, slot: int, length: int, extra: list[int]) -> None:
         """Give a slot tokens of this length; the pool reads the list."""
@@ -133,11 +149,11 @@ class PoolMachine(SequenceRules):
     # A whole step: reserve, view, write every layer, advance; where nothing is shared beside one that is open
 
     @precondition(lambda self: self.model and not (self.sharing and self.busy()))
-    @rule(wanted=steps, extra=tails)
-    def run_step(self, wanted: Wanted, extra: list[int]) -> None:
+    @rule(wanted=steps, extra=tails, guess=guesses, right=st.integers(0, 7))
+    def run_step(self, wanted: Wanted, extra: list[int], guess: int = 0, right: int = 0) -> None:
         slots, new = self.chosen(wanted)
-        if self.made_room(slots, new, extra):
-            self.finish(Step(self.pool.view(slots, new), slots, new))
+        if self.made_room(slots, new, extra, guess):
+            self.finish(Step(self.pool.view(slots, new), slots, new), right)
 
     @precondition(lambda self: self.model and not (self.sharing and self.busy()))
     @rule(token=alphabet)
@@ -186,11 +202,11 @@ class PoolMachine(SequenceRules):
         self.write_layer(self.step, layer)
 
     @precondition(lambda self: self.step is not None)
-    @rule()
-    def advance(self) -> None:
+    @rule(right=st.integers(0, 7))
+    def advance(self, right: int) -> None:
         assert self.step is not None
         step, self.step = self.step, None
-        self.finish(step)
+        self.finish(step, right)
 
     @precondition(lambda self: self.step is not None)
     @rule()
@@ -200,13 +216,20 @@ class PoolMachine(SequenceRules):
         step, self.step = self.step, None
         step.view.rollback()
         self.closed(step)
+        self.drop_guesses(step)
         self.rewind(set(step.slots))
+
+    def drop_guesses(self, step: Step) -> None:
+        """The step did not happen: the blocks that were there for guesses alone go back."""
+        for slot in step.slots:
+            if (guess := self.guesses.pop(slot, None)) is not None:
+                self.model[slot].blocks -= guess.blocks
 
     def write_layer(self, step: Step, layer: int) -> None:
         """K and V of the step's tokens; not a number for those that must not be written."""
         parts = []
         for slot, tokens in zip(step.slots, step.new, strict=True):
-            content = self.model[slot]
+            content = self.guessed(slot)
             kv = content.kv(content.length, content.length + tokens)[layer].clone()
             kv[:, :, : max(0, content.stored - content.length)] = torch.nan
             parts.append(kv)
@@ -216,19 +239,33 @@ class PoolMachine(SequenceRules):
             step.view.update(layer, k, v)
         step.written.add(layer)
 
-    def finish(self, step: Step) -> None:
-        """A model writes every layer before it advances."""
+    def finish(self, step: Step, right: int = 0) -> None:
+        """A model writes every layer before it advances; of each slot's guesses `right` are right, or all."""
         for layer in range(SPEC.num_layers):
             if layer not in step.written:
                 self.write_layer(step, layer)
-        step.view.advance()
-        for slot, tokens in zip(step.slots, step.new, strict=True):
+        guessed = {slot: len(self.guesses[slot].tokens) for slot in step.slots if slot in self.guesses}
+        wrong = {slot: max(0, count - right) for slot, count in guessed.items()}
+        kept = [tokens - wrong.get(slot, 0) for slot, tokens in zip(step.slots, step.new, strict=True)]
+        if guessed:
+            self.cannot_keep(step, kept)
+        step.view.advance(np.asarray(kept) if kept != step.new else None)
+        for slot, tokens in zip(step.slots, kept, strict=True):
             content = self.model[slot]
             content.length += tokens
+            if (guess := self.guesses.pop(slot, None)) is not None:
+                content.blocks = max(content.blocks - guess.blocks, self.blocks_for(content.length))
+                content.tokens += guess.tokens[: len(guess.tokens) - wrong[slot]]
             content.stored = max(content.stored, content.length)
         for content in self.model.values():
             content.pending = {entry: s for entry, s in content.pending.items() if s not in step.slots}
         self.closed(step)
+
+    def cannot_keep(self, step: Step, kept: list[int]) -> None:
+        """More tokens than the step has, or fewer than are certain."""
+        for change in (max(step.new) + 1, -max(step.new) - 1):
+            with self.refused(SlotError, match="tokens; from"):
+                step.view.advance(np.asarray(kept) + change)
 
     def closed(self, step: Step) -> None:
         for call in (step.view.advance, step.view.rollback):
@@ -273,3 +310,6 @@ class PoolMachine(SequenceRules):
                 call([slot], [0])
             with self.refused(SlotError, match="1 slots but 2 token counts"):
                 call([slot], [1, 1])
+        for proposed, message in (([2], f"slot {slot}: 2 of 1 new tokens"), ([], "0 counts of proposed tokens")):
+            with self.refused(SlotError, match="max_seq_len" if self.too_long([slot], [1]) else message):
+                pool.reserve([slot], [1], proposed)

@@ -97,6 +97,14 @@ class Content:
 
 
 @dataclass
+class Guess:
+    """Tokens that a slot's step computes behind those of its list, and the blocks that are there for them alone."""
+
+    tokens: list[int]
+    blocks: int
+
+
+@dataclass
 class Step:
     """A view that was neither advanced nor rolled back, and the layers that were written through it."""
 
@@ -113,7 +121,7 @@ def look(pool: BlockPool, slots: list[int]) -> CacheView:
         pool.storage,
         np.asarray(slots, dtype=np.int64),
         np.zeros(len(slots), dtype=np.int64),
-        on_advance=lambda rows, new: None,
+        on_advance=lambda rows, new, kept: None,
         on_rollback=lambda rows: None,
     )
 
@@ -181,6 +189,8 @@ def state(pool: BlockPool) -> tuple[object, ...]:
         contents,
         set() if sharing is None else set(sharing._pending),
         pool.tables.reserved.tolist(),
+        dict(pool._step._proposed),
+        set() if sharing is None else set(sharing._behind),
         set(pool._copies._watched),
         pool.free_slot_count(),
         pool.free_token_capacity(),

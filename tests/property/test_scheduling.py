@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.config import FaultsConfig, PreemptionConfig, SchedulerConfig
+from kvlab.config import FaultsConfig, PreemptionConfig, SchedulerConfig, SpeculationConfig
 from kvlab.core import FinishReason, Request, SamplingParams, Sequence, StepOutput
 from kvlab.engine.engine import Engine
 from kvlab.engine.plan import DecodeBatch
@@ -20,7 +22,14 @@ from kvlab.errors import RequestRefusedError
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pool import BlockPool
 from tests.support.engines import assert_empty
-from tests.support.table import TableExecutor, table_engine, table_pool, table_slots, undisturbed
+from tests.support.table import TableExecutor, oracle, table_engine, table_pool, table_slots, undisturbed
+
+
+@pytest.fixture(autouse=True, scope="module")
+def speculating() -> Iterator[None]:
+    with oracle():
+        yield
+
 
 _SYSTEM = tuple(range(40))
 _MANY = 4000  # steps
@@ -73,6 +82,9 @@ def schedulers(draw: st.DrawFn) -> SchedulerConfig:
         "mixed": draw(st.booleans()),
         "long_prefill_threshold": draw(st.none() | st.integers(1, budget)),
         "max_waiting_requests": draw(st.none() | st.integers(1, 5)),
+        "speculation": SpeculationConfig(
+            draw(st.sampled_from([None, None, "ngram", "oracle", "oracle"])), draw(st.integers(1, 7)), 1, 3
+        ),
     }
     if draw(st.integers(0, 5)) == 0:
         return SchedulerConfig(policy="static", **common)
@@ -168,7 +180,7 @@ class Watched:
         if record is not None:
             assert record.prefill_tokens + record.decode_tokens <= config.max_batched_tokens
             if config.order == "decode_round_robin":
-                assert record.decode_tokens <= config.max_decode_seqs
+                assert record.decode_tokens - record.proposed_tokens <= config.max_decode_seqs
 
 
 def play(asked: list[Ask], pool: BlockPool, config: SchedulerConfig, faults: FaultsConfig | None) -> Watched:

@@ -14,7 +14,7 @@ from kvlab.config.hardware import HardwareConfig
 from kvlab.config.kv import KVConfig
 from kvlab.config.model import ModelConfig
 from kvlab.config.run import RunConfig
-from kvlab.config.scheduler import PreemptionConfig, SchedulerConfig
+from kvlab.config.scheduler import PreemptionConfig, SchedulerConfig, SpeculationConfig
 from kvlab.config.serving import ServingConfig
 from kvlab.config.slo import SloConfig
 from kvlab.config.tracking import TrackingConfig
@@ -37,6 +37,7 @@ __all__ = [
     "SchedulerConfig",
     "ServingConfig",
     "SloConfig",
+    "SpeculationConfig",
     "TrackingConfig",
     "WorkloadConfig",
     "format_bytes",

@@ -9,6 +9,7 @@ from kvlab.errors import ConfigError
 from kvlab.registry import registry
 
 EXHAUSTION = ("preempt", "fail")
+MOST_SPECULATED = 1000  # tokens
 
 
 @dataclass
@@ -20,6 +21,30 @@ class PreemptionConfig:
     def __post_init__(self) -> None:
         if self.victim is not None:
             registry("scheduler.preemption.victim").check(self.victim)
+
+
+@dataclass
+class SpeculationConfig:
+    """Tokens that are proposed for a sequence that decodes, and checked by the model in one step."""
+
+    method: str | None = None  # how tokens are proposed; ngram: what followed such tokens before; null: none are
+    num_speculative_tokens: int = 5  # most tokens proposed for a sequence in a step
+    prompt_lookup_min: int = 2  # method=ngram: newest tokens that have to have occurred before, at least
+    prompt_lookup_max: int = 4  # and how many are looked for; the longest match counts
+
+    def __post_init__(self) -> None:
+        if self.method is not None:
+            registry("scheduler.speculation.method").check(self.method)
+        for name in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"):
+            at_least(f"scheduler.speculation.{name}", getattr(self, name), 1, MOST_SPECULATED)
+        if self.prompt_lookup_max < self.prompt_lookup_min:
+            text = f"is less than scheduler.speculation.prompt_lookup_min={self.prompt_lookup_min}"
+            raise ConfigError("scheduler.speculation.prompt_lookup_max", self.prompt_lookup_max, text)
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens proposed for a sequence in a step; 0 without a method."""
+        return 0 if self.method is None else self.num_speculative_tokens
 
 
 @dataclass
@@ -45,6 +70,9 @@ class SchedulerConfig:
     max_waiting_requests: int | None = None  # requests that may wait; a full queue refuses more; null: no limit
     on_exhaustion: str | None = None  # out of blocks: preempt, or fail what does not fit; null: by policy
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)  # which sequence is preempted
+    speculation: SpeculationConfig = field(
+        default_factory=SpeculationConfig
+    )  # several tokens of a sequence in a step
 
     def __post_init__(self) -> None:
         registry("scheduler.policy").check(self.policy)

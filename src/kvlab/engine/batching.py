@@ -28,6 +28,9 @@ class StepBatch:
     admitted: list[Chunk] = field(default_factory=list)
     preempted: int = 0
     decode_last: bool = False
+    proposals: dict[int, list[int]] = field(default_factory=dict)  # by slot, of those that decode
+    proposed: int = 0
+    accepted: int = 0
     recomputed: int = 0
     sampled: int = 0
     context: int = 0
@@ -37,18 +40,22 @@ class StepBatch:
         """The step's forward passes: one, or unless `mixed` one for those that decode and one for the others."""
         chunks = self.prefill + self.admitted
         if mixed or not (self.decoding and chunks):
-            return [StepPlan(self.decoding, chunks, self.decode_last)] if self.decoding or chunks else []
-        passes = [StepPlan(self.decoding), StepPlan(DecodeBatch(), chunks)]
+            plan = StepPlan(self.decoding, chunks, self.decode_last, self.proposals)
+            return [plan] if self.decoding or chunks else []
+        passes = [self.part(Stage.DECODE), StepPlan(DecodeBatch(), chunks)]
         return passes[::-1] if self.decode_last else passes
 
     def part(self, stage: Stage) -> StepPlan:
         """What takes part in a stage of running sequences."""
-        return StepPlan(self.decoding) if stage is Stage.DECODE else StepPlan(DecodeBatch(), self.prefill)
+        if stage is Stage.DECODE:
+            return StepPlan(self.decoding, proposals=self.proposals)
+        return StepPlan(DecodeBatch(), self.prefill)
 
     def remove(self, sequences: list[Sequence]) -> None:
         """Take sequences out of the batch, which have their slots still."""
-        gone = set(sequences)
-        self.decoding.remove(slots_of(sequences))
+        gone, slots = set(sequences), slots_of(sequences)
+        self.decoding.remove(slots)
+        self.proposals = {slot: each for slot, each in self.proposals.items() if slot not in slots}
         self.prefill = [chunk for chunk in self.prefill if chunk.sequence not in gone]
         self.admitted = [chunk for chunk in self.admitted if chunk.sequence not in gone]
 
@@ -56,6 +63,11 @@ class StepBatch:
     def num_sequences(self) -> int:
         """Sequences of the batch."""
         return len(self.decoding) + len(self.prefill) + len(self.admitted)
+
+    @property
+    def num_proposed(self) -> int:
+        """Tokens that are proposed."""
+        return sum(map(len, self.proposals.values()))
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -83,8 +95,9 @@ class BatchBuilder:
         for stage in stages:
             if stage is Stage.DECODE:
                 batch.decoding = scheduler.plan_decode(budget)
+                batch.proposals = scheduler.propose(batch.decoding, budget - len(batch.decoding))
                 self._reserve(batch, stage, now)
-                budget -= len(batch.decoding)
+                budget -= len(batch.decoding) + batch.num_proposed
             elif stage is Stage.PREFILL:
                 batch.prefill = scheduler.plan_prefill(budget)
                 self._reserve(batch, stage, now)
@@ -122,12 +135,16 @@ class BatchBuilder:
         return self._pool.prefix_tokens(sequence.token_ids, sequence.request.salt)
 
     def _reserve(self, batch: StepBatch, stage: Stage, now: float) -> None:
-        """Make room for a part of the batch: preempt until it fits, or fail the sequences that do not."""
+        """Make room for a part of the batch: give up what is proposed, then preempt until it fits, or fail the
+        sequences that do not.
+        """
         while len(part := batch.part(stage)):
             try:
-                self._pool.reserve(part.slots, part.num_tokens)
+                self._pool.reserve(part.slots, part.num_tokens, part.num_proposed if part.proposals else None)
             except OutOfBlocksError as error:
-                if self._scheduler.config.on_exhaustion == "fail" or len(self._scheduler.running) == 1:
+                if part.proposals:
+                    batch.proposals = {}
+                elif self._scheduler.config.on_exhaustion == "fail" or len(self._scheduler.running) == 1:
                     self._fail_refused(batch, part.sequences, error)
                 else:
                     self._preempt(batch, now)

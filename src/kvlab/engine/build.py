@@ -108,6 +108,7 @@ def memory_settings(
         weights=config.executor.weights,
         max_batched_tokens=config.scheduler.max_batched_tokens,
         max_batch_size=config.scheduler.max_batch_size,
+        speculated=config.scheduler.speculation.most_tokens,
         max_seq_len=config.model.max_seq_len,
         block_size=POOLS.get(config.kv.backend).block_size_for(config.kv, config.model.max_seq_len),
         random_sampling=random_sampling,

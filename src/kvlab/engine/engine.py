@@ -7,6 +7,9 @@ import math
 import random
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvlab.core import FinishReason, PoolCounters, PoolStats, Request, Sequence, StepRecord, TokenLogprobs
 from kvlab.engine.batching import BatchBuilder, StepBatch
 from kvlab.engine.clock import Clock, LogicalClock
@@ -170,7 +173,7 @@ class Engine:
             waiting=waiting,
             batch_seqs=batch.num_sequences,
             prefill_tokens=batch.num_prefill_tokens,
-            decode_tokens=len(batch.decoding),
+            decode_tokens=len(batch.decoding) + batch.proposed,
             recomputed_tokens=batch.recomputed,
             preempted=batch.preempted,
             schedule_ms=(launched - start) * 1000,
@@ -179,6 +182,8 @@ class Engine:
             sampled_tokens=batch.sampled,
             context_tokens=batch.context,
             attended_tokens=batch.attended,
+            proposed_tokens=batch.proposed,
+            accepted_tokens=batch.accepted,
             pool=pool,
             counters=counters - before,
         )
@@ -243,17 +248,24 @@ class Engine:
             self.pool.reclaim_leaked_blocks()
         self.scheduler.resync()
 
-    def _process_result(self, plan: StepPlan, result: StepResult) -> None:
-        """Update the sequences of a pass: what is computed, and the tokens they got."""
+    def _process_result(
+        self, plan: StepPlan, result: StepResult, accepted: NDArray[np.int64] | None = None
+    ) -> None:
+        """Update the sequences of a pass: what is computed, and what they got, `accepted` proposals included."""
         if result.elapsed_s is not None and isinstance(self.clock, LogicalClock):
             self.clock.advance(result.elapsed_s)
         now, tokens = self.clock.now(), result.token_ids
         logprobs = result.logprobs or [None] * len(tokens)
         self._batch.sampled += len(tokens)
-        first = len(tokens) - len(plan.decoding) if plan.decode_last else len(plan.decoding)
+        decoding = len(plan.decoding) + (0 if accepted is None else int(plan.decoding_proposed.sum()))
+        first = len(tokens) - decoding if plan.decode_last else decoding
         parts = [(tokens[:first], logprobs[:first]), (tokens[first:], logprobs[first:])]
         decoded, sampled = reversed(parts) if plan.decode_last else parts
-        self._process_decoding(plan.decoding, *decoded, now)
+        if accepted is None:
+            self._process_decoding(plan.decoding, *decoded, now)
+        else:
+            each = accepted[len(plan.chunks) :] if plan.decode_last else accepted[: len(plan.decoding)]
+            self._process_speculated(plan.decoding, *decoded, plan.decoding_proposed, each, now)
         self._process_chunks(plan.chunks, *sampled, now)
 
     def _process_decoding(
@@ -270,6 +282,29 @@ class Engine:
         for sequence, token, entry in zip(batch.sequences, tokens, logprobs, strict=True):
             self._append(sequence, token, entry, now)
         batch.advance(tokens)
+
+    def _process_speculated(
+        self,
+        batch: DecodeBatch,
+        tokens: list[int],
+        logprobs: list[TokenLogprobs | None],
+        proposed: NDArray[np.int64],
+        accepted: NDArray[np.int64],
+        now: float,
+    ) -> None:
+        """Give each sequence the tokens that were picked behind its newest and behind its accepted proposals."""
+        known, first = batch.lengths, 0
+        self._batch.context += int((known + proposed).sum())
+        self._batch.attended += int(((proposed + 1) * (2 * known + proposed) // 2).sum())  # known, known + 1, ...
+        self._batch.proposed += int(proposed.sum())
+        self._batch.accepted += int(accepted.sum())
+        newest: list[int] = []
+        for sequence, count, taken in zip(batch.sequences, proposed.tolist(), accepted.tolist(), strict=True):
+            for place in range(first, first + taken + 1):
+                self._append(sequence, tokens[place], logprobs[place], now)
+            newest.append(tokens[first + taken])
+            first += count + 1
+        batch.advance(newest, accepted + 1)
 
     def _process_chunks(
         self, chunks: list[Chunk], tokens: list[int], logprobs: list[TokenLogprobs | None], now: float

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvlab import core
 from kvlab.engine.plan import Chunk, DecodeBatch, StepPlan
 from kvlab.engine.step import Executor, StepInput, StepResult
@@ -20,14 +23,15 @@ class PassRunner:
     If an error names the requests that caused it (`request_ids`), those end. Finding one of B otherwise takes
     2 log2(B) more passes; a fault that does not come back ends none. Where sequence after sequence fails alone and
     nothing succeeds in between, the device is at fault: then a part that fails is not divided further, and ends.
-    `on_done` processes what a pass computed, `on_failed` ends a sequence.
+    `on_done` processes what a pass computed, with how many of each sequence's proposals were accepted where there
+    are any; `on_failed` ends a sequence. What is run again is run without proposals.
     """
 
     def __init__(
         self,
         pool: KVCachePool,
         executor: Executor,
-        on_done: Callable[[StepPlan, StepResult], None],
+        on_done: Callable[[StepPlan, StepResult, NDArray[np.int64] | None], None],
         on_failed: Callable[[core.Sequence, Exception], None],
     ) -> None:
         self._pool = pool
@@ -59,8 +63,12 @@ class PassRunner:
             step = StepInput.of(plan)
             result = self.executor.execute(step, view)
             lengths = {len(column) for column in (result.token_ids, result.logprobs) if column is not None}
-            if lengths != {len(step.sampled)}:
-                raise RuntimeError(f"{len(result.token_ids)} tokens came back for {len(step.sampled)} sequences")
+            if lengths != {step.num_rows}:
+                raise RuntimeError(f"{len(result.token_ids)} tokens came back for {step.num_rows} rows of logits")
+            accepted = kept = None
+            if step.proposed is not None:
+                accepted = step.count_accepted(result.token_ids)
+                kept = step.num_tokens - step.proposed + accepted
         except Exception as error:  # whatever the model raised ends sequences, not the engine
             view.rollback()
             self._failed_passes += 1
@@ -69,9 +77,9 @@ class PassRunner:
             view.rollback()
             raise
         else:
-            view.advance()
+            view.advance(kept)
             self._failed_alone = 0
-            self._on_done(plan, result)
+            self._on_done(plan, result, accepted)
 
     def _isolate(self, plan: StepPlan, error: Exception) -> None:
         """End the culprits of a failed pass, and run the others again."""

@@ -35,6 +35,7 @@ class EngineSettings:
     max_seq_len: int
     block_size: int  # of the pool
     random_sampling: bool = True  # whether tokens are sampled, rather than greedy
+    speculated: int = 0  # most tokens proposed for a sequence in a step
     devices: int | None = (
         None  # that are simulated, with a serving framework's kernels; None: this machine's device
     )
@@ -57,7 +58,7 @@ class EngineSettings:
     @property
     def rows(self) -> int:
         """The most rows of logits in a step."""
-        return min(self.max_batch_size, self.max_batched_tokens)
+        return min(self.max_batch_size * (1 + self.speculated), self.max_batched_tokens)
 
     @property
     def is_packed(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -73,6 +73,12 @@ class DecodeBatch:
         return outputs
 
     @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each sequence, the newest included."""
+        lengths: NDArray[np.int64] = self._columns[_LENGTH]
+        return lengths
+
+    @property
     def num_known(self) -> int:
         """Tokens of all sequences together, the newest included."""
         return int(self._columns[_LENGTH].sum())
@@ -135,10 +141,10 @@ class DecodeBatch:
             times.append(now)
         return self.advance(token_ids)
 
-    def advance(self, token_ids: list[int]) -> list[int]:
-        """As `append`, for tokens that the sequences have already."""
+    def advance(self, token_ids: list[int], counts: NDArray[np.int64] | int = 1) -> list[int]:
+        """As `append`, for tokens that the sequences have already: the newest, and how many each has got."""
         self._columns[_LAST] = token_ids
-        self._columns[_LENGTH] += 1
+        self._columns[_LENGTH] += counts
         ended = set(np.flatnonzero(self._columns[_LENGTH] >= self._columns[_LIMIT]).tolist())
         if not self._any_stop.isdisjoint(token_ids):
             stops = enumerate(zip(token_ids, self._stops, strict=True))
@@ -148,11 +154,15 @@ class DecodeBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """A forward pass. In the flat batch the sequences that decode come before the chunks, or behind them."""
+    """A forward pass. In the flat batch the sequences that decode come before the chunks, or behind them.
+
+    A sequence that decodes computes its newest token, and behind it what is proposed for its slot.
+    """
 
     decoding: DecodeBatch
     chunks: list[Chunk] = field(default_factory=list)
     decode_last: bool = False
+    proposals: Mapping[int, list[int]] = field(default_factory=dict)
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -167,7 +177,29 @@ class StepPlan:
     @property
     def num_tokens(self) -> NDArray[np.int64]:
         """Tokens of each sequence."""
-        return self.column(np.ones(len(self.decoding), dtype=np.int64), [count for _, count in self.chunks])
+        counts = [count for _, count in self.chunks]
+        if self.proposals:
+            return self.column(1 + self.decoding_proposed, counts)
+        return self.column(np.ones(len(self.decoding), dtype=np.int64), counts)
+
+    @property
+    def decoding_proposed(self) -> NDArray[np.int64]:
+        """Tokens proposed for each sequence that decodes."""
+        proposals = self.proposals
+        return np.asarray([len(proposals.get(slot, ())) for slot in self.decoding.slots.tolist()], dtype=np.int64)
+
+    @property
+    def num_proposed(self) -> NDArray[np.int64]:
+        """Of the tokens of each sequence, the last ones that are proposed."""
+        return self.column(self.decoding_proposed, [0] * len(self.chunks))
+
+    @property
+    def decoding_tokens(self) -> NDArray[np.int64]:
+        """The tokens of the sequences that decode, one sequence after another."""
+        if not self.proposals:
+            return self.decoding.last_tokens
+        rows = zip(self.decoding.last_tokens.tolist(), self.decoding.slots.tolist(), strict=True)
+        return np.asarray([each for last, slot in rows for each in (last, *self.proposals.get(slot, ()))], np.int64)
 
     def column(self, decoding: NDArray[np.int64], chunks: list[int]) -> NDArray[np.int64]:
         """As `join`, of numbers."""

@@ -25,11 +25,12 @@ Histories = Mapping[int, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingBatch:
-    """The sequences that get a token, as columns; S in all, in the order of the rows of logits.
+    """The rows of logits, as columns; R in all. A sequence that gets a token has one, and one for each token that
+    is proposed.
 
-    sequences    [S]        their names, and how their tokens are picked
-    num_outputs  [S] int64  output tokens of each so far: the position of the one to be sampled
-    histories    row ->     prompt and output so far, of the rows with a repetition penalty
+    sequences    [R]        their names, and how their tokens are picked
+    num_outputs  [R] int64  output tokens before the one to be sampled: its position
+    histories    row ->     prompt and output before it, of the rows with a repetition penalty
     """
 
     sequences: tuple[SequenceSpec, ...]
@@ -58,6 +59,7 @@ class StepInput:
     num_outputs  [B] int64  output tokens of each so far
     sampled      [S] int64  which of the B sequences get a new token, ascending
     histories    row of B -> prompt and output so far, of the sampled sequences with a repetition penalty
+    proposed     [B] int64  of each sequence's tokens, the last ones that are proposed; None: none of any
     """
 
     token_ids: NDArray[np.int64]
@@ -66,13 +68,14 @@ class StepInput:
     num_outputs: NDArray[np.int64]
     sampled: NDArray[np.int64]
     histories: Histories = field(default_factory=dict)
+    proposed: NDArray[np.int64] | None = None
 
     @classmethod
     def of(cls, plan: StepPlan) -> StepInput:
         """The input of a pass over these sequences."""
         decoding, chunks = plan.decoding, plan.chunks
         size = len(decoding)
-        if not chunks:
+        if not chunks and not plan.proposals:
             rows, ones = np.arange(size), np.ones(size, dtype=np.int64)
             tokens = decoding.last_tokens.copy()
             return cls(tokens, ones, decoding.specs, decoding.num_outputs, rows, decoding.histories())
@@ -88,12 +91,13 @@ class StepInput:
                 histories[row] = tuple(sequence.token_ids)
         specs = [sequence.spec for sequence, _ in chunks]
         return cls(
-            token_ids=plan.column(decoding.last_tokens, token_ids),
+            token_ids=plan.column(plan.decoding_tokens, token_ids),
             num_tokens=plan.num_tokens,
             sequences=tuple(specs) + decoding.specs if plan.decode_last else decoding.specs + tuple(specs),
             num_outputs=plan.column(decoding.num_outputs, [sequence.num_output_tokens for sequence, _ in chunks]),
             sampled=plan.column(np.arange(first_decode, first_decode + size), sampled),
             histories=histories,
+            proposed=plan.num_proposed if plan.proposals else None,
         )
 
     def alone(self, row: int) -> StepInput:
@@ -107,22 +111,63 @@ class StepInput:
             num_outputs=self.num_outputs[one],
             sampled=self.sampled[self.sampled == row] - row,
             histories={0: self.histories[row]} if row in self.histories else {},
+            proposed=None if self.proposed is None else self.proposed[one],
         )
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits, each of which gives a token."""
+        return len(self.sampled) + (0 if self.proposed is None else int(self.proposed.sum()))
+
     def sampling(self) -> SamplingBatch:
-        """The sequences that get a token."""
+        """The rows of logits."""
         everyone = SamplingBatch(self.sequences, self.num_outputs, self.histories)
-        return everyone.take(self.sampled.tolist())
+        if self.proposed is None:
+            return everyone.take(self.sampled.tolist())
+        rows, offsets = self._expanded(self.proposed)
+        histories, ends = {}, self.num_tokens.cumsum()
+        for place, (row, offset) in enumerate(zip(rows.tolist(), offsets.tolist(), strict=True)):
+            if row in self.histories:
+                first = int(ends[row] - self.proposed[row])
+                histories[place] = self.histories[row] + tuple(self.token_ids[first : first + offset].tolist())
+        sequences = tuple(self.sequences[row] for row in rows.tolist())
+        return SamplingBatch(sequences, self.num_outputs[rows] + offsets, histories)
 
     def logits_rows(self) -> NDArray[np.int64]:
-        """`[S]` int64: the last token of each sampled sequence in the flat batch, whose logits are needed."""
-        last: NDArray[np.int64] = self.num_tokens.cumsum()[self.sampled] - 1
-        return last
+        """`[R]` int64: where in the flat batch the tokens are whose logits are needed: the last of each sampled
+        sequence, and in front of it as many as are proposed.
+        """
+        last: NDArray[np.int64] = self.num_tokens.cumsum() - 1
+        if self.proposed is None:
+            return last[self.sampled]
+        rows, offsets = self._expanded(self.proposed)
+        return (last - self.proposed)[rows] + offsets
+
+    def count_accepted(self, token_ids: Sequence[int]) -> NDArray[np.int64]:
+        """`[B]` int64: how many of each sequence's proposals are the tokens that were picked in their places, up to
+        the first that is not. `token_ids` are those of the rows of logits.
+        """
+        accepted = np.zeros(len(self.sequences), dtype=np.int64)
+        if self.proposed is None:
+            return accepted
+        rows, offsets = self._expanded(self.proposed)
+        to_check = np.flatnonzero(offsets < self.proposed[rows])
+        expected = self.token_ids[self.logits_rows()[to_check] + 1].tolist()
+        for place, token in zip(to_check.tolist(), expected, strict=True):
+            row = rows[place]
+            accepted[row] += accepted[row] == offsets[place] and token == token_ids[place]
+        return accepted
+
+    def _expanded(self, proposed: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of each row of logits which of the B sequences it is, and how many proposals are before it."""
+        counts = 1 + proposed[self.sampled]
+        first = np.repeat(counts.cumsum() - counts, counts)
+        return np.repeat(self.sampled, counts), np.arange(counts.sum()) - first
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a pass produced: a token for each sampled sequence, in order.
+    """What a pass produced: a token for each row of logits, in order.
 
     `logprobs` has an entry for each token, None where the request asked for none; None: no request asked.
     `elapsed_s` is the time that the pass took on a modelled device: an engine with a LogicalClock advances it by
@@ -138,7 +183,7 @@ class Executor(Protocol):
     """Computes a pass."""
 
     def execute(self, step: StepInput, view: CacheView) -> StepResult:
-        """Store the K and V of the flat batch through `view`, and pick a token for each sampled sequence.
+        """Store the K and V of the flat batch through `view`, and pick a token for each row of logits.
 
         Whatever it raises fails the pass: the engine rolls the view back and runs the sequences again in halves. An
         error with `request_ids` names the requests that caused it.

@@ -71,6 +71,13 @@ class BlockLedger:
         self.occupancy.clear([own])
         self.occupancy.fill(own, min(int(self.tables.stored[slot]) - entry * size, size))
 
+    def shorten(self, slot: int, count: int) -> None:
+        """Give back a slot's blocks behind the first `count`, which hold none of its tokens."""
+        blocks = self.tables.blocks(slot)[count:]
+        if blocks:
+            self.tables.counts[slot] = count
+            self._release(blocks[::-1], slot)
+
     def close(self, slot: int) -> None:
         """Free a slot's blocks, last to first, so that a prefix outlives its tail."""
         self._release(self.tables.blocks(slot)[::-1], slot)

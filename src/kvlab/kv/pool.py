@@ -118,6 +118,9 @@ class BlockPool(KVCachePool):
         if tables.reserved[slot]:
             raise SlotError(f"slot {slot} is in a step")
         self._ledger.check_room(0 if self.fork_shares else len(blocks))
+        if self._sharing is not None:
+            self._sharing.catch_up([slot])
+            blocks = tables.blocks(slot)
         copy = self._ledger.open(blocks)
         tables.lengths[copy] = max(tables.lengths[slot] - rerun_last, 0)
         tables.stored[copy], tables.cached[copy] = tables.stored[slot], tables.cached[slot]
@@ -149,8 +152,8 @@ class BlockPool(KVCachePool):
         self._step.leave(slot)
         self._ledger.close(slot)
 
-    def reserve(self, slots: Numbers, new_tokens: Numbers) -> None:
-        self._step.reserve(slots, new_tokens)
+    def reserve(self, slots: Numbers, new_tokens: Numbers, proposed: Numbers | None = None) -> None:
+        self._step.reserve(slots, new_tokens, proposed)
 
     def view(self, slots: Numbers, new_tokens: Numbers) -> CacheView:
         rows, new = self._step.reserve_missing(slots, new_tokens)

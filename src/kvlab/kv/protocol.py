@@ -55,10 +55,12 @@ class KVCachePool(Protocol):
         Raises OutOfBlocksError, or SlotError for a slot that is dead or in a step.
         """
 
-    def reserve(self, slots: Numbers, new_tokens: Numbers) -> None:
+    def reserve(self, slots: Numbers, new_tokens: Numbers, proposed: Numbers | None = None) -> None:
         """Make room for each slot's tokens of the coming step, for all of them or for none.
 
         Grows tables, copies a shared block that will be written, and lets later slots share what the step fills.
+        The last `proposed` of a slot's tokens are not in its list, and the step may turn out not to keep them:
+        nobody shares what they fill before they are kept and in the list.
 
         Raises OutOfBlocksError naming the slots that do not fit, SlotError for a slot that is dead, doubled or
         reserved already, and for more tokens than a sequence may have.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +55,7 @@ class PrefixSharing:
         self._tables = ledger.tables
         self._slots: dict[int, _Slot] = {}
         self._pending: set[int] = set()  # blocks that are published but not computed
+        self._behind: set[int] = set()  # slots that may have filled blocks with tokens that their lists got later
 
     def open(
         self, slot: int, token_ids: Sequence[int] | None, salt: Salt, hits: Sequence[int], *, resumed: bool
@@ -82,12 +83,19 @@ class PrefixSharing:
         # Without tokens of its own, the copy's are known as far as they are the source's today.
         tokens = tuple(source.tokens) if token_ids is None else token_ids
         self._slots[copy] = _Slot(tokens, source.salt, source.known, source.computed, source.node)
+        if slot in self._behind:
+            self._behind.add(copy)
 
     def close(self, slot: int) -> bool:
         """A slot is about to be freed. As `retract`."""
         rewound = self.retract([slot])
-        state = self._slots.pop(slot)
-        if pinned := min(state.pinned, state.computed):
+        pinned = min(
+            self._slots[slot].pinned, self._slots[slot].computed
+        )  # of a prompt, published before its output
+        self.catch_up([slot], merge=False)
+        self._behind.discard(slot)
+        del self._slots[slot]
+        if pinned:
             blocks = self._tables.entries[slot, :pinned].tolist()
             self.pins_refused += self._retention is None or not self._retention.pin(blocks)
         return rewound
@@ -96,17 +104,34 @@ class PrefixSharing:
         """Keep the content of the slot's first tokens, whole blocks of them, when it is closed."""
         self._slots[slot].pinned = tokens // self._tables.block_size
 
+    def fall_behind(self, slots: Iterable[int]) -> None:
+        """These slots have kept tokens that were proposed, which their lists do not have yet."""
+        self._behind.update(slots)
+
+    def catch_up(self, slots: Iterable[int], *, merge: bool = True) -> None:
+        """Publish the blocks that slots have filled with tokens that are in their lists by now. See `settle`.
+
+        Not while a step is prepared that fills blocks: one of them may hold the same, and its step may fail.
+        """
+        if not self._behind or self._pending:
+            return
+        for slot in self._behind.intersection(slots):
+            length = min(int(self._tables.lengths[slot]), len(self._slots[slot].tokens))
+            if length >= self._tables.block_size:
+                self.complete([slot], [length], merge=merge)
+            self._behind.discard(slot)
+
     def publish(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         """A step is reserved that fills blocks of these slots, bringing each to its length: publish them."""
         lasts = self._tables.entries[rows, lengths // self._tables.block_size - 1]
         self._pending.update(self._publish(rows.tolist(), lengths.tolist(), lasts.tolist()))
 
-    def complete(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
+    def complete(self, slots: Sequence[int], lengths: Sequence[int], *, merge: bool = True) -> None:
         """The same, then `settle`: of a step that cannot fail, in which no slot is opened."""
         entries, size = self._tables.entries, self._tables.block_size
         lasts = [int(entries[slot, length // size - 1]) for slot, length in zip(slots, lengths, strict=True)]
         self._publish(slots, lengths, lasts)
-        self.settle(slots)
+        self.settle(slots, merge=merge)
 
     def _publish(self, slots: Sequence[int], lengths: Sequence[int], lasts: Sequence[int]) -> dict[int, Prefix]:
         """Put blocks of slots into the tree, and return those nodes that are in them."""
@@ -129,8 +154,10 @@ class PrefixSharing:
         state.pending = self.index.extend(node, tokens[start * size : end * size], blocks, new)
         state.elsewhere = len(new) - others < len(blocks)
 
-    def settle(self, slots: Sequence[int]) -> None:
-        """The step that filled these slots' pending blocks is done: give up those that another block equals."""
+    def settle(self, slots: Sequence[int], *, merge: bool = True) -> None:
+        """The step that filled these slots' pending blocks is done: give up those that another block equals, unless
+        the slots are about to be freed.
+        """
         for slot in slots:
             state = self._slots[slot]
             nodes = state.pending
@@ -140,12 +167,12 @@ class PrefixSharing:
             state.computed += len(nodes)
             state.node, state.pending = nodes[-1], ()
             if state.elsewhere:
-                self._merge(slot, start, nodes)
+                self._merge(slot, start, nodes, merge=merge)
                 state.elsewhere = False
             elif self._pending:
                 self._pending.difference_update([node.block for node in nodes])
 
-    def _merge(self, slot: int, start: int, nodes: Sequence[Prefix]) -> None:
+    def _merge(self, slot: int, start: int, nodes: Sequence[Prefix], *, merge: bool) -> None:
         """Map the entries from `start` on to the blocks that have their contents, where the slot's own do not."""
         blocks = self._tables.entries[slot, start : start + len(nodes)].tolist()
         for entry, (node, block) in enumerate(zip(nodes, blocks, strict=True), start=start):
@@ -156,7 +183,7 @@ class PrefixSharing:
             if node.block is None:  # the other was evicted meanwhile, or its step failed
                 node.block = block
                 self._allocator.set_contents({block: node})
-            else:
+            elif merge:
                 self._ledger.remap(slot, entry, node.block)
                 self.merged_blocks += 1
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,6 +14,13 @@ from kvlab.kv.protocol import Numbers
 from kvlab.kv.sharing import PrefixSharing
 
 Rows = NDArray[np.int64]  # slots, or a number for each of them
+
+
+class _Proposed(NamedTuple):
+    """What a slot's step may turn out not to keep."""
+
+    tokens: int  # the last of its new tokens
+    blocks: int  # the last of its table, which were taken for those tokens alone
 
 
 class StepPreparation:
@@ -28,14 +37,15 @@ class StepPreparation:
         self._copies = copies
         self._sharing = sharing
         self._max_seq_len = max_seq_len
+        self._proposed: dict[int, _Proposed] = {}  # of slots that are in the step
 
-    def reserve(self, slots: Numbers, new_tokens: Numbers) -> None:
+    def reserve(self, slots: Numbers, new_tokens: Numbers, proposed: Numbers | None = None) -> None:
         """See KVCachePool."""
         rows, new = self._check(slots, new_tokens)
         reserved = rows[self._tables.reserved[rows] > 0]
         if len(reserved):
             raise SlotError(f"slot {reserved[0]} is reserved for this step already")
-        self._reserve(rows, new)
+        self._reserve(rows, new, None if proposed is None else self._check_proposed(rows, new, proposed))
 
     def reserve_missing(self, slots: Numbers, new_tokens: Numbers) -> tuple[Rows, Rows]:
         """Reserve the slots that are not; returns all slots and their new tokens as arrays.
@@ -55,30 +65,38 @@ class StepPreparation:
             self._reserve(rows[differs], new[differs])
         return rows, new
 
-    def advance(self, rows: Rows, new: Rows) -> None:
-        """The step's K and V are stored: its tokens are part of the sequences."""
+    def advance(self, rows: Rows, new: Rows, kept: Rows | None = None) -> None:
+        """The step's K and V are stored: its tokens, or the first `kept` of each, are part of the sequences."""
         tables, size = self._tables, self._tables.block_size
         gone = rows[tables.reserved[rows] != new]
         if len(gone):
             raise SlotError(f"slot {gone[0]} left the step before it was done")
+        proposed = self._proposals(rows) if self._proposed else None
+        kept = new if kept is None else self._check_kept(rows, new, kept, proposed)
         before = tables.lengths[rows]
-        after = before + new
+        after = before + kept
         self._ledger.occupancy.write(tables, rows, after)
         tables.lengths[rows] = after
         tables.stored[rows] = np.maximum(tables.stored[rows], after)
         tables.reserved[rows] = 0
         if self._sharing is not None:
             self._sharing.settle(rows[after // size > before // size].tolist())
+        if proposed is not None:
+            self._forget(rows, after, proposed)
 
     def rollback(self, rows: Rows) -> None:
         """The step failed: slots that are still in it are as they were before it."""
-        rows = rows[self._tables.reserved[rows] > 0]
-        self._tables.reserved[rows] = 0
+        tables = self._tables
+        rows = rows[tables.reserved[rows] > 0]
+        tables.reserved[rows] = 0
+        if self._proposed:
+            self._forget(rows, tables.lengths[rows], self._proposals(rows))
         if self._sharing is not None:
             self._rewound(self._sharing.retract(rows.tolist()))
 
     def leave(self, slot: int) -> None:
         """The slot is about to be freed."""
+        self._proposed.pop(slot, None)
         if self._sharing is not None:
             self._rewound(self._sharing.close(slot))
         self._copies.forget(slot)
@@ -86,12 +104,15 @@ class StepPreparation:
     def _rewound(self, any_slot: bool) -> None:
         if any_slot:  # blocks that several slots hold are not full any more: the first to write one copies it
             self._copies.watch(*self._tables.live)
+            in_step = self._tables.reserved > 0
+            self._proposed = {slot: each for slot, each in self._proposed.items() if in_step[slot]}
 
-    def _reserve(self, rows: Rows, new: Rows) -> None:
+    def _reserve(self, rows: Rows, new: Rows, proposed: Rows | None = None) -> None:
         tables, size = self._tables, self._tables.block_size
         before = tables.lengths[rows]
         after = before + new
-        wanted = np.maximum(-(-after // size) - tables.counts[rows], 0)
+        counts = tables.counts[rows]
+        wanted = np.maximum(-(-after // size) - counts, 0)
         copies = self._copies.find(rows.tolist(), after.tolist()) if self._copies else []
         self._check_demand(rows, wanted, [slot for slot, _ in copies])
         for slot, entry in copies:
@@ -100,9 +121,36 @@ class StepPreparation:
         for index in np.flatnonzero(wanted > 1).tolist():
             self._ledger.append(int(rows[index]), int(wanted[index]))
         tables.reserved[rows] = new
+        if proposed is not None:
+            after -= proposed
+            spare = counts + wanted - np.maximum(-(-after // size), counts)
+            for row in np.flatnonzero(proposed).tolist():
+                self._proposed[int(rows[row])] = _Proposed(int(proposed[row]), int(spare[row]))
         if self._sharing is not None:
+            self._sharing.catch_up(rows)
             fills = after // size > before // size
             self._sharing.publish(rows[fills], after[fills])
+
+    def _proposals(self, rows: Rows) -> list[_Proposed]:
+        """What may be forgotten of each slot."""
+        nothing = _Proposed(0, 0)
+        return [self._proposed.get(slot, nothing) for slot in rows.tolist()]
+
+    def _forget(self, rows: Rows, lengths: Rows, proposed: list[_Proposed]) -> None:
+        """The step of these slots is over, and they have these lengths: give back the blocks of tokens that were
+        not kept. What kept ones have filled is shared once the slots' lists have them.
+        """
+        size, late = self._tables.block_size, []
+        for slot, length, (tokens, spare) in zip(rows.tolist(), lengths.tolist(), proposed, strict=True):
+            if not tokens:
+                continue
+            del self._proposed[slot]
+            late.append(slot)
+            if spare:
+                held = int(self._tables.counts[slot])
+                self._ledger.shorten(slot, max(held - spare, -(-length // size)))
+        if self._sharing is not None:
+            self._sharing.fall_behind(late)
 
     def _check(self, slots: Numbers, new_tokens: Numbers) -> tuple[Rows, Rows]:
         """Slots and numbers of tokens as arrays. Raises SlotError for what no step takes."""
@@ -128,6 +176,26 @@ class StepPreparation:
                 f"max_seq_len={self._max_seq_len}"
             )
         return rows, new
+
+    @staticmethod
+    def _check_proposed(rows: Rows, new: Rows, proposed: Numbers) -> Rows:
+        """Raise SlotError unless fewer tokens are proposed than are new."""
+        found = np.asarray(proposed, dtype=np.int64)
+        if len(found) != len(rows):
+            raise SlotError(f"{len(rows)} slots but {len(found)} counts of proposed tokens")
+        for row in np.flatnonzero((found < 0) | (found > new)).tolist():
+            raise SlotError(f"slot {rows[row]}: {found[row]} of {new[row]} new tokens cannot be proposed")
+        return found
+
+    @staticmethod
+    def _check_kept(rows: Rows, new: Rows, kept: Rows, proposed: list[_Proposed] | None) -> Rows:
+        """Raise SlotError for a slot that would keep more than there is, or less than what was not proposed."""
+        least = new - [each.tokens for each in proposed] if proposed is not None else new
+        for row in np.flatnonzero((kept < least) | (kept > new)).tolist():
+            raise SlotError(
+                f"slot {rows[row]}: keeps {kept[row]} tokens; from {least[row]} to {new[row]} can be kept"
+            )
+        return kept
 
     def _refuse(self, slots: Numbers, new_tokens: Numbers) -> None:
         """Raise SlotError for the first slot or number that is wrong."""

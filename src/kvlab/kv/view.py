@@ -27,7 +27,7 @@ class CacheView:
         slots: NDArray[np.int64],
         new_tokens: NDArray[np.int64],
         *,
-        on_advance: Callable[[NDArray[np.int64], NDArray[np.int64]], None],
+        on_advance: Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64] | None], None],
         on_rollback: Callable[[NDArray[np.int64]], None],
     ) -> None:
         self._tables = tables
@@ -200,22 +200,27 @@ class CacheView:
         part._open = False
         return part
 
-    def advance(self) -> None:
-        """Make the step's tokens part of the sequences. Call once, after the forward pass."""
-        self._close()
-        self._on_advance(self._slots, self._new)
+    def advance(self, kept: NDArray[np.int64] | None = None) -> None:
+        """Make the step's tokens part of the sequences: of each slot the first `kept`, `[B]`; None: all. The others
+        are forgotten, and blocks that only they are in are given back. Call once, after the forward pass.
+
+        Raises SlotError where more is to be forgotten than was proposed.
+        """
+        self._check_open()
+        self._on_advance(self._slots, self._new, kept)
+        self._open = False
 
     def rollback(self) -> None:
         """Forget the step: the sequences are as long as before, what it wrote is beyond their end, and the blocks
         it would have filled are not shared.
         """
-        self._close()
+        self._check_open()
+        self._open = False
         self._on_rollback(self._slots)
 
-    def _close(self) -> None:
+    def _check_open(self) -> None:
         if not self._open:
             raise RuntimeError("this view was already advanced or rolled back")
-        self._open = False
 
     def _to_device(self, array: NDArray[np.int64] | NDArray[np.int32]) -> torch.Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))

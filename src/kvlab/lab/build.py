@@ -87,6 +87,9 @@ def plan_peer(config: RunConfig) -> PeerPlan | None:
         if is_set:
             text = f"looks into kvlab's own engine; engine={config.engine.kind} has no such door"
             raise ConfigError(key, "true", text)
+    if (method := config.scheduler.speculation.method) is not None:
+        text = f"is for kvlab's own engine, and engine={config.engine.kind} is another; leave it null"
+        raise ConfigError("scheduler.speculation.method", method, text)
     kind.check(config)
     model = decoder_config(config.model)
     requests = _requests(config, model.vocab_size)

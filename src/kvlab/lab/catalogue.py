@@ -282,6 +282,18 @@ CATALOGUE: dict[str, Metric] = _catalogue({
         Metric("engine/batch_seqs_mean", "sequences in a batch, mean", "sequences", "sequences of a step's batch",
                digits=1),
     ],
+    "speculation": [
+        Metric("speculation/proposed_tokens", "tokens proposed", "tokens",
+               "`scheduler.speculation.method`: tokens that were proposed, and checked by the model", digits=0),
+        Metric("speculation/accepted_tokens", "tokens accepted", "tokens",
+               "of those, the tokens that the model picked itself", GAIN, 0, True, optional=True),
+        Metric("speculation/acceptance_rate", "share of proposed tokens accepted", "%",
+               "100 * `speculation/accepted_tokens` / `speculation/proposed_tokens`", GAIN, 1, True, optional=True),
+        Metric("speculation/tokens_per_step", "tokens of a sequence per step", "tokens",
+               "tokens that a sequence gets in a step in which it decodes, mean: "
+               "1 + `speculation/accepted_tokens` / (sequences that decode, summed over steps)",
+               GAIN, 2, True, optional=True),
+    ],
     "client": [
         *_family("client/send_lag_ms_*", ("p50", "p99"), "sent after its arrival, *", "ms",
                  "engines other than kvlab's, open load: from a request's arrival to its sending, without those at "

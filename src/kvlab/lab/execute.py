@@ -26,7 +26,7 @@ from kvlab.lab.files import attempt, check_directory, sentences
 from kvlab.lab.front_end import behind_front_end
 from kvlab.lab.interrupt import stop_on_signal
 from kvlab.lab.machine import CpuWatch, oversubscription
-from kvlab.lab.metrics import run_metrics
+from kvlab.lab.metrics import run_metrics, speculation_metrics
 from kvlab.lab.playback import Playback
 from kvlab.lab.profile import Part, Profiler
 from kvlab.lab.progress import show_progress
@@ -108,6 +108,8 @@ def _execute(
         _show_answers(log, context)
         metrics = run_metrics(log, own.pool if own is not None else None, leaked_blocks=leaked, slo=config.slo)
         if own is not None:
+            if config.scheduler.speculation.method is not None:
+                metrics |= speculation_metrics(log.steps)
             metrics |= planned_metrics(own) | _efficiency(own, log, may_measure=crowded is None)
         metrics |= profiler.metrics()
         for remark in _remarks(own, log):

@@ -135,6 +135,18 @@ def _steps(steps: StepLog) -> dict[str, float]:
     return metrics
 
 
+def speculation_metrics(steps: StepLog) -> dict[str, float]:
+    """What became of the tokens that were proposed, for a run that proposes some."""
+    names = ("decode_tokens", "proposed_tokens", "accepted_tokens")
+    decoded, proposed, accepted = (int(steps.column(name).sum()) for name in names)
+    metrics: dict[str, float] = {"speculation/proposed_tokens": proposed, "speculation/accepted_tokens": accepted}
+    if proposed:
+        metrics["speculation/acceptance_rate"] = 100 * accepted / proposed
+    if decoded > proposed:
+        metrics["speculation/tokens_per_step"] = 1 + accepted / (decoded - proposed)
+    return metrics
+
+
 def _memory(steps: StepLog) -> dict[str, float]:
     """Use of memory over the steps with a pool; means are weighted by their time. Ratios as PoolStats has them."""
     known = steps.column("has_pool") > 0

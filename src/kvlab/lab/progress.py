@@ -37,7 +37,8 @@ class RemainingTime:
     def observe(self, record: StepRecord) -> None:
         """Learn from a step."""
         seconds = record.end_s - record.start_s
-        self._new.append((record.prefill_tokens, record.decode_tokens, seconds, record.recomputed_tokens))
+        decoded = record.decode_tokens - record.proposed_tokens + record.accepted_tokens
+        self._new.append((record.prefill_tokens, decoded, seconds, record.recomputed_tokens))
 
     def seconds(self, now: float) -> float | None:
         """Seconds left, arrivals still to come included; None before the first step."""

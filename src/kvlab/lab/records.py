@@ -45,6 +45,7 @@ _POOL = {  # column: field of PoolStats
 _REQUEST = {"end_s": "finished_s"}  # column: field of RequestRecord
 _COUNTERS = [each.name for each in fields(PoolCounters) if each.name != "merged_blocks"]
 _RETENTION = ("blocks_pinned", "expired_blocks", "quota_evictions", "pinned_evictions", "pins_refused")
+_SPECULATION = ("proposed_tokens", "accepted_tokens")  # columns of runs that speculate
 
 STEP_SCHEMA = pa.schema(
     {name: pa.int64() if kind == "int" else pa.float64() for name, kind in _STEP.items()}
@@ -81,7 +82,7 @@ REQUEST_SCHEMA = pa.schema(
 
 def step_table(steps: StepLog) -> pa.Table:
     """Steps as the table of steps.parquet; what their engine does not have is null. Without pins, a time to live or
-    quotas it has no columns of them.
+    quotas it has no columns of them, nor without proposed tokens of those.
     """
     columns = {name: steps.column(name) for name in _STEP}
     columns |= {column: steps.column(f"pool.{name}") for column, name in _POOL.items()}
@@ -91,7 +92,8 @@ def step_table(steps: StepLog) -> pa.Table:
     table = pa.table(
         [pa.array(columns[name], mask=absent.get(name)) for name in STEP_SCHEMA.names], schema=STEP_SCHEMA
     )
-    return table if any(columns[name].any() for name in _RETENTION) else table.drop_columns(list(_RETENTION))
+    unused = [group for group in (_RETENTION, _SPECULATION) if not any(columns[name].any() for name in group)]
+    return table.drop_columns([name for group in unused for name in group])
 
 
 def step_row(step: StepRecord) -> dict[str, int | float | None]:

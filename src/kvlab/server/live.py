@@ -50,7 +50,7 @@ class History:
         if not self._seconds or self._seconds[-1].second != second:
             self._seconds.append(_Second(second))
         latest = self._seconds[-1]
-        latest.output_tokens += record.sampled_tokens
+        latest.output_tokens += record.output_tokens
         if record.counters is not None:
             latest.prompt_tokens += record.counters.prompt_tokens
             latest.hit_tokens += record.counters.hit_tokens

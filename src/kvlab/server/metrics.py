@@ -76,7 +76,7 @@ class ServerMetrics:
         self._preempted.inc(record.preempted)
         if record.batch_seqs:
             self._tokens.observe(record.prefill_tokens + record.decode_tokens)
-            self._output.inc(record.sampled_tokens)
+            self._output.inc(record.output_tokens)
         if record.counters is not None:
             self._prompt.inc(record.counters.prompt_tokens)
             self._queries.inc(record.counters.prompt_tokens)

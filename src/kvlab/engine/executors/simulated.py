@@ -97,6 +97,9 @@ class SimulatedExecution(ExecutorKind):
         hardware = config.hardware
         if hardware is None:
             raise ConfigError("hardware", None, "executor=simulated needs a device, as hardware=h100_sxm")
+        if (method := config.scheduler.speculation.method) is not None:
+            text = "executor=simulated computes no tokens, so that it cannot check proposed ones; leave it null"
+            raise ConfigError("scheduler.speculation.method", method, text)
         model = decoder_config(config.model)
         check_model_on_devices(config, model)
         spec = kv_spec(config, model)

@@ -14,6 +14,7 @@ from kvlab.engine.plan import Chunk, DecodeBatch
 from kvlab.engine.scheduler.orders import ORDERS, Order, Stage, StepState
 from kvlab.engine.scheduler.victims import VICTIMS
 from kvlab.engine.scheduler.waiting_queue import WaitingQueue
+from kvlab.engine.speculation import Speculation
 from kvlab.registry import Registry
 
 POLICIES: Registry[type[Scheduler]] = Registry("scheduler.policy")
@@ -39,6 +40,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._admissions = 0
         self._victim = VICTIMS.get(config.preemption.victim or "last_admitted")
+        self._speculation = Speculation(config.speculation)
         self._longest_chunk = config.long_prefill_threshold or config.max_batched_tokens
         self._open = False
         self._state = StepState(0.0, lambda sequence: 0)
@@ -85,6 +87,10 @@ class Scheduler:
             self._decoding, self._is_stale = DecodeBatch(decoding), False
         return self._decoding
 
+    def propose(self, decoding: DecodeBatch, budget: int) -> dict[int, list[int]]:
+        """Tokens that may follow those of sequences that decode, by slot: at most `budget`."""
+        return self._speculation.propose(decoding.sequences, budget)
+
     def plan_prefill(self, budget: int) -> list[Chunk]:
         """The running sequences that are in prefill, and a chunk for each, with at most `budget` tokens in all."""
         chunks = []
@@ -107,6 +113,8 @@ class Scheduler:
         budget, decoding = self.config.max_batched_tokens, len(self._decoding)
         whole, decode_first = type(self.order).decoding is Order.decoding, self.order.stages[0] is Stage.DECODE
         if self._is_stale or not whole or not decoding or decoding > budget or len(self._prefilling) > decode_first:
+            return None
+        if self.config.speculation.method is not None:
             return None
         chunk = None
         if self._prefilling:
@@ -186,6 +194,7 @@ class Scheduler:
         """A sequence has ended: a running one stays until it is retired, a waiting one leaves the queue."""
         sequence.status = SequenceStatus.FINISHED
         self.ended.append(sequence)
+        self._speculation.forget(sequence)
         self._leave(sequence)
         self.waiting.remove(sequence)
 
