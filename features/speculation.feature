@@ -6,7 +6,7 @@ Feature: Speculative decoding by lookup
   Rule: The answer is that of one token at a time, in fewer steps
 
     @R10.6
-    Scenario Outline: <what>
+    Scenario Outline: Tokens are looked up where <what>
       Given a model that says "<script>"
       And the same model, whose tokens are looked up 3 at a time
       When a request asks for up to 12 tokens <how>
@@ -17,11 +17,11 @@ Feature: Speculative decoding by lookup
 
       Examples:
         | what                             | script                                | how                            | tokens | reason | text           | steps | accepted | proposed |
-        | what repeats comes in runs       | a\|b\|c\|a\|b\|c\|a\|b\|c\|a\|b\|c    |                                | 12     | length | "abcabcabcabc" | 7     | 5        | 5        |
-        | a proposal that is wrong         | a\|b\|c\|a\|b\|d\|a\|b\|d\|a\|b\|d    |                                | 12     | length | "abcabdabdabd" | 9     | 3        | 6        |
+        | text repeats                     | a\|b\|c\|a\|b\|c\|a\|b\|c\|a\|b\|c    |                                | 12     | length | "abcabcabcabc" | 7     | 5        | 5        |
+        | a proposal is wrong              | a\|b\|c\|a\|b\|d\|a\|b\|d\|a\|b\|d    |                                | 12     | length | "abcabdabdabd" | 9     | 3        | 6        |
         | nothing repeats                  | a\|b\|c\|d\|e\|f\|g\|h\|i\|j\|k\|l    |                                | 12     | length | "abcdefghijkl" | 12    | 0        | 0        |
-        | the end of sequence behind a run | a\|b\|c\|a\|b\|c\|a\|</s>\|c\|a\|b\|c |                                | 8      | stop   | "abcabca"      | 6     | 2        | 3        |
-        | a stop string within a run       | a\|b\|c\|a\|b\|c\|a\|b\|c\|a\|b\|c    | with the stop string "abcabca" | 7      | stop   | ""             | 6     | 3        | 3        |
+        | a run meets the end of sequence  | a\|b\|c\|a\|b\|c\|a\|</s>\|c\|a\|b\|c |                                | 8      | stop   | "abcabca"      | 6     | 2        | 3        |
+        | a stop string is within a run    | a\|b\|c\|a\|b\|c\|a\|b\|c\|a\|b\|c    | with the stop string "abcabca" | 7      | stop   | ""             | 6     | 3        | 3        |
 
   Rule: A run says what was proposed and accepted
 
@@ -43,7 +43,7 @@ Feature: Speculative decoding by lookup
   Rule: Where it cannot be done it is refused
 
     @R10.6
-    Scenario Outline: <what>
+    Scenario Outline: <what> is refused
       When I run "<settings>" on a tiny model
       Then the command fails without a traceback
       And the message says "<message>"
