@@ -78,8 +78,7 @@ struct TiledSide {
 };
 
 // sums [16 ROWS, 16 COLUMNS] (+)= left * right over `steps` times 32 inputs. `stride`: floats between rows of sums.
-// `meanwhile(i)` is done behind product i of ROWS * COLUMNS * steps. Products are computed beside other instructions as
-// long as few of them wait at once, so that work for other units of the processor is best done a little behind each.
+// `meanwhile(i)` is done behind product i of ROWS * COLUMNS * steps: a little work for other units of the processor.
 template <int ROWS, int COLUMNS, class Meanwhile>
 INLINE void multiply_tiles(const TiledSide& left, const TiledSide& right, int steps, float* sums, int64_t stride,
                            bool add, Meanwhile meanwhile) {
