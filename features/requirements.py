@@ -78,12 +78,18 @@ def _scenarios(file: str, parent: Mapping[str, Any], inherited: frozenset[str]) 
 
 
 def disagreements(requirements: Sequence[Requirement], scenarios: Sequence[Scenario]) -> list[str]:
-    """What list and tags do not agree on, a sentence each: an id without a scenario, a tag that is not an id."""
+    """What list and tags do not agree on, a sentence each: an id without a scenario, a tag that is not an id. And
+    names that two scenarios of a file have: pytest-bdd would run only the second.
+    """
     ids = {requirement.id for requirement in requirements}
     tagged = {tag for scenario in scenarios for tag in scenario.tags}
     problems = [f"{name} has no scenario: tag one with @{name}" for name in ids - tagged]
+    named: set[tuple[str, str]] = set()
     for scenario in scenarios:
         where = f"{scenario.place[0]}:{scenario.place[1]} ({scenario.name})"
+        if (name := (scenario.place[0], scenario.name)) in named:
+            problems.append(f"{where}: another scenario of the file has this name; give it one of its own")
+        named.add(name)
         looks_like_ids = {tag for tag in scenario.tags if tag[:1] == "R" and tag[1:2].isdigit()}
         problems += [f"{where}: @{tag} is not in {LIST.name}" for tag in looks_like_ids - ids]
         if not looks_like_ids:

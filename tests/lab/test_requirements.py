@@ -92,6 +92,15 @@ def test_a_scenario_that_shows_nothing_is_reported() -> None:
     ]
 
 
+def test_a_name_that_a_file_has_twice_is_reported() -> None:
+    scenarios = [
+        Scenario((file, line), "Open", frozenset({"R1.1"})) for file, line in (("a", 5), ("b", 5), ("b", 9))
+    ]
+    assert disagreements([FIRST], scenarios) == [
+        "b:9 (Open): another scenario of the file has this name; give it one of its own"
+    ]
+
+
 def test_an_id_in_the_wrong_chapter_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "list.yaml"
     file.write_text("R1: {title: Doors, requirements: {R2.1: Doors open}}")
