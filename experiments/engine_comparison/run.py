@@ -34,7 +34,6 @@ SETTINGS = [
     "scheduler.max_batch_size=48",
     "scheduler.max_batched_tokens=1024",
     "figures=false",
-    "tracking=off",
 ]
 RATE = "throughput/output_tokens_per_s"
 OWN = "kvlab"
