@@ -14,6 +14,20 @@ from kvlab.lab.build import RunPlan, plan_run
 from kvlab.lab.drive import RunLog, drive
 from kvlab.lab.metrics import run_metrics
 
+#: The simulated device of experiments on scheduling and on the cache. The cost of the host is an assumption.
+SIMULATED_L4 = (
+    "executor=simulated",
+    "hardware=l4",
+    "tracking=off",
+    "model=qwen3_8b",
+    "model.max_seq_len=16384",
+    "kv=paged",
+    "executor.memory_utilization=0.95",
+    "framework.step_us=200",
+    "framework.sequence_us=3",
+    "framework.token_us=0",
+)
+
 
 def configure(overrides: list[str]) -> RunConfig:
     """The configuration that `kvlab run <overrides>` would have."""

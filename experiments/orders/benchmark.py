@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.runs import configure, scheduled
+from experiments.runs import SIMULATED_L4, configure, scheduled
 from kvlab.core import Request, RequestRecord
 from kvlab.engine.build import build_engine
 from kvlab.engine.scheduler.orders import ORDERS
@@ -24,19 +24,7 @@ from kvlab.lab.build import plan_run
 from kvlab.lab.drive import drive
 from kvlab.lab.metrics import run_metrics
 
-DEVICE = (
-    "executor=simulated",
-    "hardware=l4",
-    "tracking=off",
-    "model=qwen3_8b",
-    "model.max_seq_len=16384",
-    "kv=paged",
-    "framework.step_us=200",  # the host's cost, an assumption
-    "framework.sequence_us=3",
-    "framework.token_us=0",
-    "kv.num_blocks=2177",
-    "executor.memory_utilization=0.95",  # has room for them
-)
+DEVICE = (*SIMULATED_L4, "kv.num_blocks=2177")
 SETTINGS = ("scheduler.max_batch_size=64", "scheduler.max_batched_tokens=1024", "workload.priorities=3")
 SHARED = ("workload.num_groups=32", "workload.group_len=512")  # 32 system prompts, drawn by Zipf's law
 TRAFFIC = {

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.runs import configure
+from experiments.runs import SIMULATED_L4, configure
 from kvlab.core import Request, RequestRecord, SamplingParams
 from kvlab.engine.build import build_engine
 from kvlab.kv.journal import BlockJournal
@@ -26,20 +26,7 @@ from kvlab.lab.figures.pool_map import tenant_map_figure
 from kvlab.lab.metrics import run_metrics
 from kvlab.lab.records import make_run
 
-DEVICE = (
-    "executor=simulated",
-    "hardware=l4",
-    "tracking=off",
-    "model=qwen3_8b",
-    "model.max_seq_len=16384",
-    "kv=paged",
-    "workload=burst16",
-    "kv.num_blocks=2048",  # 32,768 tokens
-    "executor.memory_utilization=0.95",  # has room for them
-    "framework.step_us=200",  # the host's cost, an assumption
-    "framework.sequence_us=3",
-    "framework.token_us=0",
-)
+DEVICE = (*SIMULATED_L4, "workload=burst16", "kv.num_blocks=2048")  # 32,768 tokens
 VOCABULARY = 100_000
 QUOTAS = (None, 0.5, 0.25, 0.1)
 SHARES = (0.0, 0.05, 0.1)

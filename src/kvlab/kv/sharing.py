@@ -88,10 +88,8 @@ class PrefixSharing:
 
     def close(self, slot: int) -> bool:
         """A slot is about to be freed. As `retract`."""
-        rewound = self.retract([slot])
-        pinned = min(
-            self._slots[slot].pinned, self._slots[slot].computed
-        )  # of a prompt, published before its output
+        rewound, state = self.retract([slot]), self._slots[slot]
+        pinned = min(state.pinned, state.computed)  # of a prompt, which is published before its output
         self.catch_up([slot], merge=False)
         self._behind.discard(slot)
         del self._slots[slot]
