@@ -1,0 +1,47 @@
+"""The nouns that every layer shares: requests, sequences, and what happens to them in one step."""
+
+from kvlab.core.pool import PoolCounters, PoolStats
+from kvlab.core.records import UNKNOWN_TOKEN, FinishReason, RequestRecord, StepOutput, StepRecord, TokenLogprobs
+from kvlab.core.request import (
+    MAX_BIAS,
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_SAMPLES,
+    MAX_STOP_CHARS,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+    MAX_TEMPERATURE,
+    MAX_WHOLE,
+    Message,
+    Request,
+    SamplingParams,
+)
+from kvlab.core.sequence import Sequence, SequenceSpec, SequenceStatus
+
+__all__ = [
+    "MAX_BIAS",
+    "MAX_BIASES",
+    "MAX_LOGPROBS",
+    "MAX_PENALTY",
+    "MAX_SAMPLES",
+    "MAX_STOPS",
+    "MAX_STOP_CHARS",
+    "MAX_STOP_TOKENS",
+    "MAX_TEMPERATURE",
+    "MAX_WHOLE",
+    "UNKNOWN_TOKEN",
+    "FinishReason",
+    "Message",
+    "PoolCounters",
+    "PoolStats",
+    "Request",
+    "RequestRecord",
+    "SamplingParams",
+    "Sequence",
+    "SequenceSpec",
+    "SequenceStatus",
+    "StepOutput",
+    "StepRecord",
+    "TokenLogprobs",
+]

@@ -1,0 +1,69 @@
+"""What a pool of blocks holds, and what it has done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from operator import attrgetter, sub
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """A pool of blocks at one moment. Ratios are 0 where there is nothing to divide by."""
+
+    block_size: int  # token slots of a block
+    blocks_total: int
+    blocks_in_use: int
+    tokens_stored: int  # tokens whose K and V are in blocks in use, each block counted once
+    blocks_cached: int = 0  # free, but holding content that can be shared
+    shared_blocks: int = 0  # references beyond the first: blocks that sharing saves now
+    sequences: int = 0
+    kv_bytes: int = 0  # bytes of the whole pool
+    blocks_pinned: int = 0  # in use or cached, with content that stays
+
+    @property
+    def token_slots(self) -> int:
+        """Token slots of the whole pool."""
+        return self.blocks_total * self.block_size
+
+    @property
+    def block_utilization(self) -> float:
+        """Blocks in use over blocks in the pool."""
+        return self.blocks_in_use / self.blocks_total if self.blocks_total else 0.0
+
+    @property
+    def token_utilization(self) -> float:
+        """Stored tokens over token slots of the pool."""
+        return self.tokens_stored / self.token_slots if self.token_slots else 0.0
+
+    @property
+    def internal_fragmentation(self) -> float:
+        """1 - stored tokens / token slots of the blocks in use."""
+        in_use = self.blocks_in_use * self.block_size
+        return 1 - self.tokens_stored / in_use if in_use else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounters:
+    """What a pool did since its start. The difference of two is what it did in between."""
+
+    blocks_allocated: int = 0  # handed out
+    blocks_freed: int = 0  # returned
+    evictions: int = 0  # times that memory for new tokens was taken from cached content
+    evicted_blocks: int = 0
+    cow_copies: int = 0  # shared blocks copied before they were written
+    merged_blocks: int = 0  # copies given back because an equal block was there
+    prompt_tokens: int = 0  # tokens of prompts at their first admission
+    hit_tokens: int = 0  # of those, served from blocks computed before
+    same_step_hit_tokens: int = 0  # of those hits, in blocks that another sequence computes in the same step
+    recompute_hit_tokens: int = 0  # tokens that a preempted sequence found again on its return
+    expired_blocks: int = 0  # given up because nobody had used them for kv.ttl_s
+    quota_evictions: int = 0  # evicted blocks of tenants that were over kv.quota
+    pinned_evictions: int = 0  # evicted blocks that were pinned: nothing else was left
+    pins_refused: int = 0  # prefixes that were not pinned, for lack of kv.pinned_share or kv.quota
+
+    def __sub__(self, earlier: PoolCounters) -> PoolCounters:
+        """What was added since `earlier`."""
+        return PoolCounters(*map(sub, _counts(self), _counts(earlier)))
+
+
+_counts = attrgetter(*(each.name for each in fields(PoolCounters)))

@@ -1,0 +1,91 @@
+"""What a user asks for, and the most that one request may ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvlab.hashed_prompt import TokenIds
+
+# The most that one request may ask for: none takes the memory or the time of the others.
+MAX_SAMPLES = 128
+MAX_LOGPROBS = 20
+MAX_STOPS = 16  # stop strings
+MAX_STOP_CHARS = 1024  # of each
+MAX_STOP_TOKENS = 300
+MAX_BIASES = 300  # tokens whose logits are changed
+MAX_BIAS = 100.0  # of a logit, up or down
+MAX_PENALTY = 2.0  # for a token's presence or frequency, up or down
+MAX_WHOLE = 2**31 - 1  # of whole numbers that nothing else bounds
+MAX_TEMPERATURE = 1e9  # and repetition penalty: float32 still divides by it
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are picked, and when to stop.
+
+    `temperature` 0 is greedy. With `seed`, a sampled request's tokens depend on nothing but the request. `n`
+    samples are drawn of one prompt, which is computed once. The order is bias, repetition penalty, penalties for
+    presence and frequency, stop tokens masked below `min_tokens`, temperature, `top_k`, `top_p`, `min_p`. The
+    output's text, where the engine has a detokenizer, ends before the first of the `stop` strings.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int | None = None
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    n: int = 1
+    top_k: int = 0  # only the k most likely tokens; 0: all
+    top_p: float = 1.0  # only the most likely tokens that together have this probability (Holtzman et al., 2020)
+    min_p: float = 0.0  # only tokens at least this often as likely as the most likely (Nguyen et al., 2024)
+    repetition_penalty: float = 1.0  # of tokens in prompt or output; above 1 discourages (Keskar et al., 2019)
+    presence_penalty: float = 0.0  # taken once from the logit of each token in the output
+    frequency_penalty: float = 0.0  # taken from it as often as the token is in the output
+    logit_bias: tuple[tuple[int, float], ...] = ()  # tokens and what is added to their logits
+    logprobs: int | None = None  # how many alternatives to report with each token's log-probability
+    min_tokens: int = 0  # before that many, stop tokens are not sampled and stop strings do not stop
+    stop: tuple[str, ...] = ()
+
+
+class Message(NamedTuple):
+    """A part of a conversation. Roles are what the checkpoint's chat template knows: system, user, assistant."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a user asks for. `arrival_s` is in seconds on the engine's clock. Prompts share memory only under the
+    same `salt`. The first `pin_tokens` of the prompt are to stay cached, as far as the pool pins any. Under
+    scheduler.order=priority the lowest `priority` goes first, under deadline the request that has to be complete
+    first: `deadline_s` seconds after its arrival (None: scheduler.default_deadline_s).
+
+    A request that `follows` another is the next turn of a conversation: `prompt_token_ids` come behind the
+    other's prompt and output, and `arrival_s` counts from the other's end. Who drives the engine puts it together.
+
+    `prompt` is what a user wrote, if one did: who makes requests turns it into tokens, and engines do not read it.
+    """
+
+    request_id: str
+    prompt_token_ids: TokenIds
+    sampling: SamplingParams
+    arrival_s: float = 0.0
+    salt: str | int | None = None
+    follows: str | None = None
+    priority: int = 0
+    deadline_s: float | None = None
+    prompt: str | tuple[Message, ...] | None = None
+    pin_tokens: int = 0
+
+    @property
+    def prompt_text(self) -> str:
+        """What a user wrote; of messages the last."""
+        prompt = self.prompt or ""
+        return prompt if isinstance(prompt, str) else prompt[-1].content
+
+    @property
+    def max_total_tokens(self) -> int:
+        """The most tokens the request can grow to, prompt included."""
+        return len(self.prompt_token_ids) + self.sampling.max_tokens
