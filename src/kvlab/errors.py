@@ -81,6 +81,10 @@ class SlotError(KvlabError, ValueError):
     """A slot that is not live, or a length the slot cannot take; nothing was changed."""
 
 
+class TierError(KvlabError, RuntimeError):
+    """A tier cannot keep a page, or has not the page that it should have: its content is lost to that tier."""
+
+
 class AuditError(KvlabError, RuntimeError):
     """An invariant of the pool is broken: a defect of kvlab, found by an audit."""
 
