@@ -22,6 +22,7 @@ from kvlab.server.metrics import ServerMetrics
 from kvlab.server.serving import Serving
 from tests.support.engines import drain, make_engine, request
 from tests.support.model import tiny_config
+from tests.support.speculation import recalling
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana.json"
 SIMULATED = ("model=qwen3_tiny", "executor=simulated", "hardware=h200_sxm", "kv.num_blocks=10")
@@ -67,6 +68,26 @@ def test_blocks_live_from_their_allocation_to_their_eviction() -> None:
         if each.name == "vllm:kv_block_lifetime_seconds_bucket"
     }
     assert (within["5.0"], within["10.0"], within["+Inf"]) == (0, 1, 1)
+
+
+def test_speculation_counts_what_it_proposed() -> None:
+    asked, metrics = request("copies", 9, 17), ServerMetrics("tiny")
+    plain = make_engine()
+    sequence = plain.add_request(asked)
+    drain(plain)
+    with recalling([[*sequence.token_ids[:-4], 0, 0, 0, 0]]) as speculation:
+        engine = make_engine(speculation=speculation)
+        engine.add_request(asked)
+        records = drain(engine)
+    for record in records:
+        metrics.step(record)
+    found = samples(metrics)
+    proposed, accepted = (
+        found["vllm:spec_decode_num_draft_tokens_total"],
+        found["vllm:spec_decode_num_accepted_tokens_total"],
+    )
+    assert 0 < accepted < proposed
+    assert accepted == found["vllm:generation_tokens_total"] - sum(record.batch_seqs for record in records)
 
 
 def test_a_pool_reports_its_evictions_and_hits() -> None:

@@ -55,6 +55,8 @@ class ServerMetrics:
         self._preempted = counter("num_preemptions", "Preemptions.")
         self._queries = counter("prefix_cache_queries", "Prompt tokens that were looked up in the prefix cache.")
         self._hits = counter("prefix_cache_hits", "Prompt tokens that were found in it.")
+        self._drafts = counter("spec_decode_num_draft_tokens", "Tokens that speculation proposed.")
+        self._accepted = counter("spec_decode_num_accepted_tokens", "Proposed tokens that the model picked itself.")
         self._success = Counter(
             "vllm:request_success", "Requests that ended.", ["model_name", "finished_reason"], registry=registry
         )
@@ -77,6 +79,8 @@ class ServerMetrics:
         if record.batch_seqs:
             self._tokens.observe(record.prefill_tokens + record.decode_tokens)
             self._output.inc(record.output_tokens)
+            self._drafts.inc(record.proposed_tokens)
+            self._accepted.inc(record.accepted_tokens)
         if record.counters is not None:
             self._prompt.inc(record.counters.prompt_tokens)
             self._queries.inc(record.counters.prompt_tokens)
