@@ -20,9 +20,15 @@ class HardwareConfig:
     link_gb_s: float = 0.0  # to its peers, in one direction, in 10^9 bytes per second
     bandwidth_efficiency: float = 0.8  # share of the memory's bandwidth that kernels sustain, 0 to 1
     compute_efficiency: float = 0.7  # share of the arithmetic that matrix products sustain, 0 to 1
+    host_link_gb_s: float = 0.0  # to the host's memory, in one direction, in 10^9 bytes per second; for kv.offload
+    disk_read_gb_s: float = 6.8  # of the host's disk, in 10^9 bytes per second; for kv.offload_disk
+    disk_write_gb_s: float = 4.0  # defaults: the data sheet of a PCIe 4 data centre SSD, Samsung's PM9A3
     link_efficiency: float = 0.7  # share of the links' bandwidth that collectives sustain, 0 to 1
+    host_link_efficiency: float = 0.85  # share of the host link's bandwidth that copies of blocks sustain, 0 to 1
     launch_us: float = 1.5  # from a kernel's end to the next one's start
     collective_us: float = 8.0  # before the first byte of an all-reduce moves
+    host_link_us: float = 10.0  # before the first byte of a copy from the host's memory is there
+    disk_us: float = 100.0  # before the first byte of a block on the disk is there
 
     def __post_init__(self) -> None:
         if self.usable_bytes <= 0:
@@ -31,10 +37,12 @@ class HardwareConfig:
         for dtype, rate in self.tflops.items():
             if rate <= 0:
                 raise ConfigError(f"hardware.tflops.{dtype}", rate, "must be more than 0")
-        for name in ("bandwidth_efficiency", "compute_efficiency", "link_efficiency"):
+        shares = ("bandwidth_efficiency", "compute_efficiency", "link_efficiency", "host_link_efficiency")
+        for name in shares:
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"hardware.{name}", getattr(self, name), "must be in (0, 1]")
-        for name in ("bandwidth_gb_s", "link_gb_s", "launch_us", "collective_us"):
+        rates = ("bandwidth_gb_s", "link_gb_s", "host_link_gb_s", "disk_read_gb_s", "disk_write_gb_s")
+        for name in (*rates, "launch_us", "collective_us", "host_link_us", "disk_us"):
             at_least(f"hardware.{name}", getattr(self, name), 0)
 
     @property
