@@ -37,6 +37,9 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
             "workload.salt_groups=true",
             "workload.pin_prefix=true",
             "kv.pinned_share=0.1",
+            "kv.block_size=4",
+            "kv.num_blocks=16",
+            "kv.offload=1MiB",
             "slo.ttft_ms=1e6",
             "slo.tpot_ms=1e6",
             "scheduler.speculation.method=ngram",
@@ -48,7 +51,9 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
         peer = run_small(tmp_path_factory.mktemp("peer"), *asked)
     assert peer.metrics["requests/completed"] == 2
     started = {"engine/load_s", "engine/compile_s"}  # of engines in processes: tests/peers/test_process.py
-    return dict.fromkeys(started, 0.0) | peer.metrics | result.metrics
+    # Of a disk behind host memory: tests/engine/test_offload.py.
+    disk = {f"kv/disk_{name}" for name in ("blocks_peak", "stored_blocks", "hit_tokens", "loaded_blocks")}
+    return dict.fromkeys(started | disk, 0.0) | peer.metrics | result.metrics
 
 
 def test_every_metric_of_a_run_is_in_the_catalogue_and_the_other_way_round(metrics: dict[str, float]) -> None:

@@ -148,11 +148,11 @@ class Watched:
                 first = -math.inf
             return first, not again, 0 if again else came[sequence]
 
-        def watched(sequence: Sequence) -> None:
+        def watched(sequence: Sequence, *, is_loading: bool = False) -> None:
             for place, waiting in enumerate([*self.sequences, *scheduler.waiting]):
                 came.setdefault(waiting, place)
             assert rank(sequence) == min(map(rank, scheduler.waiting))
-            admit(sequence)
+            admit(sequence, is_loading=is_loading)
 
         plan_decode = scheduler.plan_decode
 

@@ -45,10 +45,10 @@ def tiny_config() -> DecoderConfig:
 
 
 @cache
-def tiny_decoder() -> Decoder:
+def tiny_decoder(kv_dtype: str = "float32") -> Decoder:
     """Holds no state between calls, so that all tests share it."""
     config = tiny_config()
-    specs = attention_specs(config, "float32", "cpu")
+    specs = attention_specs(config, "float32", "cpu", kv_dtype)
     return Decoder(config, LoudWeights(torch.float32, "cpu"), select_backend(specs), specs, 512)
 
 

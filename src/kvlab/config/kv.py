@@ -26,6 +26,8 @@ class KVConfig:
     memory: str | None = None  # bytes of K and V, as 512MiB or 4GiB, instead of num_blocks
     prefix_sharing: bool = True  # paged: store equal prefixes once, and keep them cached after their sequences
     eviction: str = "lru"  # which cached block is evicted first
+    offload: str | None = None  # host memory for blocks that the pool evicts, as 4GiB; null: none
+    offload_eviction: str = "lru"  # which block leaves host memory first
     pinned_share: float = 0.0  # most of the pool that prefixes which requests pin may take; 0: none is pinned
     pin_ttl_s: float | None = None  # a pin ends that no request has used for so long; null: it stays
     ttl_s: float | None = None  # cached blocks that no request has used for so long are given up; null: never
@@ -42,6 +44,7 @@ class KVConfig:
             raise ConfigError("kv.memory", self.memory, text)
         if self.memory is not None and parse_bytes(self.memory, key="kv.memory") == 0:
             raise ConfigError("kv.memory", self.memory, "must be more than 0 bytes")
+        self._check_offload()
         self._check_retention()
 
     @property
@@ -61,9 +64,23 @@ class KVConfig:
             if value is not None and not 0 < value <= most:
                 raise ConfigError(f"kv.{name}", value, f"must be a number, more than 0 and at most {most}, or null")
         for key, value in self.retention.items():
-            if not registry("kv.backend").get(self.backend).is_paged():
-                text = f"is for cached blocks, and kv.backend={self.backend} keeps none; use kv=paged"
-                raise ConfigError(key, value, text)
-            if not self.prefix_sharing:
-                text = "is for cached blocks, and kv.prefix_sharing=false keeps none; set it to true"
-                raise ConfigError(key, value, text)
+            self._check_keeps_blocks(key, value)
+
+    def _check_offload(self) -> None:
+        registry("kv.eviction").check(self.offload_eviction, key="kv.offload_eviction")
+        if self.offload is not None:
+            if parse_bytes(self.offload, key="kv.offload") == 0:
+                raise ConfigError("kv.offload", self.offload, "must be more than 0 bytes, or null")
+            self._check_keeps_blocks("kv.offload", self.offload)
+            if self.ttl_s is not None:
+                text = f"keeps what the pool evicts, whatever kv.ttl_s={self.ttl_s} says; leave one of them null"
+                raise ConfigError("kv.offload", self.offload, text)
+
+    def _check_keeps_blocks(self, key: str, value: object) -> None:
+        """Raise ConfigError for a setting of cached blocks where there are none."""
+        if not registry("kv.backend").get(self.backend).is_paged():
+            text = f"is for cached blocks, and kv.backend={self.backend} keeps none; use kv=paged"
+            raise ConfigError(key, value, text)
+        if not self.prefix_sharing:
+            text = "is for cached blocks, and kv.prefix_sharing=false keeps none; set it to true"
+            raise ConfigError(key, value, text)

@@ -1,6 +1,6 @@
 """The nouns that every layer shares: requests, sequences, and what happens to them in one step."""
 
-from kvlab.core.pool import PoolCounters, PoolStats
+from kvlab.core.pool import TIER_COUNTERS, PoolCounters, PoolStats
 from kvlab.core.records import UNKNOWN_TOKEN, FinishReason, RequestRecord, StepOutput, StepRecord, TokenLogprobs
 from kvlab.core.request import (
     MAX_BIAS,
@@ -30,6 +30,7 @@ __all__ = [
     "MAX_STOP_TOKENS",
     "MAX_TEMPERATURE",
     "MAX_WHOLE",
+    "TIER_COUNTERS",
     "UNKNOWN_TOKEN",
     "FinishReason",
     "Message",

@@ -19,6 +19,9 @@ class PoolStats:
     sequences: int = 0
     kv_bytes: int = 0  # bytes of the whole pool
     blocks_pinned: int = 0  # in use or cached, with content that stays
+    host_blocks: int = 0  # in host memory, behind the pool
+    disk_blocks: int = 0  # on disk, behind host memory
+    loading_sequences: int = 0  # that wait for content from one of them
 
     @property
     def token_slots(self) -> int:
@@ -60,10 +63,24 @@ class PoolCounters:
     quota_evictions: int = 0  # evicted blocks of tenants that were over kv.quota
     pinned_evictions: int = 0  # evicted blocks that were pinned: nothing else was left
     pins_refused: int = 0  # prefixes that were not pinned, for lack of kv.pinned_share or kv.quota
+    host_stored_blocks: int = 0  # copied to host memory
+    host_hit_tokens: int = 0  # of prompts, loaded from host memory; hit or found again too
+    host_loaded_blocks: int = 0  # copied from host memory; several sequences may hit one
+    disk_stored_blocks: int = 0  # the same of the disk
+    disk_hit_tokens: int = 0
+    disk_loaded_blocks: int = 0
+    store_us: int = 0  # microseconds that copies to host memory and disk took
+    load_us: int = 0  # microseconds that copies from them took
+    failed_pages: int = 0  # blocks that host memory or the disk lost: misses
 
     def __sub__(self, earlier: PoolCounters) -> PoolCounters:
         """What was added since `earlier`."""
         return PoolCounters(*map(sub, _counts(self), _counts(earlier)))
 
 
+#: The fields of PoolCounters that are 0 without tiers.
+TIER_COUNTERS = (
+    *(f"{tier}_{name}" for tier in ("host", "disk") for name in ("stored_blocks", "hit_tokens", "loaded_blocks")),
+    *("store_us", "load_us", "failed_pages"),
+)
 _counts = attrgetter(*(each.name for each in fields(PoolCounters)))

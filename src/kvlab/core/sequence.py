@@ -16,6 +16,7 @@ class SequenceStatus(StrEnum):
 
     WAITING = "waiting"  # in the queue, without a slot
     RUNNING = "running"  # holds a slot of the pool
+    LOADING = "loading"  # holds a slot, and waits for content that a tier has
     FINISHED = "finished"  # ended; its slot goes back in the next step
 
 

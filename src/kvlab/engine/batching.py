@@ -109,6 +109,13 @@ class BatchBuilder:
                 budget -= sum(count for _, count in batch.admitted)
         return batch
 
+    def receive(self, now: float) -> None:
+        """Sequences whose content has come from a tier are in prefill behind it."""
+        for sequence in self._scheduler.loaded(self._pool.receive(now)):
+            sequence.num_prefilled = self._pool.get_seq_len(*slots_of([sequence]))
+            if not sequence.preemptions:
+                sequence.cached_tokens = sequence.num_prefilled
+
     def fork(self, first: Sequence) -> None:
         """The prompt is computed: start the request's other samples from it. Those that find no room wait at the
         front of the queue.
@@ -188,7 +195,8 @@ class BatchBuilder:
                 break
             if sequence.request.pin_tokens:
                 self._pool.pin_prefix(sequence.slot, sequence.request.pin_tokens)
-            self._scheduler.admit(sequence)
+            is_loading = self._pool.is_loading(sequence.slot)
+            self._scheduler.admit(sequence, is_loading=is_loading)
             admission.admitted(sequence)
             sequence.num_prefilled = self._pool.get_seq_len(sequence.slot)
             if sequence.scheduled_s is None:
@@ -198,6 +206,8 @@ class BatchBuilder:
                 sequence.resumed_s.append(now)
             if self._journal is not None:
                 self._journal.assign(sequence.slot, sequence.key)
+            if is_loading:
+                continue
             chunk = self._scheduler.chunk(sequence, budget)
             self._pool.reserve([sequence.slot], [chunk.num_tokens])
             budget -= chunk.num_tokens

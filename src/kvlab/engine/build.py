@@ -24,6 +24,7 @@ from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import PoolSize
 from kvlab.kv.spec import KVSpec
+from kvlab.kv.tiers.build import build_offload
 from kvlab.models.config import DecoderConfig, TransformersConfig
 from kvlab.models.decoder import attention_specs
 from kvlab.models.ops.base import Ops
@@ -144,7 +145,12 @@ def build_engine(
     config = plan.config
     execution = EXECUTORS.get(config.executor.kind).build(plan, sampler=sampler)
     pool = POOLS.get(config.kv.backend).from_config(
-        config.kv, plan.pool.num_blocks, config.model.max_seq_len, execution.storage, journal=journal
+        config.kv,
+        plan.pool.num_blocks,
+        config.model.max_seq_len,
+        execution.storage,
+        journal=journal,
+        offload=build_offload(config.kv, plan.pool, execution.storage),
     )
     executor = execution.executor
     if config.executor.batching == "per_sequence":

@@ -28,6 +28,7 @@ from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.protocol import KVCachePool
 
+_MOST_WAIT_S = 0.05  # for content, with nothing to compute
 _NO_STOPS: frozenset[int] = frozenset()
 _log = logging.getLogger(__name__)
 
@@ -124,7 +125,8 @@ class Engine:
 
     def next_wakeup(self) -> float | None:
         """See ServingEngine."""
-        return self.scheduler.next_wakeup()
+        known = [when for when in (self.scheduler.next_wakeup(), self.pool.next_arrival()) if when is not None]
+        return min(known, default=None)
 
     def stats(self) -> EngineStats:
         """See ServingEngine."""
@@ -140,6 +142,7 @@ class Engine:
             self.abort(request_id)
         if self.has_work():
             self.step()
+        self.pool.close()
 
     def step(self) -> StepRecord | None:
         """Run one step: give back the memory of ended sequences, admit, compute. None if nothing was to do."""
@@ -147,9 +150,11 @@ class Engine:
         before = self.pool.counters()
         expired = self.pool.expire(start)
         retired = self._retire()
+        self._batches.receive(start)
         batch = self._batch = self._batches.build(start)
         plans = batch.plans(mixed=self.scheduler.config.mixed)
         if not plans and not retired and not batch.preempted and not expired:
+            self.pool.await_arrival(_MOST_WAIT_S)
             return None
         running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
         views = [self.pool.view(plan.slots, plan.num_tokens) for plan in plans]
@@ -196,6 +201,8 @@ class Engine:
         found = None if self._outputs.needs_every_token else scheduler.repeated()
         if found is None or not isinstance(pool, BlockPool):
             return []
+        if (arrival := pool.next_arrival()) is not None:
+            until_s = min(until_s, arrival)
         run, before = StepRun(pool, *found), pool.counters()
         if not run.plan(executor, clock.now(), until_s):
             return []

@@ -14,6 +14,9 @@ from kvlab.kv.eviction import EvictionPolicy, LruEviction
 from kvlab.kv.journal import BlockEvent, BlockJournal
 from kvlab.kv.prefix import Prefix
 
+#: Given blocks that are about to be evicted, in order, and the contents of all blocks.
+OnEvict = Callable[[Sequence[int], Mapping[int, Prefix]], None]
+
 
 class BlockState(IntEnum):
     """What a block is to its pool."""
@@ -38,8 +41,9 @@ class BlockAllocator:
     with content.
 
     Which block has which content is stored here and nowhere else (`set_contents`, `content`); the content's node
-    names its block. Taking a block with content from the queue is its eviction. `on_drop` is given contents
-    that have lost their block. References may have owners, so that those of an owner that is gone can be found.
+    names its block. Taking a block with content from the queue is its eviction, which `on_evict` hears of while the
+    block still has it. `on_drop` is given contents that have lost their block. References may have owners, so that
+    those of an owner that is gone can be found.
     With a `journal`, what happens to each block is written there.
     """
 
@@ -49,6 +53,7 @@ class BlockAllocator:
         eviction: EvictionPolicy | None = None,
         on_drop: Callable[[list[Prefix]], None] | None = None,
         journal: BlockJournal | None = None,
+        on_evict: OnEvict | None = None,
     ) -> None:
         if isinstance(num_blocks, bool) or not isinstance(num_blocks, int) or num_blocks < 0:
             raise ValueError(f"num_blocks={num_blocks!r}: must be a whole number, at least 0")
@@ -62,6 +67,7 @@ class BlockAllocator:
         self._owned: dict[Hashable, list[int] | Counter[int]] = {}
         self._on_drop = on_drop
         self._journal = journal
+        self._on_evict = on_evict
         self.num_references = 0
         self.total_allocated = 0  # blocks handed out since the start
         self.total_freed = 0  # blocks that came back to the queue since the start
@@ -313,6 +319,8 @@ class BlockAllocator:
         del scratch[len(scratch) - len(blocks) :]
         if evict:
             evicted = self._cached.victims(evict)
+            if self._on_evict is not None:
+                self._on_evict(evicted, self._contents)
             self._drop(evicted)
             if self._journal is not None:
                 self._journal.add(BlockEvent.DROPPED, evicted)

@@ -9,6 +9,7 @@ from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.prefix import PrefixIndex
 from kvlab.kv.retention import Retention
 from kvlab.kv.table import BlockTables
+from kvlab.kv.tiers.offload import Offload
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,8 @@ class Finding:
     the other way round), `conservation` (free + allocated is not the total), `overrun` (tokens beyond a slot's
     blocks), `content` (a block and the index's node of its content do not name each other, or a
     free block is in the wrong part of the queue), `retention` (pins and quotas disagree with the blocks that they
-    are of).
+    are of), `tier` (a content in two places of a tier, two in one, one held that nothing loads, or a load for a
+    dead slot or to a block that nobody holds or that has content already).
     """
 
     rule: str
@@ -37,8 +39,9 @@ def audit(
     tables: BlockTables,
     index: PrefixIndex | None = None,
     retention: Retention | None = None,
+    offload: Offload | None = None,
 ) -> list[Finding]:
-    """Every way in which tables, allocator, index and retention disagree; empty for a sound pool."""
+    """Every way in which tables, allocator, index, retention and tiers disagree; empty for a sound pool."""
     findings = _references(allocator, tables)
     free = allocator.free_block_ids()
     for block in range(allocator.num_blocks):
@@ -56,7 +59,8 @@ def audit(
             detail = f"{int(tables.lengths[slot])} tokens computed, {stored} stored, blocks for {room}"
             findings.append(Finding("overrun", f"slot {slot}", detail))
     kept = [] if retention is None else [Finding("retention", *each) for each in retention.broken()]
-    return findings + _contents(allocator, index) + kept
+    below = [] if offload is None else [Finding("tier", *each) for each in offload.broken(tables, allocator)]
+    return findings + _contents(allocator, index) + kept + below
 
 
 def _references(allocator: BlockAllocator, tables: BlockTables) -> list[Finding]:

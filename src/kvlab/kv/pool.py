@@ -20,7 +20,7 @@ from kvlab.kv.copy_on_write import CopyOnWrite
 from kvlab.kv.eviction import EvictionPolicy
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.ledger import BlockLedger
-from kvlab.kv.prefix import PrefixIndex
+from kvlab.kv.prefix import PrefixIndex, salt_bytes
 from kvlab.kv.protocol import KVCachePool, Numbers, Salt
 from kvlab.kv.retention import Retention
 from kvlab.kv.run import BlockRun
@@ -28,6 +28,8 @@ from kvlab.kv.sharing import PrefixSharing
 from kvlab.kv.step import StepPreparation
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.table import BlockTables
+from kvlab.kv.tiers.base import Key
+from kvlab.kv.tiers.offload import Offload
 from kvlab.kv.view import CacheView
 
 
@@ -49,6 +51,7 @@ class BlockPool(KVCachePool):
         prefix_sharing: bool = False,
         eviction: EvictionPolicy | None = None,
         journal: BlockJournal | None = None,
+        offload: Offload | None = None,
     ) -> None:
         """An `eviction` that is a Retention can pin, and is told the time."""
         if num_blocks < 1:
@@ -62,7 +65,9 @@ class BlockPool(KVCachePool):
         self.index = PrefixIndex(block_size) if prefix_sharing else None
         on_drop = None if self.index is None else self.index.prune
         self.retention = eviction if isinstance(eviction, Retention) else None
-        self.allocator = BlockAllocator(num_blocks, eviction, on_drop, journal)
+        self.offload = offload if self.index is not None else None
+        on_evict = None if self.offload is None else self.offload.evicted
+        self.allocator = BlockAllocator(num_blocks, eviction, on_drop, journal, on_evict)
         self._ledger = BlockLedger(self.allocator, self.tables, storage)
         self._copies = CopyOnWrite(self._ledger)
         self._sharing = PrefixSharing(self.index, self._ledger, self.retention) if self.index is not None else None
@@ -94,12 +99,16 @@ class BlockPool(KVCachePool):
         if salt is not None and not isinstance(salt, str | int):
             raise SlotError(f"salt={salt!r}: must be text or a whole number")
         hits = self.index.match(token_ids, salt) if self.index is not None and token_ids else []
-        fresh = max(-(-tokens // self.block_size), self.first_blocks) - len(hits)
+        found = self._find(token_ids, salt, hits) if self.offload is not None and token_ids else []
+        coming = self.offload.loading_blocks(found) if self.offload is not None and found else []
+        fresh = max(-(-tokens // self.block_size), self.first_blocks) - len(hits) - len(coming)
         # A hit that nobody references takes a block out of the free queue too.
         self._ledger.check_room(fresh + sum(not self.allocator.ref_count(block) for block in hits), keep_free)
         if self.retention is not None:
             self.retention.ask(salt, fresh)
-        slot = self._ledger.open(hits, fresh)
+        if self.offload is not None and found:
+            self.offload.hold(found)
+        slot = self._ledger.open(hits + coming, fresh)
         if self.retention is not None:
             self.retention.ask(salt, 0)
         self.allocator.touch(hits)
@@ -110,6 +119,9 @@ class BlockPool(KVCachePool):
         self._prompt_tokens += 0 if resumed else tokens
         if self._sharing is not None:
             self._sharing.open(slot, token_ids, salt, hits, resumed=resumed)
+        if self.offload is not None and found:
+            first, last = len(hits), len(hits) + len(found)
+            self.offload.load(slot, first, found, self.tables.entries[slot, first:last].tolist())
         return slot
 
     def fork_slot(self, slot: int, token_ids: Sequence[int] | None = None, *, rerun_last: bool = False) -> int:
@@ -117,6 +129,7 @@ class BlockPool(KVCachePool):
         blocks = tables.blocks(slot)
         if tables.reserved[slot]:
             raise SlotError(f"slot {slot} is in a step")
+        self._refuse_loading([slot])
         self._ledger.check_room(0 if self.fork_shares else len(blocks))
         if self._sharing is not None:
             self._sharing.catch_up([slot])
@@ -138,6 +151,31 @@ class BlockPool(KVCachePool):
         if self._sharing is not None:
             self._sharing.pin(slot, tokens)
 
+    def is_loading(self, slot: int) -> bool:
+        return self.offload is not None and slot in self.offload.waiting
+
+    def receive(self, now: float) -> list[int]:
+        if self.offload is None or self._sharing is None:
+            return []
+        self.offload.now = now
+        if self._sharing.is_preparing:
+            return []
+        arrived = self.offload.arrived()
+        for slot, wait in arrived.items():
+            tiers = wait.loaded()
+            if self._sharing.load(slot, wait.first, len(tiers)):
+                self.offload.count_hits(tiers)
+            if len(tiers) < len(wait.keys):  # another slot may wait for the same blocks, and write them too
+                self._copies.watch(slot)
+        return list(arrived)
+
+    def next_arrival(self) -> float | None:
+        return None if self.offload is None else self.offload.next_arrival()
+
+    def await_arrival(self, seconds: float) -> None:
+        if self.offload is not None:
+            self.offload.wait(seconds)
+
     def expire(self, now: float) -> bool:
         if self.retention is None:
             return False
@@ -149,13 +187,17 @@ class BlockPool(KVCachePool):
 
     def free_slot(self, slot: int) -> None:
         self.tables.check(slot)
+        if self.offload is not None:
+            self.offload.leave(slot)
         self._step.leave(slot)
         self._ledger.close(slot)
 
     def reserve(self, slots: Numbers, new_tokens: Numbers, proposed: Numbers | None = None) -> None:
+        self._refuse_loading(slots)
         self._step.reserve(slots, new_tokens, proposed)
 
     def view(self, slots: Numbers, new_tokens: Numbers) -> CacheView:
+        self._refuse_loading(slots)
         rows, new = self._step.reserve_missing(slots, new_tokens)
         return CacheView(
             self.tables, self.storage, rows, new, on_advance=self._step.advance, on_rollback=self._step.rollback
@@ -186,7 +228,10 @@ class BlockPool(KVCachePool):
         return int(self.tables.cached[slot])
 
     def prefix_tokens(self, token_ids: Sequence[int], salt: Salt = None) -> int:
-        return len(self.index.match(token_ids, salt)) * self.block_size if self.index is not None else 0
+        if self.index is None:
+            return 0
+        hits = self.index.match(token_ids, salt)
+        return (len(hits) + len(self._find(token_ids, salt, hits))) * self.block_size
 
     def free_slot_count(self) -> int:
         return self.allocator.num_free()
@@ -208,6 +253,7 @@ class BlockPool(KVCachePool):
             sequences=len(self.tables),
             kv_bytes=self.storage.num_bytes if self.storage is not None else 0,
             blocks_pinned=self.retention.num_pinned if self.retention is not None else 0,
+            **({} if self.offload is None else self.offload.stats()),
         )
 
     def counters(self) -> PoolCounters:
@@ -227,10 +273,29 @@ class BlockPool(KVCachePool):
             quota_evictions=retention.quota_evictions if retention is not None else 0,
             pinned_evictions=retention.pinned_evictions if retention is not None else 0,
             pins_refused=sharing.pins_refused if sharing is not None else 0,
+            **({} if self.offload is None else self.offload.counters(self.block_size)),
         )
 
     def audit(self) -> list[Finding]:
-        return audit(self.allocator, self.tables, self.index, self.retention)
+        return audit(self.allocator, self.tables, self.index, self.retention, self.offload)
+
+    def close(self) -> None:
+        if self.offload is not None:
+            self.offload.close()
+
+    def _find(self, token_ids: Sequence[int], salt: Salt, hits: Sequence[int]) -> list[Key]:
+        """The contents behind these hits that are in a tier."""
+        if self.offload is None or self.index is None:
+            return []
+        node = self.allocator.content(hits[-1]) if hits else None
+        return self.offload.find(salt_bytes(salt), node, self.index.parts(token_ids, len(hits)))
+
+    def _refuse_loading(self, slots: Numbers) -> None:
+        """Raise SlotError for a slot whose blocks are not there yet."""
+        if self.offload is not None and self.offload.waiting:
+            for slot in slots:
+                if slot in self.offload.waiting:
+                    raise SlotError(f"slot {slot} is being loaded; it can be used once `receive` has named it")
 
     def reclaim_leaked_blocks(self) -> int:
         return self._ledger.reclaim()

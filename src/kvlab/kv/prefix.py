@@ -12,10 +12,12 @@ class Prefix:
 
     `block` is where their K and V are; None: they are not cached. The allocator sets and clears it. `tokens` are
     packed, 8 bytes each; those of a root are its salt. `uses` counts the slots that compute the node while another
-    block has it. Most nodes have one child or none: a dict is made for the second alone.
+    block has it. Most nodes have one child or none: a dict is made for the second alone. `key`, which a tier gives
+    it, names the content outside of this tree; unset before.
     """
 
-    __slots__ = ("block", "children", "parent", "tokens", "uses")
+    __slots__ = ("block", "children", "key", "parent", "tokens", "uses")
+    key: bytes
 
     def __init__(self, parent: Prefix | None, tokens: bytes, block: int | None = None) -> None:
         self.parent = parent
@@ -81,6 +83,12 @@ class PrefixIndex:
                 break
             blocks.append(node.block)
         return blocks
+
+    def parts(self, token_ids: Sequence[int], first: int) -> Iterator[bytes]:
+        """The tokens of each whole block, packed, from the block number `first` on."""
+        size = self.block_size
+        for start in range(first * size, len(token_ids) - size + 1, size):
+            yield self._packed(token_ids[start : start + size])
 
     def root(self, salt: Hashable = None) -> Prefix:
         """The empty prefix of a salt, for `extend`."""

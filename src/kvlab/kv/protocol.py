@@ -83,6 +83,23 @@ class KVCachePool(Protocol):
     def expire(self, now: float) -> bool:
         """It is `now`, in seconds: give up what was kept for its time. Whether that changed anything."""
 
+    def is_loading(self, slot: int) -> bool:
+        """Whether content that the slot found in a tier is on its way to it: it takes part in no step before."""
+
+    def receive(self, now: float) -> list[int]:
+        """It is `now`, in seconds: the slots whose content has come since the last call. What could not be loaded
+        has to be computed; `get_seq_len` says from which token on.
+        """
+
+    def next_arrival(self) -> float | None:
+        """When `receive` has a slot to name; a time that has passed: any moment. None: no slot is being loaded."""
+
+    def await_arrival(self, seconds: float) -> None:
+        """Wait until content has come, at most so long. Modelled loads are not waited for."""
+
+    def close(self) -> None:
+        """Finish what is being copied, and close what the pool keeps outside its own memory."""
+
     def free_slot(self, slot: int) -> None:
         """Close a slot and give back its blocks. Raises SlotError for a dead one."""
 

@@ -98,6 +98,28 @@ class PrefixSharing:
             self.pins_refused += self._retention is None or not self._retention.pin(blocks)
         return rewound
 
+    @property
+    def is_preparing(self) -> bool:
+        """Whether a step is prepared that fills blocks."""
+        return bool(self._pending)
+
+    def load(self, slot: int, first: int, blocks: int) -> bool:
+        """The slot's blocks from number `first` on were loaded, so many of them. Not while a step is prepared.
+
+        False where the slot had to go back meanwhile: it computes them like the tokens before.
+        """
+        state, tables, size = self._slots[slot], self._tables, self._tables.block_size
+        if state.computed != first or not blocks:
+            return False
+        end = first + blocks
+        for block in tables.entries[slot, first:end].tolist():
+            self._ledger.occupancy.fill(block, size)
+        tables.stored[slot] = end * size
+        tables.lengths[slot] = tables.cached[slot] = min(end * size, len(state.tokens) - 1)
+        self._count_hits(state, end, state.same_step)
+        self.complete([slot], [end * size])
+        return True
+
     def pin(self, slot: int, tokens: int) -> None:
         """Keep the content of the slot's first tokens, whole blocks of them, when it is closed."""
         self._slots[slot].pinned = tokens // self._tables.block_size

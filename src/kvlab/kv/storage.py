@@ -140,6 +140,11 @@ class KVStorage:
         found = torch.index_select(table, 0, rows, out=None if out is None else out.view(-1, row))
         return found.view(kv_heads, -1, size) if hnd else found.view(-1, kv_heads, size).transpose(0, 1)
 
+    def block_bytes(self) -> list[torch.Tensor]:
+        """The bytes of each tensor in place, `[layers, blocks, bytes]` uint8, in their order in memory."""
+        in_memory = [t if self.layout is PageLayout.HND else t.transpose(2, 3) for t in self._tensors]
+        return [tensor.flatten(2).view(torch.uint8) for tensor in in_memory]
+
     def copy_blocks(self, source: list[int], target: list[int]) -> None:
         """Copy whole blocks on every layer."""
         for tensor in self._tensors:

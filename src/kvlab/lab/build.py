@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
-from kvlab.config import RunConfig, format_bytes
+from kvlab.config import RunConfig, format_bytes, parse_bytes
 from kvlab.core import Request
 from kvlab.engine.build import EnginePlan, plan_engine
 from kvlab.engine.protocol import ServingEngine
@@ -155,6 +155,18 @@ def _check_lengths(requests: list[Request], config: RunConfig) -> int:
     return length
 
 
+def _check_offload(plan: EnginePlan, left: int) -> None:
+    """Raise CapacityError unless what is `left` of main memory holds `kv.offload`. A simulated host does."""
+    asked = plan.config.kv.offload
+    if asked is None or plan.kernels is None or parse_bytes(asked, key="kv.offload") <= left:
+        return
+    fits = f"kv.offload={left // 2**20}MiB would fit" if left >= 2**20 else "leave it null"
+    raise CapacityError(
+        f"kv.offload={asked}: beside the run's weights, cache and steps main memory has "
+        f"{format_bytes(max(left, 0))} available; {fits}"
+    )
+
+
 def _check_memory(plan: EnginePlan) -> None:
     """Raise CapacityError unless the device has memory for weights, cache and steps, or for loading the weights."""
     config, pool, working, device = plan.config, plan.pool, plan.working, plan.device
@@ -163,6 +175,7 @@ def _check_memory(plan: EnginePlan) -> None:
     steps = working.peak + (_LIBRARIES if device == "cpu" else 0)
     needed = weights + max(pool.num_bytes + steps, working.loading)
     if needed <= available:
+        _check_offload(plan, available - needed if device == "cpu" else available_memory("cpu"))
         return
     left = available - weights - steps
     if weights + working.loading > available or left < pool.block_size * pool.bytes_per_token:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.config import SloConfig
-from kvlab.core import FinishReason, PoolCounters, RequestRecord
+from kvlab.core import TIER_COUNTERS, FinishReason, PoolCounters, RequestRecord
 from kvlab.engine.protocol import EngineReport
 from kvlab.kv.sizing import PoolSize
 from kvlab.lab.catalogue import TENANT_HITS
@@ -173,17 +173,32 @@ def _counters(steps: StepLog, duration: float) -> dict[str, float]:
         return {}
     total = {name: int(steps.column(f"counters.{name}").sum()) for name in PoolCounters.__slots__}
     metrics: dict[str, float] = {
-        f"kv/{name}": total[name] for name in total if name not in (*_NOT_METRICS, *_RETENTION)
+        f"kv/{name}": total[name] for name in total if name not in (*_NOT_METRICS, *_RETENTION, *TIER_COUNTERS)
     }
     pinned = int(steps.column("pool.blocks_pinned").max())
     if pinned or any(total[name] for name in _RETENTION):
         metrics |= {"kv/pinned_blocks_peak": pinned} | {f"kv/{name}": total[name] for name in _RETENTION}
+    metrics |= _tiers(steps, {name: total[name] for name in TIER_COUNTERS})
     metrics["kv/prefix_hit_tokens"] = total["hit_tokens"]
     if duration > 0:
         metrics["kv/blocks_allocated_per_s"] = total["blocks_allocated"] / duration
         metrics["kv/blocks_freed_per_s"] = total["blocks_freed"] / duration
     if total["prompt_tokens"]:
         metrics["kv/prefix_hit_rate"] = total["hit_tokens"] / total["prompt_tokens"]
+    return metrics
+
+
+def _tiers(steps: StepLog, total: Mapping[str, int]) -> dict[str, float]:
+    """What went to memory behind the pool and came back, of each tier that held anything."""
+    metrics: dict[str, float] = {}
+    for tier in ("host", "disk"):
+        held = int(steps.column(f"pool.{tier}_blocks").max())
+        if held:
+            metrics[f"kv/{tier}_blocks_peak"] = held
+            metrics |= {f"kv/{name}": total[name] for name in TIER_COUNTERS if name.startswith(tier)}
+    if metrics:
+        metrics["kv/store_s"], metrics["kv/load_s"] = total["store_us"] / 1e6, total["load_us"] / 1e6
+        metrics["kv/failed_pages"] = total["failed_pages"]
     return metrics
 
 

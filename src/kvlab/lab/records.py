@@ -18,7 +18,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import yaml
 
-from kvlab.core import UNKNOWN_TOKEN, FinishReason, PoolCounters, PoolStats, RequestRecord, StepRecord
+from kvlab.core import (
+    TIER_COUNTERS,
+    UNKNOWN_TOKEN,
+    FinishReason,
+    PoolCounters,
+    PoolStats,
+    RequestRecord,
+    StepRecord,
+)
 from kvlab.engine.protocol import EngineReport, EngineSeries
 from kvlab.errors import RecordError
 from kvlab.kv.journal import BlockEvent, BlockEvents
@@ -41,10 +49,14 @@ _POOL = {  # column: field of PoolStats
     "blocks_cached": "blocks_cached",
     "shared_blocks": "shared_blocks",
     "blocks_pinned": "blocks_pinned",
+    "host_blocks": "host_blocks",
+    "disk_blocks": "disk_blocks",
+    "loading_sequences": "loading_sequences",
 }
 _REQUEST = {"end_s": "finished_s"}  # column: field of RequestRecord
 _COUNTERS = [each.name for each in fields(PoolCounters) if each.name != "merged_blocks"]
 _RETENTION = ("blocks_pinned", "expired_blocks", "quota_evictions", "pinned_evictions", "pins_refused")
+_TIERS = ("host_blocks", "disk_blocks", "loading_sequences", *TIER_COUNTERS)
 _SPECULATION = ("proposed_tokens", "accepted_tokens")  # columns of runs that speculate
 
 STEP_SCHEMA = pa.schema(
@@ -82,7 +94,7 @@ REQUEST_SCHEMA = pa.schema(
 
 def step_table(steps: StepLog) -> pa.Table:
     """Steps as the table of steps.parquet; what their engine does not have is null. Without pins, a time to live or
-    quotas it has no columns of them, nor without proposed tokens of those.
+    quotas it has no columns of them, nor of tiers, nor of proposed tokens where there were none.
     """
     columns = {name: steps.column(name) for name in _STEP}
     columns |= {column: steps.column(f"pool.{name}") for column, name in _POOL.items()}
@@ -92,7 +104,9 @@ def step_table(steps: StepLog) -> pa.Table:
     table = pa.table(
         [pa.array(columns[name], mask=absent.get(name)) for name in STEP_SCHEMA.names], schema=STEP_SCHEMA
     )
-    unused = [group for group in (_RETENTION, _SPECULATION) if not any(columns[name].any() for name in group)]
+    unused = [
+        group for group in (_RETENTION, _TIERS, _SPECULATION) if not any(columns[name].any() for name in group)
+    ]
     return table.drop_columns([name for group in unused for name in group])
 
 

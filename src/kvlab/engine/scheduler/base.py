@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from operator import attrgetter
 
@@ -28,6 +28,8 @@ class Scheduler:
         add -> waiting --admit--> running --retire--> gone
                   ^______preempt______|
 
+    A sequence that found content in a tier is among the running ones while that is loaded, and computes nothing.
+
     It knows sequences and budgets, never the pool: the engine asks it for the plan of each of the order's `stages`
     and for a `candidate` to admit, tries to get their memory, and calls `admit` or `preempt`. `running` is in the
     order of admission.
@@ -46,6 +48,7 @@ class Scheduler:
         self._state = StepState(0.0, lambda sequence: 0)
         self.ended: list[Sequence] = []  # since the last retirement
         self._prefilling: list[Sequence] = []
+        self._loading: dict[int, Sequence] = {}  # by slot
         self._continuing: list[Sequence] = []  # those in prefill when the step began
         self._decoding = DecodeBatch()
         self._is_stale = False  # whether tokens were appended that `_decoding` has not seen
@@ -152,20 +155,32 @@ class Scheduler:
         reserve = math.ceil(free_kv_tokens * self.config.admission_reserve)
         return max(reserve, math.ceil(total_kv_tokens * self.config.watermark))
 
-    def admit(self, sequence: Sequence) -> None:
-        """Move the candidate from waiting to running."""
+    def admit(self, sequence: Sequence, *, is_loading: bool = False) -> None:
+        """Move the candidate from waiting to running. One that `is_loading` computes once it is `loaded`."""
         if sequence is not self.candidate():
             raise RuntimeError(f"request {sequence.request.request_id!r} is not the candidate")
         self.waiting.remove(sequence)
-        self.start(sequence)
+        self.start(sequence, is_loading=is_loading)
 
-    def start(self, sequence: Sequence) -> None:
+    def start(self, sequence: Sequence, *, is_loading: bool = False) -> None:
         """Add a sequence that has memory to the running ones."""
         sequence.status = SequenceStatus.RUNNING
         self._admissions += 1
         sequence.admission = self._admissions
         self.running.append(sequence)
-        self._prefilling.append(sequence)
+        if is_loading and sequence.slot is not None:
+            sequence.status = SequenceStatus.LOADING
+            self._loading[sequence.slot] = sequence
+        else:
+            self._prefilling.append(sequence)
+
+    def loaded(self, slots: Iterable[int]) -> list[Sequence]:
+        """What the sequences of these slots waited for is there: they are in prefill from now on."""
+        sequences = [self._loading.pop(slot) for slot in slots]
+        for sequence in sequences:
+            sequence.status = SequenceStatus.RUNNING
+        self._prefilling += sequences
+        return sequences
 
     def start_decoding(self, sequence: Sequence) -> None:
         """A running sequence has computed its prompt, and got a token."""
@@ -184,6 +199,8 @@ class Scheduler:
         self._stop(sequence)
         if sequence.is_decoding:
             self._leave(sequence)
+        elif sequence.status is SequenceStatus.LOADING and sequence.slot is not None:
+            del self._loading[sequence.slot]
         else:
             self._prefilling.remove(sequence)
         sequence.status = SequenceStatus.WAITING
@@ -192,6 +209,8 @@ class Scheduler:
 
     def finish(self, sequence: Sequence) -> None:
         """A sequence has ended: a running one stays until it is retired, a waiting one leaves the queue."""
+        if sequence.status is SequenceStatus.LOADING and sequence.slot is not None:
+            del self._loading[sequence.slot]
         sequence.status = SequenceStatus.FINISHED
         self.ended.append(sequence)
         self._speculation.forget(sequence)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from kvlab.kv.journal import BlockJournal
     from kvlab.kv.protocol import KVCachePool
     from kvlab.kv.storage import KVStorage
+    from kvlab.kv.tiers.offload import Offload
 
 
 class KVBackend(Protocol):
@@ -32,8 +33,11 @@ class KVBackend(Protocol):
         storage: KVStorage | None = None,
         *,
         journal: BlockJournal | None = None,
+        offload: Offload | None = None,
     ) -> KVCachePool:
-        """A pool of `num_blocks` blocks over `storage`; None: without tensors. Its events go to the `journal`."""
+        """A pool of `num_blocks` blocks over `storage`; None: without tensors. Its events go to the `journal`,
+        what it evicts to `offload`.
+        """
 
 
 POOLS: Registry[KVBackend] = Registry("kv.backend", __name__)

@@ -9,6 +9,7 @@ from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools import POOLS
 from kvlab.kv.storage import KVStorage
+from kvlab.kv.tiers.offload import Offload
 
 
 @POOLS.register("contiguous")
@@ -52,6 +53,7 @@ class ContiguousKVCachePool(BlockPool):
         storage: KVStorage | None = None,
         *,
         journal: BlockJournal | None = None,
+        offload: Offload | None = None,
     ) -> Self:
         """See KVBackend."""
         return cls(num_blocks, max_seq_len, storage, journal=journal)

@@ -11,6 +11,7 @@ from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools import POOLS
 from kvlab.kv.retention import Limits, Retention
 from kvlab.kv.storage import KVStorage
+from kvlab.kv.tiers.offload import Offload
 
 
 @POOLS.register("paged")
@@ -46,6 +47,7 @@ class PagedKVCachePool(BlockPool):
         storage: KVStorage | None = None,
         *,
         journal: BlockJournal | None = None,
+        offload: Offload | None = None,
     ) -> Self:
         """See KVBackend."""
         return cls(
@@ -56,6 +58,7 @@ class PagedKVCachePool(BlockPool):
             prefix_sharing=config.prefix_sharing,
             eviction=_eviction(config, num_blocks, journal),
             journal=journal,
+            offload=offload,
         )
 
 

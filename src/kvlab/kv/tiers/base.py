@@ -13,6 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlab.kv.prefix import Prefix
+
 KEY_BYTES = 32
 Key = bytes  # KEY_BYTES long
 Page = NDArray[np.uint8]  # [page_bytes]
@@ -25,6 +27,19 @@ def key_behind(parent: Key, tokens: bytes) -> Key:
     and its salt.
     """
     return blake2b(tokens, digest_size=KEY_BYTES, key=parent).digest()
+
+
+def key_of(node: Prefix) -> Key:
+    """The key of a node's content, which the node keeps, as do all before it."""
+    path: list[Prefix] = []
+    at: Prefix | None = node
+    while at is not None and not hasattr(at, "key"):
+        path.append(at)
+        at = at.parent
+    key = b"" if at is None else at.key
+    for each in reversed(path):
+        key = each.key = key_behind(key, each.tokens)
+    return key
 
 
 class PageStore(Protocol):

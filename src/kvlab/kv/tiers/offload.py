@@ -1,0 +1,347 @@
+"""Between the pool and its tiers: what is evicted goes down, what a prompt hits comes up while others run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, field
+from threading import Semaphore
+from time import perf_counter
+
+import numpy as np
+
+from kvlab.errors import TierError
+from kvlab.kv.allocator import BlockAllocator
+from kvlab.kv.prefix import Prefix
+from kvlab.kv.table import BlockTables
+from kvlab.kv.tiers.base import Key, Page, PageStore, key_behind, key_of
+from kvlab.kv.tiers.host import BlockPages, HostStore
+from kvlab.kv.tiers.tier import Tier
+
+_BACKLOG = 256  # pages that may wait to be written to a store other than main memory; more are not kept
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """Pages of one tier on their way into blocks. Modelled ones are there at `done_s`, real ones when their `copy`
+    is done, which returns the keys that could not be read and the seconds it took.
+    """
+
+    tier: Tier
+    blocks: dict[Key, int]
+    owner: int  # the slot that began it
+    done_s: float = 0.0
+    seconds: float = 0.0
+    copy: Future[tuple[set[Key], float]] | None = None
+    users: set[int] = field(default_factory=set)  # slots that wait for it
+
+    def is_done(self, now: float) -> bool:
+        """Whether its blocks are there."""
+        return self.done_s <= now if self.copy is None else self.copy.done()
+
+
+@dataclass(slots=True)
+class Wait:
+    """What a slot waits for: these contents, for its blocks from the one number `first` on."""
+
+    first: int
+    keys: Sequence[Key]
+    tiers: Sequence[Tier]  # of each
+    loads: set[Load] = field(default_factory=set)  # not done yet
+    failed: set[Key] = field(default_factory=set)
+
+    def loaded(self) -> Sequence[Tier]:
+        """The tiers of the contents that came, up to the first that did not."""
+        first = next((n for n, key in enumerate(self.keys) if key in self.failed), len(self.keys))
+        return self.tiers[:first]
+
+
+class Offload:
+    """The tiers of a pool, the fastest first.
+
+    Content that the pool evicts goes to the first tier, what that evicts to the next. A prompt's content is looked
+    up in all of them (`find`); the pool gives a slot blocks for what is found, and `load` copies it there, in a
+    thread for each tier. Other slots that want content that is being loaded wait for the same load. Everything else
+    is done by the thread that steps. A page that cannot be read is a miss, and leaves its tier.
+
+    Without `pages` there are no bytes, as in a simulated engine: a load then takes the time of its tier's link.
+    """
+
+    def __init__(self, tiers: Sequence[Tier], pages: BlockPages | None = None) -> None:
+        self.tiers = tiers
+        self.now = 0.0  # on the engine's clock, as the pool was told last
+        self.waiting: dict[int, Wait] = {}  # by slot
+        self._pages = pages
+        self._loads: list[Load] = []
+        self._loading: dict[Key, Load] = {}
+        self._threads: dict[Tier, ThreadPoolExecutor] = {}
+        self._room = {tier: Semaphore(_BACKLOG) for tier in tiers}
+        self._lost: deque[tuple[Tier, Key]] = deque()  # pages that a thread could not write
+
+    def evicted(self, blocks: Sequence[int], contents: Mapping[int, Prefix]) -> None:
+        """The pool is about to drop the contents of these blocks, in this order."""
+        for block in blocks:
+            key, first = key_of(contents[block]), self.tiers[0]
+            if key in first:
+                first.refresh(key)
+                continue
+            start = perf_counter()
+            page = None if self._pages is None or isinstance(first.store, HostStore) else self._copy_of(block)
+            self._keep(0, key, page, block)
+            if self._pages is not None:
+                first.counts.stored_s += perf_counter() - start
+
+    def find(self, root: bytes, node: Prefix | None, parts: Iterable[bytes]) -> list[Key]:
+        """The contents of these blocks of tokens that are in a tier, up to the first that is not; they come behind
+        those of `node`, or of the `root` without one.
+        """
+        found: list[Key] = []
+        if not any(map(len, self.tiers)):
+            return found
+        key = key_behind(b"", root) if node is None else key_of(node)
+        for tokens in parts:
+            key = key_behind(key, tokens)
+            if key not in self._loading and self._tier_of(key) is None:
+                break
+            found.append(key)
+        return found
+
+    def loading_blocks(self, keys: Sequence[Key]) -> list[int]:
+        """The blocks that the first of these contents are being loaded to."""
+        blocks: list[int] = []
+        for key in keys:
+            if (load := self._loading.get(key)) is None:
+                break
+            blocks.append(load.blocks[key])
+        return blocks
+
+    def hold(self, keys: Sequence[Key]) -> None:
+        """These contents, which are in a tier, stay there until they are loaded: `load` is called next."""
+        for key in reversed(keys):  # so that of a prefix the tail is older, and goes first
+            if key not in self._loading and (tier := self._tier_of(key)) is not None:
+                tier.hold(key)
+
+    def load(self, slot: int, first: int, keys: Sequence[Key], blocks: Sequence[int]) -> None:
+        """Bring contents that are held to a slot's blocks, of which the first is its block number `first`. What is
+        being loaded already is in these blocks.
+        """
+        tiers: list[Tier] = []
+        wait, wanted = Wait(first, keys, tiers), dict[Tier, dict[Key, int]]()
+        for key, block in zip(keys, blocks, strict=True):
+            load = self._loading.get(key)
+            tier = load.tier if load is not None else self._tier_of(key)
+            if tier is None:
+                raise RuntimeError(f"content {key.hex()} is in no tier")
+            tiers.append(tier)
+            if load is not None:
+                load.users.add(slot)
+                wait.loads.add(load)
+            else:
+                wanted.setdefault(tier, {})[key] = block
+        for tier, pages in wanted.items():
+            load = self._start(Load(tier, pages, slot, users={slot}))
+            wait.loads.add(load)
+            self._loads.append(load)
+            self._loading.update(dict.fromkeys(pages, load))
+        self.waiting[slot] = wait
+
+    def arrived(self) -> dict[int, Wait]:
+        """The slots whose loads are done by now, in the order in which they began to wait."""
+        while self._lost:
+            tier, key = self._lost.popleft()
+            tier.counts.failed += 1
+            if key in tier:
+                tier.drop(key)
+        if not self.waiting:
+            return {}
+        for load in [load for load in self._loads if load.is_done(self.now)]:
+            self._finish(load)
+        done = [slot for slot, wait in self.waiting.items() if not wait.loads]
+        return {slot: self.waiting.pop(slot) for slot in done}
+
+    def leave(self, slot: int) -> None:
+        """A slot that waits is about to be freed: nothing is written to its blocks afterwards."""
+        wait = self.waiting.pop(slot, None)
+        for load in () if wait is None else wait.loads:
+            load.users.discard(slot)
+            if load.owner != slot and load.owner in load.users:
+                continue
+            if load.copy is not None:
+                if load.users or not load.copy.cancel():
+                    wait_for([load.copy])
+                self._finish(load)
+            else:  # go on for what others wait for: the slot's other blocks are free from now on
+                kept = {key for user in load.users for key in self.waiting[user].keys}
+                for key in [key for key in load.blocks if key not in kept]:
+                    del load.blocks[key], self._loading[key]
+                    load.tier.release(key)
+                if not load.users:
+                    self._loads.remove(load)
+
+    def next_arrival(self) -> float | None:
+        """When a load is done; a time that has passed: any moment, as real ones are. None: none is on its way."""
+        if any(not wait.loads for wait in self.waiting.values()):
+            return 0.0
+        return min((load.done_s for load in self._loads), default=None)
+
+    def wait(self, seconds: float) -> None:
+        """Let a real load get done, for so long at most."""
+        wait_for([load.copy for load in self._loads if load.copy is not None], seconds, FIRST_COMPLETED)
+
+    def count_hits(self, tiers: Iterable[Tier]) -> None:
+        """A slot has a block from each of these tiers."""
+        for tier in tiers:
+            tier.counts.hits += 1
+
+    def stats(self) -> dict[str, int]:
+        """What PoolStats says of tiers."""
+        return {f"{tier.name}_blocks": len(tier) for tier in self.tiers} | {"loading_sequences": len(self.waiting)}
+
+    def counters(self, block_size: int) -> dict[str, int]:
+        """What PoolCounters says of tiers."""
+        counts = [tier.counts for tier in self.tiers]
+        found = {
+            "store_us": round(1e6 * sum(each.stored_s for each in counts)),
+            "load_us": round(1e6 * sum(each.loaded_s for each in counts)),
+            "failed_pages": sum(each.failed for each in counts),
+        }
+        for tier, count in zip(self.tiers, counts, strict=True):
+            found[f"{tier.name}_stored_blocks"] = count.stored
+            found[f"{tier.name}_loaded_blocks"] = count.loaded
+            found[f"{tier.name}_hit_tokens"] = count.hits * block_size
+        return found
+
+    def close(self) -> None:
+        """Finish what is being copied, and close the stores."""
+        for thread in self._threads.values():
+            thread.shutdown()
+        self._threads.clear()
+        for tier in self.tiers:
+            if tier.store is not None:
+                tier.store.close()
+
+    def broken(self, tables: BlockTables, allocator: BlockAllocator) -> Iterator[tuple[str, str]]:
+        """What does not agree: whose, and how. For the audit."""
+        for tier in self.tiers:
+            yield from ((tier.name, text) for text in tier.broken())
+            if {key for load in self._loads if load.tier is tier for key in load.blocks} != tier.held().keys():
+                yield tier.name, "its held contents are not those that are being loaded"
+        if dead := self.waiting.keys() - tables.live:
+            yield "loads", f"slots {sorted(dead)} wait for loads and are not live"
+        for load in self._loads:
+            for block in load.blocks.values():
+                if not allocator.ref_count(block) or allocator.content(block) is not None:
+                    yield f"block {block}", "a content is loaded to it, but nobody holds it or it has one already"
+        blocks = [block for load in self._loads for block in load.blocks.values()]
+        if len(blocks) > len(set(blocks)):
+            yield "loads", "two contents are loaded to one block"
+        if {key: load for load in self._loads for key in load.blocks} != self._loading:
+            yield "loads", "what is being loaded is not what the loads are of"
+        if any(not load.users for load in self._loads):
+            yield "loads", "a load goes on that no slot waits for"
+
+    def _tier_of(self, key: Key) -> Tier | None:
+        return next((tier for tier in self.tiers if key in tier), None)
+
+    def _keep(self, level: int, key: Key, page: Page | None, block: int | None = None) -> None:
+        """A content goes to a tier: its `page`, or that of the block; what has to go for it, to the next."""
+        tier = self.tiers[level]
+        if key in tier:
+            tier.refresh(key)
+            return
+        store, queued = tier.store, tier.store is not None and not isinstance(tier.store, HostStore)
+        if queued and not self._room[tier].acquire(blocking=False):
+            tier.counts.refused += 1
+            return
+        if (found := tier.add(key)) is None:
+            if queued:
+                self._room[tier].release()
+            return
+        place, gone = found
+        if gone is not None and level + 1 < len(self.tiers):
+            old = store.page(place).copy() if isinstance(store, HostStore) else None
+            if store is None or old is not None:
+                self._keep(level + 1, gone, old)
+        tier.counts.stored += 1
+        if isinstance(store, HostStore):
+            if page is not None:
+                store.write(place, key, page)
+            elif block is not None and self._pages is not None:
+                self._pages.save(block, store.page(place))
+        elif store is not None and page is not None:
+            if gone is not None:
+                self._thread(tier).submit(store.remove, place, gone)
+            self._thread(tier).submit(self._write, tier, store, place, key, page)
+        elif tier.down is not None:
+            arrival = tier.down.transfer(self.now, tier.page_bytes)
+            tier.counts.stored_s += arrival - self.now
+
+    def _write(self, tier: Tier, store: PageStore, place: int, key: Key, page: Page) -> None:
+        """In a tier's thread."""
+        start = perf_counter()
+        try:
+            store.write(place, key, page)
+        except (OSError, TierError):
+            self._lost.append((tier, key))
+        finally:
+            self._room[tier].release()
+            tier.counts.stored_s += perf_counter() - start
+
+    def _copy_of(self, block: int) -> Page:
+        page = np.empty(self.tiers[0].page_bytes, np.uint8)
+        if self._pages is not None:
+            self._pages.save(block, page)
+        return page
+
+    def _start(self, load: Load) -> Load:
+        tier, pages = load.tier, self._pages
+        if pages is None or tier.store is None:
+            num_bytes = tier.page_bytes * len(load.blocks)
+            load.done_s = self.now if tier.up is None else tier.up.transfer(self.now, num_bytes)
+            load.seconds = load.done_s - self.now
+            return load
+        wanted = [(tier.place(key), key, block) for key, block in load.blocks.items()]
+        load.copy = self._thread(tier).submit(_read, tier.store, wanted, pages)
+        return load
+
+    def _finish(self, load: Load) -> None:
+        """A load is done, or was cancelled."""
+        self._loads.remove(load)
+        failed, is_cancelled = set[Key](), load.copy is not None and load.copy.cancelled()
+        if load.copy is not None and not is_cancelled:
+            failed, load.seconds = load.copy.result()
+        for key in reversed(load.blocks):
+            del self._loading[key]
+            load.tier.release(key)
+            if key in failed:
+                load.tier.counts.failed += 1
+                if key in load.tier:
+                    load.tier.drop(key)
+        load.tier.counts.loaded += 0 if is_cancelled else len(load.blocks) - len(failed)
+        load.tier.counts.loaded_s += load.seconds
+        for slot in load.users:
+            self.waiting[slot].loads.discard(load)
+            self.waiting[slot].failed |= failed
+
+    def _thread(self, tier: Tier) -> ThreadPoolExecutor:
+        if tier not in self._threads:
+            self._threads[tier] = ThreadPoolExecutor(1, thread_name_prefix=f"kvlab-{tier.name}")
+        return self._threads[tier]
+
+
+def _read(store: PageStore, wanted: list[tuple[int, Key, int]], pages: BlockPages) -> tuple[set[Key], float]:
+    """Copy pages to blocks, in a tier's thread; the keys of those that could not be read, and how long it took."""
+    start, failed, buffer = perf_counter(), set(), np.empty(0, np.uint8)
+    for place, key, block in wanted:
+        try:
+            if isinstance(store, HostStore):
+                pages.load(block, store.page(place))
+                continue
+            buffer = buffer if len(buffer) else np.empty(pages.page_bytes, np.uint8)
+            store.read(place, key, buffer)
+            pages.load(block, buffer)
+        except (OSError, TierError):
+            failed.add(key)
+    return failed, perf_counter() - start
