@@ -61,6 +61,9 @@ class FixedLink(Link):
     def transfer(self, ready_s: float, num_bytes: int) -> float:
         return ready_s + 1
 
+    def seconds(self, num_bytes: int) -> float:
+        return 1.0
+
 
 def host_tier(pages: int, page_bytes: int, eviction: str = "lru") -> Tier:
     return Tier("host", pages, page_bytes, EVICTION_POLICIES.get(eviction)(), HostStore(pages, page_bytes))

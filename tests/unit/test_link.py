@@ -10,10 +10,9 @@ from kvlab.kv.tiers.link import SimulatedLink
 def test_transfers_queue_behind_each_other_and_their_latencies_overlap() -> None:
     link = SimulatedLink(bytes_per_s=100.0, latency_s=0.5)
     assert link.transfer(1.0, 200) == 3.5
-    assert link.estimate_s(1.0, 100) == 3.5
     assert link.transfer(1.0, 100) == 4.5  # behind the first one's bytes, not behind its latency
     assert link.transfer(10.0, 100) == 11.5  # it was idle meanwhile
-    assert link.estimate_s(20.0, 100) == 1.5
+    assert link.seconds(100) == 1.5
 
 
 @pytest.mark.parametrize(("rate", "latency"), [(0.0, 0.0), (-1.0, 0.0), (float("nan"), 0.0), (1.0, -1.0)])

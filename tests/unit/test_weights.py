@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from kvlab.errors import WeightsError
-from kvlab.models.weights import DummyWeights, SafetensorsWeights, open_weights
+from kvlab.models.weights import DigestedWeights, DummyWeights, SafetensorsWeights, open_weights
 
 
 def dummy(seed: int = 0, dtype: torch.dtype = torch.float32) -> DummyWeights:
@@ -85,6 +85,34 @@ def save_shards(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
         save_file({name: tensor}, directory / file)
         weight_map[name] = file
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+class TestDigest:
+    @staticmethod
+    def digest(seed: int = 0, name: str = "b", shape: tuple[int, ...] = (300, 64)) -> str:
+        source = DigestedWeights(dummy(seed))
+        for each in ("a", name):
+            source.take(each, shape)
+        return source.digest
+
+    def test_is_that_of_names_shapes_and_numbers(self) -> None:
+        digests = [self.digest(), self.digest(seed=1), self.digest(name="c"), self.digest(shape=(64, 300))]
+        assert len(set(digests)) == 4
+        assert self.digest() == digests[0]
+
+    def test_changes_with_the_last_tensor_alone(self, tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
+        found = set()
+        for step in range(2):
+            changed = dict(tensors)
+            last = max(changed)
+            changed[last] = changed[last] + step
+            save_file(changed, tmp_path / "model.safetensors")
+            weights = DigestedWeights(SafetensorsWeights(tmp_path, torch.bfloat16, "cpu"))
+            for name, tensor in tensors.items():
+                assert torch.equal(weights.take(name, tuple(tensor.shape)), changed[name].bfloat16())
+            weights.finish()
+            found.add(weights.digest)
+        assert len(found) == 2
 
 
 class TestSafetensors:

@@ -34,6 +34,10 @@ class EngineConfig:
         if tokens < size and registry("kv.backend").get(self.kv.backend).is_paged():
             text = f"is less than kv.block_size={size}: a step could not fill a block"
             raise ConfigError("scheduler.max_batched_tokens", tokens, text)
+        mode = self.scheduler.preemption.mode
+        if mode != "recompute" and self.kv.offload is None and self.kv.offload_disk is None:
+            text = "copies blocks to host memory, and kv.offload=null has none; set it, as kv.offload=4GiB"
+            raise ConfigError("scheduler.preemption.mode", mode, text)
 
     @property
     def kv_dtype(self) -> str:

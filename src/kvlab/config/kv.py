@@ -27,7 +27,9 @@ class KVConfig:
     prefix_sharing: bool = True  # paged: store equal prefixes once, and keep them cached after their sequences
     eviction: str = "lru"  # which cached block is evicted first
     offload: str | None = None  # host memory for blocks that the pool evicts, as 4GiB; null: none
-    offload_eviction: str = "lru"  # which block leaves host memory first
+    offload_eviction: str = "lru"  # which block leaves host memory first, and which the disk
+    offload_disk: str | None = None  # room on a disk for blocks that leave host memory, as 64GiB; null: none
+    offload_dir: str | None = None  # the directory for them, which outlives the engine: of one at a time, one model
     pinned_share: float = 0.0  # most of the pool that prefixes which requests pin may take; 0: none is pinned
     pin_ttl_s: float | None = None  # a pin ends that no request has used for so long; null: it stays
     ttl_s: float | None = None  # cached blocks that no request has used for so long are given up; null: never
@@ -68,13 +70,18 @@ class KVConfig:
 
     def _check_offload(self) -> None:
         registry("kv.eviction").check(self.offload_eviction, key="kv.offload_eviction")
-        if self.offload is not None:
-            if parse_bytes(self.offload, key="kv.offload") == 0:
-                raise ConfigError("kv.offload", self.offload, "must be more than 0 bytes, or null")
-            self._check_keeps_blocks("kv.offload", self.offload)
+        for key, value in (("kv.offload", self.offload), ("kv.offload_disk", self.offload_disk)):
+            if value is None:
+                continue
+            if parse_bytes(value, key=key) == 0:
+                raise ConfigError(key, value, "must be more than 0 bytes, or null")
+            self._check_keeps_blocks(key, value)
             if self.ttl_s is not None:
                 text = f"keeps what the pool evicts, whatever kv.ttl_s={self.ttl_s} says; leave one of them null"
-                raise ConfigError("kv.offload", self.offload, text)
+                raise ConfigError(key, value, text)
+        if self.offload_dir is not None and self.offload_disk is None:
+            text = "is for the blocks of kv.offload_disk, which is null; set how much room they have, as 64GiB"
+            raise ConfigError("kv.offload_dir", self.offload_dir, text)
 
     def _check_keeps_blocks(self, key: str, value: object) -> None:
         """Raise ConfigError for a setting of cached blocks where there are none."""

@@ -9,16 +9,21 @@ from kvlab.errors import ConfigError
 from kvlab.registry import registry
 
 EXHAUSTION = ("preempt", "fail")
+PREEMPTION_MODES = ("recompute", "swap", "auto")
 MOST_SPECULATED = 1000  # tokens
 
 
 @dataclass
 class PreemptionConfig:
-    """Which sequence is preempted when blocks run out."""
+    """Which sequence is preempted when blocks run out, and what becomes of its blocks."""
 
     victim: str | None = None  # which running sequence is preempted; null: last_admitted
+    mode: str = (
+        "recompute"  # its tokens are computed again; swap: blocks go to kv.offload; auto: what takes less time
+    )
 
     def __post_init__(self) -> None:
+        one_of("scheduler.preemption.mode", self.mode, PREEMPTION_MODES)
         if self.victim is not None:
             registry("scheduler.preemption.victim").check(self.victim)
 
@@ -101,6 +106,9 @@ class SchedulerConfig:
         if self.on_exhaustion == "fail" and victim is not None:
             text = "scheduler.on_exhaustion=fail never preempts; leave it null, or set on_exhaustion=preempt"
             raise ConfigError("scheduler.preemption.victim", victim, text)
+        if self.on_exhaustion == "fail" and self.preemption.mode != "recompute":
+            text = "scheduler.on_exhaustion=fail never preempts; leave it recompute, or set on_exhaustion=preempt"
+            raise ConfigError("scheduler.preemption.mode", self.preemption.mode, text)
         if self.policy != "static":
             return
         whole = "each sequence of a static batch gets all its memory at once"
@@ -109,6 +117,7 @@ class SchedulerConfig:
             ("reserve_output", self.reserve_output, True, whole),
             ("on_exhaustion", self.on_exhaustion, None, f"{whole}, so that it does not run out of blocks"),
             ("preemption.victim", victim, None, f"{whole}, so that none is preempted"),
+            ("preemption.mode", self.preemption.mode, "recompute", f"{whole}, so that none is preempted"),
         ):
             if value not in (None, allowed):
                 text = f"leave it {'null' if allowed is None else allowed}, or take scheduler.policy=continuous"

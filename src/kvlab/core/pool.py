@@ -72,6 +72,8 @@ class PoolCounters:
     store_us: int = 0  # microseconds that copies to host memory and disk took
     load_us: int = 0  # microseconds that copies from them took
     failed_pages: int = 0  # blocks that host memory or the disk lost: misses
+    swapped_out_blocks: int = 0  # kept in host memory or on disk for a sequence that was preempted
+    swapped_in_blocks: int = 0  # of those, copied back when it returned; others were in the pool still
 
     def __sub__(self, earlier: PoolCounters) -> PoolCounters:
         """What was added since `earlier`."""
@@ -81,6 +83,6 @@ class PoolCounters:
 #: The fields of PoolCounters that are 0 without tiers.
 TIER_COUNTERS = (
     *(f"{tier}_{name}" for tier in ("host", "disk") for name in ("stored_blocks", "hit_tokens", "loaded_blocks")),
-    *("store_us", "load_us", "failed_pages"),
+    *("store_us", "load_us", "failed_pages", "swapped_out_blocks", "swapped_in_blocks"),
 )
 _counts = attrgetter(*(each.name for each in fields(PoolCounters)))

@@ -61,6 +61,7 @@ class Sequence:
     stop_token_ids: frozenset[int] = frozenset()  # those of the request, and the model's unless it ignores them
     num_prefilled: int = 0  # tokens whose K and V are in the cache, while it does not decode
     slot: int | None = None
+    swapped: int | None = None  # the pool's ticket for what it computed, while it waits after a preemption
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     error: str | None = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from kvlab.core import Sequence
 from kvlab.engine.admission import Admission
 from kvlab.engine.plan import Chunk, DecodeBatch, StepPlan, slots_of
+from kvlab.engine.preemption import Preemption
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.scheduler.orders import Stage
 from kvlab.errors import OutOfBlocksError
@@ -85,6 +86,7 @@ class BatchBuilder:
         self._scheduler = scheduler
         self._fail = fail
         self._journal = journal
+        self.preemption = Preemption(scheduler.config.preemption.mode, pool)
 
     def build(self, now: float) -> StepBatch:
         """Plan and reserve stage by stage, within `max_batched_tokens`."""
@@ -170,10 +172,7 @@ class BatchBuilder:
         batch.remove([victim])
         batch.preempted += 1
         self._scheduler.preempt(victim)
-        self._pool.free_slot(*slots_of([victim]))
-        victim.slot = None
-        victim.preemptions += 1
-        victim.preempted_s.append(now)
+        self.preemption.take_slot(victim, now)
 
     def _admit(self, budget: int, reserved_later: int, now: float) -> list[Chunk]:
         """Admit sequences while there are tokens in the step's budget and memory for all they have to compute.
@@ -190,9 +189,11 @@ class BatchBuilder:
                     salt=sequence.request.salt,
                     keep_free=admission.keep_free(sequence),
                     resumed=sequence.preemptions > 0,
+                    swapped=sequence.swapped,
                 )
             except OutOfBlocksError:
                 break
+            sequence.swapped = None
             if sequence.request.pin_tokens:
                 self._pool.pin_prefix(sequence.slot, sequence.request.pin_tokens)
             is_loading = self._pool.is_loading(sequence.slot)

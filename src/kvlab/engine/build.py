@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from kvlab.attention.base import AttentionBackend, AttentionSpec
+from kvlab.attention.base import AttentionBackend, AttentionSpec, layout_of
 from kvlab.attention.registry import attention_backends, select_backend
 from kvlab.config import EngineConfig
 from kvlab.engine.clock import Clock
@@ -144,13 +145,15 @@ def build_engine(
     """
     config = plan.config
     execution = EXECUTORS.get(config.executor.kind).build(plan, sampler=sampler)
+    identity = block_identity(plan, execution.weights)
+    offload = build_offload(config.kv, plan.pool, execution.storage, links=execution.links, identity=identity)
     pool = POOLS.get(config.kv.backend).from_config(
         config.kv,
         plan.pool.num_blocks,
         config.model.max_seq_len,
         execution.storage,
         journal=journal,
-        offload=build_offload(config.kv, plan.pool, execution.storage),
+        **({} if offload is None else {"offload": offload}),  # a pool of a plugin need not know of tiers
     )
     executor = execution.executor
     if config.executor.batching == "per_sequence":
@@ -165,6 +168,24 @@ def build_engine(
         detokenize=detokenize,
         journal=journal,
     )
+
+
+def block_identity(plan: EnginePlan, weights: str) -> dict[str, str]:
+    """What decides the numbers and the layout of a block of given tokens, by names that users know. `weights`: a
+    digest of the model's.
+    """
+    config, kernels = plan.config, plan.kernels
+    layout = "" if kernels is None else layout_of(kernels.attention)
+    shapes = f"{plan.model} {plan.pool.bytes_per_token} {layout}"
+    return {
+        "model": config.model.name,
+        "weights": weights,
+        "kv.dtype": config.kv_dtype,
+        "kv.block_size": str(plan.pool.block_size),
+        "executor.dtype": config.executor.dtype,
+        "executor.weights": config.executor.weights,
+        "shapes": hashlib.sha256(shapes.encode()).hexdigest()[:16],
+    }
 
 
 def kv_spec(config: EngineConfig, model: DecoderConfig) -> KVSpec:

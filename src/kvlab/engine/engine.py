@@ -119,6 +119,9 @@ class Engine:
         for sequence in list(sequences or ()):
             if sequence.finish_reason is None:  # the callback of the one before may have ended it
                 self._outputs.finish(sequence, FinishReason.ABORTED, self.clock.now())
+                if sequence.swapped is not None:
+                    self.pool.end_swap(sequence.swapped)
+                    sequence.swapped = None
         left = waiting - len(self.scheduler.waiting)  # within a step, perhaps by one that it has just preempted
         self._stats = replace(self._stats, waiting=max(self._stats.waiting - left, 0))
         return sequences is not None
@@ -163,6 +166,8 @@ class Engine:
         if failed_passes:
             self._recover()
         end = self.clock.now()
+        if batch.num_prefill_tokens:
+            self._batches.preemption.measured(batch.num_prefill_tokens + len(batch.decoding), end - launched)
         if self.journal is not None:
             self.journal.end_step()
         self._steps += 1

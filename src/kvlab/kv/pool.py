@@ -6,7 +6,7 @@ To be read after `protocol.py`. The parts are `ledger` (who holds which block), 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -90,6 +90,7 @@ class BlockPool(KVCachePool):
         salt: Salt = None,
         keep_free: int = 0,
         resumed: bool = False,
+        swapped: int | None = None,
     ) -> int:
         tokens = initial_tokens if token_ids is None else len(token_ids)
         if tokens < 0 or keep_free < 0:
@@ -100,6 +101,7 @@ class BlockPool(KVCachePool):
             raise SlotError(f"salt={salt!r}: must be text or a whole number")
         hits = self.index.match(token_ids, salt) if self.index is not None and token_ids else []
         found = self._find(token_ids, salt, hits) if self.offload is not None and token_ids else []
+        tail = self._find_tail(swapped, len(hits), found) if swapped is not None else 0
         coming = self.offload.loading_blocks(found) if self.offload is not None and found else []
         fresh = max(-(-tokens // self.block_size), self.first_blocks) - len(hits) - len(coming)
         # A hit that nobody references takes a block out of the free queue too.
@@ -121,7 +123,10 @@ class BlockPool(KVCachePool):
             self._sharing.open(slot, token_ids, salt, hits, resumed=resumed)
         if self.offload is not None and found:
             first, last = len(hits), len(hits) + len(found)
-            self.offload.load(slot, first, found, self.tables.entries[slot, first:last].tolist())
+            self.offload.load(slot, first, found, self.tables.entries[slot, first:last].tolist(), tail=tail)
+        if self.offload is not None and swapped is not None:
+            self.offload.swaps.blocks_in += len(found)
+            self.offload.swaps.end(swapped)
         return slot
 
     def fork_slot(self, slot: int, token_ids: Sequence[int] | None = None, *, rerun_last: bool = False) -> int:
@@ -151,6 +156,27 @@ class BlockPool(KVCachePool):
         if self._sharing is not None:
             self._sharing.pin(slot, tokens)
 
+    def swap_out(self, slot: int, is_worth: Callable[[float, int], bool] | None = None) -> int | None:
+        self.tables.check(slot)
+        if self.offload is None or self.index is None or self._sharing is None or self.is_loading(slot):
+            return None
+        computed = self._sharing.computed(slot)
+        if computed is None:
+            return None
+        (token_ids, salt), size = computed, self.block_size
+        blocks = self.tables.blocks(slot)[: -(-len(token_ids) // size)]
+        keys = self.offload.keys(salt_bytes(salt), self.index.parts(token_ids, 0, partial=True))
+        if is_worth is not None:
+            own = [key for key, block in zip(keys, blocks, strict=True) if self.allocator.ref_count(block) == 1]
+            tokens = len(token_ids) - (len(blocks) - len(own)) * size
+            if not is_worth(self.offload.copy_s(own), tokens):
+                return None
+        return self.offload.swaps.add(keys, blocks, len(token_ids), has_tail=len(token_ids) % size > 0)
+
+    def end_swap(self, ticket: int) -> None:
+        if self.offload is not None:
+            self.offload.swaps.end(ticket)
+
     def is_loading(self, slot: int) -> bool:
         return self.offload is not None and slot in self.offload.waiting
 
@@ -163,8 +189,10 @@ class BlockPool(KVCachePool):
         arrived = self.offload.arrived()
         for slot, wait in arrived.items():
             tiers = wait.loaded()
-            if self._sharing.load(slot, wait.first, len(tiers)):
-                self.offload.count_hits(tiers)
+            has_tail = wait.tail and len(tiers) == len(wait.keys)
+            whole = len(tiers) - bool(has_tail)
+            if self._sharing.load(slot, wait.first, whole, wait.tail if has_tail else 0):
+                self.offload.count_hits(tiers[:whole])
             if len(tiers) < len(wait.keys):  # another slot may wait for the same blocks, and write them too
                 self._copies.watch(slot)
         return list(arrived)
@@ -289,6 +317,17 @@ class BlockPool(KVCachePool):
             return []
         node = self.allocator.content(hits[-1]) if hits else None
         return self.offload.find(salt_bytes(salt), node, self.index.parts(token_ids, len(hits)))
+
+    def _find_tail(self, ticket: int, hits: int, found: list[Key]) -> int:
+        """Add the last block of what was swapped out, if it is not full and all before it was found: its tokens."""
+        swapped = self.offload.swaps.by_ticket[ticket] if self.offload is not None else None
+        if swapped is None or swapped.tail is None or self.offload is None:
+            return 0
+        whole, tail = divmod(swapped.tokens, self.block_size)
+        if hits + len(found) != whole or not self.offload.is_stored(swapped.tail):
+            return 0
+        found.append(swapped.tail)
+        return tail
 
     def _refuse_loading(self, slots: Numbers) -> None:
         """Raise SlotError for a slot whose blocks are not there yet."""

@@ -84,10 +84,12 @@ class PrefixIndex:
             blocks.append(node.block)
         return blocks
 
-    def parts(self, token_ids: Sequence[int], first: int) -> Iterator[bytes]:
-        """The tokens of each whole block, packed, from the block number `first` on."""
+    def parts(self, token_ids: Sequence[int], first: int, *, partial: bool = False) -> Iterator[bytes]:
+        """The tokens of each whole block, packed, from the block number `first` on; with `partial` those behind the
+        last whole one, too.
+        """
         size = self.block_size
-        for start in range(first * size, len(token_ids) - size + 1, size):
+        for start in range(first * size, len(token_ids) - (0 if partial else size - 1), size):
             yield self._packed(token_ids[start : start + size])
 
     def root(self, salt: Hashable = None) -> Prefix:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -35,6 +35,7 @@ class KVCachePool(Protocol):
         salt: Salt = None,
         keep_free: int = 0,
         resumed: bool = False,
+        swapped: int | None = None,
     ) -> int:
         """Open a slot with room for its first tokens at once, all or nothing.
 
@@ -42,6 +43,7 @@ class KVCachePool(Protocol):
         the same prefix under the same `salt` are shared. The pool keeps the list and reads it as the sequence
         grows: append each token before the step that computes it, and change no other. `keep_free` blocks have to
         be left. `resumed`: the sequence had a slot before, so that what it finds again is not counted as a hit.
+        `swapped`: the ticket that `swap_out` gave for that slot, which ends with it.
 
         Raises OutOfBlocksError if they do not fit now, SlotError if they never will.
         """
@@ -79,6 +81,17 @@ class KVCachePool(Protocol):
         Only whole blocks, and only within the pool's limits; what it refuses is counted. A pool that keeps no
         prefixes does nothing.
         """
+
+    def swap_out(self, slot: int, is_worth: Callable[[float, int], bool] | None = None) -> int | None:
+        """Copy what the slot has computed to the pool's tiers, which hold it for the sequence: a ticket for
+        `allocate_slot`. The slot stays as it is.
+
+        None where there is no room, or no tier; or where `is_worth` says that it is not, which is given an estimate
+        of the seconds for copying it there and back, and the tokens that would be computed otherwise.
+        """
+
+    def end_swap(self, ticket: int) -> None:
+        """The sequence of this ticket will not come back."""
 
     def expire(self, now: float) -> bool:
         """It is `now`, in seconds: give up what was kept for its time. Whether that changed anything."""

@@ -103,13 +103,24 @@ class PrefixSharing:
         """Whether a step is prepared that fills blocks."""
         return bool(self._pending)
 
-    def load(self, slot: int, first: int, blocks: int) -> bool:
-        """The slot's blocks from number `first` on were loaded, so many of them. Not while a step is prepared.
+    def computed(self, slot: int) -> tuple[Sequence[int], Salt] | None:
+        """The tokens that a slot has computed, and its salt. None where they are not known, or where it counts on a
+        block that the step in preparation computes.
+        """
+        state, length = self._slots[slot], int(self._tables.lengths[slot])
+        blocks = self._tables.entries[slot, : -(-length // self._tables.block_size)].tolist()
+        if not length or not state.known or length > len(state.tokens) or not self._pending.isdisjoint(blocks):
+            return None
+        return state.tokens[:length], state.salt
+
+    def load(self, slot: int, first: int, blocks: int, tail: int = 0) -> bool:
+        """The slot's blocks from number `first` on were loaded, so many of them, and so many tokens of the block
+        behind them. Not while a step is prepared.
 
         False where the slot had to go back meanwhile: it computes them like the tokens before.
         """
         state, tables, size = self._slots[slot], self._tables, self._tables.block_size
-        if state.computed != first or not blocks:
+        if state.computed != first or not blocks + tail:
             return False
         end = first + blocks
         for block in tables.entries[slot, first:end].tolist():
@@ -117,7 +128,11 @@ class PrefixSharing:
         tables.stored[slot] = end * size
         tables.lengths[slot] = tables.cached[slot] = min(end * size, len(state.tokens) - 1)
         self._count_hits(state, end, state.same_step)
-        self.complete([slot], [end * size])
+        if blocks:
+            self.complete([slot], [end * size])
+        if tail:
+            self._ledger.occupancy.fill(int(tables.entries[slot, end]), tail)
+            tables.stored[slot] = tables.lengths[slot] = tables.cached[slot] = end * size + tail
         return True
 
     def pin(self, slot: int, tokens: int) -> None:

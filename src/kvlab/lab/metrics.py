@@ -198,7 +198,8 @@ def _tiers(steps: StepLog, total: Mapping[str, int]) -> dict[str, float]:
             metrics |= {f"kv/{name}": total[name] for name in TIER_COUNTERS if name.startswith(tier)}
     if metrics:
         metrics["kv/store_s"], metrics["kv/load_s"] = total["store_us"] / 1e6, total["load_us"] / 1e6
-        metrics["kv/failed_pages"] = total["failed_pages"]
+        names = ("failed_pages", "swapped_out_blocks", "swapped_in_blocks")
+        metrics |= {f"kv/{name}": total[name] for name in names}
     return metrics
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from pathlib import Path
@@ -17,6 +18,7 @@ from kvlab.models.published import located
 
 _TILE = 1_048_583  # a prime, so that rows of a weight do not repeat
 _BIAS_DEVIATION = 0.1
+_DIGESTED = 1024  # numbers of a tensor that its digest is of, at least
 _DTYPES = ("F64", "F32", "F16", "BF16")  # what safetensors calls floating-point numbers without a scale
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _LANGUAGE_MODEL = "language_model."  # prefix of the decoder's tensors in a multimodal checkpoint
@@ -65,6 +67,33 @@ class DummyWeights:
 
     def finish(self) -> None:
         """Nothing can be left over."""
+
+
+class DigestedWeights:
+    """Another source, with a digest of what was taken from it: each tensor's name and shape, and some of its
+    numbers, so that it changes with any tensor whose numbers all differ.
+    """
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+        self._sum = hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        """16 hexadecimal digits."""
+        return self._sum.hexdigest()[:16]
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """See WeightSource."""
+        tensor = self._source.take(name, shape)
+        flat = tensor.reshape(-1)
+        self._sum.update(f"{name} {shape}".encode())
+        self._sum.update(_bytes(flat[:: max(len(flat) // _DIGESTED, 1)].cpu().contiguous()))
+        return tensor
+
+    def finish(self) -> None:
+        """See WeightSource."""
+        self._source.finish()
 
 
 class SafetensorsWeights:

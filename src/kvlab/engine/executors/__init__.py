@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvlab.engine.sampler import Sampler
     from kvlab.engine.step import Executor
     from kvlab.kv.storage import KVStorage
+    from kvlab.kv.tiers.build import Links
 
 
 class Execution(NamedTuple):
@@ -22,6 +23,8 @@ class Execution(NamedTuple):
     executor: Executor
     clock: Clock
     storage: KVStorage | None  # tensors of the pool; None: the executor needs none
+    links: Links | None = None  # of a simulated device to the pool's tiers
+    weights: str = ""  # a digest of the model's, where the pool has a tier on disk
 
 
 class ExecutorKind(ABC):

@@ -27,6 +27,9 @@ from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.sizing import size_pool
 from kvlab.kv.spec import KVSpec
+from kvlab.kv.tiers.base import Link
+from kvlab.kv.tiers.build import Links
+from kvlab.kv.tiers.link import SimulatedLink
 from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig
 from kvlab.models.families import decoder_config
@@ -109,6 +112,10 @@ class SimulatedExecution(ExecutorKind):
         sizes = (each, weights.body, weights.output, spec.bytes_per_token)
         timing = TIMINGS.get(config.executor.timing).of(Deployment(config, model, hardware, *sizes))
         memory = memory_of_devices(config, hardware, working)
+        check_links(config, hardware)
+        if timing.recording is not None and (config.kv.offload or config.kv.offload_disk):
+            text = "when blocks came back is not recorded, so that such a run cannot be replayed; leave it null"
+            raise ConfigError("kv.offload", config.kv.offload, text)
         kv, left = config.kv, memory - weights.total - working.peak
         if kv.num_blocks is None and kv.memory is None:
             if timing.recording is not None:
@@ -131,7 +138,39 @@ class SimulatedExecution(ExecutorKind):
         if not isinstance(timing, StepTiming):
             text = "the plan has no timing; plan it as simulated"
             raise ConfigError("executor.kind", plan.config.executor.kind, text)
-        return Execution(SimulatedExecutor(plan.model, timing, plan.config.framework), LogicalClock(), None)
+        executor = SimulatedExecutor(plan.model, timing, plan.config.framework)
+        return Execution(executor, LogicalClock(), None, tier_links(plan.config))
+
+
+def tier_links(config: EngineConfig) -> Links | None:
+    """The links of simulated devices to host memory and its disk. Each device has one of its own to the host."""
+    hardware, devices = config.hardware, config.executor.tensor_parallel
+    if hardware is None:
+        return None
+    host = devices * hardware.host_link_gb_s * 1e9 * hardware.host_link_efficiency
+    rates = {
+        "host": (host, host, hardware.host_link_us),
+        "disk": (hardware.disk_write_gb_s * 1e9, hardware.disk_read_gb_s * 1e9, hardware.disk_us),
+    }
+
+    def links(tier: str) -> tuple[Link, Link]:
+        down, up, microseconds = rates[tier]
+        return SimulatedLink(down, microseconds * 1e-6), SimulatedLink(up, microseconds * 1e-6)
+
+    return links
+
+
+def check_links(config: EngineConfig, hardware: HardwareConfig) -> None:
+    """Raise ConfigError for tiers whose links have no bandwidth."""
+    kv = config.kv
+    for key, room, name, example in (
+        ("kv.offload", kv.offload, "host_link_gb_s", "64 (PCIe 5)"),
+        ("kv.offload_disk", kv.offload_disk, "disk_read_gb_s", "6.8"),
+        ("kv.offload_disk", kv.offload_disk, "disk_write_gb_s", "4"),
+    ):
+        if room is not None and not getattr(hardware, name):
+            text = f"{key}={room} copies blocks with this bandwidth; set it, as {example}"
+            raise ConfigError(f"hardware.{name}", getattr(hardware, name), text)
 
 
 def check_model_on_devices(config: EngineConfig, model: DecoderConfig) -> None:

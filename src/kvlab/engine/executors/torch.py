@@ -33,7 +33,7 @@ from kvlab.models.decoder import Decoder, Model, attention_specs
 from kvlab.models.families import decoder_config
 from kvlab.models.ops import select_ops
 from kvlab.models.ops.cpu_ops import CpuOps
-from kvlab.models.weights import open_weights
+from kvlab.models.weights import DigestedWeights, WeightSource, open_weights
 
 
 class TorchExecutor(Executor):
@@ -99,23 +99,32 @@ class TorchExecution(ExecutorKind):
         """
         kernels = plan.computed_by
         torch.set_num_threads(kernels.threads)
-        model = build_decoder(plan)
+        weights = weight_source(plan)
+        if plan.config.kv.offload_disk is not None:
+            weights = DigestedWeights(weights)
+        model = build_decoder(plan, weights)
         spec, pool = plan.model.kv_spec(plan.config.kv_dtype), plan.pool
         storage = KVStorage(spec, pool.num_blocks, pool.block_size, plan.device, layout_of(kernels.attention))
         executor = TorchExecutor(model, sampler or Sampler(kernels.ops), plan.device)
-        return Execution(executor, WallClock(), storage)
+        digest = weights.digest if isinstance(weights, DigestedWeights) else ""
+        return Execution(executor, WallClock(), storage, weights=digest)
 
 
-def build_decoder(plan: EnginePlan) -> Model:
-    """The model with its weights. Raises WeightsError."""
-    config, kernels = plan.config, plan.computed_by
-    weights = open_weights(
+def weight_source(plan: EnginePlan) -> WeightSource:
+    """Where the model's weights are. Raises WeightsError."""
+    config = plan.config
+    return open_weights(
         config.model.weights or "dummy",
         getattr(torch, config.executor.dtype),
         plan.device,
         seed=config.seed,
         norm_weight=plan.model.initial_norm_weight,
     )
+
+
+def build_decoder(plan: EnginePlan, weights: WeightSource | None = None) -> Model:
+    """The model with its weights, by default those of the plan. Raises WeightsError."""
+    config, kernels, weights = plan.config, plan.computed_by, weights or weight_source(plan)
     if isinstance(plan.model, TransformersConfig):
         from kvlab.models.transformers_decoder import TransformersDecoder
 

@@ -71,3 +71,6 @@ class Link(Protocol):
         """When so many bytes, which can leave at `ready_s`, have arrived, in seconds on the engine's clock. Later
         transfers queue behind this one.
         """
+
+    def seconds(self, num_bytes: int) -> float:
+        """How long so many bytes take with nothing before them."""

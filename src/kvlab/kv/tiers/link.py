@@ -26,6 +26,6 @@ class SimulatedLink(Link):
         self.free_s = max(ready_s, self.free_s) + num_bytes / self.bytes_per_s
         return self.free_s + self.latency_s
 
-    def estimate_s(self, now: float, num_bytes: int) -> float:
-        """Seconds until so many bytes, sent now, would have arrived."""
-        return max(self.free_s - now, 0.0) + num_bytes / self.bytes_per_s + self.latency_s
+    def seconds(self, num_bytes: int) -> float:
+        """See Link."""
+        return num_bytes / self.bytes_per_s + self.latency_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -18,6 +18,7 @@ from kvlab.kv.prefix import Prefix
 from kvlab.kv.table import BlockTables
 from kvlab.kv.tiers.base import Key, Page, PageStore, key_behind, key_of
 from kvlab.kv.tiers.host import BlockPages, HostStore
+from kvlab.kv.tiers.swap import Swaps
 from kvlab.kv.tiers.tier import Tier
 
 _BACKLOG = 256  # pages that may wait to be written to a store other than main memory; more are not kept
@@ -51,6 +52,7 @@ class Wait:
     tiers: Sequence[Tier]  # of each
     loads: set[Load] = field(default_factory=set)  # not done yet
     failed: set[Key] = field(default_factory=set)
+    tail: int = 0  # tokens of the last content, if it is of a block that is not full
 
     def loaded(self) -> Sequence[Tier]:
         """The tiers of the contents that came, up to the first that did not."""
@@ -79,19 +81,27 @@ class Offload:
         self._threads: dict[Tier, ThreadPoolExecutor] = {}
         self._room = {tier: Semaphore(_BACKLOG) for tier in tiers}
         self._lost: deque[tuple[Tier, Key]] = deque()  # pages that a thread could not write
+        self.swaps = Swaps(self)
 
     def evicted(self, blocks: Sequence[int], contents: Mapping[int, Prefix]) -> None:
         """The pool is about to drop the contents of these blocks, in this order."""
         for block in blocks:
-            key, first = key_of(contents[block]), self.tiers[0]
-            if key in first:
-                first.refresh(key)
-                continue
+            self.store(key_of(contents[block]), block)
+
+    def store(self, key: Key, block: int) -> Tier | None:
+        """The tier that has a content: the first, which is given a copy of the block unless any has it. None: there
+        is no room.
+        """
+        tier, first = self._tier_of(key), self.tiers[0]
+        if tier is first:
+            first.refresh(key)
+        else:
             start = perf_counter()
             page = None if self._pages is None or isinstance(first.store, HostStore) else self._copy_of(block)
             self._keep(0, key, page, block)
             if self._pages is not None:
                 first.counts.stored_s += perf_counter() - start
+        return self._tier_of(key)
 
     def find(self, root: bytes, node: Prefix | None, parts: Iterable[bytes]) -> list[Key]:
         """The contents of these blocks of tokens that are in a tier, up to the first that is not; they come behind
@@ -108,6 +118,31 @@ class Offload:
             found.append(key)
         return found
 
+    @staticmethod
+    def keys(root: bytes, parts: Iterable[bytes]) -> list[Key]:
+        """The keys of these blocks of tokens behind a root."""
+        keys, key = [], key_behind(b"", root)
+        for tokens in parts:
+            key = key_behind(key, tokens)
+            keys.append(key)
+        return keys
+
+    def is_stored(self, key: Key) -> bool:
+        """Whether a tier has a content that is not being loaded to some block."""
+        return key not in self._loading and self._tier_of(key) is not None
+
+    def copy_s(self, keys: Sequence[Key]) -> float:
+        """An estimate of the seconds that it takes to copy these contents to the first tier, as far as no tier has
+        them, and all of them back.
+        """
+        first, missing = self.tiers[0], sum(self._tier_of(key) is None for key in keys)
+        if self._pages is not None:
+            counts = first.counts
+            copied, seconds = counts.stored + counts.loaded, counts.stored_s + counts.loaded_s
+            return (missing + len(keys)) * (seconds / copied if copied else self._time_copy())
+        links = ((first.down, missing), (first.up, len(keys)))
+        return sum(link.seconds(pages * first.page_bytes) for link, pages in links if link is not None)
+
     def loading_blocks(self, keys: Sequence[Key]) -> list[int]:
         """The blocks that the first of these contents are being loaded to."""
         blocks: list[int] = []
@@ -123,12 +158,12 @@ class Offload:
             if key not in self._loading and (tier := self._tier_of(key)) is not None:
                 tier.hold(key)
 
-    def load(self, slot: int, first: int, keys: Sequence[Key], blocks: Sequence[int]) -> None:
+    def load(self, slot: int, first: int, keys: Sequence[Key], blocks: Sequence[int], *, tail: int = 0) -> None:
         """Bring contents that are held to a slot's blocks, of which the first is its block number `first`. What is
-        being loaded already is in these blocks.
+        being loaded already is in these blocks. If the last is of a block that is not full, it has `tail` tokens.
         """
         tiers: list[Tier] = []
-        wait, wanted = Wait(first, keys, tiers), dict[Tier, dict[Key, int]]()
+        wait, wanted = Wait(first, keys, tiers, tail=tail), dict[Tier, dict[Key, int]]()
         for key, block in zip(keys, blocks, strict=True):
             load = self._loading.get(key)
             tier = load.tier if load is not None else self._tier_of(key)
@@ -151,9 +186,7 @@ class Offload:
         """The slots whose loads are done by now, in the order in which they began to wait."""
         while self._lost:
             tier, key = self._lost.popleft()
-            tier.counts.failed += 1
-            if key in tier:
-                tier.drop(key)
+            self._lose(tier, key)
         if not self.waiting:
             return {}
         for load in [load for load in self._loads if load.is_done(self.now)]:
@@ -206,6 +239,8 @@ class Offload:
             "store_us": round(1e6 * sum(each.stored_s for each in counts)),
             "load_us": round(1e6 * sum(each.loaded_s for each in counts)),
             "failed_pages": sum(each.failed for each in counts),
+            "swapped_out_blocks": self.swaps.blocks_out,
+            "swapped_in_blocks": self.swaps.blocks_in,
         }
         for tier, count in zip(self.tiers, counts, strict=True):
             found[f"{tier.name}_stored_blocks"] = count.stored
@@ -226,8 +261,9 @@ class Offload:
         """What does not agree: whose, and how. For the audit."""
         for tier in self.tiers:
             yield from ((tier.name, text) for text in tier.broken())
-            if {key for load in self._loads if load.tier is tier for key in load.blocks} != tier.held().keys():
-                yield tier.name, "its held contents are not those that are being loaded"
+            loading = Counter(key for load in self._loads if load.tier is tier for key in load.blocks)
+            if loading + self.swaps.held(tier) != tier.held():
+                yield tier.name, "its held contents are not those that are being loaded or were swapped out"
         if dead := self.waiting.keys() - tables.live:
             yield "loads", f"slots {sorted(dead)} wait for loads and are not live"
         for load in self._loads:
@@ -244,6 +280,13 @@ class Offload:
 
     def _tier_of(self, key: Key) -> Tier | None:
         return next((tier for tier in self.tiers if key in tier), None)
+
+    def _lose(self, tier: Tier, key: Key) -> None:
+        """A tier has not what it should have, and forgets it."""
+        tier.counts.failed += 1
+        if key in tier:
+            tier.drop(key)
+            self.swaps.lost(tier, key)
 
     def _keep(self, level: int, key: Key, page: Page | None, block: int | None = None) -> None:
         """A content goes to a tier: its `page`, or that of the block; what has to go for it, to the next."""
@@ -275,8 +318,8 @@ class Offload:
                 self._thread(tier).submit(store.remove, place, gone)
             self._thread(tier).submit(self._write, tier, store, place, key, page)
         elif tier.down is not None:
-            arrival = tier.down.transfer(self.now, tier.page_bytes)
-            tier.counts.stored_s += arrival - self.now
+            tier.down.transfer(self.now, tier.page_bytes)
+            tier.counts.stored_s += tier.down.seconds(tier.page_bytes)
 
     def _write(self, tier: Tier, store: PageStore, place: int, key: Key, page: Page) -> None:
         """In a tier's thread."""
@@ -295,12 +338,18 @@ class Offload:
             self._pages.save(block, page)
         return page
 
+    def _time_copy(self) -> float:
+        """Seconds that the copy of a block takes, tried once."""
+        start = perf_counter()
+        self._copy_of(0)
+        return perf_counter() - start
+
     def _start(self, load: Load) -> Load:
         tier, pages = load.tier, self._pages
         if pages is None or tier.store is None:
             num_bytes = tier.page_bytes * len(load.blocks)
             load.done_s = self.now if tier.up is None else tier.up.transfer(self.now, num_bytes)
-            load.seconds = load.done_s - self.now
+            load.seconds = 0.0 if tier.up is None else tier.up.seconds(num_bytes)
             return load
         wanted = [(tier.place(key), key, block) for key, block in load.blocks.items()]
         load.copy = self._thread(tier).submit(_read, tier.store, wanted, pages)
@@ -316,9 +365,7 @@ class Offload:
             del self._loading[key]
             load.tier.release(key)
             if key in failed:
-                load.tier.counts.failed += 1
-                if key in load.tier:
-                    load.tier.drop(key)
+                self._lose(load.tier, key)
         load.tier.counts.loaded += 0 if is_cancelled else len(load.blocks) - len(failed)
         load.tier.counts.loaded_s += load.seconds
         for slot in load.users:
