@@ -18,6 +18,9 @@ Feature: How many sequences fit
         | gemma3_tiny | paged      | auto  |
         | gemma3_tiny | contiguous | int8  |
         | llama_tiny  | paged      | int8  |
+        | qwen3_tiny  | paged      | fp8_e4m3  |
+        | qwen3_tiny  | contiguous | int4  |
+        | qwen3_tiny  | paged      | int8 kv.value_dtype=int4 |
 
     @R2.1
     Scenario: A token costs what its KV heads store, however many query heads read it
@@ -30,6 +33,12 @@ Feature: How many sequences fit
       When I plan "model=qwen3_4b memory=16GiB kv.dtype=int8"
       Then the planner says "2 (K and V) x 36 layers x 8 KV heads x (128 numbers x 1 byte + 4 of their scale)"
       And a token takes 76032 bytes and a block of 16 tokens 1216512
+
+    @R2.1
+    Scenario: In int4 the scale of every 32 numbers is counted, and K and V may have formats of their own
+      When I plan "model=qwen3_4b memory=16GiB kv.dtype=int8 kv.value_dtype=int4"
+      Then the planner says "36 layers x 8 KV heads x (K (128 numbers x 1 byte + 4 of their scale) + V (128 numbers x 1/2 byte + 8 of their scales)), int8 and int4"
+      And a token takes 58752 bytes and a block of 16 tokens 940032
 
     @R2.1
     Scenario: In fp8 one scale serves a whole tensor, and the output layer of a model stays as it is

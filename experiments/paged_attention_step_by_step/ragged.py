@@ -17,7 +17,7 @@ class RaggedAttention(AttentionBackend):
 
     def supports(self, spec: AttentionSpec) -> Support:
         """Causal attention over whole sequences, K and V not in int8."""
-        ok = spec.causal and spec.sliding_window is None and spec.soft_cap is None and spec.kv_dtype != "int8"
+        ok = spec.causal and spec.sliding_window is None and spec.soft_cap is None and not spec.formats
         return Support(ok, "" if ok else "only causal attention without window, soft cap and int8")
 
     def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:

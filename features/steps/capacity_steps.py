@@ -100,7 +100,7 @@ def as_planned(started: tuple[str, dict[str, Any], Engine]) -> None:
     stats = engine.pool.stats()
     assert (stats.blocks_total, stats.block_size) == (pool["num_blocks"], pool["block_size"])
     scales = [tensor for tensor in (storage.key_scales, storage.value_scales) if tensor is not None]
-    assert len(scales) == (2 if figures["inputs"]["kv_dtype"] == "int8" else 0)
+    assert len(scales) == sum(storage.spec.is_scaled)
     assert sum(tensor.nbytes for tensor in (storage.keys, storage.values, *scales)) == pool["bytes"]
 
 

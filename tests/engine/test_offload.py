@@ -44,9 +44,11 @@ def test_an_evicted_prompt_is_loaded_and_gives_the_same_tokens() -> None:
     assert counters.host_stored_blocks == counters.evicted_blocks - 11, "what came back had not left the tier"
 
 
-def test_int8_comes_back_as_it_left() -> None:
-    spec = tiny_config().kv_spec("int8")
-    specs = attention_specs(tiny_config(), "float32", "cpu", "int8")
+@pytest.mark.parametrize("kv_dtypes", [("int8", "int8"), ("fp8_e4m3", "float32")])
+def test_formats_come_back_as_they_left(kv_dtypes: tuple[str, str]) -> None:
+    """Numbers and scales, of K and V."""
+    spec = tiny_config().kv_spec(*kv_dtypes)
+    specs = attention_specs(tiny_config(), "float32", "cpu", kv_dtypes)
     layout = layout_of(select_backend(specs))
     small, large = tiered_pool(12, 64, spec=spec, layout=layout), tiered_pool(64, 1, spec=spec, layout=layout)
     names = ["a", "b", "a", "c", "b", "a"]
@@ -56,7 +58,7 @@ def test_int8_comes_back_as_it_left() -> None:
             for turn, name in enumerate(names)
         ]
         for pool in (small, large)
-        for engine in [make_engine(pool, TorchExecutor(tiny_decoder("int8"), Sampler()))]
+        for engine in [make_engine(pool, TorchExecutor(tiny_decoder(kv_dtypes[0]), Sampler()))]
     ]
     assert outputs[0] == outputs[1]
     assert list(map(len, outputs[0])) == [8] * len(names)

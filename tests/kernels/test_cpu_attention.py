@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvlab.kernels.cpu.attention import paged_attention
-from kvlab.kv.storage import quantize
+from kvlab.kv.formats import FORMATS
 from tests.kernels.paged import assert_close, bits, make_paged, plain_attention, unchanged
 
 SCALE = 0.2
@@ -103,24 +103,38 @@ def test_a_lone_sequence_is_split_over_threads(sequence: tuple[int, int], thread
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [13, 64, 80])
+@pytest.mark.parametrize(
+    ("key_format", "value_format", "head_dim"),
+    [
+        *((name, name, head_dim) for name in ("int8", "fp8_e4m3", "fp8_e5m2") for head_dim in (13, 64, 80)),
+        *(("int4", "int4", head_dim) for head_dim in (32, 96, 128)),
+        *(("int8", "int4", 64), ("int4", "fp8_e5m2", 96), ("plain", "fp8_e4m3", 80), ("int4", "plain", 64)),
+    ],
+)
 @pytest.mark.parametrize("heads", GROUPS)
-def test_keys_and_values_in_int8(heads: str, head_dim: int, dtype: torch.dtype) -> None:
-    """The same as attention over the numbers that int8 stands for; NaN in the scales of others would show."""
+def test_formats(heads: str, key_format: str, value_format: str, head_dim: int, dtype: torch.dtype) -> None:
+    """The same as attention over the numbers that are stored; NaN in the scales of others would show."""
     q_heads, kv_heads = HEADS[heads]
     sequences = [(130, 130), (1, 1), (70, 3), (200, 100), (33, 1), (150, 1)]
     new = [count for _, count in sequences]
-    paged = make_paged(
-        [length for length, _ in sequences], kv_heads, head_dim, 16, torch.float32, torch.device("cpu")
-    )
-    (keys, key_scales), (values, value_scales) = map(quantize, (paged.keys, paged.values))
+    paged = make_paged([length for length, _ in sequences], kv_heads, head_dim, 16, dtype, torch.device("cpu"))
+    plain = str(dtype).removeprefix("torch.")
+    formats = [FORMATS[plain if name == "plain" else name] for name in (key_format, value_format)]
+    stored = [kind.pack(cache) for kind, cache in zip(formats, (paged.keys, paged.values), strict=True)]
     q, starts = torch.randn(sum(new), q_heads, head_dim).to(dtype), torch.tensor([0, *new]).cumsum(0).int()
     found = paged_attention(
-        q, keys, values, *paged.cache[2:], starts, scale=SCALE, key_scales=key_scales, value_scales=value_scales
+        q,
+        stored[0][0],
+        stored[1][0],
+        *paged.cache[2:],
+        starts,
+        scale=SCALE,
+        key_scales=stored[0][1],
+        value_scales=stored[1][1],
     )
     rows = []
     for i, kv in enumerate(zip(paged.k, paged.v, strict=True)):
-        k, v = (whole * scale[..., None] for whole, scale in map(quantize, kv))
+        k, v = (kind.unpack(*kind.pack(whole)) for kind, whole in zip(formats, kv, strict=True))
         rows.append(plain_attention(q[starts[i] : starts[i + 1]], k, v, scale=SCALE))
     assert_close(found, torch.cat(rows))
 

@@ -9,7 +9,7 @@ from kvlab.kernels.cpu.elementwise import gated
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kernels.cpu.native import instruction_set, load
 from kvlab.kernels.cpu.topk import topk
-from kvlab.kv.storage import quantize
+from kvlab.kv.formats import quantize
 from kvlab.models.ops.cpu_ops import CpuOps
 from tests.kernels.tiled_rows import put_in_tiles, take_from_tiles
 

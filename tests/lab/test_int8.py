@@ -29,8 +29,10 @@ class TestCache:
         assert int8.num_blocks == 2**20 // (288 * 16)
 
     def test_another_dtype_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match=r"kv\.dtype=int4: unknown; known: auto, int8"):
-            compose_run("kv.dtype=int4")
+        with pytest.raises(
+            ConfigError, match=r"kv\.dtype=int2: unknown; known: auto, int8, fp8_e4m3, fp8_e5m2, int4"
+        ):
+            compose_run("kv.dtype=int2")
 
     def test_heads_too_small_to_gain_are_refused(self) -> None:
         config = compose_run(*TINY, "kv.dtype=int8", "model.architecture.head_dim=4")
@@ -126,4 +128,4 @@ class TestQuality:
         monkeypatch.setattr(quality, "available_memory", lambda device: 1000)
         metrics, problem = quality_metrics(plan_engine(compose_run(*TINY, "kv.dtype=int8")), [])
         assert metrics == {}
-        assert problem.startswith("quality/*: not measured, as the model without int8 needs 512.")
+        assert problem.startswith("quality/*: not measured, as the model in bfloat16 needs 512.")

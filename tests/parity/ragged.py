@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kvlab.attention.base import AttentionSpec
+from kvlab.kv.formats import FORMATS
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage, PageLayout
@@ -35,7 +36,7 @@ def make_spec(
     *,
     window: int | None = None,
     soft_cap: float | None = None,
-    kv_dtype: str | None = None,
+    kv_dtypes: tuple[str, str] | None = None,
 ) -> AttentionSpec:
     return AttentionSpec(
         num_heads=KV_HEADS * group,
@@ -46,7 +47,7 @@ def make_spec(
         device="cpu",
         sliding_window=window,
         soft_cap=soft_cap,
-        kv_dtype=kv_dtype,
+        kv_dtypes=kv_dtypes,
     )
 
 
@@ -73,15 +74,10 @@ def make_batch(
     q = draw(sum(new), spec.num_heads)
 
     num_blocks = 3 + sum(-(-length // block_size) for length in lengths)
-    kv_dtype = spec.kv_dtype or spec.dtype
-    storage = KVStorage(KVSpec(LAYERS, KV_HEADS, spec.head_dim, kv_dtype), num_blocks, block_size, layout=layout)
-    poisoned = [storage.keys, storage.values]
-    if storage.key_scales is not None and storage.value_scales is not None:
-        storage.keys.fill_(1)
-        storage.values.fill_(1)
-        poisoned = [storage.key_scales, storage.value_scales]
-    for tensor in poisoned:
-        tensor.fill_(POISON)
+    key_dtype, value_dtype = spec.kv_dtypes or (spec.dtype, spec.dtype)
+    kv_spec = KVSpec(LAYERS, KV_HEADS, spec.head_dim, key_dtype, value_dtype)
+    storage = KVStorage(kv_spec, num_blocks, block_size, layout=layout)
+    poison(storage)
     pool = PagedKVCachePool(num_blocks, block_size, max(lengths), storage)
     pool.allocator.allocate(num_blocks)
     pool.allocator.free(torch.randperm(num_blocks, generator=random).tolist())
@@ -95,6 +91,18 @@ def make_batch(
     view = pool.view(slots, new)
     view.update(LAYER, *(torch.cat([x[n:] for x, n in zip(kv, stored, strict=True)]) for kv in (keys, values)))
     return RaggedBatch(q, view, pool, slots, [k.transpose(0, 1) for k in keys], [v.transpose(0, 1) for v in values])
+
+
+def poison(storage: KVStorage) -> None:
+    """Let every number of a storage be read as POISON, or nearly."""
+    for kind, cache, scales in (
+        (FORMATS[storage.spec.dtypes[0]], storage.keys, storage.key_scales),
+        (FORMATS[storage.spec.dtypes[1]], storage.values, storage.value_scales),
+    ):
+        stored, factors = kind.pack(torch.full((storage.spec.head_dim,), POISON))
+        cache[:] = stored
+        if scales is not None and factors is not None:
+            scales[:] = factors
 
 
 def naive_attention(batch: RaggedBatch, spec: AttentionSpec) -> torch.Tensor:

@@ -54,7 +54,7 @@ class NhdAttention(ConcatAttention):
 @pytest.mark.parametrize("name", ["concat", "online_softmax", "safe_softmax", "sdpa", "triton"])
 def test_the_same_in_either_layout(name: str, kv_dtype: str) -> None:
     """What is written, gathered and read block by block."""
-    spec = make_spec(2, 16, kv_dtype=kv_dtype)
+    spec = make_spec(2, 16, kv_dtypes=(kv_dtype, kv_dtype))
     try:
         backend = select_backend(spec, name)
     except BackendError as error:

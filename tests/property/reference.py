@@ -12,12 +12,13 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from kvlab.kv.formats import quantize
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.prefix import Prefix
 from kvlab.kv.protocol import Salt
 from kvlab.kv.retention import Retention
 from kvlab.kv.spec import KVSpec
-from kvlab.kv.storage import KVStorage, quantize
+from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
 
 SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=4, dtype="float32")

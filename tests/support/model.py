@@ -48,7 +48,7 @@ def tiny_config() -> DecoderConfig:
 def tiny_decoder(kv_dtype: str = "float32") -> Decoder:
     """Holds no state between calls, so that all tests share it."""
     config = tiny_config()
-    specs = attention_specs(config, "float32", "cpu", kv_dtype)
+    specs = attention_specs(config, "float32", "cpu", (kv_dtype, kv_dtype))
     return Decoder(config, LoudWeights(torch.float32, "cpu"), select_backend(specs), specs, 512)
 
 

@@ -25,12 +25,17 @@ class AttentionSpec:
     causal: bool = True
     sliding_window: int | None = None  # a token sees itself and the `sliding_window - 1` before it
     soft_cap: float | None = None
-    kv_dtype: str | None = None  # of K and V in the cache: "int8", or None for `dtype`
+    kv_dtypes: tuple[str, str] | None = None  # of K and V in the cache, as "int8" or "fp8_e4m3"; None: `dtype`
 
     @property
     def group(self) -> int:
         """Query heads per KV head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def formats(self) -> set[str]:
+        """The formats of K and V other than `dtype`, which a backend has to convert."""
+        return set(self.kv_dtypes or ()) - {self.dtype}
 
 
 class Support(NamedTuple):

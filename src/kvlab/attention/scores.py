@@ -32,7 +32,7 @@ class SequenceInStep(NamedTuple):
 
     def blocks(self) -> Iterator[BlockOfTokens]:
         """The sequence's blocks in logical order, the last one cut off at the sequence's end. Nothing is copied,
-        except int8, which is converted to float32.
+        except what is not stored as floating point numbers of its own, which is converted to float32.
         """
         for entry, block in enumerate(self.view.blocks(self.number)):
             first = entry * self.view.block_size

@@ -40,6 +40,14 @@ class EngineConfig:
             raise ConfigError("scheduler.preemption.mode", mode, text)
 
     @property
+    def kv_dtypes(self) -> tuple[str, str]:
+        """What K and what V are stored in."""
+        key, value = (self.kv.key_dtype or self.kv.dtype, self.kv.value_dtype or self.kv.dtype)
+        own = self.executor.dtype
+        return own if key == "auto" else key, own if value == "auto" else value
+
+    @property
     def kv_dtype(self) -> str:
-        """What K and V are stored in."""
-        return self.executor.dtype if self.kv.dtype == "auto" else self.kv.dtype
+        """The same in words."""
+        key, value = self.kv_dtypes
+        return key if key == value else f"{key} and {value}"

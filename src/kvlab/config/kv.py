@@ -8,7 +8,7 @@ from kvlab.config.values import MOST_SECONDS, at_least, one_of, parse_bytes
 from kvlab.errors import ConfigError
 from kvlab.registry import registry
 
-KV_DTYPES = ("auto", "int8", "fp8_e4m3", "fp8_e5m2")
+KV_DTYPES = ("auto", "int8", "fp8_e4m3", "fp8_e5m2", "int4")
 
 
 @dataclass
@@ -20,7 +20,9 @@ class KVConfig:
     """
 
     backend: str = "paged"  # paged: blocks of block_size tokens; contiguous: a slot of max_seq_len tokens each
-    dtype: str = "auto"  # auto: executor.dtype; int8: a scale per token and head; simulated: fp8_e4m3, fp8_e5m2
+    dtype: str = "auto"  # auto: executor.dtype; int8, fp8_e4m3, fp8_e5m2: a scale per token and head; int4: per 32
+    key_dtype: str | None = None  # of K alone; null: kv.dtype
+    value_dtype: str | None = None  # of V alone; null: kv.dtype
     block_size: int = 16  # token slots of a block; for contiguous only the unit of num_blocks
     num_blocks: int | None = None  # blocks of block_size tokens; null: by memory, or by scheduler.max_batch_size
     memory: str | None = None  # bytes of K and V, as 512MiB or 4GiB, instead of num_blocks
@@ -37,7 +39,9 @@ class KVConfig:
 
     def __post_init__(self) -> None:
         registry("kv.backend").check(self.backend)
-        one_of("kv.dtype", self.dtype, KV_DTYPES)
+        for key, value in (("dtype", self.dtype), ("key_dtype", self.key_dtype), ("value_dtype", self.value_dtype)):
+            if value is not None:
+                one_of(f"kv.{key}", value, KV_DTYPES)
         registry("kv.eviction").check(self.eviction)
         at_least("kv.block_size", self.block_size, 1)
         at_least("kv.num_blocks", self.num_blocks, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from kvlab.errors import ConfigError, DeviceError
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import PoolSize
-from kvlab.kv.spec import KVSpec
+from kvlab.kv.spec import INT4_GROUP, KVSpec
 from kvlab.kv.tiers.build import build_offload
 from kvlab.models.config import DecoderConfig, TransformersConfig
 from kvlab.models.decoder import attention_specs
@@ -122,10 +122,12 @@ def attention_elsewhere(config: EngineConfig, model: DecoderConfig, device: str)
     """The backend that a run on such a device takes. It may be another machine: there, kvlab's kernels work."""
     if config.attention.backend != "auto":
         return config.attention.backend
-    dtype, kv_dtype = config.executor.dtype, config.kv_dtype
-    kernel, works = ("triton", kv_dtype != "int8") if device == "cuda" else ("cpu", dtype != "float16")
+    dtype, formats = config.executor.dtype, config.kv_dtypes
+    kernel, works = "cpu", dtype != "float16"
+    if device == "cuda":
+        kernel, works = "triton", not {"int8", "int4"} & {*formats}
     among = attention_backends(kernels=config.executor.kernels, prefer=config.attention.prefer)
-    specs = attention_specs(model, dtype, device, kv_dtype)
+    specs = attention_specs(model, dtype, device, formats)
     return select_backend(specs, among=among, assume=kernel if works else None).name
 
 
@@ -189,12 +191,24 @@ def block_identity(plan: EnginePlan, weights: str) -> dict[str, str]:
 
 
 def kv_spec(config: EngineConfig, model: DecoderConfig) -> KVSpec:
-    """What the cache stores for a token. Raises ConfigError where int8 saves nothing."""
-    spec, plain = model.kv_spec(config.kv_dtype), model.kv_spec(config.executor.dtype)
-    if spec.is_scaled and spec.bytes_per_token >= plain.bytes_per_token:
-        text = f"with their scales, heads of {model.head_dim} numbers take {spec.bytes_per_token} bytes per token"
-        instead = f"in {plain.dtype} {plain.bytes_per_token}; use kv.dtype=auto"
-        raise ConfigError("kv.dtype", config.kv_dtype, f"{text} and {instead}")
+    """What the cache stores for a token. Raises ConfigError for heads that a format cannot hold, and where it saves
+    nothing.
+    """
+    # Serving frameworks, which simulated devices stand for, have one scale in fp8 for a whole tensor.
+    spec = replace(model.kv_spec(*config.kv_dtypes), tensor_scales=config.hardware is not None)
+    plain = model.kv_spec(config.executor.dtype)
+    for name, own, dtype in zip(
+        ("key", "value"), (config.kv.key_dtype, config.kv.value_dtype), spec.dtypes, strict=True
+    ):
+        key = "kv.dtype" if own is None else f"kv.{name}_dtype"
+        if dtype == "int4" and model.head_dim % INT4_GROUP:
+            text = f"has a scale for every {INT4_GROUP} numbers, which heads of {model.head_dim} are no multiple of"
+            raise ConfigError(key, dtype, f"{text}; use int8, fp8_e4m3 or auto")
+        one = model.kv_spec(dtype).bytes_per_token
+        if dtype != plain.dtype and one >= plain.bytes_per_token:
+            text = f"with their scales, heads of {model.head_dim} numbers take {one} bytes per token"
+            instead = f"in {plain.dtype} {plain.bytes_per_token}; use {key}=auto"
+            raise ConfigError(key, dtype, f"{text} and {instead}")
     return spec
 
 
@@ -206,11 +220,10 @@ def refuse_int8(config: EngineConfig, model: DecoderConfig) -> None:
 
 
 def refuse_fp8(config: EngineConfig) -> None:
-    """Raise ConfigError for what is to be stored in fp8, which nothing on this machine does."""
-    for key, value in (("executor.weights", config.executor.weights), ("kv.dtype", config.kv.dtype)):
-        if value.startswith("fp8"):
-            text = "is stored by simulated devices alone (executor=simulated hardware=h100_sxm)"
-            raise ConfigError(key, value, f"{text}; here use int8 or auto")
+    """Raise ConfigError for weights in fp8, which nothing on this machine has."""
+    if config.executor.weights == "fp8":
+        text = "is stored by simulated devices alone (executor=simulated hardware=h100_sxm)"
+        raise ConfigError("executor.weights", "fp8", f"{text}; here use int8 or auto")
 
 
 def resolve_device(setting: str) -> str:

@@ -239,8 +239,9 @@ def _attention(model: DecoderConfig, cache: KVSpec, settings: EngineSettings) ->
     per_token = 2 * model.num_kv_heads * model.head_dim  # K and V
     if settings.attention == "sdpa":
         # Buffers that grow to twice a sequence; a dtype of its own once more as float32 and in the model's; a mask.
-        buffers = 2 * per_token * longest * DTYPE_BYTES[cache.dtype]
-        widened = per_token * longest * (_FLOAT32 + settings.element) if cache.dtype != settings.dtype else 0
+        buffers = 2 * longest * model.num_kv_heads * sum(cache.row_bytes)
+        converted = set(cache.dtypes) != {settings.dtype}
+        widened = per_token * longest * (_FLOAT32 + settings.element) if converted else 0
         return buffers + widened + tokens * longest * (1 + _FLOAT32)
     if settings.attention in _BLOCK_BY_BLOCK:
         return _FLOAT32 * (2 * size * per_token + 4 * model.num_heads * tokens * (size + model.head_dim))

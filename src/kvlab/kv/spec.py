@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
-SCALE_BYTES = 4  # of the float32 that each head of a token has beside it in int8
+SCALE_BYTES = 4  # of the float32 that each head of a token has beside it in int8 and fp8
+INT4_GROUP, INT4_GROUP_BYTES = 32, 18  # numbers that share a scale; their bytes with it: 2 + 32 / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,15 +16,34 @@ class KVSpec:
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    dtype: str  # a key of DTYPE_BYTES
+    dtype: str  # of K, and of V unless it has one of its own: a key of DTYPE_BYTES, or "int4"
+    value_dtype: str | None = None
+    tensor_scales: bool = False  # fp8 as serving frameworks store it: one scale for a whole tensor, not counted
 
     @property
-    def is_scaled(self) -> bool:
-        """Whether each token's K and V have a scale per head beside them. fp8 has one for a whole tensor."""
-        return self.dtype == "int8"
+    def dtypes(self) -> tuple[str, str]:
+        """The formats of K and V."""
+        return self.dtype, self.value_dtype or self.dtype
+
+    @property
+    def row_bytes(self) -> tuple[int, int]:
+        """Bytes of the numbers of a head of a token, of K and of V; scales that are stored apart not counted."""
+        key, value = (self._row_bytes(dtype) for dtype in self.dtypes)
+        return key, value
+
+    @property
+    def is_scaled(self) -> tuple[bool, bool]:
+        """Whether each head of a token has a scale of its own in a tensor beside the numbers, of K and of V."""
+        scaled = {"int8"} if self.tensor_scales else {"int8", "fp8_e4m3", "fp8_e5m2"}
+        key, value = self.dtypes
+        return key in scaled, value in scaled
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token over all layers: 2 x layers x kv_heads x (head_dim x element size + scale)."""
-        head = self.head_dim * DTYPE_BYTES[self.dtype] + (SCALE_BYTES if self.is_scaled else 0)
-        return 2 * self.num_layers * self.num_kv_heads * head
+        """Bytes of one token over all layers: layers x kv_heads x (head_dim x element size + scale), of K and V."""
+        return self.num_layers * self.num_kv_heads * (sum(self.row_bytes) + SCALE_BYTES * sum(self.is_scaled))
+
+    def _row_bytes(self, dtype: str) -> int:
+        if dtype == "int4":
+            return -(-self.head_dim // INT4_GROUP) * INT4_GROUP_BYTES
+        return self.head_dim * DTYPE_BYTES[dtype]

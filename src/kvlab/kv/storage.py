@@ -8,9 +8,8 @@ import torch
 
 from kvlab.errors import CapacityError
 from kvlab.kernels.cpu.memory import empty
+from kvlab.kv.formats import FORMATS, KVFormat
 from kvlab.kv.spec import KVSpec
-
-_SMALLEST = 1e-30  # a largest magnitude below this counts as 0 in int8
 
 
 class PageLayout(StrEnum):
@@ -28,8 +27,9 @@ class KVStorage:
     They are indexed so in any layout. `layout` is their order in memory: HND is that of the indices, and in NHD
     `keys.transpose(2, 3)` is contiguous.
 
-    In int8 each token's head has a scale beside it: `key_scales` and `value_scales` `[layers, blocks, kv_heads,
-    block_size]` float32, which else are None. A number is what is stored times its scale.
+    K and V each have a format (`kv/formats.py`), in which a head may have another width. In int8 and fp8 each
+    token's head has a scale beside it: `key_scales` and `value_scales` `[layers, blocks, kv_heads, block_size]`
+    float32, which else are None.
     """
 
     def __init__(
@@ -44,14 +44,17 @@ class KVStorage:
         self.layout = layout
         self.block_size = block_size
         self.device = torch.device(device)
-        shape = (spec.num_layers, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+        self._formats = key_format, value_format = FORMATS[spec.dtypes[0]], FORMATS[spec.dtypes[1]]
+        rows = (spec.num_layers, num_blocks, spec.num_kv_heads, block_size)
+        key_width, value_width = (
+            size // kind.dtype.itemsize for size, kind in zip(spec.row_bytes, self._formats, strict=True)
+        )
+        key_scaled, value_scaled = spec.is_scaled
         try:
-            self.keys = self._zeros(shape, getattr(torch, spec.dtype))
-            self.values = self._zeros(shape, self.keys.dtype)
-            self.key_scales = self.value_scales = None
-            if spec.is_scaled:
-                self.key_scales = self._zeros(shape[:-1], torch.float32)
-                self.value_scales = self._zeros(shape[:-1], torch.float32)
+            self.keys = self._zeros((*rows, key_width), key_format.dtype)
+            self.values = self._zeros((*rows, value_width), value_format.dtype)
+            self.key_scales = self._zeros(rows, torch.float32) if key_scaled else None
+            self.value_scales = self._zeros(rows, torch.float32) if value_scaled else None
         # torch has no narrower type for "no memory" on a CPU
         except (RuntimeError, OSError, OverflowError) as error:
             raise CapacityError(
@@ -61,7 +64,7 @@ class KVStorage:
 
         # Buffers of `gather`, sized on first use for the longest sequence so far.
         self._gathered_keys = torch.empty(0, dtype=self.keys.dtype, device=self.device)
-        self._gathered_values = torch.empty_like(self._gathered_keys)
+        self._gathered_values = torch.empty(0, dtype=self.values.dtype, device=self.device)
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """On a CPU in large pages, as blocks are read from all over the pool, and all of it taken now: the first
@@ -84,58 +87,60 @@ class KVStorage:
         every = (self.keys, self.values, self.key_scales, self.value_scales)
         return [tensor for tensor in every if tensor is not None]
 
+    @property
+    def _both(self) -> tuple[tuple[KVFormat, torch.Tensor, torch.Tensor | None], ...]:
+        """Format, numbers and scales of K and of V."""
+        keys, values = self._formats
+        return (keys, self.keys, self.key_scales), (values, self.values, self.value_scales)
+
     def write(
         self, layer: int, blocks: torch.Tensor, offsets: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> None:
         """Store `k` and `v` `[T, kv_heads, head_dim]` at `(blocks[t], offsets[t])`."""
-        if self.key_scales is not None and self.value_scales is not None:
-            k, self.key_scales[layer][blocks, :, offsets] = quantize(k)
-            v, self.value_scales[layer][blocks, :, offsets] = quantize(v)
-        self.keys[layer][blocks, :, offsets] = k
-        self.values[layer][blocks, :, offsets] = v
+        for x, (kind, cache, scales) in zip((k, v), self._both, strict=True):
+            stored, factors = kind.pack(x)
+            cache[layer][blocks, :, offsets] = stored
+            if scales is not None and factors is not None:
+                scales[layer][blocks, :, offsets] = factors
 
     def read(self, layer: int, block: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of a block's first tokens, `[kv_heads, tokens, head_dim]`; no copy, except of int8 as float32."""
-        k, v = self.keys[layer, block, :, :tokens], self.values[layer, block, :, :tokens]
-        if self.key_scales is None or self.value_scales is None:
-            return k, v
-        return (
-            k * self.key_scales[layer, block, :, :tokens, None],
-            v * self.value_scales[layer, block, :, :tokens, None],
+        """K and V of a block's first tokens, `[kv_heads, tokens, head_dim]`; no copy of a plain format, float32 of
+        others.
+        """
+        at = (layer, block, slice(None), slice(tokens))
+        k, v = (
+            _unpacked(kind, cache[at], None if scales is None else scales[at]) for kind, cache, scales in self._both
         )
+        return k, v
 
     def gather(self, layer: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of one sequence, `[kv_heads, token slots, head_dim]`, in buffers that the next call reuses; of
-        int8, new tensors in float32.
+        """K and V of one sequence, `[kv_heads, token slots, head_dim]`: of a plain format in buffers that the next
+        call reuses, of others new tensors in float32.
 
         `rows` `[kv_heads * n]` lists, head by head, `block_id * kv_heads + head` of the sequence's n blocks.
         """
-        kv_heads, head_dim = self.spec.num_kv_heads, self.spec.head_dim
-        row = self.block_size * head_dim
-        size = len(rows) * row
-        if self._gathered_keys.numel() < size:
-            self._gathered_keys = self.keys.new_empty(2 * size)
-            self._gathered_values = torch.empty_like(self._gathered_keys)
-        if self.layout is PageLayout.NHD:  # a block's heads lie together: one row for all of them
-            rows, row = rows[: len(rows) // kv_heads] // kv_heads, kv_heads * row
+        slots = len(rows) * self.block_size
+        if self._gathered_keys.numel() < slots * self.keys.shape[-1]:
+            self._gathered_keys = self.keys.new_empty(2 * slots * self.keys.shape[-1])
+            self._gathered_values = self.values.new_empty(2 * slots * self.values.shape[-1])
+        buffers = self._gathered_keys, self._gathered_values
         k, v = (
-            self._gather(cache[layer], rows, row, buffer[:size])
-            for cache, buffer in ((self.keys, self._gathered_keys), (self.values, self._gathered_values))
+            _unpacked(
+                kind,
+                self._gather(cache[layer], rows, buffer[: slots * cache.shape[-1]]),
+                None if scales is None else self._gather(scales[layer].unsqueeze(-1), rows).squeeze(-1),
+            )
+            for (kind, cache, scales), buffer in zip(self._both, buffers, strict=True)
         )
-        if self.key_scales is None or self.value_scales is None:
-            return k, v
-        key_scales, value_scales = self.key_scales[layer].unsqueeze(-1), self.value_scales[layer].unsqueeze(-1)
-        row //= head_dim
-        return k * self._gather(key_scales, rows, row), v * self._gather(value_scales, rows, row)
+        return k, v
 
-    def _gather(
-        self, cache: torch.Tensor, rows: torch.Tensor, row: int, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """`rows`, each of `row` numbers, of a layer's `cache` `[blocks, kv_heads, block_size, size]`: `[kv_heads,
-        token slots, size]`.
-        """
+    def _gather(self, cache: torch.Tensor, rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """`rows` of a layer's `cache` `[blocks, kv_heads, block_size, size]`: `[kv_heads, token slots, size]`."""
         kv_heads, size = self.spec.num_kv_heads, cache.shape[-1]
         hnd = self.layout is PageLayout.HND
+        row = self.block_size * size
+        if not hnd:  # a block's heads lie together: one row for all of them
+            rows, row = rows[: len(rows) // kv_heads] // kv_heads, kv_heads * row
         table = (cache if hnd else cache.transpose(1, 2)).view(-1, row)
         found = torch.index_select(table, 0, rows, out=None if out is None else out.view(-1, row))
         return found.view(kv_heads, -1, size) if hnd else found.view(-1, kv_heads, size).transpose(0, 1)
@@ -151,12 +156,5 @@ class KVStorage:
             tensor[:, target] = tensor[:, source]
 
 
-def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row of `x` `[..., n]` as int8 and the scale `[...]` float32 that it is to be multiplied by: the row's
-    largest magnitude / 127, so that 0 stays 0. A number that is not finite makes its row's scale so. The native
-    kernels do the same.
-    """
-    x = x.float()
-    magnitude = x.abs().amax(dim=-1)
-    inverse = 127 / magnitude.clamp(min=_SMALLEST)
-    return (x * inverse[..., None]).round().to(torch.int8), magnitude / 127
+def _unpacked(kind: KVFormat, stored: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+    return stored if kind.is_plain else kind.unpack(stored, scales)

@@ -138,15 +138,17 @@ class CacheView:
         self.storage.write(layer, blocks, offsets, k, v)
 
     def keys(self, layer: int) -> torch.Tensor:
-        """K of all blocks, `[blocks, kv_heads, block_size, head_dim]`; no copy."""
+        """K of all blocks as it is stored, `[blocks, kv_heads, block_size, head_dim]`; no copy. In int4 the last
+        dimension is the bytes of a head.
+        """
         return self.storage.keys[layer]
 
     def values(self, layer: int) -> torch.Tensor:
-        """V of all blocks, `[blocks, kv_heads, block_size, head_dim]`; no copy."""
+        """The same of V."""
         return self.storage.values[layer]
 
     def key_scales(self, layer: int) -> torch.Tensor | None:
-        """What each row of int8 K is to be multiplied by, `[blocks, kv_heads, block_size]`; None: not in int8."""
+        """What each row of K in int8 or fp8 is to be multiplied by, `[blocks, kv_heads, block_size]`; else None."""
         scales = self.storage.key_scales
         return None if scales is None else scales[layer]
 
@@ -171,8 +173,8 @@ class CacheView:
     def gather(self, layer: int, sequence: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of one sequence in order, `[kv_heads, length, head_dim]`, this step's tokens included.
 
-        One block is sliced without a copy; several are copied into buffers that the next call reuses. K and V in
-        int8 come as float32, always copied.
+        One block is sliced without a copy; several are copied into buffers that the next call reuses. What is
+        not stored as floating point numbers of its own comes as float32, always copied.
         """
         length = self.lengths[sequence]
         if length <= self.block_size:

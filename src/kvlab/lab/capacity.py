@@ -1,6 +1,6 @@
 """How many sequences fit: computed from a configuration, with nothing built and nothing allocated.
 
-    bytes per token = 2 (K and V) x layers x KV heads x (head_dim x bytes of a number; in int8, + 4 for its scale)
+    bytes per token = 2 (K and V) x layers x KV heads x (head_dim x bytes of a number, + scales)
     cache           = memory - weights - rotary tables - working memory of the largest step
     contiguous      = whole slots of max_seq_len tokens in the cache, whatever a sequence's length
     paged           = whole blocks in the cache // ceil(length / block_size)
@@ -99,6 +99,7 @@ class CapacityPlan:
                 "kv_heads": spec.num_kv_heads,
                 "head_dim": spec.head_dim,
                 "kv_dtype": spec.dtype,
+                "value_dtype": spec.dtypes[1],
                 "parameters": model.num_parameters,
                 "max_position_embeddings": model.max_position_embeddings,
                 **asdict(self.settings),
@@ -260,7 +261,7 @@ def _too_small(config: EngineConfig, plan: CapacityPlan, memory: int, block: int
         override, narrower = "executor.dtype=bfloat16", replace(settings, dtype="bfloat16")
     elif settings.is_packed and settings.native and settings.weights == "auto":
         override, narrower = "executor.weights=int8", replace(settings, weights="int8")
-    spec = model.kv_spec(narrower.dtype if config.kv.dtype == "auto" else config.kv.dtype)
+    spec = kv_spec(replace(config, executor=replace(config.executor, dtype=narrower.dtype)), model)
     less = weight_bytes(model, narrower)
     if override and _needed(less, working_memory(model, spec, narrower), block) <= memory:
         advice.append(f"{override} takes {format_bytes(less.total)} and would fit")

@@ -10,19 +10,17 @@ from rich.table import Table
 from kvlab.config import format_bytes
 from kvlab.engine.memory import layer_tensors
 from kvlab.kv.pools import unit_of
-from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES
+from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES, KVSpec
 from kvlab.lab.capacity import CapacityPlan
 
 
 def capacity_lines(plan: CapacityPlan) -> Iterator[tuple[str, str, str]]:
     """Name, size, and the formula with every input."""
     model, spec, size, longest = plan.model, plan.spec, plan.paged.block_size, plan.settings.max_seq_len
-    size_of = DTYPE_BYTES[spec.dtype]
-    head = f"{spec.head_dim} numbers x {size_of} byte{'s' if size_of > 1 else ''}"
-    if spec.is_scaled:
-        head = f"({spec.head_dim} numbers x 1 byte + {SCALE_BYTES} of their scale)"
+    keys, values = (_head(spec, side) for side in (0, 1))
+    factor, head = ("2 (K and V) x ", keys) if keys == values else ("", f"(K {keys} + V {values})")
     heads = f"{spec.num_kv_heads} KV head{'s' if spec.num_kv_heads > 1 else ''}"
-    formula = f"2 (K and V) x {spec.num_layers} layers x {heads} x {head}, {spec.dtype}"
+    formula = f"{factor}{spec.num_layers} layers x {heads} x {head}, {' and '.join(dict.fromkeys(spec.dtypes))}"
     yield "a token", f"{spec.bytes_per_token:,} bytes", formula
     yield "a block", f"{size * spec.bytes_per_token:,} bytes", f"{size} tokens x {spec.bytes_per_token:,} bytes"
     positions = f"model.max_seq_len; the model has positions up to {model.max_position_embeddings:,}"
@@ -37,6 +35,17 @@ def capacity_lines(plan: CapacityPlan) -> Iterator[tuple[str, str, str]]:
     yield "weights", format_bytes(plan.weights.total), _weights_formula(plan)
     yield "working memory", format_bytes(plan.working.peak), _working_formula(plan)
     yield "KV cache", format_bytes(plan.paged.num_bytes), _pools_formula(plan)
+
+
+def _head(spec: KVSpec, side: int) -> str:
+    """Bytes of K (0) or V (1) of a head of a token."""
+    dtype, numbers = spec.dtypes[side], f"{spec.head_dim} numbers x"
+    if dtype == "int4":
+        return f"({numbers} 1/2 byte + {spec.row_bytes[side] - spec.head_dim // 2} of their scales)"
+    if spec.is_scaled[side]:
+        return f"({numbers} 1 byte + {SCALE_BYTES} of their scale)"
+    size = DTYPE_BYTES[dtype]
+    return f"{numbers} {size} byte{'s' if size > 1 else ''}"
 
 
 def _weights_formula(plan: CapacityPlan) -> str:

@@ -134,7 +134,7 @@ CATALOGUE: dict[str, Metric] = _catalogue({
     "capacity": [
         Metric("capacity/kv_bytes", "KV cache", "bytes",
                "blocks x block_size x 2 x layers x kv_heads x "
-               "(head_dim x bytes per element; in int8, + 4 for the scale)",
+               "(head_dim x bytes per element; scales included)",
                digits=1, in_table=True, column="KV cache"),
         Metric("capacity/token_slots", "token slots", "tokens", "blocks x block_size", digits=0, in_table=True),
         Metric("capacity/mean_length", "mean length of a sequence", "tokens",
@@ -282,14 +282,14 @@ CATALOGUE: dict[str, Metric] = _catalogue({
     ],
     "quality": [
         Metric("quality/logit_error_mean", "error of a logit, mean", "",
-               "mean absolute difference of a logit to that of the same model without int8", COST, 4),
+               "mean absolute difference of a logit to that of the same model in executor.dtype", COST, 4),
         Metric("quality/logit_error_max", "error of a logit, largest", "", "its largest value", COST, 4),
         Metric("quality/top1_agreement", "positions with the same most likely token", "0 to 1",
                "share of positions at which both models give the same most likely token", GAIN, 3),
         Metric("quality/kl_mean", "divergence of the next token, mean", "nats",
-               "sum of P (log P - log Q) over the vocabulary, P without int8: KL divergence", COST, 5),
+               "sum of P (log P - log Q) over the vocabulary, P in executor.dtype: KL divergence", COST, 5),
         Metric("quality/perplexity", "perplexity", "", "exp(-mean log probability of a prompt's tokens)", COST, 3),
-        Metric("quality/reference_perplexity", "perplexity without int8", "", "the same without int8", NEUTRAL, 3),
+        Metric("quality/reference_perplexity", "perplexity in executor.dtype", "", "of the same", NEUTRAL, 3),
     ],
     "engine": [
         Metric("engine/steps", "steps", "steps",

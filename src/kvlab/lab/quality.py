@@ -10,7 +10,7 @@ import torch
 from kvlab.attention.base import layout_of
 from kvlab.config import format_bytes
 from kvlab.core import Request
-from kvlab.engine.build import EnginePlan, plan_engine
+from kvlab.engine.build import EnginePlan, kv_spec, plan_engine
 from kvlab.engine.executors.torch import build_decoder
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.storage import KVStorage
@@ -24,19 +24,19 @@ _WORKING_MEMORY = 2**29
 
 def quality_metrics(plan: EnginePlan, requests: Sequence[Request]) -> tuple[dict[str, float], str]:
     """What `compare` says of the last 16 positions of the first 4 prompts, against the run's own dtype. Nothing
-    without int8, and nothing but the reason where memory is short. Builds either model in turn, so the run's engine
-    must be closed.
+    where no number has fewer bits, and nothing but the reason where memory is short. Builds either model in turn,
+    so the run's engine must be closed.
     """
     config = plan.config
-    if plan.kernels is None or "int8" not in (config.kv.dtype, config.executor.weights):
+    own = config.executor.dtype
+    if plan.kernels is None or (set(config.kv_dtypes) == {own} and config.executor.weights == "auto"):
         return {}, ""
-    reference = plan_engine(
-        replace(config, kv=replace(config.kv, dtype="auto"), executor=replace(config.executor, weights="auto"))
-    )
+    kv = replace(config.kv, dtype="auto", key_dtype=None, value_dtype=None)
+    reference = plan_engine(replace(config, kv=kv, executor=replace(config.executor, weights="auto")))
     needed, available = reference.weights.parameters + _WORKING_MEMORY, available_memory(plan.device)
     if needed > available:
         return {}, (
-            f"quality/*: not measured, as the model without int8 needs {format_bytes(needed)} and "
+            f"quality/*: not measured, as the model in {own} needs {format_bytes(needed)} and "
             f"{plan.device} has {format_bytes(available)} available"
         )
     prompts = [list(request.prompt_token_ids[:_LONGEST]) for request in requests[:_PROMPTS]]
@@ -72,7 +72,7 @@ def compare(found: torch.Tensor, expected: torch.Tensor, following: Sequence[int
 
 def logits_of(plan: EnginePlan, texts: Sequence[list[int]], positions: Sequence[Sequence[int]]) -> torch.Tensor:
     """`[positions, vocab]` float32 at some positions of each text. Builds the plan's model."""
-    model, spec = build_decoder(plan), plan.model.kv_spec(plan.config.kv_dtype)
+    model, spec = build_decoder(plan), kv_spec(plan.config, plan.model)
     found = []
     for text, places in zip(texts, positions, strict=True):
         storage = KVStorage(spec, 1, len(text), plan.device, layout_of(plan.computed_by.attention))

@@ -86,9 +86,9 @@ class DecoderConfig:
         embeddings = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
         return self.num_layers * layer + embeddings + hidden
 
-    def kv_spec(self, dtype: str) -> KVSpec:
-        """K and V of a token, as the cache stores them."""
-        return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, dtype)
+    def kv_spec(self, dtype: str, value_dtype: str | None = None) -> KVSpec:
+        """K and V of a token, as the cache stores them; V in `dtype` too unless it has one of its own."""
+        return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, dtype, value_dtype)
 
 
 class WeightCounts(NamedTuple):

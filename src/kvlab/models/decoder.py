@@ -118,9 +118,9 @@ class Decoder(Model):
 
 
 def attention_specs(
-    config: DecoderConfig, dtype: str, device: str, kv_dtype: str | None = None
+    config: DecoderConfig, dtype: str, device: str, kv_dtypes: tuple[str, str] | None = None
 ) -> tuple[AttentionSpec, ...]:
-    """The attention of each of the decoder's layers. `kv_dtype` is that of the cache; None: `dtype`."""
+    """The attention of each of the decoder's layers. `kv_dtypes` are the formats of K and V; None: `dtype`."""
     return tuple(
         AttentionSpec(
             num_heads=config.num_heads,
@@ -131,7 +131,7 @@ def attention_specs(
             device=device,
             sliding_window=layer.sliding_window,
             soft_cap=config.attention_soft_cap,
-            kv_dtype=kv_dtype or dtype,
+            kv_dtypes=kv_dtypes or (dtype, dtype),
         )
         for layer in config.layers
     )

@@ -71,8 +71,10 @@ def check_settings(config: RunConfig, program: Program) -> None:
     if config.workload.samples > 1:
         text = f"engine={program.name} draws one sample of each prompt; use workload.samples=1"
         raise ConfigError("workload.samples", config.workload.samples, text)
-    if config.kv.dtype != "auto":
-        raise ConfigError("kv.dtype", config.kv.dtype, f"engine={program.name} stores K and V in executor.dtype")
+    kv = config.kv
+    for key, value in (("dtype", kv.dtype), ("key_dtype", kv.key_dtype), ("value_dtype", kv.value_dtype)):
+        if value not in ("auto", None):
+            raise ConfigError(f"kv.{key}", value, f"engine={program.name} stores K and V in executor.dtype")
 
 
 def interpreter(config: RunConfig, program: Program) -> str:
@@ -341,7 +343,7 @@ def worker_settings(assignment: Assignment) -> dict[str, Any]:
     Raises CapacityError or ConfigError.
     """
     config, model = assignment.config, assignment.model
-    spec, scheduler = model.kv_spec(config.kv_dtype), config.scheduler
+    spec, scheduler = model.kv_spec(config.executor.dtype), config.scheduler
     most, longest = scheduler.max_batch_size, config.model.max_seq_len
     pool = size_pool(config.kv, spec, max_batch_size=most, max_seq_len=longest)
     return {

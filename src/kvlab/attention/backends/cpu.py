@@ -21,7 +21,7 @@ class CpuAttention(AttentionBackend):
     is_kernel = True
 
     def supports(self, spec: AttentionSpec) -> Support:
-        """Causal attention in float32 or bfloat16 on a CPU, K and V in the same dtype or in int8. The first
+        """Causal attention in float32 or bfloat16 on a CPU, K and V in any format. The first
         call on a machine compiles the kernel.
         """
         if torch.device(spec.device).type != "cpu":

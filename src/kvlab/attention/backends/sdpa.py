@@ -34,7 +34,7 @@ class SdpaAttention(AttentionBackend):
         kv_heads, group, head_dim = spec.num_kv_heads, spec.group, spec.head_dim
         for sequence, (length, new) in enumerate(zip(view.lengths, view.num_new, strict=True)):
             rows = slice(view.starts[sequence], view.starts[sequence + 1])
-            k, v = (x.to(q.dtype) for x in view.gather(layer, sequence))  # int8 comes back as float32
+            k, v = (x.to(q.dtype) for x in view.gather(layer, sequence))  # formats come back as float32
             if spec.sliding_window is not None:
                 # The first query of this step sees furthest back.
                 first = max(0, length - new - spec.sliding_window + 1)

@@ -36,8 +36,8 @@ class TritonAttention(AttentionBackend):
             return Support(False, "triton is not installed")
         if not spec.causal:
             return Support(False, "only causal attention")
-        if spec.kv_dtype == "int8":
-            return Support(False, "does not read K and V in int8")
+        if spec.formats:
+            return Support(False, f"does not read K and V in {' and '.join(sorted(spec.formats))}")
         if spec.head_dim > _WIDEST_HEAD or spec.group > _LARGEST_GROUP:
             return Support(
                 False, f"heads of at most {_WIDEST_HEAD} numbers, and {_LARGEST_GROUP} query heads to a KV head"

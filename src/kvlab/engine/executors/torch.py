@@ -76,7 +76,7 @@ class TorchExecution(ExecutorKind):
             config.kv, spec, max_batch_size=config.scheduler.max_batch_size, max_seq_len=config.model.max_seq_len
         )
         kernels, int8 = config.executor.kernels, config.executor.weights == "int8"
-        specs = attention_specs(model, config.executor.dtype, device, config.kv_dtype)
+        specs = attention_specs(model, config.executor.dtype, device, config.kv_dtypes)
         among, backend = (
             attention_backends(kernels=kernels, prefer=config.attention.prefer),
             config.attention.backend,
@@ -103,7 +103,7 @@ class TorchExecution(ExecutorKind):
         if plan.config.kv.offload_disk is not None:
             weights = DigestedWeights(weights)
         model = build_decoder(plan, weights)
-        spec, pool = plan.model.kv_spec(plan.config.kv_dtype), plan.pool
+        spec, pool = kv_spec(plan.config, plan.model), plan.pool
         storage = KVStorage(spec, pool.num_blocks, pool.block_size, plan.device, layout_of(kernels.attention))
         executor = TorchExecutor(model, sampler or Sampler(kernels.ops), plan.device)
         digest = weights.digest if isinstance(weights, DigestedWeights) else ""

@@ -126,30 +126,21 @@ void run(const Problem& problem, int threads) {
 // tokens, out the same without gaps, keys and values [blocks, num_kv_heads, block_size, head_dim], block_tables
 // [num_sequences, table_width], seq_lens [num_sequences], query_start [num_sequences + 1]. window and soft_cap: 0
 // for none. out_in_tiles: write out in tiles, see tiles.hpp; heads then have whole tiles. element_bytes: 4 for
-// float32, 2 for bfloat16. This file is compiled twice, side by side: as it is, and with KVLAB_INT8 for keys and values
-// in int8 with scales [blocks, num_kv_heads, block_size], which are unused otherwise.
-#if defined(KVLAB_INT8)
-#define KVLAB_PAGED_ATTENTION kvlab_paged_attention_int8
-template <class Type>
-using Cached = Int8<Type>;
-#else
-#define KVLAB_PAGED_ATTENTION kvlab_paged_attention
-template <class Type>
-using Cached = Type;
-#endif
-extern "C" void KVLAB_PAGED_ATTENTION(void* out, const void* queries, const void* keys, const void* values,
+// float32, 2 for bfloat16. Rows of keys and values are in their KVLAB_FORMATS (kv_formats.hpp), whose scales are [blocks,
+// num_kv_heads, block_size] in the formats that have them apart, and null in others.
+extern "C" void kvlab_paged_attention(void* out, const void* queries, const void* keys, const void* values,
                                       const float* key_scales, const float* value_scales,
                                       const int32_t* block_tables, const int32_t* seq_lens,
                                       const int32_t* query_start, int64_t query_stride, int table_width,
                                       int num_sequences, int num_heads, int num_kv_heads, int head_dim,
-                                      int block_size, int window, float scale, float soft_cap,
-                                      int out_in_tiles, int element_bytes, int threads) {
+                                      int block_size, int window, float scale, float soft_cap, int key_format,
+                                      int value_format, int out_in_tiles, int element_bytes, int threads) {
     const Problem problem{queries,      keys,          values,      key_scales,   value_scales, out,
                           block_tables, seq_lens,      query_start, query_stride, table_width,  num_sequences,
                           num_heads,    num_kv_heads,  head_dim,    block_size,   window,       scale,
-                          soft_cap,     out_in_tiles != 0};
+                          soft_cap,     out_in_tiles != 0, key_format, value_format};
     if (element_bytes == 4)
-        run<Cached<Float32>>(problem, threads);
+        run<Float32>(problem, threads);
     else
-        run<Cached<BFloat16>>(problem, threads);
+        run<BFloat16>(problem, threads);
 }

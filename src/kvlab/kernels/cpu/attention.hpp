@@ -2,26 +2,23 @@
 // the types of elements.
 #pragma once
 
-#include "int8.hpp"
+#include "kv_formats.hpp"
 #include "tiles.hpp"
 
 #include <algorithm>
 #include <vector>
 
-namespace {
-
 constexpr float HIDDEN = -INFINITY;
 
-// The type of queries, outputs and products (Element), and the type that the cache stores (Stored).
+// The type of queries, outputs and products (Element), which is the plain format's. What reads keys or values is a
+// template of their Number, too (kv_formats.hpp), and finds a row by the address of its first byte.
 struct Float32 {
     using Element = float;
-    using Stored = float;
     static constexpr int PER_UNIT = 1, CHUNK = LANES;  // elements per unit of the left side; per load of channels
 };
 
 struct BFloat16 {
     using Element = uint16_t;
-    using Stored = uint16_t;
 #if defined(__AVX512BF16__)
     static constexpr int PER_UNIT = 2;
 #else
@@ -30,28 +27,19 @@ struct BFloat16 {
     static constexpr int CHUNK = 2 * LANES;
 };
 
-// Keys and values are int8; each has a scale, by which its scores or its weights are multiplied.
-template <class Type>
-struct Int8 : Type {
-    using Stored = int8_t;
-};
-
-template <class Type>
-constexpr bool SCALED = sizeof(typename Type::Stored) == 1;
-
-// Load a chunk of elements. int8 is converted to elements, or kept in pairs where the next step widens pairs anyway.
+// Load a chunk of numbers. Bytes are converted to elements, or kept in pairs where the next step widens pairs anyway.
 template <class Type, class Number>
 INLINE Words load_numbers(const Number* at) {
-    if constexpr (sizeof(Number) != 1) return load_words(at);
+    if constexpr (!IS_BYTE<Number>) return load_words(at);
     else if constexpr (Type::CHUNK == LANES) return as_words(floats_of(at));
 #if defined(__AVX512BF16__)
     else return bfloat16_of(at);
 #else
-    else return int8_pairs(at);
+    else return byte_pairs(at);
 #endif
 }
 
-// Load a row's last chunk, of `count` elements, padded with zeros. Not inlined: it is rare, and called from many places.
+// Load a row's last chunk, of `count` numbers, padded with zeros. Not inlined: it is rare, and called from many places.
 template <class Type, class Number>
 __attribute__((noinline)) Words load_cut_off(const Number* at, int count) {
     Number padded[Type::CHUNK] = {};
@@ -60,33 +48,25 @@ __attribute__((noinline)) Words load_cut_off(const Number* at, int count) {
 }
 
 // Load one chunk of a row, of which the last may be cut off by the end of the row; WHOLE says that this one is not.
-template <class Type, bool WHOLE = false, class Number>
-INLINE Words load_chunk(const Number* row, int chunk, int head_dim) {
+template <class Type, class Number, bool WHOLE = false>
+INLINE Words load_chunk(const void* row, int chunk, int head_dim) {
     const int begin = chunk * Type::CHUNK;
-    if (WHOLE || begin + Type::CHUNK <= head_dim) return load_numbers<Type>(row + begin);
-    return load_cut_off<Type>(row + begin, head_dim - begin);
-}
-
-// The first (even) or second (odd) number of each pair as float32. bfloat16 is the upper half of a float32.
-template <class Number>
-INLINE Words even(Words pairs) {
-    return sizeof(Number) == 1 ? as_words(even_int8(pairs)) : pairs << 16;
-}
-
-template <class Number>
-INLINE Words odd(Words pairs) {
-    return sizeof(Number) == 1 ? as_words(odd_int8(pairs)) : pairs & 0xffff0000u;
+    const auto* at = static_cast<const Number*>(row);
+    if constexpr (IS_INT4<Number>) return load_int4<Type::CHUNK>(at, begin);
+    else if (WHOLE || begin + Type::CHUNK <= head_dim) return load_numbers<Type>(at + begin);
+    else return load_cut_off<Type>(at + begin, head_dim - begin);
 }
 
 struct Problem {
     const void *queries, *keys, *values;
-    const float *key_scales, *value_scales;  // of int8 keys and values
+    const float *key_scales, *value_scales;  // of rows, in formats that have them
     void* out;
     const int32_t *block_tables, *seq_lens, *query_start;
     int64_t query_stride;  // elements between tokens of `queries`
     int table_width, num_sequences, num_heads, num_kv_heads, head_dim, block_size, window;
     float scale, soft_cap;
     bool out_in_tiles;
+    int key_format, value_format;
 
     int group() const { return num_heads / num_kv_heads; }
 };
@@ -134,13 +114,13 @@ INLINE int units_of_chunk(Words chunk, Words (&units)[2]) {
 }
 
 // A chunk of values of PER_UNIT keys as the right side of the second product: `out` has CHUNK / LANES vectors.
-template <class Type>
+template <class Type, class Number>
 INLINE void units_of_values(Words first, Words second, Words* out) {
     if constexpr (Type::CHUNK == LANES) {
         out[0] = first;
     } else if constexpr (Type::PER_UNIT == 1) {
-        out[0] = even<typename Type::Stored>(first);
-        out[1] = odd<typename Type::Stored>(first);
+        out[0] = even<Number>(first);
+        out[1] = odd<Number>(first);
     } else {
         out[0] = (first & 0xffffu) | (second << 16);
         out[1] = (first >> 16) | (second & 0xffff0000u);
@@ -171,5 +151,3 @@ void store_output(const Problem& problem, const Shape<Type>& shape, int64_t toke
 }
 
 INLINE void prefetch(const void* at) { __builtin_prefetch(at, 0, 2); }
-
-}  // namespace

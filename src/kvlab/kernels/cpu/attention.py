@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kvlab.kernels.cpu.interface import kv_format
 from kvlab.kernels.cpu.native import load
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -28,9 +29,10 @@ def paged_attention(
     `q` `[T, heads, head_dim]`, its last two dimensions dense; `keys` and `values` `[blocks, kv_heads, block_size,
     head_dim]`; `block_tables` `[B, width]`, `seq_lens` `[B]`, `query_start` `[B + 1]` int32. Sequence `b` has
     `seq_lens[b]` tokens, the newest of which are the queries `query_start[b]:query_start[b + 1]`. All in float32 or
-    all in bfloat16; or K and V in int8, each row with its factor in `key_scales` and `value_scales` `[blocks,
-    kv_heads, block_size]` float32. Scores and sums are float32; weights are rounded to bfloat16 where the processor
-    multiplies it. Returns `[T, heads, head_dim]`.
+    all in bfloat16; or K, V or both in a format of `kv/formats.py` by its tensor's type (int4: uint8, whose last
+    dimension is the bytes of a head), in int8 and fp8 each row with its factor in `key_scales` or `value_scales`
+    `[blocks, kv_heads, block_size]` float32. Scores and sums are float32; weights are rounded to bfloat16 where the
+    processor multiplies it. Returns `[T, heads, head_dim]`.
 
     Raises KernelError where the kernels cannot be compiled.
     """
@@ -38,8 +40,7 @@ def paged_attention(
         q = q.contiguous()
     out = torch.empty(q.shape, dtype=q.dtype)
     library = load()
-    attend = library.kvlab_paged_attention if key_scales is None else library.kvlab_paged_attention_int8
-    attend(
+    library.kvlab_paged_attention(
         *(x.data_ptr() for x in (out, q, keys, values)),
         *(None if x is None else x.data_ptr() for x in (key_scales, value_scales)),
         *(x.data_ptr() for x in (block_tables, seq_lens, query_start)),
@@ -48,11 +49,13 @@ def paged_attention(
         len(seq_lens),
         q.shape[1],
         keys.shape[1],
-        keys.shape[3],
+        q.shape[2],
         keys.shape[2],
         window or 0,
         scale,
         soft_cap or 0.0,
+        kv_format(keys),
+        kv_format(values),
         False,
         q.element_size(),
         torch.get_num_threads(),

@@ -1,4 +1,4 @@
-// Attention in matrix tiles (AMX) of several rows of one KV head; bfloat16, and int8 widened to it.
+// Attention in matrix tiles (AMX) of several rows of one KV head; bfloat16, and other formats converted to it.
 //
 //     scores [keys, rows]      = keys [keys, head_dim] * queries^T
 //     sums   [head_dim, rows] += values^T [head_dim, keys] * weights [keys, rows]
@@ -17,7 +17,8 @@
 namespace {
 
 #if defined(KVLAB_TILES) && defined(__AVX512BF16__)
-template <class Type>
+// VALUES_SCALED: rows of values have scales.
+template <class Type, bool VALUES_SCALED>
 class TiledItem {
 public:
     // `next`: the item that the thread will probably compute next, whose data is prefetched; or null.
@@ -31,7 +32,9 @@ public:
           row_tiles((rows + TILE_SIDE - 1) / TILE_SIDE),
           start(problem.query_start[item.sequence] + item.first_query),
           first_key(item.first_key / TILE_SIDE * TILE_SIDE),
-          in_place(!SCALED<Type> && problem.block_size % TILE_SIDE == 0 && shape.whole_chunks == shape.chunks) {
+          key_bytes(row_bytes(problem.key_format, shape.head_dim, sizeof(Element))),
+          value_bytes(row_bytes(problem.value_format, shape.head_dim, sizeof(Element))),
+          in_place(problem.key_format == PLAIN && problem.block_size % TILE_SIDE == 0 && shape.whole_chunks == shape.chunks) {
         if (!next) return;
         const auto* queries = static_cast<const Element*>(problem.queries) + next->first_head * group * shape.head_dim;
         next_query = queries + (problem.query_start[next->sequence] + next->first_query) * problem.query_stride;
@@ -49,13 +52,12 @@ public:
 
 private:
     using Element = typename Type::Element;
-    using Stored = typename Type::Stored;
 
     const Problem& problem;
     const Shape<Type>& shape;
     const Item& item;
     TiledScratch& scratch;
-    const int group, rows, row_tiles, start, first_key;
+    const int group, rows, row_tiles, start, first_key, key_bytes, value_bytes;
     const bool in_place;           // tiles can load keys from the cache
     int64_t key_rows[TILED_KEYS];  // rows of the cache that hold the keys and values of an iteration
     const Element* next_query = nullptr;
@@ -87,7 +89,7 @@ private:
                     words[i] = Words{};
                     if (row >= rows) continue;
                     const Element* query = queries + token_of(row) * problem.query_stride;
-                    words[i] = load_chunk<Type>(query + head_of(row) * shape.head_dim, chunk, shape.head_dim);
+                    words[i] = load_chunk<Type, Element>(query + head_of(row) * shape.head_dim, chunk, shape.head_dim);
                 }
                 transpose(words);
                 std::copy_n(words, LANES, queries_of(tile) + chunk * TILE_SIDE);
@@ -124,7 +126,9 @@ private:
         const int count = count_of(first), lead = std::max(0, item.first_key - first);  // keys [lead, count) belong to the item
         TiledSide keys[TILED_KEYS / TILE_SIDE];
         take_keys(lead, count, keys);
-        pack_values(lead, count);
+        with_format<Element>(problem.value_format, [&](auto number) {
+            if constexpr (IS_BYTE<decltype(number)> == VALUES_SCALED) pack_values<decltype(number)>(lead, count);
+        });
         for (int tile = 0; tile < row_tiles; tile += 2) {
             const int tiles = std::min(2, row_tiles - tile), first_row = tile * TILE_SIDE;
             const int last_row = first_row + tiles * TILE_SIDE - 1;
@@ -145,51 +149,52 @@ private:
 
     // Addresses from which tiles load 16 keys each.
     void take_keys(int lead, int count, TiledSide* sides) {
-        const auto* cache = static_cast<const Stored*>(problem.keys);
-        const int row_bytes = (in_place ? shape.head_dim : shape.channels) * int(sizeof(Element));
+        const int bytes = (in_place ? shape.head_dim : shape.channels) * int(sizeof(Element));
+        if (!in_place)
+            with_format<Element>(problem.key_format, [&](auto number) { copy_keys<decltype(number)>(lead, count); });
         for (int key = 0; key < count; key += TILE_SIDE) {
-            const char* at;
-            if (in_place) {
-                at = at_bytes(cache + key_rows[key] * shape.head_dim);
-            } else {
-                uint16_t* to = scratch.keys + key * shape.channels;
-                for (int i = key; i < key + TILE_SIDE; ++i) {
-                    const bool ours = i >= lead && i < count;
-                    const Stored* row = cache + (ours ? key_rows[i] * shape.head_dim : 0);
-                    for (int chunk = 0; chunk < shape.chunks; ++chunk, to += Type::CHUNK)
-                        store_words(to, ours ? load_chunk<Type>(row, chunk, shape.head_dim) : Words{});
-                }
-                at = at_bytes(scratch.keys + key * shape.channels);
-            }
-            sides[key / TILE_SIDE] = {at, row_bytes, 0, TILE_BYTES};
+            const char* at = in_place ? at_bytes(problem.keys) + key_rows[key] * key_bytes
+                                      : at_bytes(scratch.keys + key * shape.channels);
+            sides[key / TILE_SIDE] = {at, bytes, 0, TILE_BYTES};
+        }
+    }
+
+    template <class Number>
+    void copy_keys(int lead, int count) {
+        uint16_t* to = scratch.keys;
+        for (int key = 0; key < (count + TILE_SIDE - 1) / TILE_SIDE * TILE_SIDE; ++key) {
+            const bool ours = key >= lead && key < count;
+            const char* row = at_bytes(problem.keys) + (ours ? key_rows[key] * key_bytes : 0);
+            for (int chunk = 0; chunk < shape.chunks; ++chunk, to += Type::CHUNK)
+                store_words(to, ours ? load_chunk<Type, Number>(row, chunk, shape.head_dim) : Words{});
         }
     }
 
     // Prefetch two rows of keys or values: the processor does not do so by itself across blocks.
-    void prefetch_rows(const Stored* cache, int key, int count) const {
+    void prefetch_rows(const void* cache, int bytes, int key, int count) const {
         for (int i = key; i < std::min(key + 2, count); ++i)
-            for (int at = 0; at < shape.head_dim; at += 64 / int(sizeof(Stored)))
-                prefetch(cache + key_rows[i] * shape.head_dim + at);
+            for (int at = 0; at < bytes; at += 64) prefetch(at_bytes(cache) + key_rows[i] * bytes + at);
     }
 
     // Transpose values. Those of keys outside the item, up to the next multiple of 32, are set to 0: a weight of 0 times
     // NaN is NaN.
+    template <class Number>
     void pack_values(int lead, int count) {
-        const auto* cache = static_cast<const Stored*>(problem.values);
         for (int begin = 0; begin < in_steps(count); begin += TILE_INPUTS) {
             for (int key = begin; key < begin + TILE_INPUTS; key += 2) {
-                prefetch_rows(cache, key + TILE_INPUTS, count);
-                if (in_place) prefetch_rows(static_cast<const Stored*>(problem.keys), key, count);
+                prefetch_rows(problem.values, value_bytes, key + TILE_INPUTS, count);
+                if (in_place) prefetch_rows(problem.keys, key_bytes, key, count);
             }
             for (int chunk = 0; chunk < shape.chunks; ++chunk) {
                 const auto value = [&](int key) {
                     if (key < lead || key >= count) return Words{};
-                    return load_chunk<Type>(cache + key_rows[key] * shape.head_dim, chunk, shape.head_dim);
+                    return load_chunk<Type, Number>(at_bytes(problem.values) + key_rows[key] * value_bytes, chunk,
+                                                    shape.head_dim);
                 };
                 Words even[LANES], odd[LANES], units[2];
                 for (int pair = 0; pair < LANES; ++pair) {
                     const int key = begin + 2 * pair;
-                    units_of_values<Type>(value(key), value(key + 1), units);
+                    units_of_values<Type, Number>(value(key), value(key + 1), units);
                     even[pair] = units[0];
                     odd[pair] = units[1];
                 }
@@ -311,7 +316,7 @@ private:
             Floats x = load(scores);
             if (!is_plain()) {
                 x *= problem.scale;
-                if constexpr (SCALED<Type>) x *= is_ours(0, key) ? problem.key_scales[key_rows[key - iteration]] : 0.0f;
+                if (problem.key_scales) x *= is_ours(0, key) ? problem.key_scales[key_rows[key - iteration]] : 0.0f;
                 if (problem.soft_cap > 0) x = hyperbolic_tangent(x / problem.soft_cap) * problem.soft_cap;
             }
             const __m512 shown = _mm512_mask_blend_ps(seen, hidden, (__m512)x);
@@ -322,7 +327,7 @@ private:
     }
 
     // Whether products of queries and keys become scores by `scale` alone, which is then done where they are weighed.
-    bool is_plain() const { return !SCALED<Type> && problem.soft_cap <= 0; }
+    bool is_plain() const { return !problem.key_scales && problem.soft_cap <= 0; }
     float unit() const { return is_plain() ? problem.scale : 1.0f; }
     __m512 scaled(__m512 scores) const { return _mm512_mul_ps(scores, _mm512_set1_ps(unit())); }
 
@@ -380,7 +385,7 @@ private:
             const __m512 score = _mm512_load_ps(scores + i * PAIR_ROWS);
             const __m512 x = rough_power_of_two(_mm512_fmsub_ps(score, rows.times, rows.less));
             sum = _mm512_add_ps(sum, x);
-            if constexpr (SCALED<Type>) {
+            if constexpr (VALUES_SCALED) {
                 const float scale = is_ours(iteration, key + i) ? problem.value_scales[key_rows[key + i]] : 0.0f;
                 return _mm512_mul_ps(x, _mm512_set1_ps(scale));
             }
@@ -471,7 +476,10 @@ bool attend_in_tiles(const Problem& problem, const Shape<Type>& shape, const Ite
         const int rows = (item.last_query - item.first_query) * problem.group();
         if (rows < TILED_FROM || item.last_head - item.first_head > 1 || !tiles_serve<Type>(problem)) return false;
         const Tiles in_use;
-        TiledItem<Type>(problem, shape, item, next).attend(partials);
+        if (problem.value_scales)
+            TiledItem<Type, true>(problem, shape, item, next).attend(partials);
+        else
+            TiledItem<Type, false>(problem, shape, item, next).attend(partials);
         return true;
     }
     return false;

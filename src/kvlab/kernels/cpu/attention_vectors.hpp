@@ -12,11 +12,9 @@
 
 #include "attention.hpp"
 
-namespace {
-
 constexpr int TILE_KEYS = 64;     // keys packed at once
 constexpr int ROWS_AT_ONCE = 96;  // query rows that share a packed tile, unless one group has more
-constexpr int FEW_ROWS = 4;       // rows up to which packing keys and values costs more than it saves
+constexpr int UNPACKED_ROWS = 4;       // rows up to which packing keys and values costs more than it saves
 
 // A group with more rows is not divided.
 INLINE int rows_in_vectors(const Problem& problem) { return std::max(ROWS_AT_ONCE, problem.num_heads); }
@@ -42,7 +40,7 @@ struct Scratch {
     }
 };
 
-thread_local Scratch scratch;
+static thread_local Scratch scratch;
 
 // `sum` plus the product of a unit of either side.
 template <class Type>
@@ -114,25 +112,25 @@ template <class Type>
 void pack_query(const typename Type::Element* row, const Shape<Type>& shape, float* out) {
     for (int chunk = 0; chunk < shape.chunks; ++chunk) {
         Words units[2];
-        const Words loaded = load_chunk<Type>(row, chunk, shape.head_dim);
-        const int count = units_of_chunk<Type, typename Type::Element>(loaded, units);
+        using Element = typename Type::Element;
+        const Words loaded = load_chunk<Type, Element>(row, chunk, shape.head_dim);
+        const int count = units_of_chunk<Type, Element>(loaded, units);
         for (int i = 0; i < count; ++i) store_words(out + (chunk * count + i) * LANES, units[i]);
     }
 }
 
 // Addresses of the keys or values of a tile. Entries beyond the tile's keys repeat a valid address.
-template <class Type>
-using Rows = const typename Type::Stored* [TILE_KEYS];
+using Rows = const char* [TILE_KEYS];
 
-// The scales of a tile; zeros beyond its keys.
+// The scales of a tile, where rows have scales; zeros beyond its keys.
 struct Scales {
     float keys[TILE_KEYS], values[TILE_KEYS];
 };
 
 // Transpose keys: out [steps, TILE_KEYS]; scores of keys beyond `count` are not used. Each read of a cache line
 // prefetches the same line of `ahead`, which spreads the requests to memory evenly.
-template <class Type>
-void pack_keys(const Rows<Type>& rows, const Rows<Type>& ahead, int count, const Shape<Type>& shape, float* out) {
+template <class Type, class Number>
+void pack_keys(const Rows& rows, const Rows& ahead, int count, const Shape<Type>& shape, float* out) {
     for (int key = 0; key < count; key += LANES)
         for (int chunk = 0; chunk < shape.chunks; ++chunk) {
             Words units[2][LANES];
@@ -140,9 +138,9 @@ void pack_keys(const Rows<Type>& rows, const Rows<Type>& ahead, int count, const
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; ++i) {
                 Words of_key[2];
-                prefetch(ahead[key + i] + chunk * Type::CHUNK);
-                const Words loaded = load_chunk<Type>(rows[key + i], chunk, shape.head_dim);
-                vectors = units_of_chunk<Type, typename Type::Stored>(loaded, of_key);
+                prefetch(ahead[key + i] + bytes_of<Number>(chunk * Type::CHUNK));
+                const Words loaded = load_chunk<Type, Number>(rows[key + i], chunk, shape.head_dim);
+                vectors = units_of_chunk<Type, Number>(loaded, of_key);
                 for (int v = 0; v < vectors; ++v) units[v][i] = of_key[v];
             }
             for (int v = 0; v < vectors; ++v) {
@@ -154,17 +152,17 @@ void pack_keys(const Rows<Type>& rows, const Rows<Type>& ahead, int count, const
 }
 
 // Pack values: out [keys / PER_UNIT, channels]. The missing partner of an odd last key counts as zero.
-template <class Type>
-void pack_values(const Rows<Type>& rows, const Rows<Type>& ahead, int count, const Shape<Type>& shape, float* out) {
+template <class Type, class Number>
+void pack_values(const Rows& rows, const Rows& ahead, int count, const Shape<Type>& shape, float* out) {
     for (int key = 0; key < count; key += Type::PER_UNIT, out += shape.channels)
         for (int chunk = 0; chunk < shape.chunks; ++chunk) {
-            for (int i = 0; i < Type::PER_UNIT; ++i) prefetch(ahead[key + i] + chunk * Type::CHUNK);
-            const Words first = load_chunk<Type>(rows[key], chunk, shape.head_dim);
+            for (int i = 0; i < Type::PER_UNIT; ++i) prefetch(ahead[key + i] + bytes_of<Number>(chunk * Type::CHUNK));
+            const Words first = load_chunk<Type, Number>(rows[key], chunk, shape.head_dim);
             float* at = out + chunk * Type::CHUNK;
             Words second{}, units[2];
             if (Type::PER_UNIT == 2 && key + 1 < count)
-                second = load_chunk<Type>(rows[key + 1], chunk, shape.head_dim);
-            units_of_values<Type>(first, second, units);
+                second = load_chunk<Type, Number>(rows[key + 1], chunk, shape.head_dim);
+            units_of_values<Type, Number>(first, second, units);
             for (int v = 0; v < Type::CHUNK / LANES; ++v) store_words(at + v * LANES, units[v]);
         }
 }
@@ -176,45 +174,44 @@ struct Column {
 
 // Scores of ROWS query rows against KEYS keys, one lane per key. The lanes of the dot products are added in a tree: each
 // level halves the number of vectors.
-template <class Type, int ROWS, int KEYS>
-INLINE Column<ROWS> dot_keys(const float* queries, const typename Type::Stored* const* rows,
-                             const typename Type::Stored* const* ahead, const Shape<Type>& shape) {
+template <class Type, class Number, int ROWS, int KEYS>
+INLINE Column<ROWS> dot_keys(const float* queries, const char* const* rows, const char* const* ahead,
+                             const Shape<Type>& shape) {
     Column<ROWS> sums = {};
     if constexpr (KEYS > 1) {
-        const Column<ROWS> low = dot_keys<Type, ROWS, KEYS / 2>(queries, rows, ahead, shape);
-        const Column<ROWS> high = dot_keys<Type, ROWS, KEYS / 2>(queries, rows + KEYS / 2, ahead + KEYS / 2, shape);
+        const Column<ROWS> low = dot_keys<Type, Number, ROWS, KEYS / 2>(queries, rows, ahead, shape);
+        const Column<ROWS> high = dot_keys<Type, Number, ROWS, KEYS / 2>(queries, rows + KEYS / 2, ahead + KEYS / 2, shape);
         for (int r = 0; r < ROWS; ++r) sums.row[r] = add_halves<KEYS / 2>(low.row[r], high.row[r]);
         return sums;
     }
     const auto add = [&](int chunk, Words channels) {
-        prefetch(ahead[0] + chunk * Type::CHUNK);
+        prefetch(ahead[0] + bytes_of<Number>(chunk * Type::CHUNK));
         Words units[2];
-        const int vectors = units_of_chunk<Type, typename Type::Stored>(channels, units);
+        const int vectors = units_of_chunk<Type, Number>(channels, units);
         for (int v = 0; v < vectors; ++v)
             for (int r = 0; r < ROWS; ++r)
                 sums.row[r] = multiply_add<Type>(load(queries + r * shape.steps + (chunk * vectors + v) * LANES),
                                                  as_floats(units[v]), sums.row[r]);
     };
 #pragma GCC unroll 4
-    for (int chunk = 0; chunk < shape.whole_chunks; ++chunk) add(chunk, load_chunk<Type, true>(rows[0], chunk, 0));
+    for (int chunk = 0; chunk < shape.whole_chunks; ++chunk) add(chunk, load_chunk<Type, Number, true>(rows[0], chunk, 0));
     if (shape.whole_chunks < shape.chunks)
-        add(shape.whole_chunks, load_cut_off<Type>(rows[0] + shape.whole_chunks * Type::CHUNK,
-                                                   shape.head_dim - shape.whole_chunks * Type::CHUNK));
+        add(shape.whole_chunks, load_chunk<Type, Number>(rows[0], shape.whole_chunks, shape.head_dim));
     return sums;
 }
 
 // Products for few rows read keys and values straight from the cache, without packing them.
-template <class Type, int ROWS>
-void score_few(const float* queries, const Rows<Type>& rows, const Rows<Type>& ahead, int count,
+template <class Type, class Number, int ROWS>
+void score_few(const float* queries, const Rows& rows, const Rows& ahead, int count,
                const Shape<Type>& shape, float* scores) {
     for (int key = 0; key < count; key += LANES) {
-        const Column<ROWS> column = dot_keys<Type, ROWS, LANES>(queries, rows + key, ahead + key, shape);
+        const Column<ROWS> column = dot_keys<Type, Number, ROWS, LANES>(queries, rows + key, ahead + key, shape);
         for (int r = 0; r < ROWS; ++r) store(scores + r * TILE_KEYS + key, column.row[r]);
     }
 }
 
-template <class Type, int ROWS, int CHUNKS, bool WHOLE>
-INLINE void add_chunks(const float* weights, const Rows<Type>& rows, const Rows<Type>& ahead, int count, int chunk,
+template <class Type, class Number, int ROWS, int CHUNKS, bool WHOLE>
+INLINE void add_chunks(const float* weights, const Rows& rows, const Rows& ahead, int count, int chunk,
                        const Shape<Type>& shape, float* sums) {
     constexpr int VECTORS = Type::CHUNK / LANES;
     Floats total[ROWS][CHUNKS * VECTORS];
@@ -229,12 +226,12 @@ INLINE void add_chunks(const float* weights, const Rows<Type>& rows, const Rows<
         for (int c = 0; c < CHUNKS; ++c) {
             Words second{};
             if constexpr (Type::PER_UNIT == 2) {
-                prefetch(ahead[key + 1] + (chunk + c) * Type::CHUNK);
-                if (key + 1 < count) second = load_chunk<Type, WHOLE>(rows[key + 1], chunk + c, shape.head_dim);
+                prefetch(ahead[key + 1] + bytes_of<Number>((chunk + c) * Type::CHUNK));
+                if (key + 1 < count) second = load_chunk<Type, Number, WHOLE>(rows[key + 1], chunk + c, shape.head_dim);
             }
-            prefetch(ahead[key] + (chunk + c) * Type::CHUNK);
-            const Words first = load_chunk<Type, WHOLE>(rows[key], chunk + c, shape.head_dim);
-            units_of_values<Type>(first, second, values + c * VECTORS);
+            prefetch(ahead[key] + bytes_of<Number>((chunk + c) * Type::CHUNK));
+            const Words first = load_chunk<Type, Number, WHOLE>(rows[key], chunk + c, shape.head_dim);
+            units_of_values<Type, Number>(first, second, values + c * VECTORS);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
@@ -250,50 +247,70 @@ INLINE void add_chunks(const float* weights, const Rows<Type>& rows, const Rows<
         for (int v = 0; v < CHUNKS * VECTORS; ++v) store(at + r * shape.channels + v * LANES, total[r][v]);
 }
 
-template <class Type, int ROWS>
-void add_values_few(const float* weights, const Rows<Type>& rows, const Rows<Type>& ahead, int count,
+template <class Type, class Number, int ROWS>
+void add_values_few(const float* weights, const Rows& rows, const Rows& ahead, int count,
                     const Shape<Type>& shape, float* sums) {
     constexpr int REGISTERS = LANES == 16 ? 16 : 8, VECTORS = Type::CHUNK / LANES;
     constexpr int CHUNKS = std::max(1, std::min(4, REGISTERS / (ROWS * VECTORS)));
     int chunk = 0;
     for (; chunk + CHUNKS <= shape.whole_chunks; chunk += CHUNKS)
-        add_chunks<Type, ROWS, CHUNKS, true>(weights, rows, ahead, count, chunk, shape, sums);
+        add_chunks<Type, Number, ROWS, CHUNKS, true>(weights, rows, ahead, count, chunk, shape, sums);
     for (; chunk < shape.chunks; ++chunk)
-        add_chunks<Type, ROWS, 1, false>(weights, rows, ahead, count, chunk, shape, sums);
+        add_chunks<Type, Number, ROWS, 1, false>(weights, rows, ahead, count, chunk, shape, sums);
 }
 
 // Scores of all rows against a tile's keys.
-template <class Type>
-void score(const Rows<Type>& keys, const Rows<Type>& ahead, int count, int rows, const Shape<Type>& shape, const float* queries) {
+template <class Type, class Number>
+void score(const Rows& keys, const Rows& ahead, int count, int rows, const Shape<Type>& shape, const float* queries,
+           Scratch& scratch) {
     float* scores = scratch.scores;
     switch (rows) {
-        case 1: return score_few<Type, 1>(queries, keys, ahead, count, shape, scores);
-        case 2: return score_few<Type, 2>(queries, keys, ahead, count, shape, scores);
-        case 3: return score_few<Type, 3>(queries, keys, ahead, count, shape, scores);
-        case 4: return score_few<Type, 4>(queries, keys, ahead, count, shape, scores);
+        case 1: return score_few<Type, Number, 1>(queries, keys, ahead, count, shape, scores);
+        case 2: return score_few<Type, Number, 2>(queries, keys, ahead, count, shape, scores);
+        case 3: return score_few<Type, Number, 3>(queries, keys, ahead, count, shape, scores);
+        case 4: return score_few<Type, Number, 4>(queries, keys, ahead, count, shape, scores);
         default: break;
     }
-    pack_keys<Type>(keys, ahead, count, shape, scratch.keys);
+    pack_keys<Type, Number>(keys, ahead, count, shape, scratch.keys);
     multiply<Type>(queries, shape.steps, scratch.keys, TILE_KEYS, shape.steps, scores, TILE_KEYS, rows,
                    (count + LANES - 1) / LANES * LANES, false);
 }
 
 // The tile's values, weighted, added to all rows' sums.
-template <class Type>
-void add_values(const Rows<Type>& values, const Rows<Type>& ahead, int count, int rows, const Shape<Type>& shape, float* sums) {
+template <class Type, class Number>
+void add_values(const Rows& values, const Rows& ahead, int count, int rows, const Shape<Type>& shape, float* sums,
+                Scratch& scratch) {
     const float* weights = scratch.weights;
     switch (rows) {
-        case 1: return add_values_few<Type, 1>(weights, values, ahead, count, shape, sums);
-        case 2: return add_values_few<Type, 2>(weights, values, ahead, count, shape, sums);
-        case 3: return add_values_few<Type, 3>(weights, values, ahead, count, shape, sums);
-        case 4: return add_values_few<Type, 4>(weights, values, ahead, count, shape, sums);
+        case 1: return add_values_few<Type, Number, 1>(weights, values, ahead, count, shape, sums);
+        case 2: return add_values_few<Type, Number, 2>(weights, values, ahead, count, shape, sums);
+        case 3: return add_values_few<Type, Number, 3>(weights, values, ahead, count, shape, sums);
+        case 4: return add_values_few<Type, Number, 4>(weights, values, ahead, count, shape, sums);
         default: break;
     }
-    pack_values<Type>(values, ahead, count, shape, scratch.values);
+    pack_values<Type, Number>(values, ahead, count, shape, scratch.values);
     const int steps = (count + Type::PER_UNIT - 1) / Type::PER_UNIT;
     multiply<Type>(weights, TILE_KEYS, scratch.values, shape.channels, steps, sums, shape.channels, rows,
                    shape.channels, true);
 }
+
+// Each format takes as long to compile as the rest: attention_formats.cpp, compiled beside attention.cpp, has those that
+// are not plain.
+#if !defined(KVLAB_FORMATS)
+#define KVLAB_ELSEWHERE(Type, Number)                                                                         \
+    extern template void score<Type, Number>(const Rows&, const Rows&, int, int, const Shape<Type>&, const float*, \
+                                             Scratch&);                                                       \
+    extern template void add_values<Type, Number>(const Rows&, const Rows&, int, int, const Shape<Type>&, float*, \
+                                                  Scratch&);
+KVLAB_ELSEWHERE(Float32, int8_t)
+KVLAB_ELSEWHERE(Float32, E4M3)
+KVLAB_ELSEWHERE(Float32, E5M2)
+KVLAB_ELSEWHERE(Float32, Int4)
+KVLAB_ELSEWHERE(BFloat16, int8_t)
+KVLAB_ELSEWHERE(BFloat16, E4M3)
+KVLAB_ELSEWHERE(BFloat16, E5M2)
+KVLAB_ELSEWHERE(BFloat16, Int4)
+#endif
 
 // The weights of a tile as the left side of the second product.
 template <class Type>
@@ -319,7 +336,7 @@ void soften(const Problem& problem, const Shape<Type>& shape, const Scales& scal
     Ints raised{};
     for (int key = 0; key < width; key += LANES) {
         Floats x = load(scores + key) * problem.scale;
-        if constexpr (SCALED<Type>) x *= load(scales.keys + key);
+        if (problem.key_scales) x *= load(scales.keys + key);
         if (problem.soft_cap > 0) x = hyperbolic_tangent(x / problem.soft_cap) * problem.soft_cap;
         if (key < first || key + LANES > last)
             for (int lane = 0; lane < LANES; ++lane)
@@ -345,7 +362,7 @@ void soften(const Problem& problem, const Shape<Type>& shape, const Scales& scal
     for (int key = 0; key < width; key += LANES) {
         const Floats x = exponential(load(scores + key) - most);
         total += x;
-        store_weights<Type>(weights, key, SCALED<Type> ? x * load(scales.values + key) : x);
+        store_weights<Type>(weights, key, problem.value_scales ? x * load(scales.values + key) : x);
     }
     store(scratch.total + state * LANES, total);
 }
@@ -353,9 +370,12 @@ void soften(const Problem& problem, const Shape<Type>& shape, const Scales& scal
 template <class Type>
 void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, float* partials) {
     using Element = typename Type::Element;
-    using Stored = typename Type::Stored;
-    const auto* keys = static_cast<const Stored*>(problem.keys);
-    const auto* values = static_cast<const Stored*>(problem.values);
+    const auto* keys = static_cast<const char*>(problem.keys);
+    const auto* values = static_cast<const char*>(problem.values);
+    const int key_bytes = row_bytes(problem.key_format, problem.head_dim, sizeof(Element));
+    const int value_bytes = row_bytes(problem.value_format, problem.head_dim, sizeof(Element));
+    const auto score_of = with_format<Element>(problem.key_format, [](auto n) { return &score<Type, decltype(n)>; });
+    const auto add_of = with_format<Element>(problem.value_format, [](auto n) { return &add_values<Type, decltype(n)>; });
     const int group = problem.group(), head_dim = problem.head_dim, block_size = problem.block_size;
     const int start = problem.query_start[item.sequence];
     const int new_tokens = problem.query_start[item.sequence + 1] - start;
@@ -377,9 +397,9 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
     std::fill_n(scratch.total, heads * rows * LANES, 0.0f);
 
     // Tiles of keys in order and, inside a tile, the heads: the order of memory.
-    const int tile_keys = rows <= FEW_ROWS ? std::min(TILE_KEYS, std::max(block_size / LANES, 1) * LANES) : TILE_KEYS;
+    const int tile_keys = rows <= UNPACKED_ROWS ? std::min(TILE_KEYS, std::max(block_size / LANES, 1) * LANES) : TILE_KEYS;
     const int tiles = (item.last_key - item.first_key + tile_keys - 1) / tile_keys, visits = tiles * heads;
-    Rows<Type> key_rows[2], value_rows[2];
+    Rows key_rows[2], value_rows[2];
     Scales scales[2];
     const auto locate = [&](int visit) {
         auto &k = key_rows[visit % 2], &v = value_rows[visit % 2];
@@ -392,20 +412,15 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
             const int run = std::min(block_size - offset, count - key);
             const int64_t block = table[position / block_size];
             const int64_t row = (block * problem.num_kv_heads + head) * block_size + offset;
-            if constexpr (SCALED<Type>) {
-                std::copy_n(problem.key_scales + row, run, scales[visit % 2].keys + key);
-                std::copy_n(problem.value_scales + row, run, scales[visit % 2].values + key);
-            }
-            int64_t at = row * head_dim;
-            for (int i = 0; i < run; ++i, ++key, at += head_dim) {
-                k[key] = keys + at;
-                v[key] = values + at;
+            if (problem.key_scales) std::copy_n(problem.key_scales + row, run, scales[visit % 2].keys + key);
+            if (problem.value_scales) std::copy_n(problem.value_scales + row, run, scales[visit % 2].values + key);
+            for (int i = 0; i < run; ++i, ++key) {
+                k[key] = keys + (row + i) * key_bytes;
+                v[key] = values + (row + i) * value_bytes;
             }
         }
-        if constexpr (SCALED<Type>) {
-            std::fill(scales[visit % 2].keys + count, scales[visit % 2].keys + tile_keys, 0.0f);
-            std::fill(scales[visit % 2].values + count, scales[visit % 2].values + tile_keys, 0.0f);
-        }
+        std::fill(scales[visit % 2].keys + count, scales[visit % 2].keys + tile_keys, 0.0f);
+        std::fill(scales[visit % 2].values + count, scales[visit % 2].values + tile_keys, 0.0f);
         for (; key < tile_keys; ++key) {
             k[key] = k[key - 1];
             v[key] = v[key - 1];
@@ -419,15 +434,16 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
         const int width = (count + LANES - 1) / LANES * LANES;
         locate(std::min(visit + 1, visits - 1));
         const int now = visit % 2, next = std::min(visit + 1, visits - 1) % 2;
-        score<Type>(key_rows[now], key_rows[next], count, rows, shape, scratch.queries + head * rows * shape.steps);
+        score_of(key_rows[now], key_rows[next], count, rows, shape, scratch.queries + head * rows * shape.steps,
+                 scratch);
         for (int row = 0; row < rows; ++row) {
             const int position = first_position + item.first_query + row / group - first;
             const int begin = problem.window > 0 ? position - problem.window + 1 : 0;
             soften<Type>(problem, shape, scales[now], row, head * rows + row, begin, std::min(position + 1, count),
                          width);
         }
-        add_values<Type>(value_rows[now], value_rows[next], count, rows, shape,
-                         scratch.sums + head * rows * shape.channels);
+        add_of(value_rows[now], value_rows[next], count, rows, shape,
+               scratch.sums + head * rows * shape.channels, scratch);
     }
 
     float* partial = partials + int64_t(item.partial) * (shape.channels + 2);
@@ -447,4 +463,3 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
         }
 }
 
-}  // namespace

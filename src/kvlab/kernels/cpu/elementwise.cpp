@@ -1,8 +1,8 @@
 // The operations between matrix products: norms, rotary angles, the gate. Each pass reads and writes its tensors once.
 // All arithmetic is float32.
 
-#include "int8.hpp"
 #include "interface.hpp"
+#include "kv_formats.hpp"
 #include "tiles.hpp"
 
 #include <algorithm>
@@ -108,17 +108,19 @@ INLINE void norm_and_rotate(const Element* x, const Row* weight, float eps, cons
 struct Heads {
     const void *qkv, *q_weight, *k_weight, *cosine, *sine;
     void *q, *keys, *values;
-    float *key_scales, *value_scales;  // of int8 keys and values
+    float *key_scales, *value_scales;  // of formats that have them apart
     const int64_t *positions, *slot_mapping;
     int tokens, num_heads, num_kv_heads, head_dim, block_size;
     float eps;
+    int key_format, value_format;
 };
 
-// Element of the tensors, Weight of the norms' weights, Stored of the cache: Element or int8.
-template <class Element, class Weight, class Stored>
+// Element of the tensors, Weight of the norms' weights.
+template <class Element, class Weight>
 void rotate_and_store(const Heads& heads, int threads) {
-    constexpr bool SCALED = sizeof(Stored) == 1;
     const int dim = heads.head_dim, kv_heads = heads.num_kv_heads, block_size = heads.block_size;
+    const int key_bytes = row_bytes(heads.key_format, dim, sizeof(Element));
+    const int value_bytes = row_bytes(heads.value_format, dim, sizeof(Element));
     const int64_t width = int64_t(heads.num_heads + 2 * kv_heads) * dim;
 #pragma omp parallel num_threads(threads) if (heads.tokens * width > WORTH_A_THREAD)
     {
@@ -135,7 +137,7 @@ void rotate_and_store(const Heads& heads, int threads) {
         const auto prefetch_next = [&](const Element* x) {
             for (int i = 0; i < dim; i += 64 / int(sizeof(Element))) __builtin_prefetch(x + width + i, 0, 2);
         };
-        Element row[SCALED ? MAX_HEAD_DIM : 1];
+        Element row[MAX_HEAD_DIM];
 #pragma omp for schedule(static)
         for (int token = 0; token < heads.tokens; ++token) {
             const Element* x = static_cast<const Element*>(heads.qkv) + token * width;
@@ -144,15 +146,13 @@ void rotate_and_store(const Heads& heads, int threads) {
             Element* q = static_cast<Element*>(heads.q) + int64_t(token) * heads.num_heads * dim;
             const int64_t slot = heads.slot_mapping[token];
             int64_t at = slot / block_size * kv_heads * block_size + slot % block_size;  // the row of the first head
-            auto* keys = static_cast<Stored*>(heads.keys);
-            auto* values = static_cast<Stored*>(heads.values);
+            auto* keys = static_cast<char*>(heads.keys);
+            auto* values = static_cast<char*>(heads.values);
             for (int i = 0; i < heads.num_heads; ++i, x += dim, q += dim) {
                 if (slot >= 0 && i < kv_heads) {  // prefetch the rows that will be written
-                    const int64_t row = (at + i * block_size) * dim;
-                    for (int j = 0; j < dim; j += 64 / int(sizeof(Stored))) {
-                        __builtin_prefetch(keys + row + j, 1);
-                        __builtin_prefetch(values + row + j, 1);
-                    }
+                    const int64_t row = at + i * block_size;
+                    for (int j = 0; j < key_bytes; j += 64) __builtin_prefetch(keys + row * key_bytes + j, 1);
+                    for (int j = 0; j < value_bytes; j += 64) __builtin_prefetch(values + row * value_bytes + j, 1);
                 }
                 prefetch_next(x);
                 turn(x, q_weight, q);
@@ -162,14 +162,13 @@ void rotate_and_store(const Heads& heads, int threads) {
                 const Element* value = x + kv_heads * dim;
                 prefetch_next(x);
                 prefetch_next(value);
-                if constexpr (SCALED) {
-                    turn(x, k_weight, row);
-                    heads.key_scales[at] = quantize(row, dim, keys + at * dim);
-                    heads.value_scales[at] = quantize(value, dim, values + at * dim);
+                if (heads.key_format == PLAIN) {
+                    turn(x, k_weight, reinterpret_cast<Element*>(keys + at * key_bytes));
                 } else {
-                    turn(x, k_weight, keys + at * dim);
-                    std::memcpy(values + at * dim, value, dim * sizeof value[0]);
+                    turn(x, k_weight, row);
+                    store_row(heads.key_format, row, dim, keys + at * key_bytes, heads.key_scales + at);
                 }
+                store_row(heads.value_format, value, dim, values + at * value_bytes, heads.value_scales + at);
             }
         }
     }
@@ -204,22 +203,21 @@ extern "C" void kvlab_gated(const void* gate_up, int rows, int size, int gelu, v
 
 // qkv [tokens, num_heads + 2 * num_kv_heads, head_dim]: queries and keys are normed (weights may be null) and
 // rotated by the angles of their positions: cosine and signed sine [positions, head_dim]. Queries are written to q, keys
-// and values to their blocks [blocks, num_kv_heads, block_size, head_dim], which are int8 if there are scales [blocks,
+// and values to their blocks [blocks, num_kv_heads, block_size, head_dim], in formats of which some have scales [blocks,
 // num_kv_heads, block_size].
 extern "C" void kvlab_rotate_and_store(const void* qkv, const void* q_weight, const void* k_weight, float eps,
                                        const void* cosine, const void* sine, const int64_t* positions,
                                        const int64_t* slot_mapping, int tokens, int num_heads, int num_kv_heads,
                                        int head_dim, int block_size, void* q, void* keys, void* values,
-                                       float* key_scales, float* value_scales, int element_bytes, int weight_bytes,
-                                       int threads) {
+                                       float* key_scales, float* value_scales, int key_format, int value_format,
+                                       int element_bytes, int weight_bytes, int threads) {
     const Heads heads{qkv,        q_weight,     k_weight,  cosine,       sine,   q,         keys,         values,
                       key_scales, value_scales, positions, slot_mapping, tokens, num_heads, num_kv_heads, head_dim,
-                      block_size, eps};
+                      block_size, eps,          key_format, value_format};
     const auto run = [&](auto element, auto weight) {
         using Element = decltype(element);
         using Weight = decltype(weight);
-        key_scales ? rotate_and_store<Element, Weight, int8_t>(heads, threads)
-                   : rotate_and_store<Element, Weight, Element>(heads, threads);
+        rotate_and_store<Element, Weight>(heads, threads);
     };
     if (element_bytes == 4) return run(float{}, float{});
     weight_bytes == 4 ? run(uint16_t{}, float{}) : run(uint16_t{}, uint16_t{});

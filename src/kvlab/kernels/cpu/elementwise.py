@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kvlab.kernels.cpu.interface import MAX_HEAD_DIM
+from kvlab.kernels.cpu.interface import MAX_HEAD_DIM, kv_format
 from kvlab.kernels.cpu.native import load
 
 
@@ -73,9 +73,9 @@ def rotate_and_store(
     """Queries normed and rotated, keys normed, rotated and stored, values stored, in one pass.
 
     `qkv` `[T, heads + 2 * kv_heads, head_dim]`; `keys`, `values` `[blocks, kv_heads, block_size, head_dim]`, of the
-    same dtype or, with `key_scales` and `value_scales` `[blocks, kv_heads, block_size]` float32, in int8;
-    `cosine` and signed `sine` `[positions, head_dim]`, indexed by `positions` `[T]` int64; `slot_mapping` `[T]`
-    int64, -1 for a token whose K and V are stored already. Weights `[head_dim]` of the norms, both or neither.
+    same dtype or in a format that `paged_attention` reads, with its `key_scales` or `value_scales`; `cosine` and
+    signed `sine` `[positions, head_dim]`, indexed by `positions` `[T]` int64; `slot_mapping` `[T]` int64, -1 for a
+    token whose K and V are stored already. Weights `[head_dim]` of the norms, both or neither.
     Returns the queries `[T, heads, head_dim]`.
     """
     tokens, all_heads, head_dim = qkv.shape
@@ -103,6 +103,8 @@ def rotate_and_store(
         _at(values),
         _at(key_scales),
         _at(value_scales),
+        kv_format(keys),
+        kv_format(values),
         qkv.element_size(),
         qkv.element_size() if q_weight is None else q_weight.element_size(),
         torch.get_num_threads(),

@@ -13,6 +13,11 @@
     CONSTANT(TILE_SIDE, 16)      /* rows of a tile, see tiles.hpp */                             \
     CONSTANT(MAX_HEAD_DIM, 512)  /* of kvlab_rotate_and_store */                                 \
     CONSTANT(FEW_ROWS, 8)        /* of kvlab_choose_paths */                                     \
+    CONSTANT(PLAIN, 0)           /* from here on: formats of K and V, see kv_formats.hpp */      \
+    CONSTANT(INT8, 1)                                                                            \
+    CONSTANT(FP8_E4M3, 2)                                                                        \
+    CONSTANT(FP8_E5M2, 3)                                                                        \
+    CONSTANT(INT4, 4)                                                                            \
     CONSTANT(INPUT_NORM, 0)      /* from here on: the kinds of LayerPart, and what `at` is then */ \
     CONSTANT(RESIDUAL_NORM, 1)   /* Norm, as for the other two norms */                          \
     CONSTANT(OUTPUT_NORM, 2)                                                                     \
@@ -62,7 +67,7 @@
 #define KVLAB_LAYERS_STEP(FIELD)                                                                               \
     FIELD(void*, keys) /* of all layers of the cache */                                                        \
     FIELD(void*, values)                                                                                       \
-    FIELD(float*, key_scales) /* of K and V in int8, or null */                                                \
+    FIELD(float*, key_scales) /* of formats that have them apart, or null */                                   \
     FIELD(float*, value_scales)                                                                                \
     FIELD(int64_t, rows) /* of [head_dim] in one layer of the cache */                                         \
     FIELD(const int64_t*, positions)                                                                           \
@@ -82,6 +87,8 @@
     FIELD(int, num_sequences)                                                                                  \
     FIELD(int, table_width)                                                                                    \
     FIELD(int, block_size)                                                                                     \
+    FIELD(int, key_format) /* of K and V: see kv_formats.hpp */                                                \
+    FIELD(int, value_format)                                                                                   \
     FIELD(int, threads)
 
 #define KVLAB_STRUCTURES(STRUCTURE)                \
@@ -109,7 +116,6 @@
     FUNCTION(kvlab_multiply_in_registers) \
     FUNCTION(kvlab_topk)                \
     FUNCTION(kvlab_paged_attention)     \
-    FUNCTION(kvlab_paged_attention_int8) \
     FUNCTION(kvlab_layers)              \
     FUNCTION(kvlab_instruction_set)
 
@@ -131,7 +137,7 @@ void kvlab_rotate_and_store(const void* qkv, const void* q_weight, const void* k
                             const void* cosine, const void* sine, const int64_t* positions,
                             const int64_t* slot_mapping, int tokens, int num_heads, int num_kv_heads, int head_dim,
                             int block_size, void* q, void* keys, void* values, float* key_scales,
-                            float* value_scales, int element_bytes, int weight_bytes, int threads);
+                            float* value_scales, int key_format, int value_format, int element_bytes, int weight_bytes, int threads);
 int64_t kvlab_packed_linear_bytes(int outputs, int inputs, int int8);
 void kvlab_pack_linear(const uint16_t* weight, int outputs, int inputs, void* packed, int threads);
 void kvlab_pack_linear_int8(const uint16_t* weight, int outputs, int inputs, void* packed, float* scales,
@@ -151,13 +157,12 @@ const char* kvlab_paths();
 int64_t kvlab_multiply_in_registers(int path, int64_t rounds, int threads);
 void kvlab_topk(const void* x, int64_t stride, int rows, int64_t size, int count, void* values, int64_t* indices,
                 int element_bytes, int threads);
-#define ATTENTION_ARGUMENTS                                                                                          \
-    void *out, const void *queries, const void *keys, const void *values, const float *key_scales,                   \
-        const float *value_scales, const int32_t *block_tables, const int32_t *seq_lens, const int32_t *query_start, \
-        int64_t query_stride, int table_width, int num_sequences, int num_heads, int num_kv_heads, int head_dim,     \
-        int block_size, int window, float scale, float soft_cap, int out_in_tiles, int element_bytes, int threads
-void kvlab_paged_attention(ATTENTION_ARGUMENTS);
-void kvlab_paged_attention_int8(ATTENTION_ARGUMENTS);
+void kvlab_paged_attention(void* out, const void* queries, const void* keys, const void* values,
+                           const float* key_scales, const float* value_scales, const int32_t* block_tables,
+                           const int32_t* seq_lens, const int32_t* query_start, int64_t query_stride, int table_width,
+                           int num_sequences, int num_heads, int num_kv_heads, int head_dim, int block_size, int window,
+                           float scale, float soft_cap, int key_format, int value_format, int out_in_tiles,
+                           int element_bytes, int threads);
 void kvlab_layers(const LayerPart* parts, int count, const LayersStep* step);
 const char* kvlab_instruction_set();
 const char* kvlab_interface();

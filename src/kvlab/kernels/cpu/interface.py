@@ -10,6 +10,8 @@ import ctypes
 from collections.abc import Mapping
 from enum import IntEnum
 
+import torch
+
 from kvlab.errors import KernelError
 
 #: Rows of a tile. `LayersStep.normed` and `LayersStep.scratch` have room for whole tiles.
@@ -20,6 +22,9 @@ FEW_ROWS = 8
 
 #: The largest head that `rotate_and_store` takes.
 MAX_HEAD_DIM = 512
+
+#: How K or V is stored, by the type of its tensor; every other type is PLAIN.
+PLAIN, KV_FORMATS = 0, {torch.int8: 1, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3, torch.uint8: 4}
 
 _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 
@@ -81,7 +86,8 @@ class LayersStep(ctypes.Structure):
         ("rows", ctypes.c_int64),
         *((name, _pointer) for name in ("positions", "slot_mapping", "block_tables", "seq_lens", "query_start")),
         *((name, _pointer) for name in ("residual", "delta", "normed", "scratch", "times")),
-        *((name, _int) for name in ("tokens", "hidden", "num_sequences", "table_width", "block_size", "threads")),
+        *((name, _int) for name in ("tokens", "hidden", "num_sequences", "table_width", "block_size")),
+        *((name, _int) for name in ("key_format", "value_format", "threads")),
     )
 
 
@@ -89,6 +95,8 @@ CONSTANTS = {
     "TILE_SIDE": TILE_SIDE,
     "FEW_ROWS": FEW_ROWS,
     "MAX_HEAD_DIM": MAX_HEAD_DIM,
+    "PLAIN": PLAIN,
+    **dict(zip(("INT8", "FP8_E4M3", "FP8_E5M2", "INT4"), KV_FORMATS.values(), strict=True)),
     **{kind.name: kind.value for kind in PartKind},
 }
 STRUCTURES: tuple[type[ctypes.Structure], ...] = (
@@ -107,6 +115,11 @@ _TYPES: dict[str, type[ctypes._SimpleCData] | None] = {  # type: ignore[type-arg
     "s": ctypes.c_char_p,
     "v": None,
 }
+
+
+def kv_format(cache: torch.Tensor) -> int:
+    """How the K or V in a tensor is stored."""
+    return KV_FORMATS.get(cache.dtype, PLAIN)
 
 
 def bind(library: ctypes.CDLL) -> None:

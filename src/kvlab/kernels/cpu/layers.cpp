@@ -12,6 +12,7 @@
 // two, OUTPUT_NORM behind ATTENTION or MLP (Python sees to it).
 
 #include "interface.hpp"
+#include "kv_formats.hpp"
 #include "tiles.hpp"
 
 #include <chrono>
@@ -108,10 +109,12 @@ private:
     };
 
     Cache cache_of(const AttentionPart& part) const {
-        const int64_t row = int64_t(part.layer) * step.rows, bytes = step.key_scales ? 1 : ELEMENT_BYTES;
-        const int64_t offset = row * part.head_dim * bytes;
-        return {static_cast<char*>(step.keys) + offset, static_cast<char*>(step.values) + offset,
-                step.key_scales ? step.key_scales + row : nullptr, step.key_scales ? step.value_scales + row : nullptr};
+        const int64_t row = int64_t(part.layer) * step.rows;
+        const auto bytes = [&](int format) { return row * row_bytes(format, part.head_dim, ELEMENT_BYTES); };
+        return {static_cast<char*>(step.keys) + bytes(step.key_format),
+                static_cast<char*>(step.values) + bytes(step.value_format),
+                step.key_scales ? step.key_scales + row : nullptr,
+                step.value_scales ? step.value_scales + row : nullptr};
     }
 
     void rotate_and_store(const AttentionPart& part, const uint16_t* qkv, uint16_t* q) const {
@@ -119,17 +122,17 @@ private:
         kvlab_rotate_and_store(qkv, part.query_norm.weight, part.key_norm.weight, part.query_norm.eps, part.cosine,
                                part.sine, step.positions, step.slot_mapping, step.tokens, part.num_heads,
                                part.num_kv_heads, part.head_dim, step.block_size, q, cache.keys, cache.values,
-                               cache.key_scales, cache.value_scales, ELEMENT_BYTES, part.query_norm.weight_bytes,
-                               step.threads);
+                               cache.key_scales, cache.value_scales, step.key_format, step.value_format, ELEMENT_BYTES,
+                               part.query_norm.weight_bytes, step.threads);
     }
 
     void attend(const AttentionPart& part, const uint16_t* q, uint16_t* out, bool in_tiles) const {
         const Cache cache = cache_of(part);
-        const auto run = step.key_scales ? kvlab_paged_attention_int8 : kvlab_paged_attention;
-        run(out, q, cache.keys, cache.values, cache.key_scales, cache.value_scales, step.block_tables, step.seq_lens,
-            step.query_start, int64_t(part.num_heads) * part.head_dim, step.table_width, step.num_sequences,
-            part.num_heads, part.num_kv_heads, part.head_dim, step.block_size, part.window, part.scale, part.soft_cap,
-            in_tiles, ELEMENT_BYTES, step.threads);
+        kvlab_paged_attention(out, q, cache.keys, cache.values, cache.key_scales, cache.value_scales, step.block_tables,
+                              step.seq_lens, step.query_start, int64_t(part.num_heads) * part.head_dim,
+                              step.table_width, step.num_sequences, part.num_heads, part.num_kv_heads, part.head_dim,
+                              step.block_size, part.window, part.scale, part.soft_cap, step.key_format,
+                              step.value_format, in_tiles, ELEMENT_BYTES, step.threads);
     }
 };
 

@@ -17,6 +17,7 @@ from kvlab.kernels.cpu.interface import (
     MlpPart,
     Norm,
     PartKind,
+    kv_format,
 )
 from kvlab.kernels.cpu.memory import empty
 from kvlab.kernels.cpu.native import load
@@ -117,6 +118,8 @@ class Layers:
             num_sequences=len(seq_lens),
             table_width=block_tables.shape[1],
             block_size=block_size,
+            key_format=kv_format(keys),
+            value_format=kv_format(values),
             threads=torch.get_num_threads(),
         )
         self._run(ctypes.addressof(self._parts), len(self._parts), ctypes.addressof(step))

@@ -26,7 +26,8 @@ from kvlab.kernels.cpu.paths import Paths, choose_for, take
 # Units of compilation: source files and an extra flag. Those that take longest come first; small ones are one unit,
 # which reads their headers once.
 _UNITS = (
-    (("attention.cpp",), "-DKVLAB_INT8"),
+    (("attention_formats.cpp",), "-DKVLAB_FORMATS=0"),
+    (("attention_formats.cpp",), "-DKVLAB_FORMATS=1"),
     (("attention.cpp",), ""),
     (("linear.cpp",), ""),
     (("elementwise.cpp", "packed_weight.cpp", "layers.cpp", "interface.cpp", "paths.cpp"), ""),

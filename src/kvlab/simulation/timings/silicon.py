@@ -86,11 +86,14 @@ class SiliconTiming(StepTiming):
         if config.executor.dtype not in _KV:
             known = "bfloat16 and float16"
             raise ConfigError("executor.dtype", config.executor.dtype, f"timing=silicon has {known}; {INSTEAD}")
+        if config.kv_dtypes[0] != config.kv_dtypes[1] or config.kv_dtypes[0] not in _KV:
+            known = f"K and V in one of {', '.join(_KV)}"
+            raise ConfigError("kv.dtype", config.kv_dtype, f"timing=silicon has {known}; {INSTEAD}")
         tables = MeasuredTables(deployment.hardware, config.framework)
         weights = config.executor.dtype if config.executor.weights == "auto" else config.executor.weights
         types = _WEIGHTS | {"fp8": _FP8[config.framework.fp8_scales]}
         try:
-            return cls(tables, model, devices, types[weights], _KV[config.kv_dtype])
+            return cls(tables, model, devices, types[weights], _KV[config.kv_dtypes[0]])
         except UnmeasuredError:
             raise _unmeasured(tables, config, model, devices, weights, types) from None
 
@@ -150,7 +153,7 @@ def _unmeasured(
     weight_types: dict[str, str],
 ) -> ConfigError:
     """What the tables have instead of what they do not."""
-    make, types, kv = tables.operations, tables.types, config.kv_dtype
+    make, types, kv = tables.operations, tables.types, config.kv_dtypes[0]
 
     def has_weights(called: str) -> bool:
         return tables.has(make.GEMM("", 1, 1024, 1024, types.GEMMQuantMode[called]), prefill=True)
