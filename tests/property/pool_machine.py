@@ -29,7 +29,7 @@ class PoolMachine(SequenceRules):
     def chosen(self, wanted: Wanted) -> tuple[list[int], list[int]]:
         """Each picked slot that is in no step once, with its number of new tokens."""
         tokens = {self.slot(pick): new for pick, new in reversed(wanted)}
-        free = [(slot, new) for slot, new in tokens.items() if slot not in self.busy()]
+        free = [(slot, new) for slot, new in tokens.items() if slot not in self.busy() | self.loading.keys()]
         return [slot for slot, _ in free], [new for _, new in free]
 
     def too_long(self, slots: list[int], new: list[int]) -> bool:
@@ -41,7 +41,7 @@ class PoolMachine(SequenceRules):
         """As the engine does it: each is reserved at once, so that the next shares what it fills."""
         for _ in range(1 + twice):
             slot = self.open(tokens, None)
-            if slot is not None and tokens:
+            if slot is not None and tokens and slot not in self.loading:
                 left = len(tokens) - self.model[slot].length
                 self.reserve_for([slot], [min(left, chunk)], [])
 
@@ -279,7 +279,9 @@ class PoolMachine(SequenceRules):
         """What a prompt would find, and what is leaked: nothing."""
         before = state(self.pool)
         found = len(self.hits(tokens, salt)) if self.sharing else 0
-        assert self.pool.prefix_tokens(tokens, salt) == found * self.pool.block_size
+        if len(tokens) <= self.pool.max_seq_len:
+            found += len(self.tiered(tokens, salt, found))
+            assert self.pool.prefix_tokens(tokens, salt) == found * self.pool.block_size
         assert self.pool.reclaim_leaked_blocks() == 0
         assert state(self.pool) == before
 
@@ -287,6 +289,11 @@ class PoolMachine(SequenceRules):
     @rule(pick=picks, dead=st.integers(-1, 40))
     def misuse(self, pick: int, dead: int) -> None:
         pool, slot = self.pool, self.slot(pick)
+        if slot in self.loading:
+            for call in (pool.reserve, pool.view):
+                with self.refused(SlotError, match=f"slot {slot} is being loaded"):
+                    call([slot], [1])
+            return
         if dead not in self.model:
             for query in (pool.free_slot, pool.get_seq_len, pool.prefill_view, pool.fork_slot):
                 with self.refused(SlotError, match=f"slot {dead} is not live"):

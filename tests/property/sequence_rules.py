@@ -17,6 +17,7 @@ from kvlab.errors import OutOfBlocksError, SlotError
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.prefix import Prefix
 from kvlab.kv.protocol import Salt
+from kvlab.kv.tiers.base import Key
 from tests.property.pool_invariants import PoolInvariants
 from tests.property.reference import Content, Guess, Step, indexed, state
 
@@ -55,8 +56,13 @@ class SequenceRules(PoolInvariants):
         self.gone: dict[int, int] = {}  # tokens that a slot had stored when it was closed
         self.now = 0.0
         self.pinning: dict[int, int] = {}  # blocks from the first on that a slot asks to be kept
+        self.loading: dict[int, tuple[int, list[Key]]] = {}  # slots, their hits, and what comes from tiers behind
+        self.warm_up()
         for length in lengths:
             self.open([0] * length, None)
+
+    def warm_up(self) -> None:
+        """Before the first rule."""
 
     def dropped(self, nodes: list[Prefix]) -> None:
         """No content is given up before one that continues it and that nobody references."""
@@ -81,6 +87,10 @@ class SequenceRules(PoolInvariants):
                 break
             blocks.append(block)
         return blocks
+
+    def tiered(self, tokens: Sequence[int], salt: Salt, hits: int) -> list[Key]:
+        """What a prompt should find in tiers behind these hits."""
+        return []
 
     # Helpers of rules
 
@@ -139,7 +149,10 @@ class SequenceRules(PoolInvariants):
         hits = self.hits(tokens, salt) if self.sharing and told else []
         references = self.references()
         revived = sum(not references[block] for block in hits)
-        fresh = self.blocks_for(len(tokens)) - len(hits)
+        fits = len(tokens) <= self.pool.max_seq_len
+        behind = self.tiered(tokens, salt, len(hits)) if self.sharing and told and fits else []
+        coming = self.pool.offload.loading_blocks(behind) if self.pool.offload is not None else []
+        fresh = self.blocks_for(len(tokens)) - len(hits) - len(coming)
         if len(tokens) > self.pool.max_seq_len:
             with self.refused(SlotError, match=f"{len(tokens)} tokens"):
                 self.pool.allocate_slot(**arguments)
@@ -154,7 +167,10 @@ class SequenceRules(PoolInvariants):
         with self.taking(fresh, revived):
             slot = self.pool.allocate_slot(**arguments)
         assert slot not in self.model
-        assert self.pool.tables.blocks(slot)[: len(hits)] == hits
+        assert self.pool.tables.blocks(slot)[: len(hits) + len(coming)] == hits + coming
+        assert self.pool.is_loading(slot) == bool(behind)
+        if behind:
+            self.loading[slot] = len(hits), behind
         content = Content(salt, tokens, told, self.blocks_for(len(tokens)))
         content.stored = len(hits) * self.pool.block_size
         content.length = min(content.stored, max(len(tokens) - 1, 0))
@@ -212,6 +228,10 @@ class SequenceRules(PoolInvariants):
     def fork_slot(self, pick: int, rerun: bool, told: bool) -> None:
         """`told`: the copy has a list of its own, so that the pool knows its further tokens."""
         slot = self.slot(pick)
+        if slot in self.loading:
+            with self.refused(SlotError, match=f"slot {slot} is being loaded"):
+                self.pool.fork_slot(slot, rerun_last=rerun)
+            return
         if slot in self.busy():
             with self.refused(SlotError, match=f"slot {slot} is in a step"):
                 self.pool.fork_slot(slot, rerun_last=rerun)
@@ -256,6 +276,7 @@ class SequenceRules(PoolInvariants):
         assert self.pool.counters().blocks_allocated == before.blocks_allocated
         self.gone[slot] = self.model.pop(slot).stored
         self.guesses.pop(slot, None)
+        self.loading.pop(slot, None)
         filled = slot in self.prepared
         self.prepared.pop(slot, None)
         if filled:

@@ -14,6 +14,8 @@ from kvlab.kv.retention import Limits, Retention
 from kvlab.kv.storage import KVStorage
 from tests.property.pool_machine import PoolMachine
 from tests.property.reference import SPEC
+from tests.property.tier_rules import TieredRules
+from tests.support.tiers import SlowStore, tiered_pool
 
 
 def examples(count: int) -> settings:
@@ -66,6 +68,14 @@ class RetentionMachine(SharingMachine):
         return PagedKVCachePool(10, 2, 12, KVStorage(SPEC, 10, 2), prefix_sharing=True, eviction=retention)
 
 
+class TieredMachine(TieredRules):
+    """Three pages of host memory and six behind them: content moves on before it is hit again."""
+
+    def make_pool(self) -> BlockPool:
+        self.store, self.seen = SlowStore(), []
+        return tiered_pool(7, 3, self.store, slow_pages=9, spec=SPEC, block_size=2, max_seq_len=12)
+
+
 class SharingFifoMachine(SharingMachine):
     eviction = "fifo"
 
@@ -79,6 +89,7 @@ SingleTokenBlocksMachine.TestCase.settings = examples(20)
 SlottedMachine.TestCase.settings = examples(40)
 SharingMachine.TestCase.settings = examples(200)
 RetentionMachine.TestCase.settings = examples(5)
+TieredMachine.TestCase.settings = examples(20)
 SharingFifoMachine.TestCase.settings = examples(60)
 SharingLfuMachine.TestCase.settings = examples(60)
 
@@ -87,5 +98,6 @@ TestPagedPoolOfSingleTokenBlocks = SingleTokenBlocksMachine.TestCase
 TestSlottedPool = SlottedMachine.TestCase
 TestSharingPool = SharingMachine.TestCase
 TestPoolThatKeepsSomeForLonger = RetentionMachine.TestCase
+TestPoolWithTiers = TieredMachine.TestCase
 TestSharingPoolThatEvictsTheOldest = SharingFifoMachine.TestCase
 TestSharingPoolThatEvictsTheLeastUsed = SharingLfuMachine.TestCase

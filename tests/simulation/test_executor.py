@@ -31,7 +31,13 @@ from kvlab.simulation.recording import Outputs, Recording
 from kvlab.simulation.timings.replay import ReplayTiming
 from tests.support.plans import composed
 
-HARDWARE = HardwareConfig(name="small", memory="2GiB", bandwidth_gb_s=10, tflops={"float32": 1, "bfloat16": 2})
+HARDWARE = HardwareConfig(
+    name="small",
+    memory="2GiB",
+    bandwidth_gb_s=10,
+    tflops={"float32": 1, "bfloat16": 2},
+    host_link_gb_s=0.001,  # so that a load takes several steps
+)
 TINY = yaml.safe_load((CONF / "model" / "qwen3_tiny.yaml").read_text())
 Tokens = dict[tuple[str, int], tuple[int, ...]]
 

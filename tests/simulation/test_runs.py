@@ -121,3 +121,18 @@ def test_ends_and_what_they_give_back_are_part_of_steps_at_once() -> None:
     count, log = check(requests, {"kv": pool, "scheduler": SchedulerConfig(max_batch_size=4)})
     assert len({record.finished_s for record in log.records}) == 4
     assert count == sum(step.batch_seqs > 0 and not step.prefill_tokens for step in log.steps)
+
+
+def test_content_that_leaves_and_comes_back_does_so_in_the_same_steps() -> None:
+    requests = [replace(each, arrival_s=3 * each.arrival_s) for each in traffic(2)]
+    repeated = [replace(each, request_id=f"{each.request_id} again") for each in requests]
+    pool = KVConfig(num_blocks=16, block_size=8, offload="1MiB", **POOLS[-1])
+    scheduler = SchedulerConfig(max_batch_size=6, max_batched_tokens=12, admission_reserve=0)
+    later = [replace(each, arrival_s=each.arrival_s + 2) for each in repeated]
+    count, log = check([*requests, *later], {"kv": pool, "scheduler": scheduler})
+    assert count > 10
+    counters = [step.counters for step in log.steps if step.counters is not None]
+    assert sum(each.host_hit_tokens for each in counters)
+    assert sum(each.host_stored_blocks for each in counters)
+    waited = [step for step in log.steps if step.pool is not None and step.pool.loading_sequences]
+    assert any(step.decode_tokens for step in waited), "nobody ran while others waited"

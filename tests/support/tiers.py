@@ -85,18 +85,20 @@ def tiered_pool(
     slow_pages: int = 64,
     spec: KVSpec | None = None,
     layout: PageLayout = PageLayout.HND,
+    block_size: int = BLOCK_SIZE,
+    max_seq_len: int = MAX_SEQ_LEN,
 ) -> PagedKVCachePool:
     """One for the tiny decoder, whose evicted blocks are overwritten as soon as the tiers have them. With a `store`
     it is behind host memory, or alone.
     """
     spec = spec or tiny_config().kv_spec("float32")
-    storage = KVStorage(spec, num_blocks, BLOCK_SIZE, layout=layout)
+    storage = KVStorage(spec, num_blocks, block_size, layout=layout)
     pages = BlockPages(storage)
     tiers = [host_tier(host_pages, pages.page_bytes)] if host_pages else []
     if store is not None:
         tiers.append(slow_tier(slow_pages, pages.page_bytes, store))
     offload = Offload(tiers, pages)
-    pool = PagedKVCachePool(num_blocks, BLOCK_SIZE, MAX_SEQ_LEN, storage, prefix_sharing=True, offload=offload)
+    pool = PagedKVCachePool(num_blocks, block_size, max_seq_len, storage, prefix_sharing=True, offload=offload)
 
     def evict(blocks: Sequence[int], contents: Mapping[int, Prefix]) -> None:
         offload.evicted(blocks, contents)

@@ -66,7 +66,8 @@ class Engine:
         self._has_text = detokenize is not None
         self._steps = self._batches_run = self._output_tokens = self._preemptions = 0
         self._seeds = random.Random()
-        self._stats = self._observe(pool.stats(), pool.counters())
+        self._counters = pool.counters()  # as of the last step that was recorded
+        self._stats = self._observe(pool.stats(), self._counters)
 
     def has_work(self) -> bool:
         """Whether a sequence waits, runs, or still holds memory after its end."""
@@ -150,7 +151,7 @@ class Engine:
     def step(self) -> StepRecord | None:
         """Run one step: give back the memory of ended sequences, admit, compute. None if nothing was to do."""
         start = self.clock.now()
-        before = self.pool.counters()
+        before = self._counters
         expired = self.pool.expire(start)
         retired = self._retire()
         self._batches.receive(start)
@@ -174,6 +175,7 @@ class Engine:
         self._batches_run += batch.num_sequences > 0
         self._preemptions += batch.preempted
         pool, counters = self.pool.stats(), self.pool.counters()
+        self._counters = counters
         self._stats = self._observe(pool, counters)
         return StepRecord(
             index=self._steps - 1,
@@ -208,7 +210,7 @@ class Engine:
             return []
         if (arrival := pool.next_arrival()) is not None:
             until_s = min(until_s, arrival)
-        run, before = StepRun(pool, *found), pool.counters()
+        run, before = StepRun(pool, *found), self._counters
         if not run.plan(executor, clock.now(), until_s):
             return []
         pool.expire(clock.now())
@@ -221,7 +223,8 @@ class Engine:
         clock.wait_until(run.end_s)
         for sequence, token in run.ended:
             self._outputs.process(sequence, token)
-        self._stats = self._observe(pool.stats(), pool.counters())
+        self._counters = pool.counters()
+        self._stats = self._observe(pool.stats(), self._counters)
         return records
 
     def _retire(self) -> list[Sequence]:

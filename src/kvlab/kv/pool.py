@@ -205,6 +205,8 @@ class BlockPool(KVCachePool):
             self.offload.wait(seconds)
 
     def expire(self, now: float) -> bool:
+        if self.offload is not None:
+            self.offload.now = now
         if self.retention is None:
             return False
         pinned, blocks = self.retention.num_pinned, self.retention.expire(now)

@@ -80,7 +80,8 @@ class Offload:
         self._loading: dict[Key, Load] = {}
         self._threads: dict[Tier, ThreadPoolExecutor] = {}
         self._room = {tier: Semaphore(_BACKLOG) for tier in tiers}
-        self._lost: deque[tuple[Tier, Key]] = deque()  # pages that a thread could not write
+        # What threads have written: tier, key, seconds, and whether it is there.
+        self._written: deque[tuple[Tier, Key, float, bool]] = deque()
         self.swaps = Swaps(self)
 
     def evicted(self, blocks: Sequence[int], contents: Mapping[int, Prefix]) -> None:
@@ -184,9 +185,11 @@ class Offload:
 
     def arrived(self) -> dict[int, Wait]:
         """The slots whose loads are done by now, in the order in which they began to wait."""
-        while self._lost:
-            tier, key = self._lost.popleft()
-            self._lose(tier, key)
+        while self._written:
+            tier, key, seconds, is_there = self._written.popleft()
+            tier.counts.stored_s += seconds
+            if not is_there:
+                self._lose(tier, key)
         if not self.waiting:
             return {}
         for load in [load for load in self._loads if load.is_done(self.now)]:
@@ -323,14 +326,13 @@ class Offload:
 
     def _write(self, tier: Tier, store: PageStore, place: int, key: Key, page: Page) -> None:
         """In a tier's thread."""
-        start = perf_counter()
+        start, is_there = perf_counter(), True
         try:
             store.write(place, key, page)
         except (OSError, TierError):
-            self._lost.append((tier, key))
-        finally:
-            self._room[tier].release()
-            tier.counts.stored_s += perf_counter() - start
+            is_there = False
+        self._room[tier].release()
+        self._written.append((tier, key, perf_counter() - start, is_there))
 
     def _copy_of(self, block: int) -> Page:
         page = np.empty(self.tiers[0].page_bytes, np.uint8)
