@@ -15,6 +15,7 @@ from kvlab.engine.service import Engine
 from kvlab.server.calls import ClientCall, Mailbox
 from kvlab.server.errors import ApiError
 from tests.support.engines import make_engine, request
+from tests.support.serving import wait_until
 
 
 def test_a_reader_that_comes_too_late_is_told_so_and_not_that_all_has_ended() -> None:
@@ -71,9 +72,25 @@ def test_a_call_that_was_left_is_free_without_the_garbage_collector() -> None:
     gc.disable()
     try:
         asyncio.run(main())
-        deadline = time.monotonic() + 30
-        while any(each() for each in known):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_until(lambda: not any(each() for each in known))
+    finally:
+        gc.enable()
+
+
+def test_a_call_that_was_refused_at_once_is_free_without_the_garbage_collector() -> None:
+    engine, known = Engine(make_engine(clock=WallClock())), list[weakref.ref[ClientCall]]()
+
+    async def main() -> None:
+        mailbox = Mailbox(asyncio.get_running_loop())
+        too_long = [request("a", 4, 10**6)]
+        call = ClientCall(engine, mailbox, too_long, most_waiting=9, on_finish=lambda record: None, arrival_s=0.0)
+        known.append(weakref.ref(call))
+        with pytest.raises(ApiError, match="max_tokens"):
+            await call.start()
+
+    gc.disable()
+    try:
+        asyncio.run(main())
+        wait_until(lambda: known[0]() is None)
     finally:
         gc.enable()

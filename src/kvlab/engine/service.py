@@ -21,7 +21,7 @@ from kvlab.engine.engine import Engine as StepEngine
 from kvlab.engine.garbage import gc_frozen
 from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback
 from kvlab.engine.text import Detokenizer
-from kvlab.errors import EngineStoppedError
+from kvlab.errors import EngineStoppedError, KvlabError
 from kvlab.kv.audit import Finding
 
 _MAX_WAIT_S = 0.005  # while nothing can run, so that an arrival is seen soon
@@ -269,9 +269,8 @@ def _run(future: Future[T], action: Callable[[], T]) -> None:
         if future.set_running_or_notify_cancel():
             future.set_result(action())
     except Exception as error:
-        future.set_exception(error)
-    finally:
-        del future  # the error's traceback has this frame: they would hold each other
+        # The frames of a traceback hold the future, and that the error: a cycle. A refusal's sentence says it all.
+        future.set_exception(error.with_traceback(None) if isinstance(error, KvlabError) else error)
 
 
 class Call:
