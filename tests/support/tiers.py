@@ -44,7 +44,7 @@ class SlowStore(PageStore):
 
     def read(self, place: int, key: Key, page: Page) -> None:
         self.gate.wait(10)
-        if key in self.broken:
+        if key in self.broken or key not in self.pages:
             raise TierError("a page is broken")
         page[:] = self.pages[key]
 
