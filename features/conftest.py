@@ -33,6 +33,7 @@ from features.steps.isolation_steps import *
 from features.steps.kernel_steps import *
 from features.steps.metrics_steps import *
 from features.steps.model_steps import *
+from features.steps.offload_steps import *
 from features.steps.page_steps import *
 from features.steps.peer_steps import *
 from features.steps.pool_steps import *
