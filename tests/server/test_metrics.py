@@ -23,6 +23,7 @@ from kvlab.server.serving import Serving
 from tests.support.engines import drain, make_engine, request
 from tests.support.model import tiny_config
 from tests.support.speculation import recalling
+from tests.support.tiers import tiered_pool
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana.json"
 SIMULATED = ("model=qwen3_tiny", "executor=simulated", "hardware=h200_sxm", "kv.num_blocks=10")
@@ -129,3 +130,12 @@ def test_every_metric_of_the_dashboard_exists(serving: Serving) -> None:
     assert named <= existing, named - existing
     assert len(named) >= 15
     assert all('model_name="$model"' in expression for expression in asked)
+
+
+def test_tokens_from_memory_behind_the_pool_are_counted() -> None:
+    metrics, engine = ServerMetrics("tiny"), make_engine(tiered_pool(12, 64))
+    for name, tokens in (("a", 40), ("filler", 44), ("a", 40)):
+        engine.add_request(request(name, tokens, 4))
+        for record in drain(engine):
+            metrics.step(record)
+    assert samples(metrics)["vllm:external_prefix_cache_hits_total"] == 40

@@ -55,6 +55,7 @@ class ServerMetrics:
         self._preempted = counter("num_preemptions", "Preemptions.")
         self._queries = counter("prefix_cache_queries", "Prompt tokens that were looked up in the prefix cache.")
         self._hits = counter("prefix_cache_hits", "Prompt tokens that were found in it.")
+        self._loaded = counter("external_prefix_cache_hits", "Tokens that were loaded from memory behind the pool.")
         self._drafts = counter("spec_decode_num_draft_tokens", "Tokens that speculation proposed.")
         self._accepted = counter("spec_decode_num_accepted_tokens", "Proposed tokens that the model picked itself.")
         self._success = Counter(
@@ -85,6 +86,7 @@ class ServerMetrics:
             self._prompt.inc(record.counters.prompt_tokens)
             self._queries.inc(record.counters.prompt_tokens)
             self._hits.inc(record.counters.hit_tokens)
+            self._loaded.inc(record.counters.host_hit_tokens + record.counters.disk_hit_tokens)
 
     def finish(self, record: RequestRecord) -> None:
         """A sample of a request has ended."""
