@@ -40,10 +40,11 @@ class TestCache:
         plan = planned(f"model={name}", f"kv.dtype={kv_dtype}", memory=256 * GIB)
         pool = plan.pools[backend]
         assert pool is not None
-        storage = KVStorage(plan.spec, pool.num_blocks, pool.block_size, "meta")
-        assert pool.num_bytes == storage.num_bytes == pool.token_slots * plan.spec.bytes_per_token
+        spec = replace(plan.spec, groups=pool.groups)
+        storage = KVStorage(spec, pool.num_blocks, pool.block_size, "meta")
+        assert pool.num_bytes == storage.num_bytes == pool.token_slots * spec.bytes_per_slot
         kv_heads, head_dim = plan.model.num_kv_heads, plan.model.head_dim
-        shape = (plan.model.num_layers, pool.num_blocks, kv_heads, pool.block_size, head_dim)
+        shape = (spec.layers_per_block, pool.num_blocks, kv_heads, pool.block_size, head_dim)
         assert storage.keys.shape == storage.values.shape == shape
         scales = 0
         if kv_dtype == "int8":

@@ -133,7 +133,8 @@ MEMORIES = {
     "pages": Memory(KVConfig(block_size=8, num_blocks=80, prefix_sharing=False)),
     "shared pages": Memory(KVConfig(block_size=4, num_blocks=160), lambda stats: (stats.hit_tokens or 0) >= 40),
     "so few pages that some are preempted": Memory(
-        KVConfig(block_size=4, num_blocks=17, prefix_sharing=False), lambda stats: bool(stats.preemptions)
+        KVConfig(block_size=4, num_blocks=17, prefix_sharing=False, windows=False),
+        lambda stats: bool(stats.preemptions),
     ),
 }
 OUTPUT = 10  # tokens of an answer

@@ -31,12 +31,15 @@ class SequenceInStep(NamedTuple):
     spec: AttentionSpec
 
     def blocks(self) -> Iterator[BlockOfTokens]:
-        """The sequence's blocks in logical order, the last one cut off at the sequence's end. Nothing is copied,
-        except what is not stored as floating point numbers of its own, which is converted to float32.
+        """The sequence's blocks in logical order, from the first that a query sees, the last one cut off at the
+        sequence's end. Nothing is copied, except what is not stored as floating point numbers of its own, which is
+        converted to float32.
         """
-        for entry, block in enumerate(self.view.blocks(self.number)):
-            first = entry * self.view.block_size
-            k, v = self.view.storage.read(self.layer, block, self.view.lengths[self.number] - first)
+        size, length, window = self.view.block_size, self.view.lengths[self.number], self.spec.sliding_window
+        seen = 0 if window is None else max(0, length - len(self.q) - window + 1) // size
+        for entry, block in enumerate(self.view.blocks(self.number)[seen:], start=seen):
+            first = entry * size
+            k, v = self.view.read(self.layer, block, length - first)
             yield BlockOfTokens(k, v, first)
 
     def scores(self, k: torch.Tensor, first: int) -> torch.Tensor:

@@ -24,8 +24,9 @@ class KVConfig:
     key_dtype: str | None = None  # of K alone; null: kv.dtype
     value_dtype: str | None = None  # of V alone; null: kv.dtype
     block_size: int = 16  # token slots of a block; for contiguous only the unit of num_blocks
-    num_blocks: int | None = None  # blocks of block_size tokens; null: by memory, or by scheduler.max_batch_size
+    num_blocks: int | None = None  # blocks of all layers; null: by memory, or by scheduler.max_batch_size
     memory: str | None = None  # bytes of K and V, as 512MiB or 4GiB, instead of num_blocks
+    windows: bool = True  # paged: layers with a sliding window give back what left it; false: keep all
     prefix_sharing: bool = True  # paged: store equal prefixes once, and keep them cached after their sequences
     eviction: str = "lru"  # which cached block is evicted first
     offload: str | None = None  # host memory for blocks that the pool evicts, as 4GiB; null: none

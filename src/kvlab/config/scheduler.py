@@ -124,6 +124,12 @@ class SchedulerConfig:
                 raise ConfigError(f"scheduler.{key}", value, f"{reason}; {text}")
 
     @property
+    def step_tokens(self) -> int:
+        """Most tokens of a sequence that a step computes."""
+        chunk = min(self.long_prefill_threshold or self.max_batched_tokens, self.max_batched_tokens)
+        return max(chunk, 1 + self.speculation.most_tokens)
+
+    @property
     def reserves_output(self) -> bool:
         """Whether a sequence is admitted only where all the tokens it may produce have room."""
         return self.policy == "static" if self.reserve_output is None else self.reserve_output

@@ -16,6 +16,7 @@ class Admission:
 
     def __init__(self, pool: KVCachePool, scheduler: Scheduler, *, reserved_later: int = 0) -> None:
         """`reserved_later`: blocks that the same step gives to other sequences after admission."""
+        self._pool = pool
         self._scheduler = scheduler
         self._block_size = pool.block_size
         self._reserved_later = reserved_later
@@ -41,12 +42,12 @@ class Admission:
     def _growth_of(self, sequence: Sequence) -> int:
         """Blocks a sequence may need beyond those of its known tokens, samples to be forked from it included."""
         request = sequence.request
-        longest = self._blocks(request.max_total_tokens)
-        prompt = len(request.prompt_token_ids)
+        longest, prompt = request.max_total_tokens, len(request.prompt_token_ids)
         # A step computes the newest token last, so that its block may not be there yet.
-        grows = longest - self._blocks(max(sequence.num_computed, prompt))
+        computed = sequence.num_computed
+        grows = self._pool.growth(longest, max(computed, prompt), computed)
         if not sequence.num_output_tokens:
-            grows += len(sequence.siblings) * (longest - prompt // self._block_size)
+            grows += len(sequence.siblings) * self._pool.blocks_for(longest, prompt // self._block_size)
         return grows
 
     def _blocks(self, tokens: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -21,9 +21,10 @@ from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.step import Executor
 from kvlab.engine.text import Detokenizer
 from kvlab.errors import ConfigError, DeviceError
+from kvlab.kv.groups import LayerGroup, layer_groups
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pools import POOLS
-from kvlab.kv.sizing import PoolSize
+from kvlab.kv.sizing import PoolSize, size_pool
 from kvlab.kv.spec import INT4_GROUP, KVSpec
 from kvlab.kv.tiers.build import build_offload
 from kvlab.models.config import DecoderConfig, TransformersConfig
@@ -147,15 +148,13 @@ def build_engine(
     """
     config = plan.config
     execution = EXECUTORS.get(config.executor.kind).build(plan, sampler=sampler)
-    identity = block_identity(plan, execution.weights)
-    offload = build_offload(config.kv, plan.pool, execution.storage, links=execution.links, identity=identity)
+    size, identity = plan.pool, block_identity(plan, execution.weights)
+    offload = build_offload(config.kv, size, execution.storage, links=execution.links, identity=identity)
+    options: dict[str, Any] = {} if offload is None else {"offload": offload}  # a plugin's pool need not know them
+    if size.groups:
+        options |= {"groups": size.groups, "step_tokens": size.step_tokens}
     pool = POOLS.get(config.kv.backend).from_config(
-        config.kv,
-        plan.pool.num_blocks,
-        config.model.max_seq_len,
-        execution.storage,
-        journal=journal,
-        **({} if offload is None else {"offload": offload}),  # a pool of a plugin need not know of tiers
+        config.kv, size.num_blocks, config.model.max_seq_len, execution.storage, journal=journal, **options
     )
     executor = execution.executor
     if config.executor.batching == "per_sequence":
@@ -191,8 +190,9 @@ def block_identity(plan: EnginePlan, weights: str) -> dict[str, str]:
 
 
 def kv_spec(config: EngineConfig, model: DecoderConfig) -> KVSpec:
-    """What the cache stores for a token. Raises ConfigError for heads that a format cannot hold, and where it saves
-    nothing.
+    """What the cache stores for a token, in groups of layers if some have a sliding window that sequences leave.
+
+    Raises ConfigError for heads that a format cannot hold, where it saves nothing, and for what the groups refuse.
     """
     # Serving frameworks, which simulated devices stand for, have one scale in fp8 for a whole tensor.
     spec = replace(model.kv_spec(*config.kv_dtypes), tensor_scales=config.hardware is not None)
@@ -209,7 +209,38 @@ def kv_spec(config: EngineConfig, model: DecoderConfig) -> KVSpec:
             text = f"with their scales, heads of {model.head_dim} numbers take {one} bytes per token"
             instead = f"in {plain.dtype} {plain.bytes_per_token}; use {key}=auto"
             raise ConfigError(key, dtype, f"{text} and {instead}")
-    return spec
+    return replace(spec, groups=_groups(config, model))
+
+
+def _groups(config: EngineConfig, model: DecoderConfig) -> tuple[LayerGroup, ...]:
+    """Groups of the layers; (): all need all of a sequence. Raises ConfigError for what groups do not support."""
+    groups = layer_groups([layer.sliding_window for layer in model.layers], config.model.max_seq_len)
+    windows = [group.window for group in groups if group.window is not None]
+    if not (config.kv.windows and windows and getattr(POOLS.get(config.kv.backend), "frees_windows", False)):
+        return ()
+    for key, value, text in (
+        ("pinned_share", config.kv.pinned_share, "pins whole prefixes"),
+        ("offload", config.kv.offload, "keeps whole prefixes"),
+        ("offload_disk", config.kv.offload_disk, "keeps whole prefixes"),
+    ):
+        if value:
+            text += (
+                f", and layers of {config.model.name} keep the last {min(windows):,} tokens; use kv.windows=false"
+            )
+            raise ConfigError(f"kv.{key}", value, text)
+    return groups
+
+
+def planned_pool(config: EngineConfig, spec: KVSpec) -> PoolSize:
+    """The pool's size. Raises CapacityError where not one block fits."""
+    scheduler = config.scheduler
+    return size_pool(
+        config.kv,
+        spec,
+        max_batch_size=scheduler.max_batch_size,
+        max_seq_len=config.model.max_seq_len,
+        step_tokens=scheduler.step_tokens,
+    )
 
 
 def refuse_int8(config: EngineConfig, model: DecoderConfig) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.prefix import PrefixIndex
 from kvlab.kv.retention import Retention
 from kvlab.kv.table import BlockTables
 from kvlab.kv.tiers.offload import Offload
+
+if TYPE_CHECKING:
+    from kvlab.kv.group_blocks import GroupBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +24,10 @@ class Finding:
     Rules: `leaked` (more references than table entries), `dangling` (fewer), `queue` (free with references, or
     the other way round), `conservation` (free + allocated is not the total), `overrun` (tokens beyond a slot's
     blocks), `content` (a block and the index's node of its content do not name each other, or a
-    free block is in the wrong part of the queue), `retention` (pins and quotas disagree with the blocks that they
-    are of), `tier` (a content in two places of a tier, two in one, one held that nothing loads, or a load for a
-    dead slot or to a block that nobody holds or that has content already).
+    free block is in the wrong part of the queue), `groups` (groups of layers disagree on a slot's length, or the
+    next token would see a block that was given back), `retention` (pins and quotas disagree with the blocks that
+    they are of), `tier` (a content in two places of a tier, two in one, one held that nothing loads, or a load for
+    a dead slot or to a block that nobody holds or that has content already).
     """
 
     rule: str
@@ -36,13 +42,14 @@ class Finding:
 
 def audit(
     allocator: BlockAllocator,
-    tables: BlockTables,
+    groups: Sequence[GroupBlocks],
     index: PrefixIndex | None = None,
     retention: Retention | None = None,
     offload: Offload | None = None,
 ) -> list[Finding]:
     """Every way in which tables, allocator, index, retention and tiers disagree; empty for a sound pool."""
-    findings = _references(allocator, tables)
+    tables, size = groups[0].tables, groups[0].tables.block_size
+    findings = _references(allocator, [group.tables for group in groups])
     free = allocator.free_block_ids()
     for block in range(allocator.num_blocks):
         if (allocator.ref_count(block) == 0) != (block in free):
@@ -54,18 +61,33 @@ def audit(
         detail = f"{allocator.num_free()} entries for {len(free)} free blocks of {allocator.num_blocks}"
         findings.append(Finding("conservation", "free queue", detail))
     for slot in sorted(tables.live):
-        stored, room = int(tables.stored[slot]), int(tables.counts[slot]) * tables.block_size
+        stored, room = int(tables.stored[slot]), int(min(group.tables.counts[slot] for group in groups)) * size
         if stored > room or tables.lengths[slot] > stored:
             detail = f"{int(tables.lengths[slot])} tokens computed, {stored} stored, blocks for {room}"
             findings.append(Finding("overrun", f"slot {slot}", detail))
+        findings += _groups(slot, groups)
     kept = [] if retention is None else [Finding("retention", *each) for each in retention.broken()]
     below = [] if offload is None else [Finding("tier", *each) for each in offload.broken(tables, allocator)]
     return findings + _contents(allocator, index) + kept + below
 
 
-def _references(allocator: BlockAllocator, tables: BlockTables) -> list[Finding]:
+def _groups(slot: int, groups: Sequence[GroupBlocks]) -> Iterator[Finding]:
+    """Where the groups have a slot of another length, or one lacks a block that the slot's next token sees."""
+    tables = groups[0].tables
+    known = [int(column[slot]) for column in (tables.lengths, tables.stored, tables.reserved)]
+    for number, group in enumerate(groups):
+        own, subject = group.tables, f"slot {slot}, group {number}"
+        found = [int(column[slot]) for column in (own.lengths, own.stored, own.reserved)]
+        if found != known:
+            yield Finding("groups", subject, f"computed, stored, reserved {found}, in the first group {known}")
+        needed = group.layers.first_block(int(own.stored[slot]), own.block_size)
+        if own.first[slot] > needed:
+            yield Finding("groups", subject, f"block {needed} was given back, and its next token sees it")
+
+
+def _references(allocator: BlockAllocator, groups: Sequence[BlockTables]) -> list[Finding]:
     findings = []
-    entries = Counter(block for slot in tables.live for block in tables.blocks(slot))
+    entries = Counter(block for tables in groups for slot in tables.live for block in tables.blocks(slot))
     for block in sorted(allocator.allocated_block_ids() | set(entries)):
         held, named = allocator.ref_count(block), entries[block]
         if held != named:

@@ -17,14 +17,17 @@ from kvlab.kv.table import BlockTables
 class BlockLedger:
     """Allocator, block tables and occupancy, which change together. Slots own their blocks' references.
 
-    Where there are tensors, `copy` copies K and V too.
+    Where there are tensors, `copy` copies K and V too. Ledgers of one pool have its allocator and its occupancy in
+    common.
     """
 
-    def __init__(self, allocator: BlockAllocator, tables: BlockTables, storage: KVStorage | None) -> None:
+    def __init__(
+        self, allocator: BlockAllocator, tables: BlockTables, occupancy: Occupancy, storage: KVStorage | None
+    ) -> None:
         self.allocator = allocator
         self.tables = tables
         self.storage = storage
-        self.occupancy = Occupancy(allocator.num_blocks, tables.block_size)
+        self.occupancy = occupancy
 
     def check_room(self, demand: int, keep_free: int = 0, slots: Sequence[int] = ()) -> None:
         """Raise OutOfBlocksError, naming `slots`, unless `keep_free` blocks are left once `demand` are taken."""
@@ -34,9 +37,11 @@ class BlockLedger:
             evictable = allocator.num_evictable()
             raise OutOfBlocksError(demand, free, allocator.num_blocks, evictable=evictable, slots=slots)
 
-    def open(self, shared: Sequence[int], fresh: int = 0) -> int:
-        """A slot whose table has these `shared` blocks, then `fresh` ones. There is room: see `check_room`."""
-        slot = self.tables.add(shared)
+    def open(self, shared: Sequence[int], fresh: int = 0, first: int = 0) -> int:
+        """A slot whose table has these `shared` blocks from entry `first` on, then `fresh` ones. There is room: see
+        `check_room`.
+        """
+        slot = self.tables.add(shared, first)
         self.occupancy.reuse(self.allocator.share(shared, slot))
         if fresh:
             self.append(slot, fresh)
@@ -73,26 +78,20 @@ class BlockLedger:
 
     def shorten(self, slot: int, count: int) -> None:
         """Give back a slot's blocks behind the first `count`, which hold none of its tokens."""
-        blocks = self.tables.blocks(slot)[count:]
+        tables, first = self.tables, int(self.tables.first[slot])
+        blocks = tables.blocks(slot)[max(count - first, 0) :]
+        tables.counts[slot], tables.first[slot] = count, min(first, count)
         if blocks:
-            self.tables.counts[slot] = count
             self._release(blocks[::-1], slot)
+
+    def leave_behind(self, slot: int, first: int) -> None:
+        """Give back the blocks before entry `first`, which the slot does not need any more."""
+        self._release(self.tables.leave_behind(slot, first), slot)
 
     def close(self, slot: int) -> None:
         """Free a slot's blocks, last to first, so that a prefix outlives its tail."""
         self._release(self.tables.blocks(slot)[::-1], slot)
         self.tables.remove(slot)
-
-    def reclaim(self) -> int:
-        """Free every block that no live slot's table names; returns how many."""
-        live, freed = self.tables.live, 0
-        for owner, blocks in self.allocator.find_leaked_blocks(live).items():
-            freed += self._release(blocks, owner)
-        named = {block for slot in live for block in self.tables.blocks(slot)}
-        lost = self.allocator.find_unreferenced_blocks(named)
-        freed += self.allocator.force_free(lost)
-        self.occupancy.release(lost)
-        return freed
 
     def _replace(self, slot: int, entry: int, block: int) -> None:
         old = int(self.tables.entries[slot, entry])
@@ -103,3 +102,18 @@ class BlockLedger:
         released = self.allocator.free(blocks, owner)
         self.occupancy.release(released)
         return len(released)
+
+
+def reclaim(ledgers: Sequence[BlockLedger]) -> int:
+    """Free every block that no live slot names in one of the tables of a pool; returns how many."""
+    ledger = ledgers[0]
+    allocator, live, freed = ledger.allocator, ledger.tables.live, 0
+    for owner, blocks in allocator.find_leaked_blocks(live).items():
+        released = allocator.free(blocks, owner)
+        ledger.occupancy.release(released)
+        freed += len(released)
+    named = {block for each in ledgers for slot in live for block in each.tables.blocks(slot)}
+    lost = allocator.find_unreferenced_blocks(named)
+    freed += allocator.force_free(lost)
+    ledger.occupancy.release(lost)
+    return freed

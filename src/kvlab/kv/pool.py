@@ -1,7 +1,7 @@
 """A pool of blocks: opens slots, copies them, frees them, and says what they hold.
 
 To be read after `protocol.py`. The parts are `ledger` (who holds which block), `step` (from `reserve` to
-`advance`), `copy_on_write`, and `sharing` with its index `prefix`.
+`advance`), `copy_on_write`, and `sharing` with its index `prefix`. Each group of layers has them (`group_blocks`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.audit import Finding, audit
 from kvlab.kv.copy_on_write import CopyOnWrite
 from kvlab.kv.eviction import EvictionPolicy
+from kvlab.kv.group_blocks import GroupBlocks
+from kvlab.kv.groups import LayerGroup, longest_sequence
+from kvlab.kv.hits import PrefixHits, match
 from kvlab.kv.journal import BlockJournal
-from kvlab.kv.ledger import BlockLedger
+from kvlab.kv.ledger import BlockLedger, reclaim
+from kvlab.kv.occupancy import Occupancy
 from kvlab.kv.prefix import PrefixIndex, salt_bytes
 from kvlab.kv.protocol import KVCachePool, Numbers, Salt
 from kvlab.kv.retention import Retention
@@ -52,8 +56,12 @@ class BlockPool(KVCachePool):
         eviction: EvictionPolicy | None = None,
         journal: BlockJournal | None = None,
         offload: Offload | None = None,
+        groups: Sequence[LayerGroup] = (),
+        step_tokens: int | None = None,
     ) -> None:
-        """An `eviction` that is a Retention can pin, and is told the time."""
+        """An `eviction` that is a Retention can pin, and is told the time. `groups` of layers have tables of their
+        own; (): all layers have the same. No step computes more than `step_tokens` of a sequence; None: any number.
+        """
         if num_blocks < 1:
             raise CapacityError(
                 f"a pool of {num_blocks} blocks holds no sequence; one of {max_seq_len} tokens needs "
@@ -61,18 +69,28 @@ class BlockPool(KVCachePool):
             )
         self.max_seq_len = max_seq_len
         self.storage = storage
-        self.tables = BlockTables(-(-max_seq_len // block_size), block_size)
+        self.step_tokens = max_seq_len if step_tokens is None else step_tokens
         self.index = PrefixIndex(block_size) if prefix_sharing else None
         on_drop = None if self.index is None else self.index.prune
         self.retention = eviction if isinstance(eviction, Retention) else None
         self.offload = offload if self.index is not None else None
         on_evict = None if self.offload is None else self.offload.evicted
         self.allocator = BlockAllocator(num_blocks, eviction, on_drop, journal, on_evict)
-        self._ledger = BlockLedger(self.allocator, self.tables, storage)
-        self._copies = CopyOnWrite(self._ledger)
-        self._sharing = PrefixSharing(self.index, self._ledger, self.retention) if self.index is not None else None
-        self._step = StepPreparation(self._ledger, self._copies, self._sharing, max_seq_len)
+        self._occupancy = Occupancy(num_blocks, block_size)
+        self.groups = [
+            self._group(number, layers, block_size) for number, layers in enumerate(groups or (LayerGroup(()),))
+        ]
+        first = self.groups[0]
+        self.tables = first.tables
+        self._ledger, self._copies, self._sharing = first.ledger, first.copies, first.sharing
+        self._step = StepPreparation(self.groups, max_seq_len)
         self._prompt_tokens = self._expired_blocks = 0
+
+    def _group(self, number: int, layers: LayerGroup, block_size: int) -> GroupBlocks:
+        tables = BlockTables(-(-self.max_seq_len // block_size), block_size)
+        ledger = BlockLedger(self.allocator, tables, self._occupancy, self.storage)
+        sharing = None if self.index is None else PrefixSharing(self.index, ledger, self.retention, number)
+        return GroupBlocks(layers, ledger, CopyOnWrite(ledger), sharing)
 
     @property
     def block_size(self) -> int:
@@ -80,7 +98,21 @@ class BlockPool(KVCachePool):
 
     @property
     def max_sequence_tokens(self) -> int:
-        return min(self.max_seq_len, self.allocator.num_blocks * self.block_size)
+        layers, blocks = [group.layers for group in self.groups], self.allocator.num_blocks
+        return longest_sequence(
+            layers, blocks, self.block_size, step_tokens=self.step_tokens, most=self.max_seq_len
+        )
+
+    def growth(self, tokens: int, known: int, computed: int) -> int:
+        steps, size = min(self.step_tokens, max(known - computed, 1)), self.block_size
+        growth = 0
+        for layers in (group.layers for group in self.groups):
+            held = known if layers.window is None else computed
+            growth += max(layers.most_blocks(tokens, size, steps) - layers.num_blocks(held, size), 0)
+        return growth
+
+    def blocks_for(self, tokens: int, shared: int) -> int:
+        return sum(group.layers.most_blocks(tokens, self.block_size, 1, shared) for group in self.groups)
 
     def allocate_slot(
         self,
@@ -99,56 +131,84 @@ class BlockPool(KVCachePool):
             raise SlotError(f"{tokens} tokens are more than max_seq_len={self.max_seq_len}")
         if salt is not None and not isinstance(salt, str | int):
             raise SlotError(f"salt={salt!r}: must be text or a whole number")
-        hits = self.index.match(token_ids, salt) if self.index is not None and token_ids else []
-        found = self._find(token_ids, salt, hits) if self.offload is not None and token_ids else []
-        tail = self._find_tail(swapped, len(hits), found) if swapped is not None else 0
+        hits = self._match(token_ids, salt)
+        found = self._find(token_ids, salt, hits) if token_ids else []
+        tail = self._find_tail(swapped, hits.count, found) if swapped is not None else 0
         coming = self.offload.loading_blocks(found) if self.offload is not None and found else []
-        fresh = max(-(-tokens // self.block_size), self.first_blocks) - len(hits) - len(coming)
+        # The last token of a prompt is run in any case: its logits pick the next one.
+        computed = min(hits.count * self.block_size, max(tokens - 1, 0))
+        plans = [
+            (group, blocks, self._fresh(group, tokens, computed) - hits.count - len(coming))
+            for group, blocks in zip(self.groups, hits.blocks, strict=True)
+        ]
+        fresh = sum(count for _, _, count in plans)
         # A hit that nobody references takes a block out of the free queue too.
-        self._ledger.check_room(fresh + sum(not self.allocator.ref_count(block) for block in hits), keep_free)
+        reused = sum(not self.allocator.ref_count(block) for _, blocks, _ in plans for block in blocks)
+        self._ledger.check_room(fresh + reused, keep_free)
         if self.retention is not None:
             self.retention.ask(salt, fresh)
         if self.offload is not None and found:
             self.offload.hold(found)
-        slot = self._ledger.open(hits + coming, fresh)
+        for group, blocks, _ in plans:  # hits first: what is allocated for a group may be another's hit else
+            slot = group.ledger.open(blocks + coming, 0, hits.count - len(blocks))
+        for group, _, count in plans:
+            if count:
+                group.ledger.append(slot, count)
         if self.retention is not None:
             self.retention.ask(salt, 0)
-        self.allocator.touch(hits)
-        self.tables.stored[slot] = len(hits) * self.block_size
-        # The last token of a prompt is run in any case: its logits pick the next one.
-        computed = min(len(hits) * self.block_size, max(tokens - 1, 0))
-        self.tables.lengths[slot] = self.tables.cached[slot] = computed
         self._prompt_tokens += 0 if resumed else tokens
-        if self._sharing is not None:
-            self._sharing.open(slot, token_ids, salt, hits, resumed=resumed)
+        for group, blocks, _ in plans:
+            self.allocator.touch(blocks)
+            group.tables.stored[slot] = hits.count * self.block_size
+            group.tables.lengths[slot] = group.tables.cached[slot] = computed
+            if group.sharing is not None:
+                group.sharing.open(slot, token_ids, salt, blocks, resumed=resumed)
         if self.offload is not None and found:
-            first, last = len(hits), len(hits) + len(found)
+            first, last = hits.count, hits.count + len(found)
             self.offload.load(slot, first, found, self.tables.entries[slot, first:last].tolist(), tail=tail)
         if self.offload is not None and swapped is not None:
             self.offload.swaps.blocks_in += len(found)
             self.offload.swaps.end(swapped)
         return slot
 
+    def _match(self, token_ids: Sequence[int] | None, salt: Salt) -> PrefixHits:
+        if self.index is None or not token_ids:
+            return PrefixHits(0, [[] for _ in self.groups])
+        return match(self.index, self.groups, token_ids, salt)
+
+    def _fresh(self, group: GroupBlocks, tokens: int, computed: int) -> int:
+        """Entries of a slot that is opened for so many tokens: where there is a window, those that the next step
+        may compute, as others are given back meanwhile.
+        """
+        if group.layers.window is not None:
+            tokens = min(tokens, computed + self.step_tokens)
+        return max(-(-tokens // self.block_size), self.first_blocks)
+
     def fork_slot(self, slot: int, token_ids: Sequence[int] | None = None, *, rerun_last: bool = False) -> int:
-        tables = self.tables
-        blocks = tables.blocks(slot)
-        if tables.reserved[slot]:
+        self.tables.check(slot)
+        if self.tables.reserved[slot]:
             raise SlotError(f"slot {slot} is in a step")
         self._refuse_loading([slot])
-        self._ledger.check_room(0 if self.fork_shares else len(blocks))
-        if self._sharing is not None:
-            self._sharing.catch_up([slot])
-            blocks = tables.blocks(slot)
-        copy = self._ledger.open(blocks)
+        self._ledger.check_room(0 if self.fork_shares else len(self.tables.blocks(slot)))
+        for group in self.groups:
+            copy = self._fork(group, slot, token_ids, rerun_last=rerun_last)
+        return copy
+
+    def _fork(self, group: GroupBlocks, slot: int, token_ids: Sequence[int] | None, *, rerun_last: bool) -> int:
+        tables = group.tables
+        if group.sharing is not None:
+            group.sharing.catch_up([slot])
+        blocks = tables.blocks(slot)
+        copy = group.ledger.open(blocks, 0, int(tables.first[slot]))
         tables.lengths[copy] = max(tables.lengths[slot] - rerun_last, 0)
         tables.stored[copy], tables.cached[copy] = tables.stored[slot], tables.cached[slot]
         if self.fork_shares:
-            self._copies.watch(slot, copy)
+            group.copies.watch(slot, copy)
         else:
             for entry in range(len(blocks)):
-                self._ledger.copy(copy, entry)
-        if self._sharing is not None:
-            self._sharing.fork(slot, copy, token_ids)
+                group.ledger.copy(copy, entry)
+        if group.sharing is not None:
+            group.sharing.fork(slot, copy, token_ids)
         return copy
 
     def pin_prefix(self, slot: int, tokens: int) -> None:
@@ -220,7 +280,8 @@ class BlockPool(KVCachePool):
         if self.offload is not None:
             self.offload.leave(slot)
         self._step.leave(slot)
-        self._ledger.close(slot)
+        for group in self.groups:
+            group.ledger.close(slot)
 
     def reserve(self, slots: Numbers, new_tokens: Numbers, proposed: Numbers | None = None) -> None:
         self._refuse_loading(slots)
@@ -230,16 +291,23 @@ class BlockPool(KVCachePool):
         self._refuse_loading(slots)
         rows, new = self._step.reserve_missing(slots, new_tokens)
         return CacheView(
-            self.tables, self.storage, rows, new, on_advance=self._step.advance, on_rollback=self._step.rollback
+            self.tables,
+            self.storage,
+            rows,
+            new,
+            on_advance=self._step.advance,
+            on_rollback=self._step.rollback,
+            others=[group.tables for group in self.groups[1:]],
         )
 
     def run(self, decoding: NDArray[np.int64], chunk: tuple[int, int] | None = None) -> BlockRun:
         """A run of steps that are all alike. See `BlockRun`."""
-        return BlockRun(self._ledger, self._copies, self._sharing, decoding, chunk)
+        return BlockRun(self.groups, decoding, chunk)
 
     def prefill_view(self, slot: int) -> CacheView:
         """A view of all the room that one new slot has."""
-        return self.view([slot], [len(self.tables.blocks(slot)) * self.block_size - self.get_seq_len(slot)])
+        length = self.get_seq_len(slot)
+        return self.view([slot], [int(self.tables.counts[slot]) * self.block_size - length])
 
     def batched_prefill_view(self, slots: Sequence[int], lens: Sequence[int]) -> CacheView:
         """A view of several slots that each take `lens[i]` new tokens."""
@@ -258,10 +326,8 @@ class BlockPool(KVCachePool):
         return int(self.tables.cached[slot])
 
     def prefix_tokens(self, token_ids: Sequence[int], salt: Salt = None) -> int:
-        if self.index is None:
-            return 0
-        hits = self.index.match(token_ids, salt)
-        return (len(hits) + len(self._find(token_ids, salt, hits))) * self.block_size
+        hits = self._match(token_ids, salt)
+        return (hits.count + len(self._find(token_ids, salt, hits))) * self.block_size
 
     def free_slot_count(self) -> int:
         return self.allocator.num_free()
@@ -269,7 +335,7 @@ class BlockPool(KVCachePool):
     @property
     def tokens_stored(self) -> int:
         """As in `stats`."""
-        return self._ledger.occupancy.tokens
+        return self._occupancy.tokens
 
     def stats(self) -> PoolStats:
         allocator = self.allocator
@@ -277,7 +343,7 @@ class BlockPool(KVCachePool):
             block_size=self.block_size,
             blocks_total=allocator.num_blocks,
             blocks_in_use=allocator.num_allocated(),
-            tokens_stored=self._ledger.occupancy.tokens,
+            tokens_stored=self._occupancy.tokens,
             blocks_cached=allocator.num_evictable(),
             shared_blocks=allocator.num_references - allocator.num_allocated(),
             sequences=len(self.tables),
@@ -293,8 +359,8 @@ class BlockPool(KVCachePool):
             blocks_freed=allocator.total_freed,
             evictions=allocator.evictions,
             evicted_blocks=allocator.evicted_blocks,
-            cow_copies=self._copies.copies,
-            merged_blocks=sharing.merged_blocks if sharing is not None else 0,
+            cow_copies=sum(group.copies.copies for group in self.groups),
+            merged_blocks=sum(group.sharing.merged_blocks for group in self.groups if group.sharing is not None),
             prompt_tokens=self._prompt_tokens,
             hit_tokens=sharing.hit_tokens if sharing is not None else 0,
             same_step_hit_tokens=sharing.same_step_tokens if sharing is not None else 0,
@@ -307,18 +373,18 @@ class BlockPool(KVCachePool):
         )
 
     def audit(self) -> list[Finding]:
-        return audit(self.allocator, self.tables, self.index, self.retention, self.offload)
+        return audit(self.allocator, self.groups, self.index, self.retention, self.offload)
 
     def close(self) -> None:
         if self.offload is not None:
             self.offload.close()
 
-    def _find(self, token_ids: Sequence[int], salt: Salt, hits: Sequence[int]) -> list[Key]:
+    def _find(self, token_ids: Sequence[int], salt: Salt, hits: PrefixHits) -> list[Key]:
         """The contents behind these hits that are in a tier."""
         if self.offload is None or self.index is None:
             return []
-        node = self.allocator.content(hits[-1]) if hits else None
-        return self.offload.find(salt_bytes(salt), node, self.index.parts(token_ids, len(hits)))
+        node = self.allocator.content(hits.blocks[0][-1]) if hits.count else None
+        return self.offload.find(salt_bytes(salt), node, self.index.parts(token_ids, hits.count))
 
     def _find_tail(self, ticket: int, hits: int, found: list[Key]) -> int:
         """Add the last block of what was swapped out, if it is not full and all before it was found: its tokens."""
@@ -339,4 +405,4 @@ class BlockPool(KVCachePool):
                     raise SlotError(f"slot {slot} is being loaded; it can be used once `receive` has named it")
 
     def reclaim_leaked_blocks(self) -> int:
-        return self._ledger.reclaim()
+        return reclaim([group.ledger for group in self.groups])

@@ -33,7 +33,7 @@ class Prefix:
             return children if children.tokens == tokens else None
         return None if children is None else children.get(tokens)
 
-    def add(self, tokens: bytes, block: int) -> Prefix:
+    def add(self, tokens: bytes, block: int | None) -> Prefix:
         """A new child in this block, whose tokens no other child has."""
         child, children = Prefix(self, tokens, block), self.children
         if children is None:
@@ -65,6 +65,9 @@ class PrefixIndex:
 
     A node outlives its block while others need it, so what is cached behind an evicted block is found again once
     that block is computed anew.
+
+    Each group of layers has blocks, and nodes, of its own: those of all but the first are behind a child of the
+    salt's root that stands for the group.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -92,13 +95,28 @@ class PrefixIndex:
         for start in range(first * size, len(token_ids) - (0 if partial else size - 1), size):
             yield self._packed(token_ids[start : start + size])
 
-    def root(self, salt: Hashable = None) -> Prefix:
-        """The empty prefix of a salt, for `extend`."""
+    def find(self, token_ids: Sequence[int], salt: Hashable, group: int) -> list[int | None]:
+        """As `match`, in a group's blocks; None where a block is not cached, and others behind it may be."""
+        node = self._roots.get(salt_bytes(salt))
+        if node is not None and group:
+            node = node.child(_group_bytes(group))
+        blocks: list[int | None] = []
+        for tokens in self._pack(token_ids[: len(token_ids) // self.block_size * self.block_size]):
+            node = node.child(tokens) if node is not None else None
+            if node is None:
+                break
+            blocks.append(node.block)
+        return blocks
+
+    def root(self, salt: Hashable = None, group: int = 0) -> Prefix:
+        """The empty prefix of a salt in a group's blocks, for `extend`."""
         text = salt_bytes(salt)
         root = self._roots.get(text)
         if root is None:
             root = self._roots[text] = Prefix(None, text)
-        return root
+        if not group:
+            return root
+        return root.child(_group_bytes(group)) or root.add(_group_bytes(group), None)
 
     def extend(
         self, node: Prefix, token_ids: Sequence[int], blocks: Sequence[int], new: dict[int, Prefix]
@@ -177,3 +195,8 @@ class PrefixIndex:
 def salt_bytes(salt: Hashable) -> bytes:
     """What a salt's root has for tokens."""
     return repr(salt).encode()
+
+
+def _group_bytes(group: int) -> bytes:
+    """What a group's child of a root has for tokens: fewer bytes than a token has."""
+    return group.to_bytes(4)

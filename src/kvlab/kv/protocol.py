@@ -125,6 +125,16 @@ class KVCachePool(Protocol):
     def prefix_tokens(self, token_ids: Sequence[int], salt: Salt = None) -> int:
         """Tokens of this prompt that a slot opened now would find in the prefix cache."""
 
+    def growth(self, tokens: int, known: int, computed: int) -> int:
+        """Blocks that a sequence may need beyond those that it has, until it has so many tokens. Of its `known`
+        ones, for which it was opened, so many are computed.
+        """
+
+    def blocks_for(self, tokens: int, shared: int) -> int:
+        """Blocks of its own that a fork may need until it has so many tokens, of which `shared` whole blocks are
+        the other's.
+        """
+
     def free_slot_count(self) -> int:
         """Sequences that could be opened now, if each needed one block."""
 

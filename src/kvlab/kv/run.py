@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
-from kvlab.kv.copy_on_write import CopyOnWrite
-from kvlab.kv.ledger import BlockLedger
-from kvlab.kv.sharing import PrefixSharing
+from kvlab.kv.group_blocks import GroupBlocks
 from kvlab.kv.step import Rows
 
 
@@ -16,25 +15,22 @@ class BlockRun:
     """Steps in each of which the slots `decoding` take a token, and after them `chunk` some tokens of its prompt.
 
     A step changes the ledger where a slot begins a block or fills one; which step that is follows from the lengths.
-    Call `step` for each, then `finish`. The slots' lists of tokens have all tokens of the run already.
+    Call `step` for each, then `finish`. The slots' lists of tokens have all tokens of the run already. Pools that
+    give back what leaves a window take no such steps at once.
     """
 
-    def __init__(
-        self,
-        ledger: BlockLedger,
-        copies: CopyOnWrite,
-        sharing: PrefixSharing | None,
-        decoding: Rows,
-        chunk: tuple[int, int] | None,
-    ) -> None:
-        tables, self._size = ledger.tables, ledger.tables.block_size
-        self._ledger, self._sharing = ledger, sharing
+    def __init__(self, groups: Sequence[GroupBlocks], decoding: Rows, chunk: tuple[int, int] | None) -> None:
+        group, tables = groups[0], groups[0].tables
+        self._size = tables.block_size
+        self._ledger, self._sharing = group.ledger, group.sharing
         self._decoding, self._chunk = decoding, chunk
         self._before = tables.lengths[decoding]
         self._at = int(tables.lengths[chunk[0]]) if chunk is not None else 0  # tokens of the chunk's slot
         rows = np.append(decoding, chunk[0]) if chunk is not None else decoding
         self._is_plain = not (
-            copies
+            len(groups) > 1
+            or group.layers.window is not None
+            or group.copies
             or (tables.stored[rows] != tables.lengths[rows]).any()
             or (tables.counts[decoding] != -(-self._before // self._size)).any()
         )

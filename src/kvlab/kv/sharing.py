@@ -44,8 +44,11 @@ class PrefixSharing:
     cannot do so earlier: if the step failed, tokens that it had stored in its own block would be lost.
     """
 
-    def __init__(self, index: PrefixIndex, ledger: BlockLedger, retention: Retention | None = None) -> None:
+    def __init__(
+        self, index: PrefixIndex, ledger: BlockLedger, retention: Retention | None = None, group: int = 0
+    ) -> None:
         self.index = index
+        self._group = group
         self.pins_refused = 0
         self.merged_blocks = 0
         self.hit_tokens = self.same_step_tokens = self.recompute_tokens = 0
@@ -60,12 +63,16 @@ class PrefixSharing:
     def open(
         self, slot: int, token_ids: Sequence[int] | None, salt: Salt, hits: Sequence[int], *, resumed: bool
     ) -> None:
-        """A slot was opened whose first blocks are `hits` of the index. Without `token_ids` it shares nothing."""
-        node = self._allocator.content(hits[-1]) if hits else None
+        """A slot was opened whose first entries are `hits` of the index, those that it needs. Without `token_ids`
+        it shares nothing.
+        """
+        first = int(self._tables.first[slot])
+        node, count = self._allocator.content(hits[-1]) if hits else None, first + len(hits)
         state = self._slots[slot] = _Slot(
-            () if token_ids is None else token_ids, salt, token_ids is not None, len(hits), node, resumed=resumed
+            () if token_ids is None else token_ids, salt, token_ids is not None, count, node, resumed=resumed
         )
-        self._count_hits(state, len(hits), [entry for entry, block in enumerate(hits) if block in self._pending])
+        pending = [entry for entry, block in enumerate(hits, start=first) if block in self._pending]
+        self._count_hits(state, count, pending)
 
     def _count_hits(self, state: _Slot, hits: int, same_step: Sequence[int]) -> None:
         """Count a slot's hits, instead of those that were counted before."""
@@ -86,9 +93,9 @@ class PrefixSharing:
         if slot in self._behind:
             self._behind.add(copy)
 
-    def close(self, slot: int) -> bool:
-        """A slot is about to be freed. As `retract`."""
-        rewound, state = self.retract([slot]), self._slots[slot]
+    def close(self, slot: int) -> None:
+        """A slot is about to be freed. It was retracted from its step."""
+        state = self._slots[slot]
         pinned = min(state.pinned, state.computed)  # of a prompt, which is published before its output
         self.catch_up([slot], merge=False)
         self._behind.discard(slot)
@@ -96,7 +103,6 @@ class PrefixSharing:
         if pinned:
             blocks = self._tables.entries[slot, :pinned].tolist()
             self.pins_refused += self._retention is None or not self._retention.pin(blocks)
-        return rewound
 
     @property
     def is_preparing(self) -> bool:
@@ -185,7 +191,7 @@ class PrefixSharing:
         if not state.known or start >= end:
             return
         blocks = [last] if start + 1 == end else self._tables.entries[slot, start:end].tolist()
-        node = state.node or self.index.root(state.salt)
+        node = state.node or self.index.root(state.salt, self._group)
         state.pending = self.index.extend(node, tokens[start * size : end * size], blocks, new)
         state.elsewhere = len(new) - others < len(blocks)
 
@@ -222,25 +228,38 @@ class PrefixSharing:
                 self._ledger.remap(slot, entry, node.block)
                 self.merged_blocks += 1
 
-    def retract(self, slots: Sequence[int]) -> bool:
+    def _computed_blocks(self, slot: int, state: _Slot) -> list[int]:
+        blocks: list[int] = self._tables.entries[slot, self._tables.first[slot] : state.computed].tolist()
+        return blocks
+
+    def left_behind(self, slot: int, first: int) -> int:
+        """How many of a slot's first entries, of those before `first`, nothing needs any more: blocks whose content
+        is yet to be published are needed, and so is the last that was, behind which the next one comes.
+        """
+        state = self._slots[slot]
+        if self._pending:  # a slot may have to go back to blocks of a step that fails yet
+            return 0
+        return min(first, state.computed - 1) if state.known else first
+
+    def retract(self, slots: Sequence[int]) -> list[int]:
         """The step of these slots failed or never ran: what it would have filled has no content.
 
         Slots that share such a block lose it and what is behind it, and leave the step that they are in: they have
-        to compute those tokens themselves. True if there are any.
+        to compute those tokens themselves. Returns them.
         """
-        rewound = False
+        rewound: list[int] = []
         lost = {block for slot in slots for block in self._take_back(slot)}
         while lost:
             sharers = [
                 slot
                 for slot, state in self._slots.items()
-                if not lost.isdisjoint(self._tables.entries[slot, : state.computed].tolist())
+                if not lost.isdisjoint(self._computed_blocks(slot, state))
             ]
             taken_back: set[int] = set()
             for slot in sharers:
                 taken_back.update(self._take_back(slot))
                 self._rewind(slot, lost)
-                rewound = True
+                rewound.append(slot)
             lost = taken_back
         return rewound
 
@@ -276,3 +295,10 @@ class PrefixSharing:
         stored = tables.cached[slot] + self._ledger.occupancy.held(blocks[sound])
         tables.lengths[slot] = tables.stored[slot] = stored
         tables.reserved[slot] = 0
+
+    def restart(self, slot: int) -> None:
+        """The slot has no blocks any more, and computes all its tokens."""
+        self._take_back(slot)
+        state = self._slots[slot]
+        state.computed, state.node, state.pinned = 0, None, 0
+        self._count_hits(state, 0, ())

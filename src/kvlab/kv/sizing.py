@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvlab.config import KVConfig, format_bytes, parse_bytes
 from kvlab.errors import CapacityError
+from kvlab.kv.groups import LayerGroup, layers_per_block
 from kvlab.kv.pools import POOLS
 from kvlab.kv.spec import KVSpec
 
@@ -16,7 +17,9 @@ class PoolSize:
 
     num_blocks: int
     block_size: int
-    bytes_per_token: int
+    bytes_per_token: int  # of all layers
+    groups: tuple[LayerGroup, ...] = ()  # of layers, whose blocks are apart; (): all layers' K and V are in a block
+    step_tokens: int = 1  # of a sequence that a step computes, at most
 
     @property
     def token_slots(self) -> int:
@@ -24,16 +27,44 @@ class PoolSize:
         return self.num_blocks * self.block_size
 
     @property
+    def whole_tokens(self) -> int:
+        """Tokens whose K and V of all layers the pool's bytes hold."""
+        return self.num_bytes // self.bytes_per_token
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of a token slot."""
+        if not self.groups:
+            return self.bytes_per_token
+        return self.bytes_per_token // sum(len(each.layers) for each in self.groups) * layers_per_block(self.groups)
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of K and V."""
-        return self.token_slots * self.bytes_per_token
+        return self.token_slots * self.bytes_per_slot
+
+    def blocks_of(self, tokens: int) -> int:
+        """Blocks that a sequence of so many computed tokens holds, each group's together."""
+        return sum(group.num_blocks(tokens, self.block_size) for group in self._groups)
+
+    def most_blocks(self, tokens: int) -> int:
+        """Blocks that it may need on its way there."""
+        return sum(group.most_blocks(tokens, self.block_size, self.step_tokens) for group in self._groups)
+
+    @property
+    def _groups(self) -> tuple[LayerGroup, ...]:
+        return self.groups or (LayerGroup(()),)
 
 
-def size_pool(kv: KVConfig, spec: KVSpec, *, max_batch_size: int, max_seq_len: int) -> PoolSize:
+def size_pool(
+    kv: KVConfig, spec: KVSpec, *, max_batch_size: int, max_seq_len: int, step_tokens: int = 1
+) -> PoolSize:
     """The whole blocks that the configured bytes hold; the same bytes for either backend.
 
-    With neither `num_blocks` nor `memory`, the bytes that `max_batch_size` contiguous slots of
-    `max_seq_len` tokens take. Raises CapacityError, saying what would fit, where not one block fits.
+    `num_blocks` are blocks of all layers. With neither `num_blocks` nor `memory`, the bytes that `max_batch_size`
+    contiguous slots of `max_seq_len` tokens take. A step computes at most `step_tokens` of a sequence.
+
+    Raises CapacityError, saying what would fit, where not one block fits.
     """
     if kv.num_blocks is not None:
         setting, tokens = f"kv.num_blocks={kv.num_blocks}", kv.num_blocks * kv.block_size
@@ -45,6 +76,8 @@ def size_pool(kv: KVConfig, spec: KVSpec, *, max_batch_size: int, max_seq_len: i
         tokens = max_batch_size * max_seq_len
     pool = POOLS.get(kv.backend)
     block_size = pool.block_size_for(kv, max_seq_len)
+    groups = spec.groups if getattr(pool, "frees_windows", False) else ()
+    size = PoolSize(tokens // block_size, block_size, spec.bytes_per_token, groups, step_tokens if groups else 1)
     if tokens < block_size:
         advice = f"kv.memory={-(-block_size * spec.bytes_per_token // 1024)}KiB"
         if kv.num_blocks is not None:
@@ -54,16 +87,22 @@ def size_pool(kv: KVConfig, spec: KVSpec, *, max_batch_size: int, max_seq_len: i
             f"one {pool.unit} of {block_size}; "
             f"{advice} would hold one"
         )
-    return PoolSize(tokens // block_size, block_size, spec.bytes_per_token)
+    if not groups:
+        return size
+    num_bytes = tokens * spec.bytes_per_token
+    if kv.memory is not None:
+        num_bytes = parse_bytes(kv.memory, key="kv.memory")
+    return replace(size, num_blocks=num_bytes // (block_size * size.bytes_per_slot))
 
 
 def check_longest_sequence(size: PoolSize, longest: int) -> None:
     """Raise CapacityError unless the pool can hold a sequence of `longest` tokens, saying what would."""
-    if longest > size.token_slots:
-        blocks = -(-longest // size.block_size)
-        needed = blocks * size.block_size * size.bytes_per_token
+    blocks = size.most_blocks(longest)
+    if blocks > size.num_blocks:
+        needed = blocks * size.block_size * size.bytes_per_slot
+        whole = -(-needed // (size.block_size * size.bytes_per_token))
         raise CapacityError(
             f"the KV pool of {size.num_blocks} blocks of {size.block_size} tokens ({size.token_slots} tokens, "
             f"{format_bytes(size.num_bytes)}) is too small for one sequence of {longest} tokens, which needs "
-            f"{blocks} blocks; kv.num_blocks={blocks}, or instead kv.memory={-(-needed // 1024)}KiB, would fit it"
+            f"{blocks} blocks; kv.num_blocks={whole}, or instead kv.memory={-(-needed // 1024)}KiB, would fit it"
         )

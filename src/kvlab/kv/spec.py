@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+
+from kvlab.kv.groups import LayerGroup, layers_per_block
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 SCALE_BYTES = 4  # of the float32 that each head of a token has beside it in int8 and fp8
@@ -19,6 +22,7 @@ class KVSpec:
     dtype: str  # of K, and of V unless it has one of its own: a key of DTYPE_BYTES, or "int4"
     value_dtype: str | None = None
     tensor_scales: bool = False  # fp8 as serving frameworks store it: one scale for a whole tensor, not counted
+    groups: tuple[LayerGroup, ...] = ()  # of layers, by what they need of a sequence; (): all layers need all of it
 
     @property
     def dtypes(self) -> tuple[str, str]:
@@ -47,3 +51,28 @@ class KVSpec:
         if dtype == "int4":
             return -(-self.head_dim // INT4_GROUP) * INT4_GROUP_BYTES
         return self.head_dim * DTYPE_BYTES[dtype]
+
+    @property
+    def layers_per_block(self) -> int:
+        """Layers whose K and V a block holds."""
+        return layers_per_block(self.groups) if self.groups else self.num_layers
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of a block's slot for a token, which has K and V of `layers_per_block` layers."""
+        return self.bytes_per_token // self.num_layers * self.layers_per_block
+
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """Where each layer's K and V are: its group, and which of a block's layers it is there. (): all layers are
+        in one group, in order.
+        """
+        return _places(self.groups)
+
+
+@lru_cache
+def _places(groups: tuple[LayerGroup, ...]) -> tuple[tuple[int, int], ...]:
+    found = {
+        layer: (number, place) for number, group in enumerate(groups) for place, layer in enumerate(group.layers)
+    }
+    return tuple(found[layer] for layer in sorted(found))

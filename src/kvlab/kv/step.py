@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.errors import SlotError
-from kvlab.kv.copy_on_write import CopyOnWrite
-from kvlab.kv.ledger import BlockLedger
+from kvlab.kv.group_blocks import GroupBlocks
 from kvlab.kv.protocol import Numbers
-from kvlab.kv.sharing import PrefixSharing
 
 Rows = NDArray[np.int64]  # slots, or a number for each of them
 
@@ -20,7 +19,7 @@ class _Proposed(NamedTuple):
     """What a slot's step may turn out not to keep."""
 
     tokens: int  # the last of its new tokens
-    blocks: int  # the last of its table, which were taken for those tokens alone
+    blocks: tuple[int, ...] = ()  # of each group: the last of its table, which were taken for those tokens alone
 
 
 class StepPreparation:
@@ -29,13 +28,9 @@ class StepPreparation:
     Everything that may be refused is checked before anything changes.
     """
 
-    def __init__(
-        self, ledger: BlockLedger, copies: CopyOnWrite, sharing: PrefixSharing | None, max_seq_len: int
-    ) -> None:
-        self._ledger = ledger
-        self._tables = ledger.tables
-        self._copies = copies
-        self._sharing = sharing
+    def __init__(self, groups: Sequence[GroupBlocks], max_seq_len: int) -> None:
+        self._groups = groups
+        self._tables = groups[0].tables  # whose lengths are those of all
         self._max_seq_len = max_seq_len
         self._proposed: dict[int, _Proposed] = {}  # of slots that are in the step
 
@@ -75,65 +70,99 @@ class StepPreparation:
         kept = new if kept is None else self._check_kept(rows, new, kept, proposed)
         before = tables.lengths[rows]
         after = before + kept
-        self._ledger.occupancy.write(tables, rows, after)
-        tables.lengths[rows] = after
-        tables.stored[rows] = np.maximum(tables.stored[rows], after)
-        tables.reserved[rows] = 0
-        if self._sharing is not None:
-            self._sharing.settle(rows[after // size > before // size].tolist())
+        filling = rows[after // size > before // size].tolist()
+        for group in self._groups:
+            own = group.tables
+            group.ledger.occupancy.write(own, rows, after)
+            own.lengths[rows] = after
+            own.stored[rows] = np.maximum(own.stored[rows], after)
+            own.reserved[rows] = 0
+            if group.sharing is not None:
+                group.sharing.settle(filling)
         if proposed is not None:
             self._forget(rows, after, proposed)
+        for group in self._groups:
+            group.leave_behind(rows, after)
 
     def rollback(self, rows: Rows) -> None:
         """The step failed: slots that are still in it are as they were before it."""
-        tables = self._tables
-        rows = rows[tables.reserved[rows] > 0]
-        tables.reserved[rows] = 0
+        rows = rows[self._tables.reserved[rows] > 0]
+        for group in self._groups:
+            group.tables.reserved[rows] = 0
         if self._proposed:
-            self._forget(rows, tables.lengths[rows], self._proposals(rows))
-        if self._sharing is not None:
-            self._rewound(self._sharing.retract(rows.tolist()))
+            self._forget(rows, self._tables.lengths[rows], self._proposals(rows))
+        self._retract(rows.tolist())
 
     def leave(self, slot: int) -> None:
         """The slot is about to be freed."""
         self._proposed.pop(slot, None)
-        if self._sharing is not None:
-            self._rewound(self._sharing.close(slot))
-        self._copies.forget(slot)
+        self._retract([slot])
+        for group in self._groups:
+            if group.sharing is not None:
+                group.sharing.close(slot)
+            group.copies.forget(slot)
 
-    def _rewound(self, any_slot: bool) -> None:
-        if any_slot:  # blocks that several slots hold are not full any more: the first to write one copies it
-            self._copies.watch(*self._tables.live)
-            in_step = self._tables.reserved > 0
-            self._proposed = {slot: each for slot, each in self._proposed.items() if in_step[slot]}
+    def _retract(self, slots: Iterable[int]) -> None:
+        """What the step of these slots would have filled has no content. Others that share it go back to what is
+        left; with several groups, or a window, to their beginning, as the blocks before that may be gone.
+        """
+        rewound: set[int] = set()
+        lost = set(slots)
+        while lost:
+            found = {
+                slot
+                for group in self._groups
+                if group.sharing is not None
+                for slot in group.sharing.retract(sorted(lost))
+            }
+            lost = found - rewound if len(self._groups) > 1 else set()
+            rewound |= found
+        if not rewound:
+            return
+        for group in self._groups:
+            if len(self._groups) > 1 or group.layers.window is not None:
+                for slot in sorted(rewound):
+                    group.restart(slot)
+            else:  # blocks that several slots hold are not full any more: the first to write one copies it
+                group.copies.watch(*self._tables.live)
+        in_step = self._tables.reserved > 0
+        self._proposed = {slot: each for slot, each in self._proposed.items() if in_step[slot]}
 
     def _reserve(self, rows: Rows, new: Rows, proposed: Rows | None = None) -> None:
-        tables, size = self._tables, self._tables.block_size
-        before = tables.lengths[rows]
+        size = self._tables.block_size
+        before = self._tables.lengths[rows]
         after = before + new
-        counts = tables.counts[rows]
-        wanted = np.maximum(-(-after // size) - counts, 0)
-        copies = self._copies.find(rows.tolist(), after.tolist()) if self._copies else []
-        self._check_demand(rows, wanted, [slot for slot, _ in copies])
-        for slot, entry in copies:
-            self._copies.copy(slot, entry)
-        self._ledger.append_one(rows[wanted == 1])
-        for index in np.flatnonzero(wanted > 1).tolist():
-            self._ledger.append(int(rows[index]), int(wanted[index]))
-        tables.reserved[rows] = new
+        plans = []
+        for group in self._groups:
+            wanted = np.maximum(-(-after // size) - group.tables.counts[rows], 0)
+            copies = group.copies.find(rows.tolist(), after.tolist()) if group.copies else []
+            plans.append((group, wanted, copies))
+        self._check_demand(rows, plans)
+        for group, wanted, copies in plans:
+            for slot, entry in copies:
+                group.copies.copy(slot, entry)
+            group.ledger.append_one(rows[wanted == 1])
+            for index in np.flatnonzero(wanted > 1).tolist():
+                group.ledger.append(int(rows[index]), int(wanted[index]))
+            group.tables.reserved[rows] = new
         if proposed is not None:
             after -= proposed
-            spare = counts + wanted - np.maximum(-(-after // size), counts)
+            spare = [
+                group.tables.counts[rows] - np.maximum(-(-after // size), group.tables.counts[rows] - wanted)
+                for group, wanted, _ in plans
+            ]
             for row in np.flatnonzero(proposed).tolist():
-                self._proposed[int(rows[row])] = _Proposed(int(proposed[row]), int(spare[row]))
-        if self._sharing is not None:
-            self._sharing.catch_up(rows)
-            fills = after // size > before // size
-            self._sharing.publish(rows[fills], after[fills])
+                blocks = tuple(int(each[row]) for each in spare)
+                self._proposed[int(rows[row])] = _Proposed(int(proposed[row]), blocks)
+        fills = after // size > before // size
+        for group in self._groups:
+            if group.sharing is not None:
+                group.sharing.catch_up(rows)
+                group.sharing.publish(rows[fills], after[fills])
 
     def _proposals(self, rows: Rows) -> list[_Proposed]:
         """What may be forgotten of each slot."""
-        nothing = _Proposed(0, 0)
+        nothing = _Proposed(0)
         return [self._proposed.get(slot, nothing) for slot in rows.tolist()]
 
     def _forget(self, rows: Rows, lengths: Rows, proposed: list[_Proposed]) -> None:
@@ -146,11 +175,13 @@ class StepPreparation:
                 continue
             del self._proposed[slot]
             late.append(slot)
-            if spare:
-                held = int(self._tables.counts[slot])
-                self._ledger.shorten(slot, max(held - spare, -(-length // size)))
-        if self._sharing is not None:
-            self._sharing.fall_behind(late)
+            for group, blocks in zip(self._groups, spare, strict=True):
+                if blocks:
+                    held = int(group.tables.counts[slot])
+                    group.ledger.shorten(slot, max(held - blocks, -(-length // size)))
+        for group in self._groups:
+            if group.sharing is not None:
+                group.sharing.fall_behind(late)
 
     def _check(self, slots: Numbers, new_tokens: Numbers) -> tuple[Rows, Rows]:
         """Slots and numbers of tokens as arrays. Raises SlotError for what no step takes."""
@@ -211,11 +242,15 @@ class StepPreparation:
                 raise SlotError(f"slot {slot}: {count} new tokens; must be a whole number, at least 1")
             seen.add(slot)
 
-    def _check_demand(self, rows: Rows, wanted: Rows, copying: list[int]) -> None:
-        """Raise OutOfBlocksError, naming the slots behind the last that fits, unless all of the step fits."""
-        demand, free = wanted.copy(), self._ledger.allocator.num_free()
-        for slot in copying:
-            demand[rows == slot] += 1
-        if demand.sum() > free:
+    def _check_demand(self, rows: Rows, plans: Iterable[tuple[GroupBlocks, Rows, list[tuple[int, int]]]]) -> None:
+        """Raise OutOfBlocksError, naming the slots behind the last that fits, unless all of the step fits: the
+        blocks that each group wants, and those that it copies.
+        """
+        ledger, demand = self._groups[0].ledger, np.zeros(len(rows), dtype=np.int64)
+        for _, wanted, copies in plans:
+            demand += wanted
+            for slot, _ in copies:
+                demand[rows == slot] += 1
+        if demand.sum() > (free := ledger.allocator.num_free()):
             refused = rows[(np.cumsum(demand) > free) & (demand > 0)].tolist()
-            self._ledger.check_room(int(demand.sum()), slots=refused)
+            ledger.check_room(int(demand.sum()), slots=refused)

@@ -24,6 +24,8 @@ class PageLayout(StrEnum):
 class KVStorage:
     """K and V of every block, `[layers, blocks, kv_heads, block_size, head_dim]` each, reserved at once.
 
+    `layers` are those of a block: all of the model's, or as many as a group of its layers has (`spec.places`).
+
     They are indexed so in any layout. `layout` is their order in memory: HND is that of the indices, and in NHD
     `keys.transpose(2, 3)` is contiguous.
 
@@ -41,11 +43,12 @@ class KVStorage:
         layout: PageLayout = PageLayout.HND,
     ) -> None:
         self.spec = spec
+        self.places = torch.tensor(spec.places, dtype=torch.int32)  # as `spec.places`, on the host
         self.layout = layout
         self.block_size = block_size
         self.device = torch.device(device)
         self._formats = key_format, value_format = FORMATS[spec.dtypes[0]], FORMATS[spec.dtypes[1]]
-        rows = (spec.num_layers, num_blocks, spec.num_kv_heads, block_size)
+        rows = (spec.layers_per_block, num_blocks, spec.num_kv_heads, block_size)
         key_width, value_width = (
             size // kind.dtype.itemsize for size, kind in zip(spec.row_bytes, self._formats, strict=True)
         )
@@ -59,7 +62,7 @@ class KVStorage:
         except (RuntimeError, OSError, OverflowError) as error:
             raise CapacityError(
                 f"KV cache of {num_blocks} blocks of {block_size} tokens "
-                f"({num_blocks * block_size * spec.bytes_per_token} bytes) does not fit on {self.device}: {error}"
+                f"({num_blocks * block_size * spec.bytes_per_slot} bytes) does not fit on {self.device}: {error}"
             ) from error
 
         # Buffers of `gather`, sized on first use for the longest sequence so far.

@@ -15,7 +15,8 @@ class BlockTables:
     anything per token.
 
         entries [slots, width] int32    block ids in logical order; beyond `counts` meaningless
-        counts  [slots] int64           entries in use
+        first   [slots] int64           entries before it were given back, and name no block
+        counts  [slots] int64           entries in use, those before `first` included
         lengths [slots] int64           tokens computed: the next one has this position
         stored  [slots] int64           tokens whose K and V are in the blocks; at least `lengths`
         cached  [slots] int64           tokens that were served from the cache when the slot was opened
@@ -30,6 +31,7 @@ class BlockTables:
         self.width = width
         self.block_size = block_size
         self.entries: NDArray[np.int32] = np.zeros((8, width), dtype=np.int32)
+        self.first: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
         self.counts: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
         self.lengths: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
         self.stored: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
@@ -46,12 +48,14 @@ class BlockTables:
         """The slots in use."""
         return set(np.flatnonzero(self.is_live).tolist())
 
-    def add(self, blocks: Sequence[int]) -> int:
-        """Open a slot whose table starts with `blocks`; returns its number."""
+    def add(self, blocks: Sequence[int], first: int = 0) -> int:
+        """Open a slot whose table has `blocks` from entry `first` on; returns its number."""
         if not self._unused:
             self._grow()
         slot = self._unused.pop()
         self.is_live[slot] = True
+        self.first[slot] = self.counts[slot] = first
+        self.entries[slot, :first] = 0
         self.append(slot, blocks)
         return slot
 
@@ -70,7 +74,7 @@ class BlockTables:
         """Close a slot; returns the blocks it held, in logical order."""
         blocks = self.blocks(slot)
         self.is_live[slot] = False
-        for column in (self.counts, self.lengths, self.stored, self.cached, self.reserved):
+        for column in (self.first, self.counts, self.lengths, self.stored, self.cached, self.reserved):
             column[slot] = 0
         self._unused.append(slot)
         return blocks
@@ -78,8 +82,17 @@ class BlockTables:
     def blocks(self, slot: int) -> list[int]:
         """A slot's block ids in logical order. Raises SlotError for a slot that is not live."""
         self.check(slot)
-        ids: list[int] = self.entries[slot, : self.counts[slot]].tolist()
+        ids: list[int] = self.entries[slot, self.first[slot] : self.counts[slot]].tolist()
         return ids
+
+    def leave_behind(self, slot: int, first: int) -> list[int]:
+        """The slot does not need the entries before `first` any more; returns their blocks, in logical order. The
+        entries are 0 from now on, a block that nobody reads through them.
+        """
+        blocks: list[int] = self.entries[slot, self.first[slot] : first].tolist()
+        self.entries[slot, :first] = 0
+        self.first[slot] = first
+        return blocks
 
     def locate(self, slot: int, position: int) -> tuple[int, int]:
         """The block and the offset in it that hold a token's K and V.
@@ -88,7 +101,7 @@ class BlockTables:
         """
         self.check(slot)
         room = int(self.counts[slot]) * self.block_size
-        if not 0 <= position < room:
+        if not self.first[slot] * self.block_size <= position < room:
             raise SlotError(f"slot {slot}: position {position} is outside its {room} token slots")
         return int(self.entries[slot, position // self.block_size]), position % self.block_size
 
@@ -100,7 +113,7 @@ class BlockTables:
 
     def _grow(self) -> None:
         old = len(self.counts)
-        for name in ("entries", "counts", "lengths", "stored", "cached", "reserved", "is_live"):
+        for name in ("entries", "first", "counts", "lengths", "stored", "cached", "reserved", "is_live"):
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
         self._unused = list(range(2 * old - 1, old - 1, -1))

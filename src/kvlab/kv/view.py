@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +18,9 @@ class CacheView:
 
     Tensors (`positions`, `slot_mapping`, `query_start`, `seq_lens`, `block_tables`) are on the storage's device.
     The same figures for Python code are in `num_new`, `lengths` and `starts`, plain lists.
+
+    Where layers have block tables by group (see `groups`), what a layer sees is `of_layer(layer)`, and the view
+    itself is that of the first group.
     """
 
     def __init__(
@@ -29,7 +32,9 @@ class CacheView:
         *,
         on_advance: Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64] | None], None],
         on_rollback: Callable[[NDArray[np.int64]], None],
+        others: Sequence[BlockTables] = (),
     ) -> None:
+        """`tables` are those of the first group of layers, `others` those of the other groups."""
         self._tables = tables
         self._storage = storage
         self._slots = slots
@@ -43,7 +48,17 @@ class CacheView:
         self.block_size = tables.block_size
         self.num_sequences = len(slots)
         self.num_tokens = int(new_tokens.sum())
-        self._gather_rows: dict[int, torch.Tensor] = {}
+        self._places = storage.spec.places if storage is not None else ()
+        self._gather_rows: dict[tuple[int, int], torch.Tensor] = {}
+        self.groups: list[CacheView] = [self]
+        for each in others:
+            part = CacheView(each, storage, slots, new_tokens, on_advance=on_advance, on_rollback=on_rollback)
+            part._open = False
+            self.groups.append(part)
+
+    def of_layer(self, layer: int) -> CacheView:
+        """What this layer sees. Only the whole view is advanced or rolled back."""
+        return self.groups[self._places[layer][0]] if len(self.groups) > 1 else self
 
     @property
     def storage(self) -> KVStorage:
@@ -135,30 +150,36 @@ class CacheView:
         rows, blocks, offsets = self._write_index
         if rows is not None:
             k, v = k[rows], v[rows]
-        self.storage.write(layer, blocks, offsets, k, v)
+        self.storage.write(self._place(layer), blocks, offsets, k, v)
 
     def keys(self, layer: int) -> torch.Tensor:
         """K of all blocks as it is stored, `[blocks, kv_heads, block_size, head_dim]`; no copy. In int4 the last
         dimension is the bytes of a head.
         """
-        return self.storage.keys[layer]
+        return self.storage.keys[self._place(layer)]
 
     def values(self, layer: int) -> torch.Tensor:
         """The same of V."""
-        return self.storage.values[layer]
+        return self.storage.values[self._place(layer)]
 
     def key_scales(self, layer: int) -> torch.Tensor | None:
         """What each row of K in int8 or fp8 is to be multiplied by, `[blocks, kv_heads, block_size]`; else None."""
         scales = self.storage.key_scales
-        return None if scales is None else scales[layer]
+        return None if scales is None else scales[self._place(layer)]
 
     def value_scales(self, layer: int) -> torch.Tensor | None:
         """The same of V."""
         scales = self.storage.value_scales
-        return None if scales is None else scales[layer]
+        return None if scales is None else scales[self._place(layer)]
+
+    def read(self, layer: int, block: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of a block's first tokens, `[kv_heads, tokens, head_dim]`; no copy, except of int8 as float32."""
+        return self.storage.read(self._place(layer), block, tokens)
 
     def blocks(self, sequence: int) -> list[int]:
-        """Block ids that hold a sequence's tokens, in logical order; `sequence` counts within the view."""
+        """Block ids that hold a sequence's tokens, in logical order; `sequence` counts within the view. 0 for those
+        that lie behind the layers' window.
+        """
         count = -(-self.lengths[sequence] // self.block_size)
         ids: list[int] = self._tables.entries[self._slots[sequence], :count].tolist()
         return ids
@@ -170,23 +191,28 @@ class CacheView:
         ids = table[np.arange(table.shape[1]) < counts[:, None]]
         return (len(ids) - len(np.unique(ids))) * self.block_size
 
-    def gather(self, layer: int, sequence: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of one sequence in order, `[kv_heads, length, head_dim]`, this step's tokens included.
+    def gather(self, layer: int, sequence: int, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of one sequence's tokens from position `first` on, in order, `[kv_heads, length - first,
+        head_dim]`, this step's tokens included.
 
         One block is sliced without a copy; several are copied into buffers that the next call reuses. What is
         not stored as floating point numbers of its own comes as float32, always copied.
         """
-        length = self.lengths[sequence]
+        length, entry = self.lengths[sequence], first // self.block_size
+        first -= entry * self.block_size
+        length -= entry * self.block_size
         if length <= self.block_size:
-            return self.storage.read(layer, int(self._tables.entries[self._slots[sequence], 0]), length)
-        rows = self._gather_rows.get(sequence)
+            block = int(self._tables.entries[self._slots[sequence], entry])
+            k, v = self.read(layer, block, length)
+            return k[:, first:], v[:, first:]
+        rows = self._gather_rows.get((sequence, entry))
         if rows is None:
-            ids = np.asarray(self.blocks(sequence), dtype=np.int64)
+            ids = np.asarray(self.blocks(sequence)[entry:], dtype=np.int64)
             heads = np.arange(self.storage.spec.num_kv_heads, dtype=np.int64)
             rows = self._to_device((ids[None, :] * len(heads) + heads[:, None]).reshape(-1))
-            self._gather_rows[sequence] = rows
-        k, v = self.storage.gather(layer, rows)
-        return k[:, :length], v[:, :length]
+            self._gather_rows[sequence, entry] = rows
+        k, v = self.storage.gather(self._place(layer), rows)
+        return k[:, first:length], v[:, first:length]
 
     def alone(self, sequence: int) -> CacheView:
         """What a pass over one sequence sees. Only the whole view is advanced or rolled back."""
@@ -198,6 +224,7 @@ class CacheView:
             self._new[one],
             on_advance=self._on_advance,
             on_rollback=self._on_rollback,
+            others=[group._tables for group in self.groups[1:]],
         )
         part._open = False
         return part
@@ -219,6 +246,10 @@ class CacheView:
         self._check_open()
         self._open = False
         self._on_rollback(self._slots)
+
+    def _place(self, layer: int) -> int:
+        """Which of a block's layers it is."""
+        return self._places[layer][1] if self._places else layer
 
     def _check_open(self) -> None:
         if not self._open:

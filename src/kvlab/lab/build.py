@@ -178,7 +178,7 @@ def _check_memory(plan: EnginePlan) -> None:
         _check_offload(plan, available - needed if device == "cpu" else available_memory("cpu"))
         return
     left = available - weights - steps
-    if weights + working.loading > available or left < pool.block_size * pool.bytes_per_token:
+    if weights + working.loading > available or left < pool.block_size * pool.bytes_per_slot:
         advice = "no KV cache fits beside these weights: take a smaller model"
         if config.executor.dtype == "float32":
             advice += " or executor.dtype=bfloat16"

@@ -3,7 +3,8 @@
     bytes per token = 2 (K and V) x layers x KV heads x (head_dim x bytes of a number, + scales)
     cache           = memory - weights - rotary tables - working memory of the largest step
     contiguous      = whole slots of max_seq_len tokens in the cache, whatever a sequence's length
-    paged           = whole blocks in the cache // ceil(length / block_size)
+    paged           = whole blocks in the cache // ceil(length / block_size); of groups of layers with a sliding
+                      window, those that hold its last tokens
 
 The figures are those of the run that the configuration describes, from the functions that size it.
 """
@@ -27,6 +28,7 @@ from kvlab.engine.executors.simulated import (
 )
 from kvlab.engine.memory import EngineSettings, WeightBytes, WorkingMemory, weight_bytes, working_memory
 from kvlab.errors import CapacityError, ConfigError
+from kvlab.kv.groups import LayerGroup
 from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import PoolSize, size_pool
 from kvlab.kv.spec import KVSpec
@@ -106,7 +108,7 @@ class CapacityPlan:
                 "int8_weights": self.settings.weights == "int8",
             },
             "bytes_per_token": spec.bytes_per_token,
-            "bytes_per_block": self.paged.block_size * spec.bytes_per_token,
+            "bytes_per_block": self.paged.block_size * self.paged.bytes_per_slot,
             "weights": {**asdict(self.weights), "total": self.weights.total},
             "working": {**asdict(self.working), "peak": self.working.peak},
             "pools": {backend: pool and _pool_figures(pool) for backend, pool in self.pools.items()},
@@ -130,10 +132,10 @@ def plan_capacity(
     or no block beside them; ConfigError for a length that is not served, and where a run would.
     """
     model = decoder_config(config.model)
-    spec = kv_spec(config, model)
     # With whole slots as blocks PyTorch's attention needs more working memory. What small blocks need is shown.
     backend, _ = compared_backends()
     config = replace(config, kv=replace(config.kv, backend=backend))
+    spec = kv_spec(config, model)
     native = config.executor.kernels and device == "cpu" and config.executor.dtype in ("float32", "bfloat16")
     native = native and not isinstance(model, TransformersConfig)
     if config.hardware is not None:
@@ -155,7 +157,13 @@ def plan_capacity(
         elif memory < _needed(weights, working, block):
             raise _too_small(config, plan, memory, block)
         kv = replace(kv, memory=f"{memory - weights.total - working.peak}B")
-    size = partial(size_pool, spec=spec, max_batch_size=settings.max_batch_size, max_seq_len=settings.max_seq_len)
+    size = partial(
+        size_pool,
+        spec=spec,
+        max_batch_size=settings.max_batch_size,
+        max_seq_len=settings.max_seq_len,
+        step_tokens=config.scheduler.step_tokens,
+    )
     pools: dict[str, PoolSize | None] = dict.fromkeys(POOLS.names())
     for name in pools:
         try:
@@ -187,9 +195,9 @@ def default_lengths(max_seq_len: int) -> tuple[int, ...]:
 
 def sequences_that_fit(pool: PoolSize, lengths: Sequence[int]) -> int:
     """Sequences that a pool holds at once, where each is as long as one of `lengths` drawn at random: blocks / mean
-    of ceil(length / block_size), rounded down.
+    of the blocks that each holds, rounded down.
     """
-    blocks = [-(-length // pool.block_size) for length in lengths]
+    blocks = [pool.blocks_of(length) for length in lengths]
     return pool.num_blocks * len(blocks) // sum(blocks)
 
 
@@ -231,9 +239,16 @@ def _check_stored(config: EngineConfig, model: DecoderConfig, settings: EngineSe
 
 
 def _at_length(plan: CapacityPlan, length: int) -> AtLength:
-    # Lengths that vary end anywhere in a small block: on average half of it, less half a token, is not used.
-    half = (plan.paged.block_size - 1) / 2
-    unused = {True: half / (length + half), False: 1 - length / plan.settings.max_seq_len}
+    # Lengths that vary end anywhere in a small block: on average half of it, less half a token, is not used. A
+    # window begins anywhere in one, too, and the last group of a kind may have fewer layers than a block has.
+    pool, half = plan.paged, (plan.paged.block_size - 1) / 2
+    used = held = 0.0
+    for group in pool.groups or (LayerGroup(tuple(range(plan.spec.num_layers))),):
+        behind = group.window is not None and length > group.window
+        tokens = group.window if group.window is not None and behind else length
+        used += tokens * len(group.layers)
+        held += (tokens + half + half * behind) * plan.spec.layers_per_block
+    unused = {True: (held - used) / held, False: 1 - length / plan.settings.max_seq_len}
     return AtLength(
         length,
         {backend: sequences_that_fit(pool, [length]) if pool else 0 for backend, pool in plan.pools.items()},
@@ -241,9 +256,12 @@ def _at_length(plan: CapacityPlan, length: int) -> AtLength:
     )
 
 
-def _pool_figures(pool: PoolSize) -> dict[str, int]:
+def _pool_figures(pool: PoolSize) -> dict[str, Any]:
     figures = {"num_blocks": pool.num_blocks, "block_size": pool.block_size}
-    return figures | {"token_slots": pool.token_slots, "bytes": pool.num_bytes}
+    figures |= {"token_slots": pool.token_slots, "bytes": pool.num_bytes}
+    if not pool.groups:
+        return figures
+    return figures | {"groups": [{"layers": len(each.layers), "window": each.window} for each in pool.groups]}
 
 
 def _needed(weights: WeightBytes, working: WorkingMemory, block: int) -> int:

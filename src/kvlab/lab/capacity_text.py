@@ -22,12 +22,15 @@ def capacity_lines(plan: CapacityPlan) -> Iterator[tuple[str, str, str]]:
     heads = f"{spec.num_kv_heads} KV head{'s' if spec.num_kv_heads > 1 else ''}"
     formula = f"{factor}{spec.num_layers} layers x {heads} x {head}, {' and '.join(dict.fromkeys(spec.dtypes))}"
     yield "a token", f"{spec.bytes_per_token:,} bytes", formula
-    yield "a block", f"{size * spec.bytes_per_token:,} bytes", f"{size} tokens x {spec.bytes_per_token:,} bytes"
+    yield "a block", f"{size * plan.paged.bytes_per_slot:,} bytes", _block_formula(plan)
     positions = f"model.max_seq_len; the model has positions up to {model.max_position_embeddings:,}"
     yield "a slot", f"{longest * spec.bytes_per_token:,} bytes", f"{longest:,} tokens ({positions})"
     windows = Counter(layer.sliding_window for layer in model.layers if layer.sliding_window is not None)
     for window, layers in windows.items():
-        note = f"see {window:,} tokens, and store K and V of every token all the same"
+        keep = "keep no others" if plan.paged.groups else "keep all others too: kv.windows=false"
+        if window >= longest:
+            keep = f"all of them, up to model.max_seq_len={longest:,}"
+        note = f"see the last {window:,} tokens, and {keep}"
         yield "sliding windows", f"{layers} of {model.num_layers} layers", note
     yield "", "", ""
     if plan.memory is not None:
@@ -35,6 +38,15 @@ def capacity_lines(plan: CapacityPlan) -> Iterator[tuple[str, str, str]]:
     yield "weights", format_bytes(plan.weights.total), _weights_formula(plan)
     yield "working memory", format_bytes(plan.working.peak), _working_formula(plan)
     yield "KV cache", format_bytes(plan.paged.num_bytes), _pools_formula(plan)
+
+
+def _block_formula(plan: CapacityPlan) -> str:
+    pool, spec = plan.paged, plan.spec
+    if not pool.groups:
+        return f"{pool.block_size} tokens x {spec.bytes_per_token:,} bytes"
+    kinds = Counter("full attention" if each.window is None else f"{each.window:,} tokens" for each in pool.groups)
+    groups = " and ".join(f"{count} of {kind}" for kind, count in kinds.items())
+    return f"{pool.block_size} tokens x {spec.layers_per_block} layers; groups of layers: {groups}"
 
 
 def _head(spec: KVSpec, side: int) -> str:

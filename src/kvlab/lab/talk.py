@@ -92,5 +92,5 @@ class Speaker:
             raise TokenizerError(f"the answer failed: {record.error}")
         ids = record.output_token_ids
         ended = bool(ids) and ids[-1] in self._eos
-        size = blocks * self._pool.block_size * self._pool.bytes_per_token
+        size = blocks * self._pool.block_size * self._pool.bytes_per_slot
         return Spoken(ids[:-1] if ended else ids, record, blocks, size, self._pool.block_size)

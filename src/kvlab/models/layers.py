@@ -55,9 +55,9 @@ class AttentionPart(LayerPart):
     out: Linear
 
     def __call__(self, residual: torch.Tensor, x: torch.Tensor, step: StepContext) -> ResidualAndX:
-        heads = self.qkv(x).view(len(x), -1, self.spec.head_dim)
-        q = self.ops.rotate_and_store(heads, self.norms, step.angles[self.rotary], step.view, self.layer)
-        attended = step.attention.forward(q, step.view, self.layer, self.spec)
+        heads, view = self.qkv(x).view(len(x), -1, self.spec.head_dim), step.view.of_layer(self.layer)
+        q = self.ops.rotate_and_store(heads, self.norms, step.angles[self.rotary], view, self.layer)
+        attended = step.attention.forward(q, view, self.layer, self.spec)
         return residual, self.out(attended.view(len(x), -1))
 
 

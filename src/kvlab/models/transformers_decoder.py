@@ -93,8 +93,9 @@ class TransformersDecoder(Model):
                 raise BackendError(f"{self.config.family}: attention was planned as {text}")
             called.append(layer)
             q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-            view.update(layer, k, functional.pad(v, (0, call.head_dim - call.value_dim)))
-            attended = self.attention.forward(q.contiguous(), view, layer, self._specs[layer])
+            seen = view.of_layer(layer)
+            seen.update(layer, k, functional.pad(v, (0, call.head_dim - call.value_dim)))
+            attended = self.attention.forward(q.contiguous(), seen, layer, self._specs[layer])
             return attended[None, ..., : call.value_dim]
 
         with attention_of(attend):

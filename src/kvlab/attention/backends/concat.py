@@ -18,4 +18,4 @@ class ConcatAttention(ReadableAttention):
         blocks = list(sequence.blocks())
         k = torch.cat([block.k for block in blocks], dim=1)
         v = torch.cat([block.v for block in blocks], dim=1)
-        return weighted_values(torch.softmax(sequence.scores(k, 0), dim=-1), v)
+        return weighted_values(torch.softmax(sequence.scores(k, blocks[0].first), dim=-1), v)

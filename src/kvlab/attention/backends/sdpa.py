@@ -34,11 +34,9 @@ class SdpaAttention(AttentionBackend):
         kv_heads, group, head_dim = spec.num_kv_heads, spec.group, spec.head_dim
         for sequence, (length, new) in enumerate(zip(view.lengths, view.num_new, strict=True)):
             rows = slice(view.starts[sequence], view.starts[sequence + 1])
-            k, v = (x.to(q.dtype) for x in view.gather(layer, sequence))  # formats come back as float32
-            if spec.sliding_window is not None:
-                # The first query of this step sees furthest back.
-                first = max(0, length - new - spec.sliding_window + 1)
-                k, v = k[:, first:], v[:, first:]
+            # The first query of this step sees furthest back.
+            first = 0 if spec.sliding_window is None else max(0, length - new - spec.sliding_window + 1)
+            k, v = (x.to(q.dtype) for x in view.gather(layer, sequence, first))  # formats come back as float32
             if new == 1:
                 # The heads of the group take the place of queries: one query token needs no mask.
                 heads = q[rows].view(1, kv_heads, group, head_dim)

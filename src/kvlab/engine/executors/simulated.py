@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from kvlab.config import EngineConfig, FrameworkConfig, HardwareConfig, format_bytes
 from kvlab.core import SequenceSpec
-from kvlab.engine.build import EnginePlan, attention_elsewhere, kv_spec, memory_settings
+from kvlab.engine.build import EnginePlan, attention_elsewhere, kv_spec, memory_settings, planned_pool
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
 from kvlab.engine.memory import EngineSettings, WorkingMemory, weight_bytes, working_memory
 from kvlab.engine.replay import ReplayClock, ReplayedExecutor
 from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import CapacityError, ConfigError
-from kvlab.kv.sizing import size_pool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.tiers.base import Link
 from kvlab.kv.tiers.build import Links
@@ -123,9 +122,9 @@ class SimulatedExecution(ExecutorKind):
             else:
                 check_devices(config, hardware, model, spec)
                 kv = replace(kv, memory=f"{left}B")
-        pool = size_pool(
-            kv, spec, max_batch_size=config.scheduler.max_batch_size, max_seq_len=config.model.max_seq_len
-        )
+        pool = planned_pool(replace(config, kv=kv), spec)
+        if pool.groups and kv.num_blocks != config.kv.num_blocks and timing.recording is not None:
+            pool = replace(pool, num_blocks=timing.recording.num_blocks)  # whose blocks are those of groups
         name = name_of_devices(config, hardware)
         return EnginePlan(config, name, model, weights, working, pool, None, memory=memory, timing=timing)
 

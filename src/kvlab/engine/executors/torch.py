@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,6 +16,7 @@ from kvlab.engine.build import (
     Kernels,
     kv_spec,
     memory_settings,
+    planned_pool,
     refuse_fp8,
     refuse_int8,
     resolve_device,
@@ -25,7 +28,6 @@ from kvlab.engine.sampler import Sampler
 from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.engine.threads import resolve_threads
 from kvlab.errors import ConfigError
-from kvlab.kv.sizing import size_pool
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
 from kvlab.models.config import TransformersConfig
@@ -72,9 +74,7 @@ class TorchExecution(ExecutorKind):
         model = decoder_config(config.model)
         refuse_int8(config, model)
         spec = kv_spec(config, model)
-        pool = size_pool(
-            config.kv, spec, max_batch_size=config.scheduler.max_batch_size, max_seq_len=config.model.max_seq_len
-        )
+        pool = planned_pool(config, spec)
         kernels, int8 = config.executor.kernels, config.executor.weights == "int8"
         specs = attention_specs(model, config.executor.dtype, device, config.kv_dtypes)
         among, backend = (
@@ -103,7 +103,8 @@ class TorchExecution(ExecutorKind):
         if plan.config.kv.offload_disk is not None:
             weights = DigestedWeights(weights)
         model = build_decoder(plan, weights)
-        spec, pool = kv_spec(plan.config, plan.model), plan.pool
+        pool = plan.pool
+        spec = replace(kv_spec(plan.config, plan.model), groups=pool.groups)
         storage = KVStorage(spec, pool.num_blocks, pool.block_size, plan.device, layout_of(kernels.attention))
         executor = TorchExecutor(model, sampler or Sampler(kernels.ops), plan.device)
         digest = weights.digest if isinstance(weights, DigestedWeights) else ""

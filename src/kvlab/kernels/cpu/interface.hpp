@@ -71,8 +71,9 @@
     FIELD(float*, value_scales)                                                                                \
     FIELD(int64_t, rows) /* of [head_dim] in one layer of the cache */                                         \
     FIELD(const int64_t*, positions)                                                                           \
-    FIELD(const int64_t*, slot_mapping)                                                                        \
-    FIELD(const int32_t*, block_tables)                                                                        \
+    FIELD(const int64_t*, slot_mapping) /* [groups, tokens] */                                                 \
+    FIELD(const int32_t*, block_tables) /* [groups, num_sequences, table_width] */                             \
+    FIELD(const int32_t*, places) /* each layer's group, and its layer of the cache; null: one group, in order */ \
     FIELD(const int32_t*, seq_lens)                                                                            \
     FIELD(const int32_t*, query_start)                                                                         \
     FIELD(uint16_t*, residual) /* [tokens, hidden] */                                                          \

@@ -84,7 +84,10 @@ class LayersStep(ctypes.Structure):
     _fields_ = (
         *((name, _pointer) for name in ("keys", "values", "key_scales", "value_scales")),
         ("rows", ctypes.c_int64),
-        *((name, _pointer) for name in ("positions", "slot_mapping", "block_tables", "seq_lens", "query_start")),
+        *(
+            (name, _pointer)
+            for name in ("positions", "slot_mapping", "block_tables", "places", "seq_lens", "query_start")
+        ),
         *((name, _pointer) for name in ("residual", "delta", "normed", "scratch", "times")),
         *((name, _int) for name in ("tokens", "hidden", "num_sequences", "table_width", "block_size")),
         *((name, _int) for name in ("key_format", "value_format", "threads")),

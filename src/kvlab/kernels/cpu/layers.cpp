@@ -102,25 +102,31 @@ private:
                        norm.weight_bytes, step.threads);
     }
 
-    // The part's layer of the cache.
+    // The part's layer of the cache, and where its group of layers has its tokens.
     struct Cache {
         char *keys, *values;
         float *key_scales, *value_scales;
+        const int64_t* slot_mapping;
+        const int32_t* block_tables;
     };
 
     Cache cache_of(const AttentionPart& part) const {
-        const int64_t row = int64_t(part.layer) * step.rows;
+        const int64_t group = step.places ? step.places[2 * part.layer] : 0;
+        const int64_t layer = step.places ? step.places[2 * part.layer + 1] : part.layer;
+        const int64_t row = layer * step.rows;
         const auto bytes = [&](int format) { return row * row_bytes(format, part.head_dim, ELEMENT_BYTES); };
         return {static_cast<char*>(step.keys) + bytes(step.key_format),
                 static_cast<char*>(step.values) + bytes(step.value_format),
                 step.key_scales ? step.key_scales + row : nullptr,
-                step.value_scales ? step.value_scales + row : nullptr};
+                step.value_scales ? step.value_scales + row : nullptr,
+                step.slot_mapping + group * step.tokens,
+                step.block_tables + group * step.num_sequences * step.table_width};
     }
 
     void rotate_and_store(const AttentionPart& part, const uint16_t* qkv, uint16_t* q) const {
         const Cache cache = cache_of(part);
         kvlab_rotate_and_store(qkv, part.query_norm.weight, part.key_norm.weight, part.query_norm.eps, part.cosine,
-                               part.sine, step.positions, step.slot_mapping, step.tokens, part.num_heads,
+                               part.sine, step.positions, cache.slot_mapping, step.tokens, part.num_heads,
                                part.num_kv_heads, part.head_dim, step.block_size, q, cache.keys, cache.values,
                                cache.key_scales, cache.value_scales, step.key_format, step.value_format, ELEMENT_BYTES,
                                part.query_norm.weight_bytes, step.threads);
@@ -128,11 +134,11 @@ private:
 
     void attend(const AttentionPart& part, const uint16_t* q, uint16_t* out, bool in_tiles) const {
         const Cache cache = cache_of(part);
-        kvlab_paged_attention(out, q, cache.keys, cache.values, cache.key_scales, cache.value_scales, step.block_tables,
-                              step.seq_lens, step.query_start, int64_t(part.num_heads) * part.head_dim,
-                              step.table_width, step.num_sequences, part.num_heads, part.num_kv_heads, part.head_dim,
-                              step.block_size, part.window, part.scale, part.soft_cap, step.key_format,
-                              step.value_format, in_tiles, ELEMENT_BYTES, step.threads);
+        kvlab_paged_attention(out, q, cache.keys, cache.values, cache.key_scales, cache.value_scales,
+                              cache.block_tables, step.seq_lens, step.query_start,
+                              int64_t(part.num_heads) * part.head_dim, step.table_width, step.num_sequences,
+                              part.num_heads, part.num_kv_heads, part.head_dim, step.block_size, part.window, part.scale,
+                              part.soft_cap, step.key_format, step.value_format, in_tiles, ELEMENT_BYTES, step.threads);
     }
 };
 

@@ -78,6 +78,7 @@ class Layers:
         block_tables: torch.Tensor,
         seq_lens: torch.Tensor,
         query_start: torch.Tensor,
+        places: torch.Tensor | None = None,
         key_scales: torch.Tensor | None = None,
         value_scales: torch.Tensor | None = None,
         times: torch.Tensor | None = None,
@@ -86,7 +87,9 @@ class Layers:
         Returns x, `[T, hidden]`, which is yet to be added to it, and which the next call overwrites.
 
         `keys` and `values` are the cache of all layers, `[layers, blocks, kv_heads, block_size, head_dim]`;
-        `positions` and `slot_mapping` `[T]` int64; the rest as `paged_attention` takes it. `times`
+        `positions` `[T]` int64; `slot_mapping` `[groups, T]` int64 and `block_tables` `[groups, B, width]` int32 of
+        each group of layers, and `places` `[layers, 2]` int32 the group of each layer and which layer of the cache
+        it has there; None: one group, with its layers in order. The rest as `paged_attention` takes it. `times`
         `[len(timed) + 1]` float64 gets the time at which each operation begins, and the last one ends.
         """
         tokens = len(residual)
@@ -106,6 +109,7 @@ class Layers:
             positions=positions.data_ptr(),
             slot_mapping=slot_mapping.data_ptr(),
             block_tables=block_tables.data_ptr(),
+            places=_at(places),
             seq_lens=seq_lens.data_ptr(),
             query_start=query_start.data_ptr(),
             residual=residual.data_ptr(),
@@ -116,7 +120,7 @@ class Layers:
             tokens=tokens,
             hidden=self._hidden,
             num_sequences=len(seq_lens),
-            table_width=block_tables.shape[1],
+            table_width=block_tables.shape[-1],
             block_size=block_size,
             key_format=kv_format(keys),
             value_format=kv_format(values),

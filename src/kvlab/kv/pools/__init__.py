@@ -22,6 +22,9 @@ class KVBackend(Protocol):
     def is_paged(self) -> bool:
         """Whether a sequence may span several blocks, so that `kv.block_size` is the size of a block."""
 
+    # May have `frees_windows: bool` (default False): whether layers with a sliding window give back what has left
+    # it, so that `from_config` takes `groups` of layers, and `step_tokens`, the most of a sequence in a step.
+
     def block_size_for(self, config: KVConfig, max_seq_len: int) -> int:
         """Token slots of a block; sequences have up to `max_seq_len` tokens."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 from kvlab.config import KVConfig
 from kvlab.kv.eviction import EVICTION_POLICIES, EvictionPolicy
+from kvlab.kv.groups import LayerGroup
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools import POOLS
@@ -23,6 +25,7 @@ class PagedKVCachePool(BlockPool):
     """
 
     unit = "block"
+    frees_windows = True
 
     def free_token_capacity(self) -> int | None:
         """Token slots of free blocks, those with cached content included."""
@@ -48,6 +51,8 @@ class PagedKVCachePool(BlockPool):
         *,
         journal: BlockJournal | None = None,
         offload: Offload | None = None,
+        groups: Sequence[LayerGroup] = (),
+        step_tokens: int | None = None,
     ) -> Self:
         """See KVBackend."""
         return cls(
@@ -59,6 +64,8 @@ class PagedKVCachePool(BlockPool):
             eviction=_eviction(config, num_blocks, journal),
             journal=journal,
             offload=offload,
+            groups=groups,
+            step_tokens=step_tokens,
         )
 
 

@@ -9,10 +9,9 @@ from functools import partial
 import optuna
 
 from kvlab.config import RunConfig
-from kvlab.engine.build import resolve_device
+from kvlab.engine.build import planned_pool, resolve_device
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.pools import POOLS
-from kvlab.kv.sizing import size_pool
 from kvlab.lab.build import plan_run
 from kvlab.lab.capacity import CapacityPlan, plan_capacity
 from kvlab.models.tokenizer import load_tokenizer
@@ -81,7 +80,7 @@ def build_space(config: RunConfig, memory: int, fixed: frozenset[str]) -> Space:
         sizes = tuple(sorted({*sizes, config.kv.block_size}))
     smallest, largest = (min(sizes), max(sizes)) if sizes else (config.kv.block_size,) * 2
     longest = max(lengths.values()) if paged else config.model.max_seq_len
-    tokens = min(plan.paged.token_slots, round(stored * _CACHE_SHARE)) if paged else plan.paged.token_slots
+    tokens = min(plan.paged.whole_tokens, round(stored * _CACHE_SHARE)) if paged else plan.paged.whole_tokens
     blocks = Range(max(1, longest // largest), max(2, tokens // smallest))
     ranges = {
         BATCH: Range(1, max(2, min(sequences, _MOST_BATCH))),
@@ -91,12 +90,10 @@ def build_space(config: RunConfig, memory: int, fixed: frozenset[str]) -> Space:
     ranges = {key: found for key, found in ranges.items() if key not in fixed}
     if not ranges and not sizes:
         raise ConfigError("overrides", " ".join(sorted(fixed)), "fix all that is searched; leave one of them free")
-    pool = size_pool(
-        config.kv, plan.spec, max_batch_size=config.scheduler.max_batch_size, max_seq_len=config.model.max_seq_len
-    )
+    pool = planned_pool(config, plan.spec)
     first = {
         BATCH: config.scheduler.max_batch_size,
-        BLOCKS: min(pool.token_slots, plan.paged.token_slots) // config.kv.block_size,
+        BLOCKS: min(pool.whole_tokens, plan.paged.whole_tokens) // config.kv.block_size,
         TOKENS: config.scheduler.max_batched_tokens,
     }
     start = {key: found.clip(first[key]) for key, found in ranges.items()}

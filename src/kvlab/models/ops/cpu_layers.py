@@ -60,8 +60,9 @@ class NativeStack(Stack):
             storage.keys,
             storage.values,
             positions=view.positions,
-            slot_mapping=view.slot_mapping,
-            block_tables=view.block_tables,
+            slot_mapping=_stacked([group.slot_mapping for group in view.groups]),
+            block_tables=_stacked([group.block_tables for group in view.groups]),
+            places=storage.places if len(view.groups) > 1 else None,
             seq_lens=view.seq_lens,
             query_start=view.query_start,
             key_scales=storage.key_scales,
@@ -71,6 +72,11 @@ class NativeStack(Stack):
         if self.on_times is not None and times is not None:
             self.on_times(timed, times.tolist())
         return residual, x
+
+
+def _stacked(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """One behind the other; one alone is not copied."""
+    return torch.stack(tensors) if len(tensors) > 1 else tensors[0][None]
 
 
 def _native(part: LayerPart) -> NativePart | None:

@@ -1,0 +1,77 @@
+"""Groups of layers: those that see equally far back share block tables, over one pool of equal blocks.
+
+A block holds `block_size` tokens of `layers_per_block` layers. A layer with full attention needs all tokens of its
+sequence; one with a sliding window of w needs the last w, so that its group gives back the blocks before them (the
+hybrid KV cache manager of vLLM; Jenga, SOSP 2025).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_SIMILAR = 1.25  # kinds whose counts differ by less than this share the larger count, as in vLLM
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers that have block tables in common, and the sliding window of all of them; None: full attention.
+
+    A group keeps one token more than the next query sees, so that the last token can be run again for its logits.
+    """
+
+    layers: tuple[int, ...]
+    window: int | None = None
+
+    def first_block(self, tokens: int, block_size: int) -> int:
+        """The first block that a sequence of so many computed tokens still needs."""
+        return 0 if self.window is None else max(tokens - self.window, 0) // block_size
+
+    def num_blocks(self, tokens: int, block_size: int) -> int:
+        """Blocks that a sequence of so many computed tokens holds."""
+        return -(-tokens // block_size) - self.first_block(tokens, block_size)
+
+    def most_blocks(self, tokens: int, block_size: int, step_tokens: int, shared: int = 0) -> int:
+        """Blocks of its own that it may need on its way there, where no step computes more than `step_tokens` of it
+        and its first `shared` blocks are others' too.
+        """
+        whole = -(-tokens // block_size) - shared
+        return whole if self.window is None else min(whole, -(-(self.window + step_tokens) // block_size) + 1)
+
+
+def layer_groups(windows: Sequence[int | None], max_seq_len: int) -> tuple[LayerGroup, ...]:
+    """Groups of equally many layers for layers of these sliding windows, those with full attention first.
+
+    As many layers make a group as there are of the rarest kind, so that blocks are of one size and none is larger
+    than it has to be; the last group of a kind may have fewer layers, and leaves the rest of its blocks unused. A
+    window of `max_seq_len` tokens or more is full attention.
+    """
+    kinds: defaultdict[int | None, list[int]] = defaultdict(list)
+    for layer, window in enumerate(windows):
+        kinds[window if window is not None and window < max_seq_len else None].append(layer)
+    counts = [len(layers) for layers in kinds.values()]
+    size = max(counts) if max(counts) < _SIMILAR * min(counts) else min(counts)
+    order = sorted(kinds, key=lambda window: 0 if window is None else window)
+    return tuple(
+        LayerGroup(tuple(kinds[window][first : first + size]), window)
+        for window in order
+        for first in range(0, len(kinds[window]), size)
+    )
+
+
+def layers_per_block(groups: Sequence[LayerGroup]) -> int:
+    """Layers whose K and V a block holds."""
+    return max(len(group.layers) for group in groups)
+
+
+def longest_sequence(
+    groups: Sequence[LayerGroup], num_blocks: int, block_size: int, *, step_tokens: int, most: int
+) -> int:
+    """Tokens of the longest sequence, of at most `most`, that so many blocks are enough for."""
+    least, beyond = 0, most + 1
+    while beyond - least > 1:
+        tokens = (least + beyond) // 2
+        fits = sum(group.most_blocks(tokens, block_size, step_tokens) for group in groups) <= num_blocks
+        least, beyond = (tokens, beyond) if fits else (least, tokens)
+    return least
