@@ -25,6 +25,9 @@ public:
     // Buffer for the next block's sums [rows, panels * LANES]. Write to it when `left()` is 0.
     float* sums() { return numbers; }
 
+    // Room for a tile that nothing reads.
+    float* unused() { return unread; }
+
     // The buffer holds the sums of a block. The first half of the panels may be gates of the others.
     void begin(int first_row, int row_count, int first_panel, int panel_count) {
         top = first_row;
@@ -56,6 +59,7 @@ private:
     uint64_t* const best;
     const bool past_caches;
     alignas(64) float numbers[MOST_SUMS];
+    alignas(64) float unread[TILE_SIDE * LANES];
     int top = 0, rows = 0, done = 0, panel = 0, panels = 0;
     bool plain = true;  // nothing to be added or multiplied, no output cut off
 
