@@ -10,6 +10,7 @@ import numpy as np
 from kvlab.engine.engine import Engine
 from kvlab.errors import TierError
 from kvlab.kv.eviction import EVICTION_POLICIES
+from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.prefix import Prefix
 from kvlab.kv.spec import KVSpec
@@ -99,6 +100,15 @@ def tiered_pool(
         tiers.append(slow_tier(slow_pages, pages.page_bytes, store))
     offload = Offload(tiers, pages)
     pool = PagedKVCachePool(num_blocks, block_size, max_seq_len, storage, prefix_sharing=True, offload=offload)
+    poison_evicted(pool)
+    return pool
+
+
+def poison_evicted(pool: BlockPool) -> None:
+    """A block that is evicted is overwritten as soon as the tiers have it."""
+    offload, storage = pool.offload, pool.storage
+    assert offload is not None
+    assert storage is not None
 
     def evict(blocks: Sequence[int], contents: Mapping[int, Prefix]) -> None:
         offload.evicted(blocks, contents)
@@ -106,7 +116,6 @@ def tiered_pool(
             tensor[:, list(blocks)] = 255  # no number at all in floating point
 
     pool.allocator._on_evict = evict
-    return pool
 
 
 def modelled_pool(num_blocks: int, *tiers: Tier, block_size: int = BLOCK_SIZE) -> PagedKVCachePool:
@@ -114,9 +123,9 @@ def modelled_pool(num_blocks: int, *tiers: Tier, block_size: int = BLOCK_SIZE) -
     return PagedKVCachePool(num_blocks, block_size, MAX_SEQ_LEN, prefix_sharing=True, offload=Offload(tiers))
 
 
-def tier_of(engine_or_pool: Engine | PagedKVCachePool, index: int = 0) -> Tier:
+def tier_of(engine_or_pool: Engine | BlockPool, index: int = 0) -> Tier:
     pool = engine_or_pool.pool if isinstance(engine_or_pool, Engine) else engine_or_pool
-    assert isinstance(pool, PagedKVCachePool)
+    assert isinstance(pool, BlockPool)
     assert pool.offload is not None
     return pool.offload.tiers[index]
 

@@ -218,16 +218,9 @@ def _groups(config: EngineConfig, model: DecoderConfig) -> tuple[LayerGroup, ...
     windows = [group.window for group in groups if group.window is not None]
     if not (config.kv.windows and windows and getattr(POOLS.get(config.kv.backend), "frees_windows", False)):
         return ()
-    for key, value, text in (
-        ("pinned_share", config.kv.pinned_share, "pins whole prefixes"),
-        ("offload", config.kv.offload, "keeps whole prefixes"),
-        ("offload_disk", config.kv.offload_disk, "keeps whole prefixes"),
-    ):
-        if value:
-            text += (
-                f", and layers of {config.model.name} keep the last {min(windows):,} tokens; use kv.windows=false"
-            )
-            raise ConfigError(f"kv.{key}", value, text)
+    if config.kv.pinned_share:
+        text = f"layers of {config.model.name} keep the last {min(windows):,} tokens; use kv.windows=false"
+        raise ConfigError("kv.pinned_share", config.kv.pinned_share, f"pins whole prefixes, and {text}")
     return groups
 
 

@@ -47,6 +47,18 @@ class BlockLedger:
             self.append(slot, fresh)
         return slot
 
+    def fill(self, slot: int, entries: Sequence[int]) -> None:
+        """Blocks for entries of a slot that have none yet."""
+        blocks = np.array(self.allocator.allocate(len(entries), slot), dtype=np.int32)
+        self.occupancy.clear(blocks)
+        self.tables.entries[slot, list(entries)] = blocks
+
+    def open_partly(self, shared: Sequence[int | None], first: int) -> int:
+        """As `open`; None: an entry that is to be filled at once."""
+        slot = self.tables.add([0 if block is None else block for block in shared], first)
+        self.occupancy.reuse(self.allocator.share([block for block in shared if block is not None], slot))
+        return slot
+
     def append(self, slot: int, count: int) -> None:
         """Blocks for the tokens behind a slot's last entry."""
         blocks = np.array(self.allocator.allocate(count, slot), dtype=np.int32)

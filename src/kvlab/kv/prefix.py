@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from struct import Struct, iter_unpack, pack
 
 
@@ -117,6 +117,31 @@ class PrefixIndex:
         if not group:
             return root
         return root.child(_group_bytes(group)) or root.add(_group_bytes(group), None)
+
+    @staticmethod
+    def root_tokens(salt: Hashable = None, group: int = 0) -> list[bytes]:
+        """What the nodes have for tokens down to the empty prefix of a salt in a group's blocks."""
+        return [salt_bytes(salt), *([_group_bytes(group)] if group else [])]
+
+    def place(
+        self,
+        token_ids: Sequence[int],
+        salt: Hashable,
+        group: int,
+        blocks: Mapping[int, int],
+        new: dict[int, Prefix],
+    ) -> list[Prefix]:
+        """The nodes of whole blocks of tokens from the first on, made where they are not there. Those that have no
+        block are in `blocks`, by number, from now on, and in `new` by block.
+        """
+        node, path = self.root(salt, group), []
+        for number, tokens in enumerate(self._pack(token_ids)):
+            node = node.child(tokens) or node.add(tokens, None)
+            block = blocks.get(number)
+            if block is not None and node.block is None:
+                node.block, new[block] = block, node
+            path.append(node)
+        return path
 
     def extend(
         self, node: Prefix, token_ids: Sequence[int], blocks: Sequence[int], new: dict[int, Prefix]

@@ -66,7 +66,7 @@ class PrefixSharing:
         """A slot was opened whose first entries are `hits` of the index, those that it needs. Without `token_ids`
         it shares nothing.
         """
-        first = int(self._tables.first[slot])
+        first = int(self._tables.first[slot]) if hits else 0
         node, count = self._allocator.content(hits[-1]) if hits else None, first + len(hits)
         state = self._slots[slot] = _Slot(
             () if token_ids is None else token_ids, salt, token_ids is not None, count, node, resumed=resumed
@@ -108,6 +108,29 @@ class PrefixSharing:
     def is_preparing(self) -> bool:
         """Whether a step is prepared that fills blocks."""
         return bool(self._pending)
+
+    def is_pending(self, block: int) -> bool:
+        """Whether the step in preparation fills a block."""
+        return block in self._pending
+
+    def take_in(self, slot: int, count: int) -> None:
+        """The slot's first `count` blocks were loaded, or shared with that in view, as far as it needs them. Not
+        while a step is prepared.
+        """
+        state, tables, size, new = self._slots[slot], self._tables, self._tables.block_size, dict[int, Prefix]()
+        first = int(tables.first[slot])
+        blocks = dict(enumerate(tables.entries[slot, first:count].tolist(), start=first))
+        path = self.index.place(state.tokens[: count * size], state.salt, self._group, blocks, new)
+        self._allocator.set_contents(new)
+        for entry, block in blocks.items():
+            self._ledger.occupancy.fill(block, size)
+            other = path[entry].block
+            if other is not None and other != block:  # it was computed meanwhile
+                self._ledger.remap(slot, entry, other)
+                self.merged_blocks += 1
+        state.computed, state.node = count, path[-1]
+        tables.lengths[slot] = tables.cached[slot] = min(count * size, len(state.tokens) - 1)
+        self._count_hits(state, count, ())
 
     def computed(self, slot: int) -> tuple[Sequence[int], Salt] | None:
         """The tokens that a slot has computed, and its salt. None where they are not known, or where it counts on a

@@ -25,7 +25,7 @@ def tier_pages(kv: KVConfig, pool: PoolSize, key: str) -> int:
     room = {"kv.offload": kv.offload, "kv.offload_disk": kv.offload_disk}[key]
     if room is None:
         return 0
-    page_bytes = pool.block_size * pool.bytes_per_token
+    page_bytes = pool.block_size * pool.bytes_per_slot
     pages = parse_bytes(room, key=key) // page_bytes
     if not pages:
         text = f"holds no block: {pool.block_size} tokens take {format_bytes(page_bytes)}"
@@ -44,7 +44,7 @@ def build_offload(
     """The tiers behind a pool with this storage, None: without tensors, where copies take the time of `links`. None
     without tiers. What is on a disk is of the model that `identity` describes. Raises ConfigError or CapacityError.
     """
-    page_bytes = pool.block_size * pool.bytes_per_token
+    page_bytes = pool.block_size * pool.bytes_per_slot
     in_memory, on_disk = (tier_pages(kv, pool, key) for key in ("kv.offload", "kv.offload_disk"))
 
     def tier(name: str, pages: int, store: PageStore | None) -> Tier:

@@ -45,7 +45,9 @@ class Load:
 
 @dataclass(slots=True)
 class Wait:
-    """What a slot waits for: these contents, for its blocks from the one number `first` on."""
+    """What a slot waits for: these contents, for its blocks from the one number `first` on; or with `entries` for
+    these blocks of its groups, which are `first` at their end.
+    """
 
     first: int
     keys: Sequence[Key]
@@ -53,6 +55,7 @@ class Wait:
     loads: set[Load] = field(default_factory=set)  # not done yet
     failed: set[Key] = field(default_factory=set)
     tail: int = 0  # tokens of the last content, if it is of a block that is not full
+    entries: Sequence[int] = ()  # the block's number of each content, where they are of several groups of layers
 
     def loaded(self) -> Sequence[Tier]:
         """The tiers of the contents that came, up to the first that did not."""
@@ -109,24 +112,40 @@ class Offload:
         those of `node`, or of the `root` without one.
         """
         found: list[Key] = []
-        if not any(map(len, self.tiers)):
+        if not self.holds_any:
             return found
         key = key_behind(b"", root) if node is None else key_of(node)
         for tokens in parts:
             key = key_behind(key, tokens)
-            if key not in self._loading and self._tier_of(key) is None:
+            if not self.has(key):
                 break
             found.append(key)
         return found
 
+    @property
+    def holds_any(self) -> bool:
+        """Whether any tier has a content."""
+        return any(map(len, self.tiers))
+
     @staticmethod
-    def keys(root: bytes, parts: Iterable[bytes]) -> list[Key]:
-        """The keys of these blocks of tokens behind a root."""
-        keys, key = [], key_behind(b"", root)
+    def keys(root: Iterable[bytes], parts: Iterable[bytes]) -> list[Key]:
+        """The keys of these blocks of tokens behind a root, given what its nodes have for tokens."""
+        keys, key = list[Key](), b""
+        for tokens in root:
+            key = key_behind(key, tokens)
         for tokens in parts:
             key = key_behind(key, tokens)
             keys.append(key)
         return keys
+
+    def has(self, key: Key) -> bool:
+        """Whether a content is in a tier, or on its way from one."""
+        return key in self._loading or self._tier_of(key) is not None
+
+    def loading_block(self, key: Key) -> int | None:
+        """The block that a content is being loaded to."""
+        load = self._loading.get(key)
+        return None if load is None else load.blocks[key]
 
     def is_stored(self, key: Key) -> bool:
         """Whether a tier has a content that is not being loaded to some block."""
@@ -159,12 +178,22 @@ class Offload:
             if key not in self._loading and (tier := self._tier_of(key)) is not None:
                 tier.hold(key)
 
-    def load(self, slot: int, first: int, keys: Sequence[Key], blocks: Sequence[int], *, tail: int = 0) -> None:
+    def load(
+        self,
+        slot: int,
+        first: int,
+        keys: Sequence[Key],
+        blocks: Sequence[int],
+        *,
+        tail: int = 0,
+        entries: Sequence[int] = (),
+    ) -> None:
         """Bring contents that are held to a slot's blocks, of which the first is its block number `first`. What is
         being loaded already is in these blocks. If the last is of a block that is not full, it has `tail` tokens.
+        With `entries`: see Wait.
         """
         tiers: list[Tier] = []
-        wait, wanted = Wait(first, keys, tiers, tail=tail), dict[Tier, dict[Key, int]]()
+        wait, wanted = Wait(first, keys, tiers, tail=tail, entries=entries), dict[Tier, dict[Key, int]]()
         for key, block in zip(keys, blocks, strict=True):
             load = self._loading.get(key)
             tier = load.tier if load is not None else self._tier_of(key)
