@@ -57,6 +57,7 @@ class SequenceRules(PoolInvariants):
         self.now = 0.0
         self.pinning: dict[int, int] = {}  # blocks from the first on that a slot asks to be kept
         self.loading: dict[int, tuple[int, list[Key]]] = {}  # slots, their hits, and what comes from tiers behind
+        self.tails: dict[int, int] = {}  # of those, tokens of a last block that comes and is not full
         self.warm_up()
         for length in lengths:
             self.open([0] * length, None)
@@ -91,6 +92,10 @@ class SequenceRules(PoolInvariants):
     def tiered(self, tokens: Sequence[int], salt: Salt, hits: int) -> list[Key]:
         """What a prompt should find in tiers behind these hits."""
         return []
+
+    def tail_of(self, ticket: int, hits: int, behind: list[Key]) -> int:
+        """Tokens of the block behind all these that a sequence that was swapped out should find, too."""
+        return 0
 
     # Helpers of rules
 
@@ -140,17 +145,25 @@ class SequenceRules(PoolInvariants):
         self.open([*tokens, *tail], salt, resumed=resumed)
 
     def open(
-        self, tokens: list[int], salt: Salt, *, told: bool = True, keep_free: int = 0, resumed: bool = False
+        self,
+        tokens: list[int],
+        salt: Salt,
+        *,
+        told: bool = True,
+        keep_free: int = 0,
+        resumed: bool = False,
+        swapped: int | None = None,
     ) -> int | None:
         """Open a slot; None if that was refused."""
         tokens = list(tokens)  # the pool keeps it
         arguments: dict[str, Any] = {"token_ids": tokens} if told else {"initial_tokens": len(tokens)}
-        arguments |= {"salt": salt, "keep_free": keep_free, "resumed": resumed}
+        arguments |= {"salt": salt, "keep_free": keep_free, "resumed": resumed, "swapped": swapped}
         hits = self.hits(tokens, salt) if self.sharing and told else []
         references = self.references()
         revived = sum(not references[block] for block in hits)
         fits = len(tokens) <= self.pool.max_seq_len
         behind = self.tiered(tokens, salt, len(hits)) if self.sharing and told and fits else []
+        tail = self.tail_of(swapped, len(hits), behind) if swapped is not None and fits else 0
         coming = self.pool.offload.loading_blocks(behind) if self.pool.offload is not None else []
         fresh = self.blocks_for(len(tokens)) - len(hits) - len(coming)
         if len(tokens) > self.pool.max_seq_len:
@@ -171,6 +184,7 @@ class SequenceRules(PoolInvariants):
         assert self.pool.is_loading(slot) == bool(behind)
         if behind:
             self.loading[slot] = len(hits), behind
+            self.tails[slot] = tail
         content = Content(salt, tokens, told, self.blocks_for(len(tokens)))
         content.stored = len(hits) * self.pool.block_size
         content.length = min(content.stored, max(len(tokens) - 1, 0))

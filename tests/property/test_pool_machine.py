@@ -72,7 +72,7 @@ class TieredMachine(TieredRules):
     """Three pages of host memory and six behind them: content moves on before it is hit again."""
 
     def make_pool(self) -> BlockPool:
-        self.store, self.seen = SlowStore(), []
+        self.store, self.seen, self.swapped = SlowStore(), [], {}
         return tiered_pool(7, 3, self.store, slow_pages=9, spec=SPEC, block_size=2, max_seq_len=12)
 
 

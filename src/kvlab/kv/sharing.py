@@ -161,7 +161,8 @@ class PrefixSharing:
             self.complete([slot], [end * size])
         if tail:
             self._ledger.occupancy.fill(int(tables.entries[slot, end]), tail)
-            tables.stored[slot] = tables.lengths[slot] = tables.cached[slot] = end * size + tail
+            tables.stored[slot] = end * size + tail
+            tables.lengths[slot] = tables.cached[slot] = min(end * size + tail, len(state.tokens) - 1)
         return True
 
     def pin(self, slot: int, tokens: int) -> None:
