@@ -22,6 +22,7 @@ from features.steps.backend_steps import *
 from features.steps.canary_steps import *
 from features.steps.capacity_steps import *
 from features.steps.checkpoints import Checkpoints
+from features.steps.disk_steps import *
 from features.steps.ending_steps import *
 from features.steps.engine_steps import *
 from features.steps.eviction_steps import *

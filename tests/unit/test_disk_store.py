@@ -171,8 +171,11 @@ def test_a_directory_of_another_model_is_refused_with_both(store: DiskStore) -> 
     store.write(0, KEY, PAGE)
     store.close()
     assert refusal(store.directory, **{"model": "other", "kv.dtype": "int8"}) == (
-        "kv.offload_dir=DIR: holds blocks of model=tiny, kv.dtype=float32, and this engine has model=other, "
-        "kv.dtype=int8; name another directory, or delete this one"
+        "kv.offload_dir=DIR: holds blocks of model=tiny, and this engine has model=other; name another directory, "
+        "or delete this one"
+    )
+    assert "of model=tiny, kv.dtype=float32, and this engine has model=tiny, kv.dtype=int8;" in refusal(
+        store.directory, **{"kv.dtype": "int8"}
     )
     assert "model=tiny, weights=None, and this engine has model=tiny, weights=1" in refusal(
         store.directory, weights="1"

@@ -180,11 +180,11 @@ def block_identity(plan: EnginePlan, weights: str) -> dict[str, str]:
     shapes = f"{plan.model} {plan.pool.bytes_per_token} {layout}"
     return {
         "model": config.model.name,
-        "weights": weights,
-        "kv.dtype": config.kv_dtype,
-        "kv.block_size": str(plan.pool.block_size),
         "executor.dtype": config.executor.dtype,
         "executor.weights": config.executor.weights,
+        "kv.dtype": config.kv_dtype,
+        "kv.block_size": str(plan.pool.block_size),
+        "weights": weights,
         "shapes": hashlib.sha256(shapes.encode()).hexdigest()[:16],
     }
 

@@ -178,8 +178,8 @@ class DiskStore(PageStore):
                 f"its {file.name} is not of this version of kvlab; name another directory, or delete this one"
             )
         if found != self._identity:
-            differing = [name for name in self._identity if found.get(name) != self._identity[name]]
-            names = dict.fromkeys(["model", *differing])
+            first = next(name for name in [*self._identity, *found] if found.get(name) != self._identity.get(name))
+            names = dict.fromkeys(["model", first])
             theirs, ours = (
                 ", ".join(f"{name}={each.get(name)}" for name in names) for each in (found, self._identity)
             )
