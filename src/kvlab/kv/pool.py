@@ -20,7 +20,7 @@ from kvlab.kv.copy_on_write import CopyOnWrite
 from kvlab.kv.eviction import EvictionPolicy
 from kvlab.kv.group_blocks import GroupBlocks
 from kvlab.kv.groups import LayerGroup, longest_sequence
-from kvlab.kv.hits import PrefixHits, TierHits, match, match_with_tiers
+from kvlab.kv.hits import PrefixHits, match
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.ledger import BlockLedger, reclaim
 from kvlab.kv.occupancy import Occupancy
@@ -33,8 +33,9 @@ from kvlab.kv.step import StepPreparation
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.table import BlockTables
 from kvlab.kv.tiers.base import Key
-from kvlab.kv.tiers.offload import Offload, Wait
+from kvlab.kv.tiers.offload import Offload
 from kvlab.kv.view import CacheView
+from kvlab.kv.window_loads import WindowLoads
 
 
 class BlockPool(KVCachePool):
@@ -80,11 +81,14 @@ class BlockPool(KVCachePool):
         self.groups = [
             self._group(number, layers, block_size) for number, layers in enumerate(groups or (LayerGroup(()),))
         ]
-        self._has_windows = any(group.layers.window is not None for group in self.groups)
         first = self.groups[0]
         self.tables = first.tables
         self._ledger, self._copies, self._sharing = first.ledger, first.copies, first.sharing
         self._step = StepPreparation(self.groups, max_seq_len)
+        has_windows = any(group.layers.window is not None for group in self.groups)
+        self._windows: WindowLoads | None = None  # loads, where layers have windows
+        if has_windows and self.index is not None and self.offload is not None:
+            self._windows = WindowLoads(self.groups, self.index, self.offload, self.retention)
         self._prompt_tokens = self._expired_blocks = 0
 
     def _group(self, number: int, layers: LayerGroup, block_size: int) -> GroupBlocks:
@@ -132,8 +136,12 @@ class BlockPool(KVCachePool):
             raise SlotError(f"{tokens} tokens are more than max_seq_len={self.max_seq_len}")
         if salt is not None and not isinstance(salt, str | int):
             raise SlotError(f"salt={salt!r}: must be text or a whole number")
-        if token_ids and (behind := self._match_tiers(token_ids, salt)) is not None:
-            return self._open_loading(behind, token_ids, salt, keep_free=keep_free, resumed=resumed)
+        if token_ids and self._windows is not None and (behind := self._windows.match(token_ids, salt)) is not None:
+            computed = min(behind.count * self.block_size, tokens - 1)
+            counts = [self._fresh(group, tokens, computed) for group in self.groups]
+            slot = self._windows.open(behind, counts, token_ids, salt, keep_free=keep_free, resumed=resumed)
+            self._prompt_tokens += 0 if resumed else tokens
+            return slot
         hits = self._match(token_ids, salt)
         found = self._find(token_ids, salt, hits) if token_ids else []
         tail = self._find_tail(swapped, hits.count, found) if swapped is not None else 0
@@ -173,63 +181,6 @@ class BlockPool(KVCachePool):
             self.offload.swaps.blocks_in += len(found)
             self.offload.swaps.end(swapped)
         return slot
-
-    def _match_tiers(self, token_ids: Sequence[int], salt: Salt) -> TierHits | None:
-        """Where layers have windows, what pool and tiers have of a prompt, if some of it is to be loaded."""
-        if self.offload is None or self.index is None or not self._has_windows or not self.offload.holds_any:
-            return None
-        found = match_with_tiers(self.index, self.groups, self.offload, token_ids, salt)
-        return found if found.keys else None
-
-    def _open_loading(
-        self, hits: TierHits, token_ids: Sequence[int], salt: Salt, *, keep_free: int, resumed: bool
-    ) -> int:
-        """A slot whose groups wait for content in entries between those that are in the pool. See allocate_slot."""
-        offload, tokens, count = self.offload, len(token_ids), hits.count
-        if offload is None:
-            raise RuntimeError("there are no tiers")
-        plans = []
-        for group, entries in zip(self.groups, hits.entries, strict=True):
-            blocks = [each if isinstance(each, int) else offload.loading_block(each) for each in entries]
-            behind = self._fresh(group, tokens, min(count * self.block_size, tokens - 1)) - count
-            plans.append((group, entries, blocks, max(behind, 0)))
-        demand = sum(blocks.count(None) + behind for _, _, blocks, behind in plans)
-        shared = [block for _, _, blocks, _ in plans for block in blocks if block is not None]
-        self._ledger.check_room(demand + sum(not self.allocator.ref_count(block) for block in shared), keep_free)
-        offload.hold(hits.keys)
-        if self.retention is not None:
-            self.retention.ask(salt, demand)
-        for group, _, blocks, _ in plans:
-            slot = group.ledger.open_partly(blocks, count - len(blocks))
-        loaded, numbers = list[int](), list[int]()
-        for group, entries, blocks, behind in plans:
-            first = count - len(blocks)
-            group.ledger.fill(slot, [first + place for place, block in enumerate(blocks) if block is None])
-            group.ledger.append(slot, behind)
-            group.tables.stored[slot] = count * self.block_size  # from `receive` on
-            for place, each in enumerate(entries):
-                if isinstance(each, bytes):
-                    numbers.append(first + place)
-                    loaded.append(int(group.tables.entries[slot, first + place]))
-            if group.sharing is not None:
-                group.sharing.open(slot, token_ids, salt, (), resumed=resumed)
-        if self.retention is not None:
-            self.retention.ask(salt, 0)
-        self.allocator.touch([block for entries in hits.entries for block in entries if isinstance(block, int)])
-        self._prompt_tokens += 0 if resumed else tokens
-        offload.load(slot, count, hits.keys, loaded, entries=numbers)
-        return slot
-
-    def _receive_windows(self, slot: int, wait: Wait) -> None:
-        """What a slot waited for is there, or not all of it: then it begins anew."""
-        tiers = wait.loaded()
-        for group in self.groups:
-            if len(tiers) < len(wait.keys):
-                group.restart(slot)
-            elif group.sharing is not None:
-                group.sharing.take_in(slot, wait.first)
-        if self.offload is not None and len(tiers) == len(wait.keys):
-            self.offload.count_hits(dict(zip(wait.entries, tiers, strict=True)).values())
 
     def _match(self, token_ids: Sequence[int] | None, salt: Salt) -> PrefixHits:
         if self.index is None or not token_ids:
@@ -280,7 +231,7 @@ class BlockPool(KVCachePool):
         self.tables.check(slot)
         if self.offload is None or self.index is None or self._sharing is None or self.is_loading(slot):
             return None
-        if self._has_windows:  # blocks are computed again from those that the tiers have
+        if self._windows is not None:  # blocks are computed again from those that the tiers have
             return None
         computed = self._sharing.computed(slot)
         if computed is None:
@@ -310,8 +261,8 @@ class BlockPool(KVCachePool):
             return []
         arrived = self.offload.arrived()
         for slot, wait in arrived.items():
-            if self._has_windows:
-                self._receive_windows(slot, wait)
+            if self._windows is not None:
+                self._windows.receive(slot, wait)
                 continue
             tiers = wait.loaded()
             has_tail = wait.tail and len(tiers) == len(wait.keys)
@@ -391,7 +342,7 @@ class BlockPool(KVCachePool):
         return int(self.tables.cached[slot])
 
     def prefix_tokens(self, token_ids: Sequence[int], salt: Salt = None) -> int:
-        if token_ids and (behind := self._match_tiers(token_ids, salt)) is not None:
+        if token_ids and self._windows is not None and (behind := self._windows.match(token_ids, salt)) is not None:
             return behind.count * self.block_size
         hits = self._match(token_ids, salt)
         return (hits.count + len(self._find(token_ids, salt, hits))) * self.block_size
@@ -448,7 +399,7 @@ class BlockPool(KVCachePool):
 
     def _find(self, token_ids: Sequence[int], salt: Salt, hits: PrefixHits) -> list[Key]:
         """The contents behind these hits that are in a tier."""
-        if self.offload is None or self.index is None or self._has_windows:
+        if self.offload is None or self.index is None or self._windows is not None:
             return []
         node = self.allocator.content(hits.blocks[0][-1]) if hits.count else None
         return self.offload.find(salt_bytes(salt), node, self.index.parts(token_ids, hits.count))

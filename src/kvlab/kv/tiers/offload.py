@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, field
 from threading import Semaphore
 from time import perf_counter
 
@@ -18,49 +17,11 @@ from kvlab.kv.prefix import Prefix
 from kvlab.kv.table import BlockTables
 from kvlab.kv.tiers.base import Key, Page, PageStore, key_behind, key_of
 from kvlab.kv.tiers.host import BlockPages, HostStore
+from kvlab.kv.tiers.loads import Load, Wait, read_pages
 from kvlab.kv.tiers.swap import Swaps
 from kvlab.kv.tiers.tier import Tier
 
 _BACKLOG = 256  # pages that may wait to be written to a store other than main memory; more are not kept
-
-
-@dataclass(slots=True, eq=False)
-class Load:
-    """Pages of one tier on their way into blocks. Modelled ones are there at `done_s`, real ones when their `copy`
-    is done, which returns the keys that could not be read and the seconds it took.
-    """
-
-    tier: Tier
-    blocks: dict[Key, int]
-    owner: int  # the slot that began it
-    done_s: float = 0.0
-    seconds: float = 0.0
-    copy: Future[tuple[set[Key], float]] | None = None
-    users: set[int] = field(default_factory=set)  # slots that wait for it
-
-    def is_done(self, now: float) -> bool:
-        """Whether its blocks are there."""
-        return self.done_s <= now if self.copy is None else self.copy.done()
-
-
-@dataclass(slots=True)
-class Wait:
-    """What a slot waits for: these contents, for its blocks from the one number `first` on; or with `entries` for
-    these blocks of its groups, which are `first` at their end.
-    """
-
-    first: int
-    keys: Sequence[Key]
-    tiers: Sequence[Tier]  # of each
-    loads: set[Load] = field(default_factory=set)  # not done yet
-    failed: set[Key] = field(default_factory=set)
-    tail: int = 0  # tokens of the last content, if it is of a block that is not full
-    entries: Sequence[int] = ()  # the block's number of each content, where they are of several groups of layers
-
-    def loaded(self) -> Sequence[Tier]:
-        """The tiers of the contents that came, up to the first that did not."""
-        first = next((n for n, key in enumerate(self.keys) if key in self.failed), len(self.keys))
-        return self.tiers[:first]
 
 
 class Offload:
@@ -383,7 +344,7 @@ class Offload:
             load.seconds = 0.0 if tier.up is None else tier.up.seconds(num_bytes)
             return load
         wanted = [(tier.place(key), key, block) for key, block in load.blocks.items()]
-        load.copy = self._thread(tier).submit(_read, tier.store, wanted, pages)
+        load.copy = self._thread(tier).submit(read_pages, tier.store, wanted, pages)
         return load
 
     def _finish(self, load: Load) -> None:
@@ -407,19 +368,3 @@ class Offload:
         if tier not in self._threads:
             self._threads[tier] = ThreadPoolExecutor(1, thread_name_prefix=f"kvlab-{tier.name}")
         return self._threads[tier]
-
-
-def _read(store: PageStore, wanted: list[tuple[int, Key, int]], pages: BlockPages) -> tuple[set[Key], float]:
-    """Copy pages to blocks, in a tier's thread; the keys of those that could not be read, and how long it took."""
-    start, failed, buffer = perf_counter(), set(), np.empty(0, np.uint8)
-    for place, key, block in wanted:
-        try:
-            if isinstance(store, HostStore):
-                pages.load(block, store.page(place))
-                continue
-            buffer = buffer if len(buffer) else np.empty(pages.page_bytes, np.uint8)
-            store.read(place, key, buffer)
-            pages.load(block, buffer)
-        except (OSError, TierError):
-            failed.add(key)
-    return failed, perf_counter() - start

@@ -1,0 +1,70 @@
+"""Content on its way from a tier: loads, and the slots that wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+
+from kvlab.errors import TierError
+from kvlab.kv.tiers.base import Key, PageStore
+from kvlab.kv.tiers.host import BlockPages, HostStore
+from kvlab.kv.tiers.tier import Tier
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """Pages of one tier on their way into blocks. Modelled ones are there at `done_s`, real ones when their `copy`
+    is done, which returns the keys that could not be read and the seconds it took.
+    """
+
+    tier: Tier
+    blocks: dict[Key, int]
+    owner: int  # the slot that began it
+    done_s: float = 0.0
+    seconds: float = 0.0
+    copy: Future[tuple[set[Key], float]] | None = None
+    users: set[int] = field(default_factory=set)  # slots that wait for it
+
+    def is_done(self, now: float) -> bool:
+        """Whether its blocks are there."""
+        return self.done_s <= now if self.copy is None else self.copy.done()
+
+
+@dataclass(slots=True)
+class Wait:
+    """What a slot waits for: these contents, for its blocks from the one number `first` on; or with `entries` for
+    these blocks of its groups, which are `first` at their end.
+    """
+
+    first: int
+    keys: Sequence[Key]
+    tiers: Sequence[Tier]  # of each
+    loads: set[Load] = field(default_factory=set)  # not done yet
+    failed: set[Key] = field(default_factory=set)
+    tail: int = 0  # tokens of the last content, if it is of a block that is not full
+    entries: Sequence[int] = ()  # the block's number of each content, where they are of several groups of layers
+
+    def loaded(self) -> Sequence[Tier]:
+        """The tiers of the contents that came, up to the first that did not."""
+        first = next((n for n, key in enumerate(self.keys) if key in self.failed), len(self.keys))
+        return self.tiers[:first]
+
+
+def read_pages(store: PageStore, wanted: list[tuple[int, Key, int]], pages: BlockPages) -> tuple[set[Key], float]:
+    """Copy pages to blocks, in a tier's thread; the keys of those that could not be read, and how long it took."""
+    start, failed, buffer = perf_counter(), set(), np.empty(0, np.uint8)
+    for place, key, block in wanted:
+        try:
+            if isinstance(store, HostStore):
+                pages.load(block, store.page(place))
+                continue
+            buffer = buffer if len(buffer) else np.empty(pages.page_bytes, np.uint8)
+            store.read(place, key, buffer)
+            pages.load(block, buffer)
+        except (OSError, TierError):
+            failed.add(key)
+    return failed, perf_counter() - start
