@@ -53,6 +53,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layer_interval": 2},
     "starcoder2": {"use_bias": True, "sliding_window": 24},
 }
+#: Of which kvlab has a decoder of its own, too.
+OWN: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 12,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+}
 #: Whose checkpoints have other names or pieces than the model, or whose V is smaller than K.
 UNLIKE: dict[str, dict[str, Any]] = {
     "gpt_neox": {},
@@ -93,7 +102,7 @@ class Written:
 
 def write_model(family: str, directory: Path) -> Written:
     """Every parameter random, so large that each token depends on its whole prompt."""
-    config = AutoConfig.for_model(family, **{**SIZES, **(FAMILIES | UNLIKE).get(family, {})})
+    config = AutoConfig.for_model(family, **{**SIZES, **(FAMILIES | UNLIKE | OWN).get(family, {})})
     torch.manual_seed(0)
     reference = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     for name, parameter in reference.named_parameters():
