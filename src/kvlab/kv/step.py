@@ -70,7 +70,6 @@ class StepPreparation:
         kept = new if kept is None else self._check_kept(rows, new, kept, proposed)
         before = tables.lengths[rows]
         after = before + kept
-        filling = rows[after // size > before // size].tolist()
         for group in self._groups:
             own = group.tables
             group.ledger.occupancy.write(own, rows, after)
@@ -78,7 +77,7 @@ class StepPreparation:
             own.stored[rows] = np.maximum(own.stored[rows], after)
             own.reserved[rows] = 0
             if group.sharing is not None:
-                group.sharing.settle(filling)
+                group.sharing.settle(rows[after // size > before // size].tolist())
         if proposed is not None:
             self._forget(rows, after, proposed)
         for group in self._groups:
@@ -154,10 +153,10 @@ class StepPreparation:
             for row in np.flatnonzero(proposed).tolist():
                 blocks = tuple(int(each[row]) for each in spare)
                 self._proposed[int(rows[row])] = _Proposed(int(proposed[row]), blocks)
-        fills = after // size > before // size
         for group in self._groups:
             if group.sharing is not None:
                 group.sharing.catch_up(rows)
+                fills = after // size > before // size
                 group.sharing.publish(rows[fills], after[fills])
 
     def _proposals(self, rows: Rows) -> list[_Proposed]:

@@ -50,15 +50,20 @@ class CacheView:
         self.num_tokens = int(new_tokens.sum())
         self._places = storage.spec.places if storage is not None else ()
         self._gather_rows: dict[tuple[int, int], torch.Tensor] = {}
-        self.groups: list[CacheView] = [self]
+        self._others: list[CacheView] = []
         for each in others:
             part = CacheView(each, storage, slots, new_tokens, on_advance=on_advance, on_rollback=on_rollback)
             part._open = False
-            self.groups.append(part)
+            self._others.append(part)
+
+    @property
+    def groups(self) -> list[CacheView]:
+        """What the layers of each group see, the first group's first."""
+        return [self, *self._others]  # no attribute has itself: a view goes with its last reference
 
     def of_layer(self, layer: int) -> CacheView:
         """What this layer sees. Only the whole view is advanced or rolled back."""
-        return self.groups[self._places[layer][0]] if len(self.groups) > 1 else self
+        return self.groups[self._places[layer][0]] if self._others else self
 
     @property
     def storage(self) -> KVStorage:
@@ -224,7 +229,7 @@ class CacheView:
             self._new[one],
             on_advance=self._on_advance,
             on_rollback=self._on_rollback,
-            others=[group._tables for group in self.groups[1:]],
+            others=[group._tables for group in self._others],
         )
         part._open = False
         return part
