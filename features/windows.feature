@@ -1,0 +1,63 @@
+Feature: Layers with a sliding window give back what has left it
+  A layer with a sliding window of 1,024 tokens never reads what is before them. Layers form groups by window, each
+  with block tables of its own over one pool of equal blocks.
+
+  Rule: A group keeps the blocks that a query to come can see, and no others
+
+    @R21.1
+    Scenario Outline: A window of <window> tokens at <tokens> tokens
+      Given blocks of 16 tokens, a group of layers that see all tokens, and two that see the last <window>
+      When a sequence of <tokens> tokens is computed
+      Then it holds <all> blocks of the first group and <last> of each of the others: <total>
+
+      Examples: as vLLM's hybrid manager
+        | window | tokens | all | last | total |
+        | 32     | 112    | 7   | 2    | 11    |
+
+      Examples: windows that are not whole blocks, and sequences that are within them
+        | window | tokens | all | last | total |
+        | 32     | 20     | 2   | 2    | 6     |
+        | 32     | 113    | 8   | 3    | 14    |
+        | 20     | 112    | 7   | 2    | 11    |
+        | 33     | 112    | 7   | 3    | 13    |
+        | 1      | 112    | 7   | 1    | 9     |
+
+  Rule: The planner says what a run holds
+
+    @R21.2
+    Scenario: Gemma 3 27B at 32,768 tokens, on a simulated H100
+      Given "model=gemma3_27b executor=simulated hardware=h100_sxm model.max_seq_len=33000"
+      When one request grows to 32,768 tokens
+      Then it holds 2,432 blocks of 1,310,720 bytes, and the planner says the same
+
+    @R21.2
+    Scenario: Gemma 3 27B at 8,192 tokens has room for three times the sequences
+      Given "model=gemma3_27b executor=simulated hardware=h100_sxm model.max_seq_len=33000"
+      Then the planner has room for 18 sequences of 8,192 tokens, and for 5 with "kv.windows=false"
+
+  Rule: The answers are those of a cache that keeps every token
+
+    @R21.3 @R4.5
+    Scenario Outline: <family>: cold, warm, without sharing, and with every token kept
+      Given a small <family> that transformers wrote, and its own greedy answers beyond its window
+      When they are asked for in turn: cold, warm, without sharing, and with every token kept
+      Then all four times the answers are transformers' own
+      And the warm run found more than 100 tokens
+
+      Examples:
+        | family      |
+        | gemma3_text |
+        | mistral     |
+
+  Rule: What needs whole prefixes is refused beside windows
+
+    @R21.4
+    Scenario Outline: <setting>
+      Given "model=gemma3_27b executor=simulated hardware=h100_sxm model.max_seq_len=4096 <setting>"
+      Then the engine is refused with "<sentence>"
+      And with "kv.windows=false" it is not refused so
+
+      Examples:
+        | setting               | sentence                                                                                                                |
+        | kv.pinned_share=0.25  | kv.pinned_share=0.25: pins whole prefixes, and layers of gemma3_27b keep the last 1,024 tokens; use kv.windows=false  |
+        | kv.offload=1GiB       | kv.offload=1GiB: keeps whole prefixes, and layers of gemma3_27b keep the last 1,024 tokens; use kv.windows=false      |
