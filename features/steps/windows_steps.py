@@ -29,7 +29,7 @@ def number(text: str) -> int:
 
 
 @dataclass
-class Grouped:
+class GroupedPool:
     """A pool of groups, and how many blocks of each a sequence holds."""
 
     pool: PagedKVCachePool
@@ -42,13 +42,13 @@ class Grouped:
     ),
     target_fixture="grouped",
 )
-def groups_of_layers(window: int) -> Grouped:
+def groups_of_layers(window: int) -> GroupedPool:
     groups = (LayerGroup((0,)), LayerGroup((1,), window), LayerGroup((2,), window))
-    return Grouped(PagedKVCachePool(40, 16, 200, prefix_sharing=True, groups=groups))
+    return GroupedPool(PagedKVCachePool(40, 16, 200, prefix_sharing=True, groups=groups))
 
 
 @when(parsers.parse("a sequence of {tokens:d} tokens is computed"))
-def sequence_is_computed(grouped: Grouped, tokens: int) -> None:
+def sequence_is_computed(grouped: GroupedPool, tokens: int) -> None:
     pool = grouped.pool
     slot = pool.allocate_slot(token_ids=list(range(tokens)))
     pool.view([slot], [tokens]).advance()
@@ -57,7 +57,7 @@ def sequence_is_computed(grouped: Grouped, tokens: int) -> None:
 
 
 @then(parsers.parse("it holds {whole:d} blocks of the first group and {last:d} of each of the others: {total:d}"))
-def blocks_of_each_group(grouped: Grouped, whole: int, last: int, total: int) -> None:
+def blocks_of_each_group(grouped: GroupedPool, whole: int, last: int, total: int) -> None:
     assert grouped.held == [whole, last, last]
     assert grouped.pool.stats().blocks_in_use == total
 
@@ -111,7 +111,7 @@ def room_for_sequences(overrides: list[str], count: str, kept: str, override: st
 
 
 @dataclass
-class Asked:
+class AskedFourTimes:
     """A model, its own answers, and those that it gave from kvlab's memory."""
 
     written: Written
@@ -124,13 +124,13 @@ class Asked:
     parsers.parse("a small {family} that transformers wrote, and its own greedy answers beyond its window"),
     target_fixture="asked",
 )
-def model_with_windows(tmp_path: Path, family: str) -> Asked:
+def model_with_windows(tmp_path: Path, family: str) -> AskedFourTimes:
     written = write_model(family, tmp_path)
-    return Asked(written, [written.greedy(prompt, OUTPUT) for prompt in PROMPTS])
+    return AskedFourTimes(written, [written.greedy(prompt, OUTPUT) for prompt in PROMPTS])
 
 
 @when("they are asked for in turn: cold, warm, without sharing, and with every token kept")
-def asked_four_times(asked: Asked) -> None:
+def asked_four_times(asked: AskedFourTimes) -> None:
     def engine(**kv: Any) -> Engine:
         memory = KVConfig(block_size=4, num_blocks=200, **kv)
         limits = {"max_batched_tokens": 28, "max_batch_size": 4}
@@ -150,12 +150,12 @@ def asked_four_times(asked: Asked) -> None:
 
 
 @then("all four times the answers are transformers' own")
-def all_answers_of_transformers(asked: Asked) -> None:
+def all_answers_of_transformers(asked: AskedFourTimes) -> None:
     assert asked.found == [asked.expected] * 4
 
 
 @then("the warm run found more than 100 tokens")
-def warm_run_found(asked: Asked) -> None:
+def warm_run_found(asked: AskedFourTimes) -> None:
     assert asked.warm_hits > 100
 
 

@@ -109,7 +109,12 @@ def test_whatever_the_blocks_and_the_policy(
 def test_across_preemption_eviction_and_hits(model: GetModel, family: str) -> None:
     """The first run is preempted, the second finds what the first left and evicts the rest."""
     written, expected = model(family)
-    scheduler = {"max_batch_size": 6, "admission_reserve": 0.0, "watermark": 0.0, "max_batched_tokens": 20}
+    scheduler: dict[str, Any] = {
+        "max_batch_size": 6,
+        "admission_reserve": 0.0,
+        "watermark": 0.0,
+        "max_batched_tokens": 20,
+    }
     engine = engine_of(written, KVConfig(block_size=4, num_blocks=24), **scheduler)
     assert answers(engine) == expected
     assert answers(engine) == expected
