@@ -14,6 +14,7 @@ import torch
 from kvlab.attention.base import AttentionBackend
 from kvlab.attention.registry import select_backend
 from kvlab.errors import KernelError
+from kvlab.kv.view import CacheView
 from kvlab.lab.profile import Part, Profiler, timed, timed_ops
 from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.layers import ResidualNorm
@@ -72,6 +73,32 @@ def test_the_same_logits(
     found = logits(model, CpuOps(int8_weights=int8_weights), cache_dtype)
     assert found.isfinite().all()
     assert torch.equal(found, logits(model, OneByOne(int8_weights=int8_weights), cache_dtype))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("rows", [[], [79], [3, 41, 40], [*range(64)], [*range(65)]])
+def test_the_same_logits_where_few_rows_are_wanted(
+    models: Callable[[str], TinyModel], variant: str, rows: list[int]
+) -> None:
+    """The last layer then leaves out the others."""
+    model = models(variant)
+    decoder = read_decoder(model.config, model.directory, "bfloat16", CpuOps())
+    (every,) = logits_in_steps(decoder, TEXTS[1:2], [[80]], "bfloat16")
+    few = RowsAlone(decoder, rows)
+    logits_in_steps(few, TEXTS[1:2], [[80]], "bfloat16")  # type: ignore[arg-type]
+    assert few.found.isfinite().all()
+    assert torch.equal(few.found, every[rows])
+
+
+class RowsAlone:
+    """A decoder that is asked for some rows of a batch, and keeps their logits."""
+
+    def __init__(self, decoder: Decoder, rows: list[int]) -> None:
+        self.config, self._decoder, self._rows = decoder.config, decoder, torch.tensor(rows, dtype=torch.int64)
+
+    def forward(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> torch.Tensor:
+        self.found = self._decoder.forward(token_ids, view, self._rows)
+        return self.found.new_zeros(len(rows), 1)
 
 
 def test_only_where_everything_is_native(models: Callable[[str], TinyModel]) -> None:

@@ -97,9 +97,12 @@ class Decoder(Model):
         residual = self._embed(token_ids)
         if self._embedding_scale is not None:
             residual = residual * self._embedding_scale
-        residual, x = self._one_by_one(residual, view) if self._stack is None else self._stack(residual, view)
-        if len(rows) < len(token_ids):
-            residual, x = residual[rows], x[rows]
+        if self._stack is None:
+            residual, x = self._one_by_one(residual, view)
+            if len(rows) < len(token_ids):
+                residual, x = residual[rows], x[rows]
+        else:
+            residual, x = self._stack(residual, view, rows)
         if not self._layers:
             return self.ops.norm(residual, self._norm)
         return self.ops.add_norm(x, residual, self._norm)[1]

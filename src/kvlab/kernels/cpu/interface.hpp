@@ -76,6 +76,7 @@
     FIELD(const int32_t*, places) /* each layer's group, and its layer of the cache; null: one group, in order */ \
     FIELD(const int32_t*, seq_lens)                                                                            \
     FIELD(const int32_t*, query_start)                                                                         \
+    FIELD(const int64_t*, sampled) /* [num_sampled]: the rows that are wanted behind the last attention */     \
     FIELD(uint16_t*, residual) /* [tokens, hidden] */                                                          \
     FIELD(uint16_t*, delta)    /* [tokens, hidden]: what a part gives */                                       \
     FIELD(uint16_t*, normed)   /* [tokens, hidden]: what a part takes; room for whole tiles of tokens */       \
@@ -84,6 +85,7 @@
     FIELD(double*, times)      /* null, or room for the time at which each timed operation begins and the last \
                                   one ends, in seconds */                                                      \
     FIELD(int, tokens)                                                                                         \
+    FIELD(int, num_sampled) /* `tokens`, or fewer by a tile at least */                                        \
     FIELD(int, hidden)                                                                                         \
     FIELD(int, num_sequences)                                                                                  \
     FIELD(int, table_width)                                                                                    \

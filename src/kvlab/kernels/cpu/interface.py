@@ -84,13 +84,11 @@ class LayersStep(ctypes.Structure):
     _fields_ = (
         *((name, _pointer) for name in ("keys", "values", "key_scales", "value_scales")),
         ("rows", ctypes.c_int64),
-        *(
-            (name, _pointer)
-            for name in ("positions", "slot_mapping", "block_tables", "places", "seq_lens", "query_start")
-        ),
+        *((name, _pointer) for name in ("positions", "slot_mapping", "block_tables", "places")),
+        *((name, _pointer) for name in ("seq_lens", "query_start", "sampled")),
         *((name, _pointer) for name in ("residual", "delta", "normed", "scratch", "times")),
-        *((name, _int) for name in ("tokens", "hidden", "num_sequences", "table_width", "block_size")),
-        *((name, _int) for name in ("key_format", "value_format", "threads")),
+        *((name, _int) for name in ("tokens", "num_sampled", "hidden", "num_sequences", "table_width")),
+        *((name, _int) for name in ("block_size", "key_format", "value_format", "threads")),
     )
 
 

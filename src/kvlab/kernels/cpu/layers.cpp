@@ -10,11 +10,15 @@
 //
 // x is in `normed` behind the first two, and in `delta` behind the others. ATTENTION and MLP come behind one of the first
 // two, OUTPUT_NORM behind ATTENTION or MLP (Python sees to it).
+//
+// Behind the last ATTENTION no token needs another one: only the rows that are sampled go on, and all tensors have those
+// rows alone.
 
 #include "interface.hpp"
 #include "kv_formats.hpp"
 #include "tiles.hpp"
 
+#include <algorithm>
 #include <chrono>
 
 namespace {
@@ -43,7 +47,7 @@ bool reads_tiles(const LayerPart& part) {
 
 class Run {
 public:
-    explicit Run(const LayersStep& step) : step(step), times(step.times) {}
+    explicit Run(const LayersStep& step) : step(step), times(step.times), tokens(step.tokens) {}
 
     void input_norm(const Norm& norm, bool in_tiles) {
         timed([&] { normalize(norm, step.residual, nullptr, step.normed, in_tiles); });
@@ -57,22 +61,32 @@ public:
         timed([&] { normalize(norm, step.delta, nullptr, step.delta, false); });
     }
 
-    void attention(const AttentionPart& part, bool in_tiles) {
+    void attention(const AttentionPart& part, bool in_tiles, bool last) {
+        const int64_t width = int64_t(part.num_heads) * part.head_dim;
         uint16_t* qkv = step.scratch;
-        uint16_t* q = qkv + int64_t(step.tokens) * part.qkv.outputs;
-        uint16_t* attended = q + int64_t(step.tokens) * part.num_heads * part.head_dim;
+        uint16_t* q = qkv + int64_t(tokens) * part.qkv.outputs;
+        uint16_t* attended = q + int64_t(tokens) * width;
         timed([&] { multiply(part.qkv, step.normed, in_tiles, qkv); });
         timed([&] { rotate_and_store(part, qkv, q); });
         timed([&] { attend(part, q, attended, in_tiles); });
-        timed([&] { multiply(part.out, attended, in_tiles, step.delta); });
+        timed([&] {
+            if (last && step.num_sampled < tokens) {  // whole tiles of these rows end before `attended`
+                take_sampled(attended, width, in_tiles, qkv);
+                attended = qkv;
+                take_sampled(step.residual, step.hidden, false, step.normed);
+                tokens = step.num_sampled;
+                std::copy_n(step.normed, int64_t(tokens) * step.hidden, step.residual);
+            }
+            multiply(part.out, attended, in_tiles, step.delta);
+        });
     }
 
     void mlp(const MlpPart& part, bool in_tiles) {
         const LinearWeight& wide = part.gate_up;
         uint16_t* gate_up = step.scratch;
-        uint16_t* gated = gate_up + int64_t(step.tokens) * wide.outputs;
+        uint16_t* gated = gate_up + int64_t(tokens) * wide.outputs;
         timed([&] {
-            kvlab_linear_gated(step.normed, in_tiles ? IN_TILES : wide.inputs, step.tokens, wide.packed, wide.scales,
+            kvlab_linear_gated(step.normed, in_tiles ? IN_TILES : wide.inputs, tokens, wide.packed, wide.scales,
                                wide.bias, wide.outputs, wide.inputs, part.gelu, gate_up, gated, in_tiles, step.threads);
         });
         timed([&] { multiply(part.down, gated, in_tiles, step.delta); });
@@ -85,6 +99,16 @@ public:
 private:
     const LayersStep& step;
     double* times;
+    int tokens;  // rows of all tensors
+
+    // Copy the sampled rows of `from`, of `width` elements.
+    void take_sampled(const uint16_t* from, int64_t width, bool in_tiles, uint16_t* to) const {
+        for (int row = 0; row < step.num_sampled; ++row) {
+            const RowLayout source(step.sampled[row], width, in_tiles), target(row, width, in_tiles);
+            for (int at = 0; at < width; at += RowLayout::ELEMENTS)
+                std::copy_n(from + source.of(at), std::min<int64_t>(RowLayout::ELEMENTS, width - at), to + target.of(at));
+        }
+    }
 
     template <class Operation>
     void timed(Operation operation) {
@@ -93,12 +117,12 @@ private:
     }
 
     void multiply(const LinearWeight& weight, const uint16_t* x, bool in_tiles, uint16_t* out) const {
-        kvlab_linear(x, in_tiles ? IN_TILES : weight.inputs, step.tokens, weight.packed, weight.scales, weight.bias,
+        kvlab_linear(x, in_tiles ? IN_TILES : weight.inputs, tokens, weight.packed, weight.scales, weight.bias,
                      weight.outputs, weight.inputs, out, step.threads);
     }
 
     void normalize(const Norm& norm, const uint16_t* x, uint16_t* residual, uint16_t* out, bool in_tiles) const {
-        kvlab_rms_norm(x, residual, norm.weight, norm.eps, step.tokens, step.hidden, out, in_tiles, ELEMENT_BYTES,
+        kvlab_rms_norm(x, residual, norm.weight, norm.eps, tokens, step.hidden, out, in_tiles, ELEMENT_BYTES,
                        norm.weight_bytes, step.threads);
     }
 
@@ -119,14 +143,14 @@ private:
                 static_cast<char*>(step.values) + bytes(step.value_format),
                 step.key_scales ? step.key_scales + row : nullptr,
                 step.value_scales ? step.value_scales + row : nullptr,
-                step.slot_mapping + group * step.tokens,
+                step.slot_mapping + group * tokens,
                 step.block_tables + group * step.num_sequences * step.table_width};
     }
 
     void rotate_and_store(const AttentionPart& part, const uint16_t* qkv, uint16_t* q) const {
         const Cache cache = cache_of(part);
         kvlab_rotate_and_store(qkv, part.query_norm.weight, part.key_norm.weight, part.query_norm.eps, part.cosine,
-                               part.sine, step.positions, cache.slot_mapping, step.tokens, part.num_heads,
+                               part.sine, step.positions, cache.slot_mapping, tokens, part.num_heads,
                                part.num_kv_heads, part.head_dim, step.block_size, q, cache.keys, cache.values,
                                cache.key_scales, cache.value_scales, step.key_format, step.value_format, ELEMENT_BYTES,
                                part.query_norm.weight_bytes, step.threads);
@@ -144,10 +168,12 @@ private:
 
 }  // namespace
 
-// Run `count` parts. What the last one gives is left in `delta`: it is not added to `residual` yet, since the norm
-// behind the layers does that in the same pass.
+// Run `count` parts. What the last one gives for the sampled rows is left in `delta`: it is not added to `residual` yet,
+// since the norm behind the layers does that in the same pass.
 extern "C" void kvlab_layers(const LayerPart* parts, int count, const LayersStep* step) {
     Run run(*step);
+    int last = count - 1;  // attention
+    while (last >= 0 && parts[last].kind != ATTENTION) --last;
     for (int index = 0; index < count; ++index) {
         const LayerPart& part = parts[index];
         const auto& norm = *static_cast<const Norm*>(part.at);  // if it is one
@@ -156,7 +182,9 @@ extern "C" void kvlab_layers(const LayerPart* parts, int count, const LayersStep
             case INPUT_NORM: run.input_norm(norm, next_in_tiles); break;
             case RESIDUAL_NORM: run.residual_norm(norm, next_in_tiles); break;
             case OUTPUT_NORM: run.output_norm(norm); break;
-            case ATTENTION: run.attention(*static_cast<const AttentionPart*>(part.at), reads_tiles(part)); break;
+            case ATTENTION:
+                run.attention(*static_cast<const AttentionPart*>(part.at), reads_tiles(part), index == last);
+                break;
             case MLP: run.mlp(*static_cast<const MlpPart*>(part.at), reads_tiles(part)); break;
             default: break;
         }

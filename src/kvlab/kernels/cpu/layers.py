@@ -64,6 +64,7 @@ class Layers:
         self._hidden = hidden
         self._width = max(part.scratch_width for part in parts)  # the parts use the same scratch memory in turn
         self._memory = torch.empty(0, dtype=torch.bfloat16)
+        self._attend = any(part.kind is PartKind.ATTENTION for part in parts)
         #: Of each operation that is timed.
         self.timed = tuple(name for part in parts for name in TIMED[part.kind])
 
@@ -78,13 +79,15 @@ class Layers:
         block_tables: torch.Tensor,
         seq_lens: torch.Tensor,
         query_start: torch.Tensor,
+        sampled: torch.Tensor,
         places: torch.Tensor | None = None,
         key_scales: torch.Tensor | None = None,
         value_scales: torch.Tensor | None = None,
         times: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run a step through all parts. Overwrites the residual stream `residual` `[T, hidden]`, dense bfloat16.
-        Returns x, `[T, hidden]`, which is yet to be added to it, and which the next call overwrites.
+        Returns the rows `sampled` `[n]` int64 of it and of x, which is yet to be added to it, `[n, hidden]` both.
+        The next call overwrites x.
 
         `keys` and `values` are the cache of all layers, `[layers, blocks, kv_heads, block_size, head_dim]`;
         `positions` `[T]` int64; `slot_mapping` `[groups, T]` int64 and `block_tables` `[groups, B, width]` int32 of
@@ -100,6 +103,9 @@ class Layers:
             self._memory = empty((2 * size + wide,), torch.bfloat16)
         delta, normed, scratch = self._memory[:size], self._memory[size:], self._memory[2 * size :]
         _, blocks, kv_heads, block_size, _ = keys.shape
+        # Behind the last attention, where that saves a tile of rows, the others are left out.
+        few = self._attend and len(sampled) + TILE_SIDE <= tokens
+        left = len(sampled) if few else tokens
         step = LayersStep(
             keys=keys.data_ptr(),
             values=values.data_ptr(),
@@ -112,12 +118,14 @@ class Layers:
             places=_at(places),
             seq_lens=seq_lens.data_ptr(),
             query_start=query_start.data_ptr(),
+            sampled=sampled.data_ptr(),
             residual=residual.data_ptr(),
             delta=delta.data_ptr(),
             normed=normed.data_ptr(),
             scratch=scratch.data_ptr(),
             times=_at(times),
             tokens=tokens,
+            num_sampled=left,
             hidden=self._hidden,
             num_sequences=len(seq_lens),
             table_width=block_tables.shape[-1],
@@ -127,7 +135,8 @@ class Layers:
             threads=torch.get_num_threads(),
         )
         self._run(ctypes.addressof(self._parts), len(self._parts), ctypes.addressof(step))
-        return delta[: tokens * self._hidden].view(tokens, self._hidden)
+        x = delta[: left * self._hidden].view(left, self._hidden)
+        return (residual[:left], x) if few or len(sampled) == tokens else (residual[sampled], x[sampled])
 
 
 def in_order(parts: Sequence[NativePart]) -> bool:

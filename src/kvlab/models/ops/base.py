@@ -60,9 +60,9 @@ class LayerPart(Protocol):
 class Stack(Protocol):
     """All layers of a decoder at once."""
 
-    def __call__(self, residual: torch.Tensor, view: CacheView) -> ResidualAndX:
-        """The residual stream and x behind the last part. The stack may overwrite `residual`, and its next call
-        overwrites both results.
+    def __call__(self, residual: torch.Tensor, view: CacheView, rows: torch.Tensor) -> ResidualAndX:
+        """The `rows` (all in order, or fewer) of the residual stream and of x behind the last part, `[len(rows),
+        hidden]` both. The stack may overwrite `residual`, and its next call overwrites both results.
         """
 
 

@@ -52,10 +52,10 @@ class NativeStack(Stack):
             return None
         return cls(layers, Layers(known, first.norm.weight.numel()))
 
-    def __call__(self, residual: torch.Tensor, view: CacheView) -> ResidualAndX:
+    def __call__(self, residual: torch.Tensor, view: CacheView, rows: torch.Tensor) -> ResidualAndX:
         residual, storage, timed = residual.contiguous(), view.storage, self._layers.timed
         times = None if self.on_times is None else torch.empty(len(timed) + 1, dtype=torch.float64)
-        x = self._layers.run(
+        found = self._layers.run(
             residual,
             storage.keys,
             storage.values,
@@ -65,13 +65,14 @@ class NativeStack(Stack):
             places=storage.places if len(view.groups) > 1 else None,
             seq_lens=view.seq_lens,
             query_start=view.query_start,
+            sampled=rows,
             key_scales=storage.key_scales,
             value_scales=storage.value_scales,
             times=times,
         )
         if self.on_times is not None and times is not None:
             self.on_times(timed, times.tolist())
-        return residual, x
+        return found
 
 
 def _stacked(tensors: list[torch.Tensor]) -> torch.Tensor:
