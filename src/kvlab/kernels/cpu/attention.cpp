@@ -97,6 +97,7 @@ std::vector<int> longest_first(const std::vector<Item>& items) {
 template <class Type>
 void run(const Problem& problem, int threads) {
     const Shape<Type> shape(problem.head_dim);
+    const Shape<Few<Type>> few_shape(problem.head_dim);
     const int rows_at_once = tiles_serve<Type>(problem) ? TILED_ROWS : rows_in_vectors(problem);
     const Work work = divide(problem, rows_at_once, threads);
     const auto& items = work.items;
@@ -111,7 +112,10 @@ void run(const Problem& problem, int threads) {
         for (size_t i = 0; i < order.size(); ++i) {
             const Item& item = items[order[i]];
             const Item* next = i + threads < order.size() ? &items[order[i + threads]] : nullptr;
-            if (!attend_in_tiles<Type>(problem, shape, item, next, partials.get()))
+            if (attend_in_tiles<Type>(problem, shape, item, next, partials.get())) continue;
+            if ((item.last_query - item.first_query) * problem.group() <= UNPACKED_ROWS)
+                attend<Few<Type>>(problem, few_shape, item, partials.get());
+            else
                 attend<Type>(problem, shape, item, partials.get());
         }
 #pragma omp for schedule(dynamic, 1)

@@ -27,16 +27,22 @@ struct BFloat16 {
     static constexpr int CHUNK = 2 * LANES;
 };
 
+// With few rows the processor's products of pairs are no faster than those of float32, which are exact.
+struct Widened : BFloat16 {
+    static constexpr int PER_UNIT = 1;
+};
+template <class Type>
+using Few = std::conditional_t<Type::PER_UNIT == 2, Widened, Type>;
+
 // Load a chunk of numbers. Bytes are converted to elements, or kept in pairs where the next step widens pairs anyway.
 template <class Type, class Number>
 INLINE Words load_numbers(const Number* at) {
     if constexpr (!IS_BYTE<Number>) return load_words(at);
     else if constexpr (Type::CHUNK == LANES) return as_words(floats_of(at));
 #if defined(__AVX512BF16__)
-    else return bfloat16_of(at);
-#else
-    else return byte_pairs(at);
+    else if constexpr (Type::PER_UNIT == 2) return bfloat16_of(at);
 #endif
+    else return byte_pairs(at);
 }
 
 // Load a row's last chunk, of `count` numbers, padded with zeros. Not inlined: it is rare, and called from many places.

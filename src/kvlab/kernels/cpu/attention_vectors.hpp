@@ -14,6 +14,7 @@
 
 constexpr int TILE_KEYS = 64;     // keys packed at once
 constexpr int ROWS_AT_ONCE = 96;  // query rows that share a packed tile, unless one group has more
+constexpr int FEW_KEYS = 32;      // with few rows, the least: fewer tiles, but less in the order of memory
 constexpr int UNPACKED_ROWS = 4;       // rows up to which packing keys and values costs more than it saves
 
 // A group with more rows is not divided.
@@ -108,14 +109,27 @@ void multiply(const float* a, int a_stride, const float* b, int b_stride, int st
     }
 }
 
+// Whether bytes are read as pairs, whose numbers come as multiples.
 template <class Type>
-void pack_query(const typename Type::Element* row, const Shape<Type>& shape, float* out) {
+constexpr bool WIDENS_PAIRS = Type::CHUNK == 2 * LANES && Type::PER_UNIT == 1;
+
+template <class Type>
+PairFactors factors_of(int format) {
+    if constexpr (!WIDENS_PAIRS<Type>) return {};
+    else return with_format<typename Type::Element>(format, [](auto n) { return pair_factors<decltype(n)>(); });
+}
+
+template <class Type>
+void pack_query(const typename Type::Element* row, const Shape<Type>& shape, float factor, float* out) {
     for (int chunk = 0; chunk < shape.chunks; ++chunk) {
         Words units[2];
         using Element = typename Type::Element;
         const Words loaded = load_chunk<Type, Element>(row, chunk, shape.head_dim);
         const int count = units_of_chunk<Type, Element>(loaded, units);
-        for (int i = 0; i < count; ++i) store_words(out + (chunk * count + i) * LANES, units[i]);
+        for (int i = 0; i < count; ++i) {
+            if constexpr (WIDENS_PAIRS<Type>) units[i] = as_words(as_floats(units[i]) * factor);
+            store_words(out + (chunk * count + i) * LANES, units[i]);
+        }
     }
 }
 
@@ -173,30 +187,36 @@ struct Column {
 };
 
 // Scores of ROWS query rows against KEYS keys, one lane per key. The lanes of the dot products are added in a tree: each
-// level halves the number of vectors.
+// level halves the number of vectors. Two keys share each load of a query.
 template <class Type, class Number, int ROWS, int KEYS>
 INLINE Column<ROWS> dot_keys(const float* queries, const char* const* rows, const char* const* ahead,
                              const Shape<Type>& shape) {
-    Column<ROWS> sums = {};
-    if constexpr (KEYS > 1) {
-        const Column<ROWS> low = dot_keys<Type, Number, ROWS, KEYS / 2>(queries, rows, ahead, shape);
-        const Column<ROWS> high = dot_keys<Type, Number, ROWS, KEYS / 2>(queries, rows + KEYS / 2, ahead + KEYS / 2, shape);
-        for (int r = 0; r < ROWS; ++r) sums.row[r] = add_halves<KEYS / 2>(low.row[r], high.row[r]);
-        return sums;
+    Column<ROWS> low = {}, high = {};
+    if constexpr (KEYS > 2) {
+        low = dot_keys<Type, Number, ROWS, KEYS / 2>(queries, rows, ahead, shape);
+        high = dot_keys<Type, Number, ROWS, KEYS / 2>(queries, rows + KEYS / 2, ahead + KEYS / 2, shape);
+    } else {
+        const auto add = [&](int chunk, Words first, Words second) {
+            for (int i = 0; i < 2; ++i) prefetch(ahead[i] + bytes_of<Number>(chunk * Type::CHUNK));
+            Words units[2][2];
+            const int vectors = units_of_chunk<Type, Number>(first, units[0]);
+            units_of_chunk<Type, Number>(second, units[1]);
+            for (int v = 0; v < vectors; ++v)
+                for (int r = 0; r < ROWS; ++r) {
+                    const Floats query = load(queries + r * shape.steps + (chunk * vectors + v) * LANES);
+                    low.row[r] = multiply_add<Type>(query, as_floats(units[0][v]), low.row[r]);
+                    high.row[r] = multiply_add<Type>(query, as_floats(units[1][v]), high.row[r]);
+                }
+        };
+#pragma GCC unroll 2
+        for (int chunk = 0; chunk < shape.whole_chunks; ++chunk)
+            add(chunk, load_chunk<Type, Number, true>(rows[0], chunk, 0), load_chunk<Type, Number, true>(rows[1], chunk, 0));
+        if (const int last = shape.whole_chunks; last < shape.chunks)
+            add(last, load_chunk<Type, Number>(rows[0], last, shape.head_dim),
+                load_chunk<Type, Number>(rows[1], last, shape.head_dim));
     }
-    const auto add = [&](int chunk, Words channels) {
-        prefetch(ahead[0] + bytes_of<Number>(chunk * Type::CHUNK));
-        Words units[2];
-        const int vectors = units_of_chunk<Type, Number>(channels, units);
-        for (int v = 0; v < vectors; ++v)
-            for (int r = 0; r < ROWS; ++r)
-                sums.row[r] = multiply_add<Type>(load(queries + r * shape.steps + (chunk * vectors + v) * LANES),
-                                                 as_floats(units[v]), sums.row[r]);
-    };
-#pragma GCC unroll 4
-    for (int chunk = 0; chunk < shape.whole_chunks; ++chunk) add(chunk, load_chunk<Type, Number, true>(rows[0], chunk, 0));
-    if (shape.whole_chunks < shape.chunks)
-        add(shape.whole_chunks, load_chunk<Type, Number>(rows[0], shape.whole_chunks, shape.head_dim));
+    Column<ROWS> sums;
+    for (int r = 0; r < ROWS; ++r) sums.row[r] = add_halves<KEYS / 2>(low.row[r], high.row[r]);
     return sums;
 }
 
@@ -259,21 +279,30 @@ void add_values_few(const float* weights, const Rows& rows, const Rows& ahead, i
         add_chunks<Type, Number, ROWS, 1, false>(weights, rows, ahead, count, chunk, shape, sums);
 }
 
+// Whether rows of this type may be few: those of the type that multiplies pairs never are (`Few`).
+template <class Type>
+constexpr bool MAY_BE_FEW = Type::PER_UNIT == 1;
+// Whether there may be more: rows of Widened are few.
+template <class Type>
+constexpr bool MAY_BE_MANY = !std::is_same_v<Type, Widened>;
+
 // Scores of all rows against a tile's keys.
 template <class Type, class Number>
 void score(const Rows& keys, const Rows& ahead, int count, int rows, const Shape<Type>& shape, const float* queries,
            Scratch& scratch) {
     float* scores = scratch.scores;
-    switch (rows) {
+    if constexpr (MAY_BE_FEW<Type>) switch (rows) {
         case 1: return score_few<Type, Number, 1>(queries, keys, ahead, count, shape, scores);
         case 2: return score_few<Type, Number, 2>(queries, keys, ahead, count, shape, scores);
         case 3: return score_few<Type, Number, 3>(queries, keys, ahead, count, shape, scores);
         case 4: return score_few<Type, Number, 4>(queries, keys, ahead, count, shape, scores);
         default: break;
     }
-    pack_keys<Type, Number>(keys, ahead, count, shape, scratch.keys);
-    multiply<Type>(queries, shape.steps, scratch.keys, TILE_KEYS, shape.steps, scores, TILE_KEYS, rows,
-                   (count + LANES - 1) / LANES * LANES, false);
+    if constexpr (MAY_BE_MANY<Type>) {
+        pack_keys<Type, Number>(keys, ahead, count, shape, scratch.keys);
+        multiply<Type>(queries, shape.steps, scratch.keys, TILE_KEYS, shape.steps, scores, TILE_KEYS, rows,
+                       (count + LANES - 1) / LANES * LANES, false);
+    }
 }
 
 // The tile's values, weighted, added to all rows' sums.
@@ -281,17 +310,19 @@ template <class Type, class Number>
 void add_values(const Rows& values, const Rows& ahead, int count, int rows, const Shape<Type>& shape, float* sums,
                 Scratch& scratch) {
     const float* weights = scratch.weights;
-    switch (rows) {
+    if constexpr (MAY_BE_FEW<Type>) switch (rows) {
         case 1: return add_values_few<Type, Number, 1>(weights, values, ahead, count, shape, sums);
         case 2: return add_values_few<Type, Number, 2>(weights, values, ahead, count, shape, sums);
         case 3: return add_values_few<Type, Number, 3>(weights, values, ahead, count, shape, sums);
         case 4: return add_values_few<Type, Number, 4>(weights, values, ahead, count, shape, sums);
         default: break;
     }
-    pack_values<Type, Number>(values, ahead, count, shape, scratch.values);
-    const int steps = (count + Type::PER_UNIT - 1) / Type::PER_UNIT;
-    multiply<Type>(weights, TILE_KEYS, scratch.values, shape.channels, steps, sums, shape.channels, rows,
-                   shape.channels, true);
+    if constexpr (MAY_BE_MANY<Type>) {
+        pack_values<Type, Number>(values, ahead, count, shape, scratch.values);
+        const int steps = (count + Type::PER_UNIT - 1) / Type::PER_UNIT;
+        multiply<Type>(weights, TILE_KEYS, scratch.values, shape.channels, steps, sums, shape.channels, rows,
+                       shape.channels, true);
+    }
 }
 
 // Each format takes as long to compile as the rest: attention_formats.cpp, compiled beside attention.cpp, has those that
@@ -310,6 +341,10 @@ KVLAB_ELSEWHERE(BFloat16, int8_t)
 KVLAB_ELSEWHERE(BFloat16, E4M3)
 KVLAB_ELSEWHERE(BFloat16, E5M2)
 KVLAB_ELSEWHERE(BFloat16, Int4)
+KVLAB_ELSEWHERE(Widened, int8_t)
+KVLAB_ELSEWHERE(Widened, E4M3)
+KVLAB_ELSEWHERE(Widened, E5M2)
+KVLAB_ELSEWHERE(Widened, Int4)
 #endif
 
 // The weights of a tile as the left side of the second product.
@@ -328,14 +363,14 @@ INLINE void store_weights(float* at, int key, Floats weights) {
 // Turn the scores of one row into weights, and update its running maximum, total and sums. `state` is the row's index
 // among the rows of all heads. The row sees keys [first, last) of the tile, which may be none.
 template <class Type>
-void soften(const Problem& problem, const Shape<Type>& shape, const Scales& scales, int row, int state, int first,
-            int last, int width) {
+void soften(const Problem& problem, const Shape<Type>& shape, const Scales& scales, float score_factor,
+            float weight_factor, int row, int state, int first, int last, int width) {
     float* scores = scratch.scores + row * TILE_KEYS;
     float* weights = scratch.weights + row * TILE_KEYS;
     Floats most = all(scratch.most[state]);
     Ints raised{};
     for (int key = 0; key < width; key += LANES) {
-        Floats x = load(scores + key) * problem.scale;
+        Floats x = load(scores + key) * score_factor;
         if (problem.key_scales) x *= load(scales.keys + key);
         if (problem.soft_cap > 0) x = hyperbolic_tangent(x / problem.soft_cap) * problem.soft_cap;
         if (key < first || key + LANES > last)
@@ -362,7 +397,7 @@ void soften(const Problem& problem, const Shape<Type>& shape, const Scales& scal
     for (int key = 0; key < width; key += LANES) {
         const Floats x = exponential(load(scores + key) - most);
         total += x;
-        store_weights<Type>(weights, key, problem.value_scales ? x * load(scales.values + key) : x);
+        store_weights<Type>(weights, key, problem.value_scales ? x * (load(scales.values + key) * weight_factor) : x);
     }
     store(scratch.total + state * LANES, total);
 }
@@ -374,6 +409,8 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
     const auto* values = static_cast<const char*>(problem.values);
     const int key_bytes = row_bytes(problem.key_format, problem.head_dim, sizeof(Element));
     const int value_bytes = row_bytes(problem.value_format, problem.head_dim, sizeof(Element));
+    const PairFactors of_keys = factors_of<Type>(problem.key_format), of_values = factors_of<Type>(problem.value_format);
+    const float score_factor = problem.scale * of_keys.after;
     const auto score_of = with_format<Element>(problem.key_format, [](auto n) { return &score<Type, decltype(n)>; });
     const auto add_of = with_format<Element>(problem.value_format, [](auto n) { return &add_values<Type, decltype(n)>; });
     const int group = problem.group(), head_dim = problem.head_dim, block_size = problem.block_size;
@@ -391,13 +428,13 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
     for (int head = 0; head < heads; ++head)
         for (int row = 0; row < rows; ++row)
             pack_query<Type>(queries + token_of(row) * problem.query_stride + head_of(head, row) * head_dim, shape,
-                             scratch.queries + (head * rows + row) * shape.steps);
+                             of_keys.before, scratch.queries + (head * rows + row) * shape.steps);
     std::fill_n(scratch.sums, heads * rows * shape.channels, 0.0f);
     std::fill_n(scratch.most, heads * rows, HIDDEN);
     std::fill_n(scratch.total, heads * rows * LANES, 0.0f);
 
     // Tiles of keys in order and, inside a tile, the heads: the order of memory.
-    const int tile_keys = rows <= UNPACKED_ROWS ? std::min(TILE_KEYS, std::max(block_size / LANES, 1) * LANES) : TILE_KEYS;
+    const int tile_keys = rows <= UNPACKED_ROWS ? std::clamp(block_size / LANES * LANES, FEW_KEYS, TILE_KEYS) : TILE_KEYS;
     const int tiles = (item.last_key - item.first_key + tile_keys - 1) / tile_keys, visits = tiles * heads;
     Rows key_rows[2], value_rows[2];
     Scales scales[2];
@@ -439,8 +476,8 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
         for (int row = 0; row < rows; ++row) {
             const int position = first_position + item.first_query + row / group - first;
             const int begin = problem.window > 0 ? position - problem.window + 1 : 0;
-            soften<Type>(problem, shape, scales[now], row, head * rows + row, begin, std::min(position + 1, count),
-                         width);
+            soften<Type>(problem, shape, scales[now], score_factor, of_values.before, row, head * rows + row, begin,
+                         std::min(position + 1, count), width);
         }
         add_of(value_rows[now], value_rows[next], count, rows, shape,
                scratch.sums + head * rows * shape.channels, scratch);
@@ -453,13 +490,14 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
             const float* sums = scratch.sums + state * shape.channels;
             const float total = sum(load(scratch.total + state * LANES));
             if (item.partial < 0) {
-                store_output<Type>(problem, shape, token_of(row), head_of(head, row), sums, total);
+                store_output<Type>(problem, shape, token_of(row), head_of(head, row), sums, total / of_values.after);
                 continue;
             }
             float* to = partial + state * (shape.channels + 2);
             to[0] = scratch.most[state];
             to[1] = total;
-            std::copy_n(sums, shape.channels, to + 2);
+            for (int channel = 0; channel < shape.channels; channel += LANES)
+                store(to + 2 + channel, load(sums + channel) * of_values.after);
         }
 }
 

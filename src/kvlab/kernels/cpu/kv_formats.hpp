@@ -68,54 +68,77 @@ inline int row_bytes(int format, int head_dim, int element_bytes) {
     return format == PLAIN ? head_dim * element_bytes : head_dim;
 }
 
-// The numbers whose bytes are the upper 8 bits of each lane. An fp8 number's exponent and mantissa, put where float32
-// has them, are the number times a power of two: the difference of the biases.
+// An fp8 number's exponent and mantissa, put where float32 has them, are the number times a power of two: the difference
+// of the biases. This undoes it.
 template <class Number>
-INLINE Floats number_of(Ints upper) {
-    if constexpr (IS_FP8<Number>) {
-        constexpr uint32_t kept = 0x80000000u | 0x7fu << (23 - Number::MANTISSA);
-        constexpr float raise = Number::BIAS == 7 ? 0x1p120f : 0x1p112f;
-        return as_floats(reinterpret_cast<Words>(upper >> (1 + Number::MANTISSA)) & kept) * raise;
-    } else {
-        return __builtin_convertvector(upper >> 24, Floats);
-    }
-}
+constexpr float RAISE = Number::BIAS == 7 ? 0x1p120f : 0x1p112f;
 
 // LANES fp8 numbers as float32.
 template <class Number, std::enable_if_t<IS_FP8<Number>, int> = 0>
 INLINE Floats floats_of(const Number* at) {
 #if defined(__AVX512F__)
-    const Ints bytes = (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+    const Words wide = (Words)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
 #elif defined(__AVX2__)
-    const Ints bytes = (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)));
+    const Words wide = (Words)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)));
 #else
     typedef int8_t Bytes __attribute__((vector_size(LANES)));
-    Bytes narrow;
-    std::memcpy(&narrow, at, sizeof narrow);
-    const Ints bytes = __builtin_convertvector(narrow, Ints);
+    Bytes bytes;
+    std::memcpy(&bytes, at, sizeof bytes);
+    const Words wide = reinterpret_cast<Words>(__builtin_convertvector(bytes, Ints));
 #endif
-    return number_of<Number>(bytes << 24);
+    constexpr int UP = 23 - Number::MANTISSA;
+    return as_floats(wide << UP & (0x80000000u | 0x7fu << UP)) * RAISE<Number>;
 }
 
-// 2 * LANES bytes, two to a word, the first in the lower half. `even` and `odd` extract numbers.
+// 2 * LANES bytes, two to a word, the first in the lower half: int8 as 16-bit integers, fp8 with exponent and mantissa
+// where bfloat16 has them. `even` and `odd` make numbers of them.
 template <class Number>
 INLINE Words byte_pairs(const Number* at) {
-    Halves pairs;
-    std::memcpy(&pairs, at, sizeof pairs);
-    return __builtin_convertvector(pairs, Words);
+#if defined(__AVX512F__)
+    const Words wide = (Words)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+#elif defined(__AVX2__)
+    const Words wide = (Words)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+#else
+    typedef int8_t Bytes __attribute__((vector_size(2 * LANES)));
+    typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
+    Bytes bytes;
+    std::memcpy(&bytes, at, sizeof bytes);
+    const Words wide = reinterpret_cast<Words>(__builtin_convertvector(bytes, Shorts));
+#endif
+    if constexpr (IS_FP8<Number>) {  // bits that cross from one half to the other are not kept
+        constexpr uint32_t kept = 0x8000u | 0x7fu << (7 - Number::MANTISSA);
+        return wide << (7 - Number::MANTISSA) & (kept << 16 | kept);
+    }
+    return wide;
 }
 
-// The first (even) or second (odd) number of each pair as float32. bfloat16 is the upper half of a float32.
+// The first (even) or second (odd) number of each pair as float32. bfloat16 is the upper half of a float32. Bytes come
+// as multiples of their numbers, see PairFactors.
 template <class Number>
 INLINE Words even(Words pairs) {
-    if constexpr (IS_BYTE<Number>) return as_words(number_of<Number>(reinterpret_cast<Ints>(pairs << 24)));
-    return pairs << 16;
+    const Words upper = pairs << 16;
+    if constexpr (!IS_BYTE<Number> || IS_FP8<Number>) return upper;
+    else return as_words(__builtin_convertvector(reinterpret_cast<Ints>(upper), Floats));
 }
 
 template <class Number>
 INLINE Words odd(Words pairs) {
-    if constexpr (IS_BYTE<Number>) return as_words(number_of<Number>(reinterpret_cast<Ints>(pairs << 16)));
-    return pairs & 0xffff0000u;
+    const Words upper = pairs & 0xffff0000u;
+    if constexpr (!IS_BYTE<Number> || IS_FP8<Number>) return upper;
+    else return as_words(__builtin_convertvector(reinterpret_cast<Ints>(upper), Floats));
+}
+
+// What the other side of a product with `even` and `odd` is to be multiplied by, and what the result is: powers of two,
+// which cost a conversion nothing. Those of fp8 are parted in two since float32 would hold neither product.
+struct PairFactors {
+    float before = 1, after = 1;
+};
+
+template <class Number>
+constexpr PairFactors pair_factors() {
+    if constexpr (IS_FP8<Number>) return Number::BIAS == 7 ? PairFactors{0x1p60f, 0x1p60f} : PairFactors{0x1p56f, 0x1p56f};
+    else if constexpr (IS_BYTE<Number>) return {0x1p-16f, 1};
+    else return {};
 }
 
 #if defined(__AVX512BF16__)
