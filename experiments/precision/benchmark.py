@@ -28,6 +28,11 @@ VARIANTS = {
     "bfloat16, weights in int8": ["executor.dtype=bfloat16", "executor.weights=int8"],
     "bfloat16, both in int8": ["executor.dtype=bfloat16", "kv.dtype=int8", "executor.weights=int8"],
     "float32, K and V in int8": ["executor.dtype=float32", "kv.dtype=int8"],
+    "float32, K and V in fp8_e4m3": ["executor.dtype=float32", "kv.dtype=fp8_e4m3"],
+    "float32, K and V in fp8_e5m2": ["executor.dtype=float32", "kv.dtype=fp8_e5m2"],
+    "float32, K in int8, V in int4": ["executor.dtype=float32", "kv.dtype=int8", "kv.value_dtype=int4"],
+    "float32, K in int4, V in int8": ["executor.dtype=float32", "kv.dtype=int4", "kv.value_dtype=int8"],
+    "float32, K and V in int4": ["executor.dtype=float32", "kv.dtype=int4"],
 }
 
 

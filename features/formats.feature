@@ -1,0 +1,38 @@
+Feature: Formats of K and V
+  K and V take fewer bytes in int8, fp8 and int4, together or each in a format of its own. How many bytes is in the
+  scenarios on capacity.
+
+  Rule: A run says what its K and V are stored in, and what that costs
+
+    @R22.1
+    Scenario Outline: A run with <settings>
+      When I run "<settings> workload.num_requests=3" on a tiny model
+      Then the command succeeds
+      And all 3 requests were completed
+      And the message says "<said>"
+      And it has the metrics
+        | metric                     |
+        | quality/kl_mean            |
+        | quality/top1_agreement     |
+        | quality/logit_error_mean   |
+      And they equal those of summary.json
+
+      Examples:
+        | settings                               | said              |
+        | kv.dtype=fp8_e4m3                      | in fp8_e4m3;      |
+        | kv.key_dtype=int8 kv.value_dtype=int4  | in int8 and int4; |
+
+  Rule: What a model, a format or an engine cannot do is refused in a sentence
+
+    @R22.2
+    Scenario Outline: <settings>
+      When I run "<settings>" on a tiny model
+      Then the command fails without a traceback
+      And the message says "<message>"
+
+      Examples:
+        | settings                                          | message                                                                                                |
+        | kv.dtype=int4 model.architecture.head_dim=16      | kv.dtype=int4: has a scale for every 32 numbers, which heads of 16 are no multiple of; use int8, fp8_e4m3 or auto |
+        | kv.value_dtype=int4 model.architecture.head_dim=8 | kv.value_dtype=int4: has a scale for every 32 numbers, ... heads of 8                                  |
+        | kv.key_dtype=fp8                                  | kv.key_dtype=fp8: unknown; known: auto, int8, fp8_e4m3, fp8_e5m2, int4                                 |
+        | kv.key_dtype=int8 model.architecture.head_dim=4 executor.dtype=bfloat16 | kv.key_dtype=int8: with their scales, heads of 4 numbers take                                          |
