@@ -117,3 +117,19 @@ def test_modes_that_cannot_work_are_refused(overrides: list[str], sentence: str)
     with pytest.raises(ConfigError) as caught:
         composed("workload=burst16", *overrides)
     assert str(caught.value) == sentence
+
+
+def test_swapping_beside_windows_is_refused() -> None:
+    settings = (
+        "model=gemma3_27b",
+        "executor=simulated",
+        "hardware=h200_sxm",
+        "kv.offload=1GiB",
+        "workload=burst16",
+    )
+    with pytest.raises(ConfigError) as caught:
+        plan_run(composed(*settings, "model.max_seq_len=8192", "scheduler.preemption.mode=swap"))
+    assert str(caught.value) == (
+        "scheduler.preemption.mode=swap: copies whole sequences, and layers of gemma3_27b keep the last 1,024 "
+        "tokens; use kv.windows=false, or recompute"
+    )

@@ -177,7 +177,7 @@ def block_identity(plan: EnginePlan, weights: str) -> dict[str, str]:
     """
     config, kernels = plan.config, plan.kernels
     layout = "" if kernels is None else layout_of(kernels.attention)
-    shapes = f"{plan.model} {plan.pool.bytes_per_token} {layout}"
+    shapes = f"{plan.model} {kv_spec(config, plan.model)} {layout}"
     return {
         "model": config.model.name,
         "executor.dtype": config.executor.dtype,
@@ -218,9 +218,11 @@ def _groups(config: EngineConfig, model: DecoderConfig) -> tuple[LayerGroup, ...
     windows = [group.window for group in groups if group.window is not None]
     if not (config.kv.windows and windows and getattr(POOLS.get(config.kv.backend), "frees_windows", False)):
         return ()
+    text = f"layers of {config.model.name} keep the last {min(windows):,} tokens; use kv.windows=false"
     if config.kv.pinned_share:
-        text = f"layers of {config.model.name} keep the last {min(windows):,} tokens; use kv.windows=false"
         raise ConfigError("kv.pinned_share", config.kv.pinned_share, f"pins whole prefixes, and {text}")
+    if (mode := config.scheduler.preemption.mode) == "swap":
+        raise ConfigError("scheduler.preemption.mode", mode, f"copies whole sequences, and {text}, or recompute")
     return groups
 
 
