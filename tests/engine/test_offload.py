@@ -82,6 +82,24 @@ def test_crowded_traffic_with_preemptions_gives_the_tokens_by_the_book() -> None
     assert counters.failed_pages == 0
 
 
+def test_what_was_done_in_steps_that_only_admit_is_in_the_next_record() -> None:
+    engine = make_engine(tiered_pool(12, 64))
+    records = []
+    for name, prompt in (("a", LONG), ("b", 44), ("a", LONG), ("b", 44)):
+        engine.add_request(request(name, prompt, 4))
+        records += drain(engine)
+    total = engine.pool.counters()
+    for counter in (
+        "evicted_blocks",
+        "host_stored_blocks",
+        "host_loaded_blocks",
+        "host_hit_tokens",
+        "prompt_tokens",
+    ):
+        found = sum(getattr(record.counters, counter) for record in records)
+        assert found == getattr(total, counter) > 0, counter
+
+
 def test_sequences_that_want_the_same_content_wait_for_one_load() -> None:
     store = SlowStore()
     engine = make_engine(tiered_pool(24, 0, store))

@@ -123,6 +123,22 @@ def test_ends_and_what_they_give_back_are_part_of_steps_at_once() -> None:
     assert count == sum(step.batch_seqs > 0 and not step.prefill_tokens for step in log.steps)
 
 
+def test_steps_at_once_end_when_content_has_come() -> None:
+    def request(name: str, first: int, prompt: int, output: int, arrival_s: float) -> Request:
+        tokens = tuple(first + n % 20 for n in range(prompt))
+        return Request(name, tokens, SamplingParams(max_tokens=output, ignore_eos=True), arrival_s=arrival_s)
+
+    fillers = [request(f"filler {n}", 21 + n, 90, 6, 1 + n) for n in range(2)]
+    longest, again = request("long", 41, 8, 80, 9), request("again", 1, 16, 4, 9.001)
+    pool = KVConfig(num_blocks=24, block_size=8, offload="1MiB", **POOLS[-1])
+    count, log = check([request("first", 1, 16, 4, 0), *fillers, longest, again], {"kv": pool})
+    assert count > 10
+    steps = [step for step in log.steps if step.pool is not None and step.pool.loading_sequences]
+    assert len(steps) > 5
+    assert {(step.batch_seqs, step.prefill_tokens) for step in steps[1:]} == {(1, 0)}, "one decodes, one waits"
+    assert log.records[-1].cached_tokens
+
+
 def test_content_that_leaves_and_comes_back_does_so_in_the_same_steps() -> None:
     requests = [replace(each, arrival_s=3 * each.arrival_s) for each in traffic(2)]
     repeated = [replace(each, request_id=f"{each.request_id} again") for each in requests]

@@ -242,6 +242,22 @@ def test_the_audit_finds_what_is_broken(text: str) -> None:
     assert any(text in finding.detail for finding in pool.audit() if finding.rule == "tier")
 
 
+def test_slots_that_waited_for_a_lost_page_do_not_write_one_block() -> None:
+    store = SlowStore()
+    pool = tiered_pool(12, 0, store, max_seq_len=40)
+    visit(pool, list(range(16)))
+    visit(pool, list(range(100, 136)))
+    visit(pool, list(range(200, 236)))
+    store.broken.update(tier_of(pool)._places)
+    slots = [pool.allocate_slot(token_ids=[*range(16), number]) for number in (50, 51)]
+    assert pool.tables.blocks(slots[0])[:4] == pool.tables.blocks(slots[1])[:4]
+    pool.await_arrival(10)
+    assert sorted(pool.receive(0)) == sorted(slots)
+    pool.reserve(slots, [17, 17])
+    assert not set(pool.tables.blocks(slots[0])) & set(pool.tables.blocks(slots[1]))
+    assert pool.counters().cow_copies == 4
+
+
 def test_more_than_a_store_keeps_up_with_is_not_kept() -> None:
     store = SlowStore()
     pool = tiered_pool(6, 0, store)

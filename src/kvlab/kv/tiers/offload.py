@@ -195,8 +195,8 @@ class Offload:
             if load.owner != slot and load.owner in load.users:
                 continue
             if load.copy is not None:
-                if load.users or not load.copy.cancel():
-                    wait_for([load.copy])
+                if not load.users:
+                    load.copy.cancel()
                 self._finish(load)
             else:  # go on for what others wait for: the slot's other blocks are free from now on
                 kept = {key for user in load.users for key in self.waiting[user].keys}
@@ -348,7 +348,7 @@ class Offload:
         return load
 
     def _finish(self, load: Load) -> None:
-        """A load is done, or was cancelled."""
+        """A load is done or cancelled, or is waited for."""
         self._loads.remove(load)
         failed, is_cancelled = set[Key](), load.copy is not None and load.copy.cancelled()
         if load.copy is not None and not is_cancelled:
