@@ -156,6 +156,12 @@ def test_what_a_killed_process_left_half_written_goes(store: DiskStore) -> None:
     again.close()
 
 
+def test_a_process_that_was_killed_before_it_named_its_model_leaves_the_directory_free(tmp_path: Path) -> None:
+    for name in ("lock", "temporary-identity"):
+        (tmp_path / name).write_bytes(b"")
+    DiskStore(tmp_path, IDENTITY, 4).close()
+
+
 def test_files_are_for_their_user_alone(store: DiskStore) -> None:
     store.write(0, KEY, PAGE)
     assert all(not path.stat().st_mode & 0o077 for path in store.directory.rglob("*"))
@@ -192,6 +198,7 @@ def test_directories_that_cannot_be_used_are_refused(store: DiskStore, tmp_path:
     assert refusal(tmp_path) == (
         "kv.offload_dir=DIR: has files that are not kvlab's (blocks); name a directory of its own"
     )
+    assert not (tmp_path / "lock").exists()
     assert "is not a folder; name another directory" in refusal(tmp_path / "photo.png")
     assert "is not a folder; name another directory" in refusal(tmp_path / "photo.png" / "below")
     assert refusal(Path("/proc/kvlab")).startswith("kv.offload_dir=DIR: cannot be used: No such file or directory")

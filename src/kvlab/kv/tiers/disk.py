@@ -60,6 +60,10 @@ class DiskStore(PageStore):
             if directory.is_symlink():
                 raise self._refusal(f"is a link to {directory.readlink()}; name that directory itself")
             check_folder(directory.absolute().parent.resolve() / directory.name)
+            found = {entry.name for entry in os.scandir(directory)}
+            if _IDENTITY not in found and (others := found - {_LOCK, f"{_TEMPORARY}identity"}):
+                text = f"has files that are not kvlab's ({printable(min(others))})"
+                raise self._refusal(f"{text}; name a directory of its own")
             self._lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
             raise self._refusal(f"cannot be used: {_reason(error)}; name another directory") from error
@@ -151,13 +155,8 @@ class DiskStore(PageStore):
         try:
             for left in self.directory.glob(f"{_TEMPORARY}*"):  # of a process that was killed
                 left.unlink()
-            others = {entry.name for entry in os.scandir(self.directory)} - {_IDENTITY, _LOCK}
             if file.exists():
                 self._compare(file)
-            elif others:
-                raise self._refusal(
-                    f"has files that are not kvlab's ({printable(min(others))}); name a directory of its own"
-                )
             else:
                 whole = self.directory / f"{_TEMPORARY}identity"
                 with open(whole, "w", opener=_open) as opened:
