@@ -1,7 +1,8 @@
-"""Quality beside bytes, for real weights: what bfloat16 and int8 change in the next token of a text.
+"""Quality beside bytes, for real weights: what fewer bits of weights, K and V change in the next token of a text.
 
 kvlab fetch smollm2
 python -m experiments.precision.benchmark              quality and bytes: a few minutes
+python -m experiments.precision.benchmark --figure experiments/precision/quality.png
 python -m experiments.precision.benchmark --speed      also the speed of the chat workload: on a quiet machine
 """
 
@@ -9,7 +10,10 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+
+import matplotlib.pyplot as plt
 
 from experiments.runs import configure, measure
 from kvlab.engine.build import EnginePlan, plan_engine
@@ -51,6 +55,7 @@ def main() -> None:
     print(f"{len(tokens):,} tokens in windows of {WINDOW}")
     expected = logits_of(planned("float32"), texts, everywhere)
     print("| | perplexity | same most likely token | mean KL, nats | weights | K and V of a token | sequences |")
+    divergences = {}
     for name in VARIANTS:
         plan = planned(name)
         found = logits_of(plan, texts, everywhere)
@@ -62,6 +67,7 @@ def main() -> None:
         def mean(key: str, parts: list[dict[str, float]] = parts, weights: list[float] = weights) -> float:
             return sum(part[f"quality/{key}"] * weight for part, weight in zip(parts, weights, strict=True))
 
+        divergences[name] = mean("kl_mean")
         logs = [math.log(part["quality/perplexity"]) for part in parts]
         perplexity = math.exp(sum(log * weight for log, weight in zip(logs, weights, strict=True)))
         cache = MEMORY - plan.weights.parameters
@@ -70,6 +76,34 @@ def main() -> None:
         line = f"| {name} | {perplexity:.3f} | {100 * mean('top1_agreement'):.1f} % "
         line += f"| {mean('kl_mean'):.1e} | {plan.weights.parameters / 2**20:.0f} MiB | {bytes_per_token} | {fit} |"
         print(line + (f" {speed(name):.0f} tok/s |" if "--speed" in sys.argv else ""), flush=True)
+    if "--figure" in sys.argv:
+        draw(divergences, Path(sys.argv[sys.argv.index("--figure") + 1]))
+
+
+def draw(divergences: Mapping[str, float], path: Path) -> None:
+    """The divergence of each format of K and V alone over the bytes of a token."""
+    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    for name, divergence in divergences.items():
+        if "K" not in name or not name.startswith("float32, "):
+            continue
+        size = planned(name).pool.bytes_per_token
+        axis.plot(size, divergence, "o", color="#0072B2")
+        axis.annotate(
+            name.removeprefix("float32, "), (size, divergence), (6, 4), textcoords="offset points", fontsize=8
+        )
+    axis.axhline(divergences["bfloat16"], color="#8A8A8A", linewidth=1)
+    axis.text(
+        5500, divergences["bfloat16"] * 1.08, "bfloat16 throughout (23,040 bytes)", fontsize=8, color="#666666"
+    )
+    axis.set(
+        yscale="log",
+        xlim=(5400, 15500),
+        xlabel="bytes of K and V of a token (float32: 46,080)",
+        ylabel="mean KL of the next token, nats",
+        title="SmolLM2 135M in float32: what each format of K and V changes",
+    )
+    axis.grid(axis="y", alpha=0.3)
+    figure.savefig(path, dpi=100)
 
 
 def speed(name: str) -> float:
