@@ -34,7 +34,7 @@ from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import RequestRefusedError
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.view import CacheView
-from tests.support.table import VOCAB, TableExecutor, table_pool, table_slots, undisturbed
+from tests.support.table import VOCAB, TableExecutor, table_pool, table_slots, table_tiers, undisturbed
 
 THREADS = 6
 TIMEOUT_S = 120  # of a whole storm, on a busy machine
@@ -43,6 +43,7 @@ POOLS: dict[str, Callable[[], BlockPool]] = {
     "shared-lru": lambda: table_pool(40, 4, max_seq_len=LONGEST, sharing=True),
     "shared-fifo": lambda: table_pool(60, 2, max_seq_len=LONGEST, sharing=True, eviction="fifo"),
     "shared-lfu": lambda: table_pool(24, 8, max_seq_len=LONGEST, sharing=True, eviction="lfu"),
+    "tiers": lambda: table_tiers(30, 6, 20, max_seq_len=LONGEST),
     "private": lambda: table_pool(36, 4, max_seq_len=LONGEST),
     "contiguous": lambda: table_slots(4, LONGEST),
 }

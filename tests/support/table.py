@@ -25,6 +25,7 @@ from kvlab.kv.spec import KVSpec
 from kvlab.kv.view import CacheView
 from tests.support.executors import Pass, took_part
 from tests.support.pools import contiguous, paged
+from tests.support.tiers import SlowStore, tiered_pool
 
 VOCAB = 1_000_000  # whole numbers that float32 holds
 _SPEC = KVSpec(num_layers=1, num_kv_heads=1, head_dim=1, dtype="float32")
@@ -116,6 +117,13 @@ def table_pool(
     num_blocks: int, block_size: int = 4, *, max_seq_len: int = 256, sharing: bool = False, eviction: str = "lru"
 ) -> PagedKVCachePool:
     return paged(num_blocks, block_size, max_seq_len, spec=_SPEC, sharing=sharing, eviction=eviction)
+
+
+def table_tiers(num_blocks: int, host_pages: int, slow_pages: int, *, max_seq_len: int = 256) -> PagedKVCachePool:
+    """Blocks of 4 tokens, and two tiers behind them."""
+    return tiered_pool(
+        num_blocks, host_pages, SlowStore(), slow_pages=slow_pages, spec=_SPEC, max_seq_len=max_seq_len
+    )
 
 
 def table_slots(num_slots: int, max_seq_len: int = 256) -> ContiguousKVCachePool:

@@ -19,6 +19,7 @@ from kvlab.errors import AuditError, CapacityError, KvlabError
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pools import POOLS
+from kvlab.kv.tiers.build import tier_pages
 from kvlab.lab.answers import sample_answers, with_text
 from kvlab.lab.build import PeerPlan, RunPlan, plan_peer, plan_run, planned_metrics
 from kvlab.lab.drive import RunLog, drive
@@ -269,10 +270,15 @@ def _announce(plan: RunPlan | PeerPlan, context: RunContext) -> None:
     threads = kernels.threads if kernels and plan.device == "cpu" else 0
     why = explain_threads(config.executor.threads, threads) if threads else ""
     weights = config.executor.dtype if config.executor.weights == "auto" else config.executor.weights
+    tiers = {"host memory": "kv.offload", "disk": "kv.offload_disk"}
+    behind = [
+        f"{pages:,} more in {name}" for name, key in tiers.items() if (pages := tier_pages(config.kv, pool, key))
+    ]
     context.console.print(
         f"{redact(config.model.name)}: {plan.model.num_parameters / 1e6:,.0f} M parameters, "
         f"{format_bytes(plan.weights.parameters)} in {weights}; KV cache: {pool.num_blocks} {kind} of "
-        f"{pool.block_size} tokens, {format_bytes(pool.num_bytes)} in {config.kv_dtype}; "
+        f"{pool.block_size} tokens, {format_bytes(pool.num_bytes)} in {config.kv_dtype}"
+        f"{''.join(f', {text}' for text in behind)}; "
         f"{computed}{len(plan.requests)} requests on {plan.machine}"
         + (f", {threads} thread{'s' * (threads > 1)}" if threads else "")
         + (f" ({why})" if why else ""),
