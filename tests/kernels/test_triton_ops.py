@@ -54,6 +54,24 @@ def test_a_step_is_normed_rotated_and_stored(dtype: torch.dtype, device: torch.d
     assert unchanged(bits(storages[1].values), storages[0].values)
 
 
+@pytest.mark.parametrize("kv_dtypes", [("float32", "int8"), ("int4", "int4"), ("fp8_e5m2", "float32")])
+def test_formats_are_stored_as_pytorch_stores_them(kv_dtypes: tuple[str, str], device: torch.device) -> None:
+    """The scatter kernel would store the numbers themselves."""
+    spec, rotary = (
+        KVSpec(1, 2, 64, *kv_dtypes),
+        RotaryEmbedding(RopeConfig(10_000.0), 64, 40, torch.float32, device),
+    )
+    storages = [KVStorage(spec, 12, 8, device) for _ in range(2)]
+    for by_triton, by_torch in zip(*map(steps, storages), strict=True):
+        qkv = torch.randn(by_triton.num_tokens, 8, 64, device=device)
+        for ops, view in ((TritonOps(), by_triton), (TorchOps(), by_torch)):
+            ops.rotate_and_store(qkv.clone(), None, ops.angles(rotary, view.positions), view, 0)
+    for block in range(12):
+        for found, expected in zip(*(storage.read(0, block, 8) for storage in storages), strict=True):
+            torch.testing.assert_close(found, expected, atol=0.3 * expected.abs().max().item(), rtol=0)
+            assert (found - expected).abs().mean() <= 1e-2 * max(1e-9, expected.abs().mean().item())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_sum_is_normed(dtype: torch.dtype, device: torch.device) -> None:
     x, residual = (torch.randn(5, 100, device=device).to(dtype) for _ in range(2))

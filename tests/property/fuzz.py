@@ -48,7 +48,8 @@ class FuzzConfig:
 
     def pool(self) -> BlockPool:
         size = self.block_size or self.max_seq_len
-        spec = KVSpec(SPEC.num_layers, SPEC.num_kv_heads, SPEC.head_dim, self.dtype)
+        key_dtype, _, value_dtype = self.dtype.partition("+")
+        spec = KVSpec(SPEC.num_layers, SPEC.num_kv_heads, SPEC.head_dim, key_dtype, value_dtype or None)
         storage = KVStorage(spec, self.num_blocks, size, layout=self.layout)
         if self.block_size is None:
             return ContiguousKVCachePool(self.num_blocks, self.max_seq_len, storage)
@@ -71,7 +72,7 @@ CONFIGS = {
     for config in (
         FuzzConfig(4, None, 15, None, "float32", HND),
         FuzzConfig(3, None, 24, None, "bfloat16", NHD),
-        FuzzConfig(5, None, 12, None, "int8", HND),
+        FuzzConfig(5, None, 12, None, "int8+fp8_e4m3", HND),
         FuzzConfig(24, 1, 15, None, "float32", NHD),
         FuzzConfig(12, 4, 18, None, "int8", NHD),
         FuzzConfig(9, 5, 23, None, "float16", HND),
@@ -86,7 +87,7 @@ CONFIGS = {
                     ((10, 2, 12), "float32", HND),
                     ((14, 3, 20), "float32", NHD),
                     ((12, 4, 18), "int8", NHD),
-                    ((8, 8, 40), "int8", HND),
+                    ((8, 8, 40), "fp8_e5m2+int8", HND),
                 ),
             )
         ),

@@ -118,7 +118,7 @@ class PoolInvariants(RuleBasedStateMachine):
                 pending.add(block)
                 continue
             ends = range(entry * size + 1, len(tokens) + 1)
-            kv = [stored_kv_of(salt, tokens[:end], self.storage.keys.dtype) for end in ends]
+            kv = [stored_kv_of(salt, tokens[:end], self.storage.spec.dtypes) for end in ends]
             assert torch.equal(block_of(self.storage, block), torch.stack(kv, dim=3))
         if not self.prepared and self.step is None:
             assert not pending

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from kvlab.kv.formats import quantize
+from kvlab.kv.formats import FORMATS
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.prefix import Prefix
 from kvlab.kv.protocol import Salt
@@ -35,25 +35,30 @@ def kv_of(salt: Salt, tokens: tuple[int, ...]) -> torch.Tensor:
 
 
 def computed_dtype(storage: KVStorage) -> torch.dtype:
-    """What a model gives to be stored: numbers of the storage's type, which int8 is made of."""
+    """What a model gives to be stored: numbers of the storage's type, or what its formats are made of."""
     return storage.keys.dtype if storage.key_scales is None else torch.float32
 
 
 @lru_cache(maxsize=20_000)
-def stored_kv_of(salt: Salt, tokens: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """`kv_of` as it is read back from a storage of this type: rounded, or in int8 and back."""
-    if dtype is not torch.int8:
-        return kv_of(salt, tokens).to(dtype)
-    numbers, scales = quantize(kv_of(salt, tokens))
-    return numbers * scales[..., None]
+def stored_kv_of(salt: Salt, tokens: tuple[int, ...], dtypes: tuple[str, str]) -> torch.Tensor:
+    """`kv_of` as it is read back from a storage of these formats of K and V."""
+    both = zip(kv_of(salt, tokens).unbind(1), (FORMATS[dtype] for dtype in dtypes), strict=True)
+    return torch.stack(
+        [kind.unpack(*kind.pack(x.to(kind.dtype) if kind.is_plain else x)) for x, kind in both], dim=1
+    )
 
 
 def block_of(storage: KVStorage, block: int) -> torch.Tensor:
-    """K and V of a block on every layer, `[layers, 2, kv_heads, block_size, head_dim]`, from the tensors."""
-    kv = torch.stack([storage.keys[:, block], storage.values[:, block]], dim=1)
-    if storage.key_scales is None or storage.value_scales is None:
-        return kv
-    return kv * torch.stack([storage.key_scales[:, block], storage.value_scales[:, block]], dim=1)[..., None]
+    """K and V of a block on every layer, `[layers, 2, kv_heads, block_size, head_dim]`, as float32."""
+    kinds = (FORMATS[dtype] for dtype in storage.spec.dtypes)
+    tensors = ((storage.keys, storage.key_scales), (storage.values, storage.value_scales))
+    return torch.stack(
+        [
+            kind.unpack(cache[:, block], None if scales is None else scales[:, block])
+            for kind, (cache, scales) in zip(kinds, tensors, strict=True)
+        ],
+        dim=1,
+    )
 
 
 @dataclass
@@ -93,8 +98,8 @@ class Content:
 
     def stored_kv(self, length: int, storage: KVStorage) -> torch.Tensor:
         """The same of the first positions, at least one, as it is read back from a storage."""
-        dtype = storage.keys.dtype
-        return torch.stack([stored_kv_of(*self.key(position + 1), dtype) for position in range(length)], dim=3)
+        dtypes = storage.spec.dtypes
+        return torch.stack([stored_kv_of(*self.key(position + 1), dtypes) for position in range(length)], dim=3)
 
 
 @dataclass

@@ -91,6 +91,11 @@ class KVStorage:
         return [tensor for tensor in every if tensor is not None]
 
     @property
+    def is_plain(self) -> bool:
+        """Whether K and V are stored as the numbers that they are."""
+        return all(kind.is_plain for kind in self._formats)
+
+    @property
     def _both(self) -> tuple[tuple[KVFormat, torch.Tensor, torch.Tensor | None], ...]:
         """Format, numbers and scales of K and of V."""
         keys, values = self._formats

@@ -32,7 +32,7 @@ class TritonOps(TorchOps):
     ) -> torch.Tensor:
         q, k, v = self._split(qkv, norms, view)
         rotate_in_place(q, k, *angles, view.positions)
-        if view.key_scales(layer) is None:
+        if view.storage.is_plain:
             scatter_kv(k, v, view.keys(layer), view.values(layer), view.slot_mapping)
         else:
             view.update(layer, k, v)
