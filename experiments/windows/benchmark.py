@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,7 +47,7 @@ SMALL = [
     ),
 ]
 SMALL_SERVED, ROUNDS = (64, 1024), 2
-OFF = "kv.windows=false"
+MORE: dict[bool, list[str]] = {True: [], False: ["kv.windows=false"]}
 
 
 class Rate(NamedTuple):
@@ -74,22 +73,23 @@ def serve(overrides: list[str], prompt: int, *, requests: int = REQUESTS, output
     return Rate(metrics["throughput/output_tokens_per_s"], running)
 
 
-def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> None:
-    head = list(head)
-    for row in (head, ["---"] * len(head), *rows):
-        print("|", " | ".join(str(cell) for cell in row), "|", flush=True)
+def table(head: list[str], rows: list[list[object]]) -> None:
+    """Print it in Markdown."""
+    lines: list[list[object]] = [[*head], ["---"] * len(head), *rows]
+    for line in lines:
+        print("|", " | ".join(str(cell) for cell in line), "|", flush=True)
     print()
 
 
 def simulated(figure: Path | None) -> None:
     """Capacity and throughput of Gemma 3 27B."""
-    sequences = {(device, off): fit(device, *off) for device in DEVICES for off in ((), (OFF,))}
-    rows = []
+    sequences = {(device, windows): fit(device, *MORE[windows]) for device in DEVICES for windows in (True, False)}
+    rows: list[list[object]] = []
     for row, length in enumerate(LENGTHS):
         cells: list[object] = [f"{length:,}"]
         for device in DEVICES:
-            on, off = sequences[device, ()][row], sequences[device, (OFF,)][row]
-            cells += [off, on, f"{on / off:.1f}" if off else "-"]
+            more, fewer = sequences[device, True][row], sequences[device, False][row]
+            cells += [fewer, more, f"{more / fewer:.1f}" if fewer else "-"]
         rows.append(cells)
     table(["tokens", *(f"{d} {what}" for d in DEVICES for what in ("all tokens", "windows", "times"))], rows)
     rates: dict[tuple[str, bool], list[float]] = {}
@@ -97,7 +97,7 @@ def simulated(figure: Path | None) -> None:
     for prompt in SERVED:
         cells = [f"{prompt:,}"]
         for device in DEVICES:
-            on, off = (serve([*GEMMA, f"hardware={device}", *more], prompt) for more in ((), (OFF,)))
+            on, off = (serve([*GEMMA, f"hardware={device}", *MORE[windows]], prompt) for windows in (True, False))
             rates.setdefault((device, True), []).append(on.tokens_per_s)
             rates.setdefault((device, False), []).append(off.tokens_per_s)
             cells += [f"{each.tokens_per_s:.0f} ({each.running})" for each in (off, on)]
@@ -110,12 +110,12 @@ def simulated(figure: Path | None) -> None:
 
 def here() -> None:
     """Throughput of a small model, windows on and off in turn."""
-    rows = []
+    rows: list[list[object]] = []
     for prompt in SMALL_SERVED:
         found: dict[bool, list[Rate]] = {True: [], False: []}
         for _ in range(ROUNDS):
-            for windows, more in ((False, [OFF]), (True, [])):
-                found[windows].append(serve([*SMALL, *more], prompt, requests=12, output=128))
+            for windows in (False, True):
+                found[windows].append(serve([*SMALL, *MORE[windows]], prompt, requests=12, output=128))
         off, on = (statistics.median(each.tokens_per_s for each in found[windows]) for windows in (False, True))
         batches = [found[windows][0].running for windows in (False, True)]
         rows.append([prompt, f"{off:.0f} ({batches[0]})", f"{on:.0f} ({batches[1]})", f"{on / off:.2f}"])
@@ -124,7 +124,7 @@ def here() -> None:
 
 
 def draw(
-    path: Path, sequences: dict[tuple[str, tuple[str, ...]], list[int]], rates: dict[tuple[str, bool], list[float]]
+    path: Path, sequences: dict[tuple[str, bool], list[int]], rates: dict[tuple[str, bool], list[float]]
 ) -> None:
     """Both tables, over the length."""
     import matplotlib as mpl
@@ -136,7 +136,7 @@ def draw(
     for device, colour in zip(DEVICES, ("#0072b2", "#d55e00"), strict=True):
         for windows, style in ((True, "-"), (False, "--")):
             label = f"{device}, {'windows' if windows else 'all tokens'}"
-            counts = sequences[device, () if windows else (OFF,)]
+            counts = sequences[device, windows]
             kept = [(length, count) for length, count in zip(LENGTHS, counts, strict=True) if count]
             left.plot(*zip(*kept, strict=True), style, marker="o", ms=4, color=colour, label=label)
             right.plot(SERVED, rates[device, windows], style, marker="o", ms=4, color=colour, label=label)
