@@ -8,7 +8,8 @@ import pytest
 
 from kvlab.core import Request, RequestRecord, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
-from kvlab.errors import ConfigError, KvlabError
+from kvlab.errors import CapacityError, ConfigError, KvlabError
+from kvlab.kv.tiers.host import HostStore
 from tests.support.disks import PROMPTS, engine_for, outputs
 from tests.support.plans import composed
 
@@ -64,6 +65,18 @@ def test_what_cannot_work_is_refused(tmp_path: Path, overrides: list[str], sente
     with pytest.raises(KvlabError) as caught:
         engine_for(tmp_path, *overrides)
     assert str(caught.value).replace(str(tmp_path), "DIR").startswith(sentence)
+
+
+def test_an_engine_that_has_no_memory_leaves_the_directory_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(pages: int, page_bytes: int) -> HostStore:
+        raise CapacityError("no memory")
+
+    monkeypatch.setattr("kvlab.kv.tiers.build.HostStore", no_memory)
+    with pytest.raises(CapacityError, match="no memory"):
+        engine_for(tmp_path / "kv", "kv.offload=1MiB")
+    engine_for(tmp_path / "kv").close()
 
 
 def test_a_simulated_disk_needs_no_directory_and_takes_its_time() -> None:

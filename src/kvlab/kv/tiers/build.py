@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kvlab.config import KVConfig, format_bytes, parse_bytes
-from kvlab.errors import ConfigError
+from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.sizing import PoolSize
 from kvlab.kv.storage import KVStorage
@@ -52,12 +52,17 @@ def build_offload(
         policy = EVICTION_POLICIES.get(kv.offload_eviction)()
         return Tier(name, pages, page_bytes, policy, store, down=down, up=up)
 
-    tiers = []
+    tiers, disk = [], None
     if on_disk:  # first, since it may be refused at no cost
         disk = None if storage is None else open_disk(kv, page_bytes, on_disk, identity or {})
         tiers.append(tier("disk", on_disk, disk))
-    if in_memory:
-        tiers.insert(0, tier("host", in_memory, None if storage is None else HostStore(in_memory, page_bytes)))
+    try:
+        if in_memory:
+            tiers.insert(0, tier("host", in_memory, None if storage is None else HostStore(in_memory, page_bytes)))
+    except CapacityError:
+        if disk is not None:
+            disk.close()
+        raise
     return Offload(tiers, None if storage is None else BlockPages(storage)) if tiers else None
 
 
