@@ -64,7 +64,7 @@ def logits(model: TinyModel, ops: CpuOps, cache_dtype: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
-    ("cache_dtype", "int8_weights"), [("bfloat16", False), ("int8", False), ("bfloat16", True)]
+    ("cache_dtype", "int8_weights"), [("bfloat16", False), ("int8+fp8_e5m2", False), ("bfloat16+int8", True)]
 )
 def test_the_same_logits(
     models: Callable[[str], TinyModel], variant: str, cache_dtype: str, int8_weights: bool

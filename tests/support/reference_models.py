@@ -107,10 +107,11 @@ def logits_in_steps(
     decoder: Decoder, texts: list[list[int]], steps: list[list[int]], dtype: str = "float32"
 ) -> list[torch.Tensor]:
     """Logits `[tokens, vocab]` of each text, run together in scattered blocks: in each of `steps` as many tokens of
-    each text as it says.
+    each text as it says. `dtype`: of K and V, as `int8`, or of each, as `int8+fp8_e5m2`.
     """
+    key_dtype, _, value_dtype = dtype.partition("+")
     needed = [-(-len(text) // BLOCK_SIZE) for text in texts]
-    storage = KVStorage(decoder.config.kv_spec(dtype), sum(needed), BLOCK_SIZE)
+    storage = KVStorage(decoder.config.kv_spec(key_dtype, value_dtype or None), sum(needed), BLOCK_SIZE)
     pool = PagedKVCachePool(sum(needed), BLOCK_SIZE, MAX_POSITIONS, storage)
     pool.allocator.allocate(sum(needed))
     pool.allocator.free(random.Random(0).sample(range(sum(needed)), k=sum(needed)))
