@@ -71,6 +71,19 @@ class TestSequences:
     def test_default_lengths_end_with_the_longest(self, longest: int, lengths: tuple[int, ...]) -> None:
         assert default_lengths(longest) == lengths
 
+    def test_the_curve_of_layers_with_windows_is_the_table(self) -> None:
+        plan = planned("model=gemma3_27b", "model.max_seq_len=8192", "kv.memory=20GiB", memory=None)
+        size, lengths = plan.paged, tuple(row.length for row in plan.lengths)
+        contiguous, paged = capacity_curve(
+            size.num_bytes, size.bytes_per_token, max_seq_len=8192, lengths=lengths, groups=size.groups
+        )
+        assert list(paged.sequences) == [row.sequences["paged"] for row in plan.lengths]
+        assert list(contiguous.sequences) == [row.sequences["contiguous"] for row in plan.lengths]
+        less = planned(
+            "model=gemma3_27b", "model.max_seq_len=8192", "kv.memory=20GiB", "kv.windows=false", memory=None
+        )
+        assert plan.lengths[-1].sequences["paged"] >= 3 * less.lengths[-1].sequences["paged"]
+
     def test_the_curve_is_the_table(self) -> None:
         plan = planned("model=qwen3_0_6b", "model.max_seq_len=2048")
         contiguous, paged = capacity_curve(

@@ -154,6 +154,16 @@ class TestPoolOfGroups:
         assert view.of_layer(1).gather(1, 0, 100)[0].tolist() == [[[3.0, 3.0]]]
         assert view.of_layer(0).gather(0, 0, 100)[0].tolist() == [[[0.0, 0.0]]]
 
+    def test_names_the_blocks_of_every_group_and_none_that_were_given_back(self) -> None:
+        pool = pool_of((FULL, WINDOW))
+        slot = pool.allocate_slot(token_ids=list(range(100)))
+        compute(pool, slot, 100)
+        named = pool.blocks(slot).tolist()
+        assert len(named) == len(set(named)) == 7 + 3
+        assert set(named) == pool.allocator.allocated_block_ids()
+        one, other = pool.view([slot], [1]).groups
+        assert one.repeated_tokens() == other.repeated_tokens() == 0
+
     def test_speculated_tokens_are_forgotten_in_every_group(self) -> None:
         pool = pool_of((FULL, WINDOW))
         ids = list(range(94))

@@ -291,6 +291,12 @@ class BlockPool(KVCachePool):
             self._expired_blocks += len(blocks)
         return bool(blocks) or self.retention.num_pinned < pinned
 
+    def blocks(self, slot: int) -> NDArray[np.int32]:
+        """The blocks that a slot holds, one group's behind the other's. Raises SlotError for a dead one."""
+        self.tables.check(slot)
+        every = [group.tables for group in self.groups]
+        return np.concatenate([each.entries[slot, each.first[slot] : each.counts[slot]] for each in every])
+
     def free_slot(self, slot: int) -> None:
         self.tables.check(slot)
         if self.offload is not None:

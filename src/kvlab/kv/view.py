@@ -193,7 +193,8 @@ class CacheView:
         """Tokens in blocks that several sequences share, the first of which is not counted."""
         counts = -(-self._after // self.block_size)
         table = self._tables.entries[self._slots, : int(counts.max(initial=0))]
-        ids = table[np.arange(table.shape[1]) < counts[:, None]]
+        entries = np.arange(table.shape[1])
+        ids = table[(entries < counts[:, None]) & (entries >= self._tables.first[self._slots, None])]
         return (len(ids) - len(np.unique(ids))) * self.block_size
 
     def gather(self, layer: int, sequence: int, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -202,16 +202,25 @@ def sequences_that_fit(pool: PoolSize, lengths: Sequence[int]) -> int:
 
 
 def capacity_curve(
-    kv_bytes: int, bytes_per_token: int, *, max_seq_len: int, block_size: int = 16, lengths: Sequence[int] = ()
+    kv_bytes: int,
+    bytes_per_token: int,
+    *,
+    max_seq_len: int,
+    block_size: int = 16,
+    lengths: Sequence[int] = (),
+    groups: tuple[LayerGroup, ...] = (),
 ) -> list[CapacityCurve]:
     """The planner's curve of every backend for a cache of `kv_bytes`, over mean lengths (those of `default_lengths`
-    unless given).
+    unless given). `groups` of layers are those of pools that give back what leaves a window.
     """
     at = tuple(lengths or default_lengths(max_seq_len))
     curves = []
     for backend in POOLS.names():
         size = POOLS.get(backend).block_size_for(KVConfig(block_size=block_size), max_seq_len)
-        pool = PoolSize(kv_bytes // bytes_per_token // size, size, bytes_per_token)
+        pool = PoolSize(
+            0, size, bytes_per_token, groups if getattr(POOLS.get(backend), "frees_windows", False) else ()
+        )
+        pool = replace(pool, num_blocks=kv_bytes // (size * pool.bytes_per_slot))
         curves.append(CapacityCurve(backend, at, tuple(sequences_that_fit(pool, [length]) for length in at)))
     return curves
 

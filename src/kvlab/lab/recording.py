@@ -175,6 +175,8 @@ class Recording:
                 "bytes_per_weight": run_costs(plan).bytes_per_weight,
                 "kv_bytes_per_token": plan.pool.bytes_per_token,
             }
+            if plan.pool.groups:
+                summary["kv_groups"] = [[len(each.layers), each.window] for each in plan.pool.groups]
         return summary
 
     def _failed(self, problem: str) -> None:

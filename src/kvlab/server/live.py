@@ -134,7 +134,7 @@ def _row(sequence: Sequence, now: float, pool: BlockPool | None) -> dict[str, An
         "age_s": round(now - sequence.request.arrival_s, 3),
         "preemptions": sequence.preemptions,
         "admission": sequence.admission,
-        "blocks": 0 if pool is None or sequence.slot is None else int(pool.tables.counts[sequence.slot]),
+        "blocks": 0 if pool is None or sequence.slot is None else len(pool.blocks(sequence.slot)),
     }
 
 
@@ -142,15 +142,15 @@ def _pool(pool: BlockPool, listed: Iterable[Sequence]) -> dict[str, Any]:
     """The pool with a byte for each block: its BlockState; or, of a block that one listed request alone uses, the
     number of that request in the list, counted on from the last state.
     """
-    states, tables = pool.allocator.states(), pool.tables
+    states = pool.allocator.states()
     if pool.retention is not None:
         states[pool.retention.kept()] = BlockState.PINNED
     counts = np.bincount(states, minlength=len(BlockState)).tolist()
     running = [(number, each.slot) for number, each in enumerate(listed, len(BlockState)) if each.slot is not None]
     if running:
-        lengths = tables.counts[[slot for _, slot in running]]
-        numbers = np.repeat(np.array([number for number, _ in running], dtype=np.uint8), lengths)
-        blocks = np.concatenate([tables.entries[slot, : tables.counts[slot]] for _, slot in running])
+        held = [pool.blocks(slot) for _, slot in running]
+        numbers = np.repeat(np.array([number for number, _ in running], dtype=np.uint8), list(map(len, held)))
+        blocks = np.concatenate(held)
         alone = states[blocks] == BlockState.IN_USE
         states[blocks[alone]] = numbers[alone]
     return {

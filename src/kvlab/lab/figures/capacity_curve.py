@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
+from kvlab.kv.groups import LayerGroup
 from kvlab.lab.capacity import CapacityCurve, capacity_curve
 from kvlab.lab.figures import style
 from kvlab.lab.records import RunRecord
@@ -41,14 +42,19 @@ def capacity_figure(records: Sequence[RunRecord]) -> Figure | None:
     block = setting if isinstance(setting, int) else 16
     # Whole blocks, from a thirty-second of the longest: between them the curve has steps that a line would cut.
     lengths = sorted({max(1, round(longest * 2 ** (-step / 4) / block)) * block for step in range(4 * 5 + 1)})
-    curves = capacity_curve(kv_bytes, per_token, max_seq_len=longest, block_size=block, lengths=lengths)
+    groups = next((_groups(record) for record in chosen if "kv_groups" in record.facts), ())
+    sizes = {"max_seq_len": longest, "block_size": block}
+    curves = capacity_curve(kv_bytes, per_token, **sizes, lengths=lengths, groups=groups)
     heading = f"Sequences that fit in {kv_bytes // per_token:,} token slots, by their mean length"
     return draw_capacity(curves, [found for record in chosen if (found := measured_capacity(record))], heading)
 
 
 def measured_capacity(record: RunRecord) -> MeasuredCapacity | None:
-    """The most sequences that a run had at once, and the mean of their stored tokens when they stored most."""
-    columns = [record.steps().column(name).tolist() for name in ("running", "pool.tokens_stored")]
+    """The most sequences that a run had at once, and the mean of their stored tokens when they stored most; of
+    groups of layers, which store a token more than once or not at all, the mean of their lengths.
+    """
+    tokens_of = "context_tokens" if "kv_groups" in record.facts else "pool.tokens_stored"
+    columns = [record.steps().column(name).tolist() for name in ("running", tokens_of)]
     running, tokens = max(zip(*columns, strict=True), default=(0, 0))
     backend = str(record.config.get("kv.backend", record.name))
     choice = record.choices.get("kv", backend)
@@ -76,6 +82,10 @@ def draw_capacity(curves: Sequence[CapacityCurve], measured: Sequence[MeasuredCa
     style.plain(axes.yaxis)
     style.legend(axes, columns=4, below=-0.14)
     return figure
+
+
+def _groups(record: RunRecord) -> tuple[LayerGroup, ...]:
+    return tuple(LayerGroup(tuple(range(layers)), window) for layers, window in record.facts["kv_groups"])
 
 
 def _cache_size(record: RunRecord) -> tuple[int, int, int] | None:
