@@ -139,6 +139,19 @@ class TestPoolOfGroups:
         compute(pool, second, 98)
         assert held(pool, second) == [7, 3]
 
+    def test_nothing_is_given_back_that_a_step_still_has_to_fill(self) -> None:
+        """Whoever ran on with it is found when that step fails, although the window has moved on."""
+        pool = pool_of((LayerGroup((0,), 32),))
+        ids = list(range(150))
+        first = pool.allocate_slot(token_ids=ids[:100])
+        pool.reserve([first], [100])
+        second = pool.allocate_slot(token_ids=ids)
+        assert pool.get_seq_len(second) == 96
+        compute(pool, second, 50)
+        pool.view([first], [100]).rollback()
+        assert pool.get_seq_len(second) == 0
+        assert not pool.audit()
+
     def test_the_view_of_a_layer_has_the_tables_of_its_group(self) -> None:
         pool = pool_of((FULL, WINDOW))
         slot = pool.allocate_slot(token_ids=list(range(100)))
