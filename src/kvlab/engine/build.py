@@ -126,7 +126,9 @@ def attention_elsewhere(config: EngineConfig, model: DecoderConfig, device: str)
     dtype, formats = config.executor.dtype, config.kv_dtypes
     kernel, works = "cpu", dtype != "float16"
     if device == "cuda":
-        kernel, works = "triton", not {"int8", "int4"} & {*formats}
+        # kvlab's kernel reads no format but its own; those of serving frameworks, which are simulated, read fp8.
+        fp8 = config.hardware is not None
+        kernel, works = "triton", all(each == dtype or (fp8 and each.startswith("fp8")) for each in formats)
     among = attention_backends(kernels=config.executor.kernels, prefer=config.attention.prefer)
     specs = attention_specs(model, dtype, device, formats)
     return select_backend(specs, among=among, assume=kernel if works else None).name
