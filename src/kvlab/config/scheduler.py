@@ -18,9 +18,7 @@ class PreemptionConfig:
     """Which sequence is preempted when blocks run out, and what becomes of its blocks."""
 
     victim: str | None = None  # which running sequence is preempted; null: last_admitted
-    mode: str = (
-        "recompute"  # its tokens are computed again; swap: blocks go to kv.offload; auto: what takes less time
-    )
+    mode: str = "recompute"  # compute its tokens again; swap: copy its blocks to kv.offload; auto: the cheaper
 
     def __post_init__(self) -> None:
         one_of("scheduler.preemption.mode", self.mode, PREEMPTION_MODES)
