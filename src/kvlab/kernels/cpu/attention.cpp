@@ -113,7 +113,8 @@ void run(const Problem& problem, int threads) {
             const Item& item = items[order[i]];
             const Item* next = i + threads < order.size() ? &items[order[i + threads]] : nullptr;
             if (attend_in_tiles<Type>(problem, shape, item, next, partials.get())) continue;
-            if ((item.last_query - item.first_query) * problem.group() <= UNPACKED_ROWS)
+            const bool is_few = (item.last_query - item.first_query) * problem.group() <= UNPACKED_ROWS;
+            if (is_few && (problem.key_format || problem.value_format))
                 attend<Few<Type>>(problem, few_shape, item, partials.get());
             else
                 attend<Type>(problem, shape, item, partials.get());

@@ -27,7 +27,7 @@ struct BFloat16 {
     static constexpr int CHUNK = 2 * LANES;
 };
 
-// With few rows the processor's products of pairs are no faster than those of float32, which are exact.
+// Few rows of a format: pairs would have to be made of its numbers, and their products are no faster than those of float32.
 struct Widened : BFloat16 {
     static constexpr int PER_UNIT = 1;
 };

@@ -279,9 +279,10 @@ void add_values_few(const float* weights, const Rows& rows, const Rows& ahead, i
         add_chunks<Type, Number, ROWS, 1, false>(weights, rows, ahead, count, chunk, shape, sums);
 }
 
-// Whether rows of this type may be few: those of the type that multiplies pairs never are (`Few`).
-template <class Type>
-constexpr bool MAY_BE_FEW = Type::PER_UNIT == 1;
+// Whether few rows read such numbers unpacked. Not in float32 where they are in a format: it is rare, and doubles what is
+// compiled.
+template <class Type, class Number>
+constexpr bool MAY_BE_FEW = IS_PLAIN<Number> || (Type::PER_UNIT == 1 && !std::is_same_v<Type, Float32>);
 // Whether there may be more: rows of Widened are few.
 template <class Type>
 constexpr bool MAY_BE_MANY = !std::is_same_v<Type, Widened>;
@@ -291,7 +292,7 @@ template <class Type, class Number>
 void score(const Rows& keys, const Rows& ahead, int count, int rows, const Shape<Type>& shape, const float* queries,
            Scratch& scratch) {
     float* scores = scratch.scores;
-    if constexpr (MAY_BE_FEW<Type>) switch (rows) {
+    if constexpr (MAY_BE_FEW<Type, Number>) switch (rows) {
         case 1: return score_few<Type, Number, 1>(queries, keys, ahead, count, shape, scores);
         case 2: return score_few<Type, Number, 2>(queries, keys, ahead, count, shape, scores);
         case 3: return score_few<Type, Number, 3>(queries, keys, ahead, count, shape, scores);
@@ -310,7 +311,7 @@ template <class Type, class Number>
 void add_values(const Rows& values, const Rows& ahead, int count, int rows, const Shape<Type>& shape, float* sums,
                 Scratch& scratch) {
     const float* weights = scratch.weights;
-    if constexpr (MAY_BE_FEW<Type>) switch (rows) {
+    if constexpr (MAY_BE_FEW<Type, Number>) switch (rows) {
         case 1: return add_values_few<Type, Number, 1>(weights, values, ahead, count, shape, sums);
         case 2: return add_values_few<Type, Number, 2>(weights, values, ahead, count, shape, sums);
         case 3: return add_values_few<Type, Number, 3>(weights, values, ahead, count, shape, sums);

@@ -44,6 +44,8 @@ constexpr bool IS_INT4<Int4> = true;
 // Whether a number is a byte, and its row has a scale.
 template <class Number>
 constexpr bool IS_BYTE = sizeof(Number) == 1 && !IS_INT4<Number>;
+template <class Number>
+constexpr bool IS_PLAIN = !IS_BYTE<Number> && !IS_INT4<Number>;
 
 // body(Number{}) for a KVLAB_FORMAT; Element is the plain format's.
 template <class Element, class Body>
