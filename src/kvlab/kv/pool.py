@@ -231,9 +231,8 @@ class BlockPool(KVCachePool):
         self.tables.check(slot)
         if self.offload is None or self.index is None or self._sharing is None or self.is_loading(slot):
             return None
-        if self._windows is not None:  # blocks are computed again from those that the tiers have
-            return None
-        computed = self._sharing.computed(slot)
+        # Beside windows tokens are computed again from the blocks that the tiers have.
+        computed = self._sharing.computed(slot) if self._windows is None else None
         if computed is None:
             return None
         (token_ids, salt), size = computed, self.block_size

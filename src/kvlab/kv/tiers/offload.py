@@ -128,9 +128,9 @@ class Offload:
         """The blocks that the first of these contents are being loaded to."""
         blocks: list[int] = []
         for key in keys:
-            if (load := self._loading.get(key)) is None:
+            if (block := self.loading_block(key)) is None:
                 break
-            blocks.append(load.blocks[key])
+            blocks.append(block)
         return blocks
 
     def hold(self, keys: Sequence[Key]) -> None:
