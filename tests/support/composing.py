@@ -2,47 +2,62 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from functools import wraps
 from typing import Any
 
 import pytest
+from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.defaults_list import DefaultsList, Overrides, create_defaults_list
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 
 from kvlab.paths import CONF
 
-_MOST = 1000  # compositions, of 23 kB each
+_OWN = {"pkg://hydra.conf", f"file://{CONF}", "structured://"}  # other sources may change
 
 
 def keep_compositions(patch: pytest.MonkeyPatch) -> None:
-    """From here on the files in conf/ are read once, and each configuration is composed once. Others may change."""
-    compose, read = ConfigLoaderImpl._load_configuration_impl, FileConfigSource.load_config
-    composed: dict[Any, bytes] = {}
+    """From here on the files in conf/ are read once, and each choice of them is listed and merged once."""
+    Plugins.instance()  # which loads the classes of sources anew
+    source = SourcesRegistry.instance().resolve("file")
+    merge, read = ConfigLoaderImpl._compose_config_from_defaults_list, source.load_config
+    lists: dict[Any, DefaultsList] = {}
+    merged: dict[int, bytes | None] = {}  # of the lists above
     files: dict[str, bytes] = {}
 
-    @wraps(compose)
-    def compose_once(
-        self: ConfigLoaderImpl, config_name: str | None, overrides: list[str], *args: Any, **more: Any
-    ) -> Any:
-        sources = [path.path for path in self.config_search_path.get_path()]
-        if str(CONF) not in sources or any("searchpath" in text for text in overrides):
-            return compose(self, config_name, overrides, *args, **more)
-        key = (config_name, *overrides, args, *sorted(more.items()), *sources, os.getcwd())
-        if key not in composed:
-            if len(composed) >= _MOST:
-                composed.clear()
-            composed[key] = pickle.dumps(compose(self, config_name, overrides, *args, **more))
-        return pickle.loads(composed[key])
+    def list_once(repo: Any, config_name: str | None, overrides_list: list[Override], **more: Any) -> DefaultsList:
+        sources = {each.full_path() for each in repo.get_sources()}
+        settings = Overrides(repo, overrides_list).config_overrides
+        choices = [override.input_line for override in overrides_list if override not in settings]
+        key = (config_name, *choices, *sorted(more.items()), *sorted(sources))
+        if key not in lists:
+            found = create_defaults_list(repo, config_name, overrides_list, **more)
+            if not sources <= _OWN:
+                return found
+            lists[key] = found
+            merged[id(found.defaults)] = None
+        kept = lists[key]
+        return DefaultsList(kept.defaults, kept.defaults_tree, settings, kept.overrides)
+
+    @wraps(merge)
+    def merge_once(self: ConfigLoaderImpl, defaults: list[Any], repo: Any) -> Any:
+        if id(defaults) not in merged:
+            return merge(self, defaults, repo)
+        if (kept := merged[id(defaults)]) is None:
+            kept = merged[id(defaults)] = pickle.dumps(merge(self, defaults, repo))
+        return pickle.loads(kept)
 
     @wraps(read)
-    def read_once(self: FileConfigSource, config_path: str) -> Any:
+    def read_once(self: Any, config_path: str) -> Any:
         if self.path != str(CONF):
             return read(self, config_path)
         if config_path not in files:
             files[config_path] = pickle.dumps(read(self, config_path))
         return pickle.loads(files[config_path])
 
-    patch.setattr(ConfigLoaderImpl, "_load_configuration_impl", compose_once)
-    patch.setattr(FileConfigSource, "load_config", read_once)
+    patch.setattr(config_loader_impl, "create_defaults_list", list_once)
+    patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", merge_once)
+    patch.setattr(source, "load_config", read_once)

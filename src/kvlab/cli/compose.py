@@ -103,7 +103,10 @@ def run_config(composed: DictConfig) -> RunConfig:
 
     Raises a KvlabError, also for an interpolation that does not resolve and for a key that was added with `+`.
     """
-    run = without_hydra(composed)
+    return _checked(without_hydra(composed))
+
+
+def _checked(run: DictConfig) -> RunConfig:
     _check_keys(run)
     with explained(lambda: _texts(run)):
         load_plugins(run.plugins)
@@ -156,7 +159,8 @@ def without_hydra(composed: DictConfig) -> DictConfig:
 
 def composition(composed: DictConfig, choices: dict[str, str]) -> Composition:
     """What Hydra composed, checked, and as it is recorded. Raises a KvlabError."""
-    config, run, written = run_config(composed), without_hydra(composed), dict[str, str]()
+    run, written = without_hydra(composed), dict[str, str]()
+    config = _checked(run)
     recorded = _as_written(run, OmegaConf.to_container(run, resolve=False), "", written)
     return Composition(config, choices, OmegaConf.to_yaml(OmegaConf.create(recorded)), written)
 
