@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,21 @@ def _compose_once() -> Iterator[None]:
             from tests.support.composing import keep_compositions
 
             keep_compositions(patch)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _as_one_burst_of_requests() -> Iterator[None]:
+    """Leave what was imported and collected out of garbage collections: a million objects, which each run of a test
+    would count, and collections of all objects pass through.
+    """
+    from kvlab.engine import garbage
+
+    gc.collect()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(garbage, "_users", 1)  # those in tests are not the last, which restores the settings
+        gc.freeze()
+        gc.set_threshold(10_000, 10, 10)
         yield
 
 

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from _pytest.fixtures import FixtureDef, FixtureManager
+from _pytest.nodes import Node
+from pytest_bdd.compat import get_fixture_names, getfixturedefs
+from pytest_bdd.parser import Step
+from pytest_bdd.steps import step_function_context_registry
 
 from features.steps.allocation_steps import *
 from features.steps.allocator_steps import *
@@ -85,6 +91,35 @@ def pytest_bdd_apply_tag(tag: str, function: Callable[..., Any]) -> bool | None:
         pytest.mark.usefixtures("backend_name")(function)
         return True
     return None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _steps_found_once() -> Iterator[None]:
+    """pytest-bdd tries each fixture there is on each step of each scenario, which takes longer than most steps."""
+    definitions: dict[Path, list[FixtureDef[object]]] = {}
+    found: dict[tuple[Path, str, str], list[FixtureDef[object]]] = {}
+
+    def find(step: Step, fixturemanager: FixtureManager, node: Node) -> list[FixtureDef[object]]:
+        if node.path not in definitions:
+            definitions[node.path] = [
+                each
+                for name in get_fixture_names(fixturemanager)
+                for each in getfixturedefs(fixturemanager, name, node) or ()
+                if each.func in step_function_context_registry
+            ]
+        key = node.path, step.type, step.name
+        if key not in found:
+            contexts = [(each, step_function_context_registry[each.func]) for each in definitions[node.path]]
+            found[key] = [
+                each
+                for each, context in contexts
+                if context.type in (None, step.type) and context.parser.is_matching(step.name)
+            ]
+        return found[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(import_module("pytest_bdd.scenario"), "find_fixturedefs_for_step", find)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,6 +20,20 @@ settings.load_profile("kvlab")
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, which nothing above does
+
+
+@pytest.fixture
+def no_requests_are_served(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As it is when a process starts: the session of tests takes part in no serving."""
+    from kvlab.engine import garbage
+
+    before = gc.get_threshold()
+    monkeypatch.setattr(garbage, "_users", 0)
+    gc.unfreeze()
+    gc.set_threshold(700, 10, 10)
+    yield
+    gc.freeze()
+    gc.set_threshold(*before)
 
 
 @pytest.fixture(autouse=True)

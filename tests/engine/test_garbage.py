@@ -10,6 +10,8 @@ import pytest
 from kvlab.engine import garbage
 from kvlab.engine.garbage import gc_frozen
 
+pytestmark = pytest.mark.usefixtures("no_requests_are_served")
+
 
 def test_the_last_of_several_users_restores_the_settings() -> None:
     before = gc.get_threshold()

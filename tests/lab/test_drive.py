@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 
+import pytest
+
 from kvlab.core import FinishReason, Request, SamplingParams, StepRecord
 from kvlab.engine.clock import LogicalClock
 from kvlab.lab.drive import RunLog, drive
@@ -28,6 +30,7 @@ def test_requests_that_a_full_queue_refuses_are_reported_and_the_others_served()
     assert "'c': 2 requests are waiting" in log.refused[0]
 
 
+@pytest.mark.usefixtures("no_requests_are_served")
 def test_the_garbage_collector_skips_earlier_objects_while_requests_are_served() -> None:
     frozen = []
     drive(make_engine(), [turn("a", 5, 3)], on_step=lambda log, record: frozen.append(gc.get_freeze_count()))
