@@ -38,6 +38,7 @@ def _as_one_burst_of_requests() -> Iterator[None]:
         gc.freeze()
         gc.set_threshold(10_000, 10, 10)
         yield
+    gc.unfreeze()
 
 
 @pytest.hookimpl(tryfirst=True)

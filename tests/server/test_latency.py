@@ -23,6 +23,7 @@ def test_chunks_are_sent_at_once_not_after_the_acknowledgement_of_the_last() -> 
     assert sent_at_once
 
 
+@pytest.mark.usefixtures("no_requests_are_served")
 def test_the_garbage_collector_is_rare_while_there_is_nothing_to_do_too() -> None:
     before = gc.get_threshold()
     with served():
