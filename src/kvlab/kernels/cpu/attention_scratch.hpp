@@ -21,6 +21,9 @@ constexpr int PAIR_ROWS = 2 * TILE_SIDE, TILED_STEPS = TILED_KEYS / TILE_INPUTS,
 alignas(64) constexpr uint16_t INTERLEAVED[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 
+// The upper half of each word, in the lower one: bytes of a lane of 16.
+alignas(16) constexpr uint8_t UPPER_HALVES[] = {2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15};
+
 // How far two tiles of rows are. Their sums are not set before something is added.
 enum State : uint8_t { NOTHING_ADDED, ADDED, FINISHED };
 

@@ -63,37 +63,53 @@ private:
     const Element* next_query = nullptr;
     int next_queries = 0;  // not prefetched yet
     int iteration = 0;     // its first key
+    int scored = -1;       // the tile of rows whose first scores of the iteration are computed already
+    int turn = 0;          // which buffer has the scores of the next step
 
     // Keys, up to the next multiple of what an instruction covers.
     static int in_steps(int keys) { return (keys + TILE_INPUTS - 1) / TILE_INPUTS * TILE_INPUTS; }
-    int64_t token_of(int row) const { return start + row / group; }
-    int head_of(int row) const { return item.first_head * group + row % group; }
+
+    // Calls `body(i, token, head)` for row i of a tile. A division for each row would take as long as its data.
+    template <class Body>
+    INLINE_MEMBER void for_each_row(int tile, Body body) const {
+        const int first = tile * TILE_SIDE, count = std::min(TILE_SIDE, rows - first);
+        int64_t token = start + first / group;
+        for (int i = 0, head = first % group; i < count; ++i) {
+            body(i, token, item.first_head * group + head);
+            if (++head == group) {
+                head = 0;
+                ++token;
+            }
+        }
+    }
 
     void prepare() {
         const int count = row_tiles * TILE_SIDE;
         scratch.fit(count, shape.channels);
         const int32_t* starts = problem.query_start + item.sequence;
         const int first_position = problem.seq_lens[item.sequence] - (starts[1] - starts[0]) + item.first_query;
-        for (int row = 0; row < count; ++row) {
-            const int position = first_position + std::min(row, rows - 1) / group;
+        for (int row = 0, position = first_position; row < count; ++position) {
             const int begin = problem.window > 0 ? position - problem.window + 1 : 0;
-            scratch.first_seen[row] = std::max(begin, item.first_key);
-            scratch.last_seen[row] = std::min(position, item.last_key - 1);
+            // Rows beyond the last see what that one sees.
+            for (const int end = (row + group < rows) ? row + group : count; row < end; ++row) {
+                scratch.first_seen[row] = std::max(begin, item.first_key);
+                scratch.last_seen[row] = std::min(position, item.last_key - 1);
+            }
         }
         const auto* queries = static_cast<const Element*>(problem.queries);
-        for (int tile = 0; tile < row_tiles; ++tile)
+        for (int tile = 0; tile < row_tiles; ++tile) {
+            const Element* of_row[TILE_SIDE] = {};
+            for_each_row(tile, [&](int i, int64_t token, int head) {
+                of_row[i] = queries + token * problem.query_stride + head * shape.head_dim;
+            });
             for (int chunk = 0; chunk < shape.chunks; ++chunk) {
                 Words words[LANES];
-                for (int i = 0; i < TILE_SIDE; ++i) {
-                    const int row = tile * TILE_SIDE + i;
-                    words[i] = Words{};
-                    if (row >= rows) continue;
-                    const Element* query = queries + token_of(row) * problem.query_stride;
-                    words[i] = load_chunk<Type, Element>(query + head_of(row) * shape.head_dim, chunk, shape.head_dim);
-                }
+                for (int i = 0; i < TILE_SIDE; ++i)
+                    words[i] = of_row[i] ? load_chunk<Type, Element>(of_row[i], chunk, shape.head_dim) : Words{};
                 transpose(words);
                 std::copy_n(words, LANES, queries_of(tile) + chunk * TILE_SIDE);
             }
+        }
         std::fill_n(scratch.states, (row_tiles + 1) / 2, NOTHING_ADDED);
         std::fill_n(scratch.most, count, HIDDEN);
         std::fill_n(scratch.total, count, 0.0f);
@@ -129,15 +145,26 @@ private:
         with_format<Element>(problem.value_format, [&](auto number) {
             if constexpr (IS_BYTE<decltype(number)> == VALUES_SCALED) pack_values<decltype(number)>(lead, count);
         });
-        for (int tile = 0; tile < row_tiles; tile += 2) {
-            const int tiles = std::min(2, row_tiles - tile), first_row = tile * TILE_SIDE;
-            const int last_row = first_row + tiles * TILE_SIDE - 1;
-            const int seen = std::min(count, scratch.last_seen[last_row] + 1 - first);
-            if (seen <= 0 || first + count <= scratch.first_seen[first_row]) continue;
-            prefetch_queries(tiles * TILE_SIDE / group + 1);
-            tiles == 2 ? attend_rows<2>(keys, tile, first, seen) : attend_rows<1>(keys, tile, first, seen);
-            if (first + count > scratch.last_seen[last_row]) finish(tile, partials);
+        for (int tile = 0, seen = seen_by(0, first), next; tile < row_tiles; tile += 2, seen = next) {
+            next = seen_by(tile + 2, first);
+            if (seen == 0) continue;
+            prefetch_queries(2 * TILE_SIDE / group + 1);
+            if (tile + 1 == row_tiles)
+                attend_rows<1>(keys, tile, first, seen, 0);
+            else
+                attend_rows<2>(keys, tile, first, seen, tile + 3 < row_tiles ? next : 0);
+            if (first + count > scratch.last_seen[last_row(tile)]) finish(tile, partials);
         }
+        scored = -1;
+    }
+
+    int last_row(int tile) const { return std::min(tile + 2, row_tiles) * TILE_SIDE - 1; }
+
+    // How many keys of an iteration two tiles of rows see, if they see any. There may be fewer that each row sees.
+    int seen_by(int tile, int first) const {
+        const int count = count_of(first);
+        if (tile >= row_tiles || first + count <= scratch.first_seen[tile * TILE_SIDE]) return 0;
+        return std::clamp(scratch.last_seen[last_row(tile)] + 1 - first, 0, count);
     }
 
     // The queries of two tokens are far apart, so that the processor does not prefetch them by itself.
@@ -207,84 +234,81 @@ private:
         }
     }
 
-    // What turns the scores of a tile of rows into weights, 2^(score * times - less), and sums them.
-    struct Softening {
-        __m512 times, less, total, more;
-        bool has_bases;  // of all rows: they have seen keys
-    };
-
     // Attend from TILES tiles of rows to `count` keys, 32 at a time: their scores are computed while those of the 32
-    // before are turned into weights.
+    // before are turned into weights. Behind the last 32, the first scores of the next tiles of rows are computed, which
+    // see `next_count` keys; 0: none are.
     template <int TILES>
-    void attend_rows(const TiledSide* keys, int tile, int first, int count) {
+    void attend_rows(const TiledSide* keys, int tile, int first, int count, int next_count) {
         const int steps = in_steps(count) / TILE_INPUTS, products = 2 * TILES * shape.chunks;
-        Softening rows[TILES];
-        int added = 0;  // steps whose values are in the sums
-        for (int i = 0; i < TILES; ++i) {
-            set_base(_mm512_loadu_ps(scratch.most + (tile + i) * TILE_SIDE), rows[i]);
-            rows[i].total = _mm512_loadu_ps(scratch.total + (tile + i) * TILE_SIDE);
-            rows[i].more = _mm512_setzero_ps();
-        }
-        bool looked[TILES];  // for the largest scores of the step, once
+        const int share = (PAIRS + products - 1) / products;  // of pairs of keys to be weighed behind each product
+        int added = 0;        // steps whose values are in the sums
+        bool looked[TILES];   // for the largest scores of the step, once
         const auto choose_bases = [&](int step, bool again) {
             for (int i = 0; i < TILES; ++i) {
                 const int at = first + step * TILE_INPUTS;
-                const bool skip = again ? looked[i] : rows[i].has_bases && is_plain() && all_see(tile + i, at);
+                const bool skip = again ? looked[i] : has_bases(tile + i) && is_plain() && all_see(tile + i, at);
                 if (!again) looked[i] = !skip;
                 if (skip) continue;
                 const __m512 most = largest_scores(scores_of(step) + i * TILE_SIDE, tile + i, at);
-                if (!choose_base(tile + i, most, rows[i])) continue;
+                if (!choose_base(tile + i, most)) continue;
                 add_values<TILES>(added, step, tile);
                 added = step;
-                rescale(tile + i, most, rows[i]);
+                rescale(tile + i, most);
             }
         };
-        score<TILES>(keys, 0, count, tile, [](int) {});
+        if (scored != tile) score<TILES>(keys, 0, count, tile, scores_of(0), [](int) {});
         for (int step = 0; step < steps; ++step) {
             choose_bases(step, false);
-            const float* scores = scores_of(step);
-            Words* const weights = scratch.weights + step * TILE_SIDE;
-            Softening now[TILES];  // stays in registers, since nothing else can reach it
-            std::copy_n(rows, TILES, now);
-            int pair = 0;
-            const auto soften = [&](int end) {
-                for (; pair < end; ++pair)
-#pragma GCC unroll 2
-                    for (int i = 0; i < TILES; ++i)
-                        weights[i * TILED_STEPS * TILE_SIDE + pair] =
-                            weigh(scores + 2 * pair * PAIR_ROWS + i * TILE_SIDE, step * TILE_INPUTS + 2 * pair, now[i]);
-            };
-            if (step + 1 < steps)
-                score<TILES>(keys, step + 1, count, tile, [&](int product) { soften(pairs_after(product, products)); });
-            else
-                soften(PAIRS);
-            if (grew_much(rows, now, TILES)) {
-                choose_bases(step, true);
-                std::copy_n(rows, TILES, now);
-                pair = 0;
-                soften(PAIRS);
+            // These stay in registers, since nothing else can reach them.
+            const float* const scores = scores_of(step);
+            Words *const weights = weights_of(0, step), *const weights_below = weights_of(1, step);
+            const int begin = step * TILE_INPUTS;
+            const __m512 times = times_of(), less = less_of(tile), less_below = less_of(tile + TILES - 1);
+            __m512 total = total_of(tile), total_below = total_of(tile + TILES - 1);
+            if (step + 1 < steps || next_count > 0) {
+                const auto weigh_some = [&](int product) __attribute__((always_inline)) {
+                    for (int pair = product * share; pair < std::min(PAIRS, (product + 1) * share); ++pair) {
+                        const float* at = scores + 2 * pair * PAIR_ROWS;
+                        weights[pair] = weigh(at, begin + 2 * pair, times, less, total);
+                        if constexpr (TILES == 2)
+                            weights_below[pair] = weigh(at + TILE_SIDE, begin + 2 * pair, times, less_below, total_below);
+                    }
+                };
+                if (step + 1 < steps)
+                    score<TILES>(keys, step + 1, count, tile, scores_of(step + 1), weigh_some);
+                else
+                    score<TILES>(keys, 0, next_count, tile + TILES, scores_of(step + 1), weigh_some);
+            } else {
+                total = weigh_all(0, step, tile);
+                if constexpr (TILES == 2) total_below = weigh_all(1, step, tile + 1);
             }
-            std::copy_n(now, TILES, rows);
+            if (grew_much(tile, total) || (TILES == 2 && grew_much(tile + 1, total_below))) {
+                choose_bases(step, true);
+                total = weigh_all(0, step, tile);
+                if constexpr (TILES == 2) total_below = weigh_all(1, step, tile + 1);
+            }
+            _mm512_storeu_ps(scratch.total + tile * TILE_SIDE, total);
+            if constexpr (TILES == 2) _mm512_storeu_ps(scratch.total + (tile + 1) * TILE_SIDE, total_below);
         }
+        turn += steps;
+        scored = next_count > 0 ? tile + TILES : -1;
         add_values<TILES>(added, steps, tile);
-        for (int i = 0; i < TILES; ++i)
-            _mm512_storeu_ps(scratch.total + (tile + i) * TILE_SIDE, _mm512_add_ps(rows[i].total, rows[i].more));
     }
 
-    float* scores_of(int step) const { return scratch.scores + step % 2 * STEP_SCORES; }
+    __m512 total_of(int tile) const { return _mm512_loadu_ps(scratch.total + tile * TILE_SIDE); }
+    Words* weights_of(int i, int step) const { return scratch.weights + (i * TILED_STEPS + step) * TILE_SIDE; }
+    float* scores_of(int step) const { return scratch.scores + (turn + step) % 2 * STEP_SCORES; }
 
-    // Pairs of a step's keys to be weighed by the end of one of the products of the next step's scores.
-    static constexpr int PAIRS = TILE_INPUTS / 2;
-    static int pairs_after(int product, int products) { return (product + 1) * PAIRS / products; }
+    static constexpr int PAIRS = TILE_INPUTS / 2;  // of a step's keys
 
     // Scores of a step of keys, of which the last 16 may be beyond `count`: they are not used then.
     template <int TILES, class Meanwhile>
-    INLINE_MEMBER void score(const TiledSide* keys, int step, int count, int tile, Meanwhile meanwhile) const {
+    INLINE_MEMBER void score(const TiledSide* keys, int step, int count, int tile, float* to, Meanwhile meanwhile) const {
         constexpr int64_t tile_bytes = TILE_SIDE * TILE_BYTES;
         const TiledSide right{at_bytes(queries_of(tile)), TILE_BYTES, shape.chunks * tile_bytes, tile_bytes};
         TiledSide left = keys[2 * step];
         left.next = step * TILE_INPUTS + TILE_SIDE < count ? keys[2 * step + 1].at - left.at : 0;
-        multiply_tiles<2, TILES>(left, right, shape.chunks, scores_of(step), PAIR_ROWS, false, meanwhile);
+        multiply_tiles<2, TILES>(left, right, shape.chunks, to, PAIR_ROWS, false, meanwhile);
     }
 
     // Whether all rows of a tile see all of the 32 keys from `first` on.
@@ -336,62 +360,85 @@ private:
     // size. Where rows have bases, their largest scores are looked for only if their weights came out large.
     static constexpr float MOST_RAISE = 16, LARGE = 8e6f;  // a little less than e^16
 
-    static bool grew_much(const Softening* before, const Softening* now, int tiles) {
-        __mmask16 much = 0;
-        for (int i = 0; i < tiles; ++i) {
-            const __m512 sum = _mm512_add_ps(now[i].total, now[i].more);
-            const __m512 grown = _mm512_sub_ps(sum, _mm512_add_ps(before[i].total, before[i].more));
-            much |= _mm512_cmp_ps_mask(grown, _mm512_set1_ps(LARGE), _CMP_GT_OQ);
-        }
-        return much != 0;
+    INLINE_MEMBER bool grew_much(int tile, __m512 total) const {
+        const __m512 grown = _mm512_sub_ps(total, total_of(tile));
+        return _mm512_cmp_ps_mask(grown, _mm512_set1_ps(LARGE), _CMP_GT_OQ) != 0;
     }
 
     // Returns whether the base has to be raised.
-    INLINE_MEMBER bool choose_base(int tile, __m512 most, Softening& rows) const {
+    INLINE_MEMBER bool choose_base(int tile, __m512 most) const {
         float* bases = scratch.most + tile * TILE_SIDE;
         const __m512 hidden = _mm512_set1_ps(HIDDEN), before = _mm512_loadu_ps(bases);
         const __mmask16 fresh = _mm512_cmp_ps_mask(before, hidden, _CMP_EQ_OQ);
         const __m512 base = _mm512_mask_mov_ps(before, fresh, most);
         _mm512_storeu_ps(bases, base);
-        set_base(base, rows);
         return _mm512_cmp_ps_mask(most, _mm512_add_ps(base, _mm512_set1_ps(MOST_RAISE)), _CMP_GT_OQ);
     }
 
-    // A row that has seen no key yet: minus infinity minus minus infinity is NaN.
-    INLINE_MEMBER void set_base(__m512 base, Softening& rows) const {
-        const __mmask16 something = _mm512_cmp_ps_mask(base, _mm512_set1_ps(HIDDEN), _CMP_NEQ_UQ);
-        rows.has_bases = something == 0xffff;
-        rows.times = _mm512_set1_ps(unit() * LOG2_E);
-        rows.less = _mm512_maskz_mul_ps(something, base, _mm512_set1_ps(LOG2_E));
+    // Rows that have seen keys.
+    INLINE_MEMBER __mmask16 based(int tile) const {
+        const __m512 bases = _mm512_loadu_ps(scratch.most + tile * TILE_SIDE);
+        return _mm512_cmp_ps_mask(bases, _mm512_set1_ps(HIDDEN), _CMP_NEQ_UQ);
+    }
+    INLINE_MEMBER bool has_bases(int tile) const { return based(tile) == 0xffff; }
+
+    // A weight is 2^(score * times - less). Of a row that has seen no key yet, minus infinity minus minus infinity would be
+    // NaN.
+    INLINE_MEMBER __m512 times_of() const { return _mm512_set1_ps(unit() * LOG2_E); }
+    INLINE_MEMBER __m512 less_of(int tile) const {
+        const __m512 bases = _mm512_loadu_ps(scratch.most + tile * TILE_SIDE);
+        return _mm512_maskz_mul_ps(based(tile), bases, _mm512_set1_ps(LOG2_E));
     }
 
-    __attribute__((noinline)) void rescale(int tile, __m512 most, Softening& rows) {
-        float* bases = scratch.most + tile * TILE_SIDE;
-        const __m512 base = _mm512_max_ps(_mm512_loadu_ps(bases), most), before = rows.less;
-        _mm512_storeu_ps(bases, base);
-        set_base(base, rows);
-        const __m512 shrink = rough_power_of_two(_mm512_sub_ps(before, rows.less));
-        rows.total = _mm512_mul_ps(rows.total, shrink);
-        rows.more = _mm512_mul_ps(rows.more, shrink);
+    __attribute__((noinline)) void rescale(int tile, __m512 most) {
+        float *bases = scratch.most + tile * TILE_SIDE, *total = scratch.total + tile * TILE_SIDE;
+        const __m512 before = less_of(tile);
+        _mm512_storeu_ps(bases, _mm512_max_ps(_mm512_loadu_ps(bases), most));
+        const __m512 shrink = rough_power_of_two(_mm512_sub_ps(before, less_of(tile)));
+        _mm512_storeu_ps(total, _mm512_mul_ps(_mm512_loadu_ps(total), shrink));
         if (scratch.states[tile / 2] == NOTHING_ADDED) return;
         float* sums = sums_of(tile);
         for (int channel = 0; channel < shape.channels; ++channel, sums += PAIR_ROWS)
             _mm512_store_ps(sums, _mm512_mul_ps(_mm512_load_ps(sums), shrink));
     }
 
-    // The weights of two keys for a tile of rows, in pairs. `key` counts from the first one of the iteration.
-    INLINE_MEMBER Words weigh(const float* scores, int key, Softening& rows) const {
-        const auto weight_of = [&](int i, __m512& sum) {
-            const __m512 score = _mm512_load_ps(scores + i * PAIR_ROWS);
-            const __m512 x = rough_power_of_two(_mm512_fmsub_ps(score, rows.times, rows.less));
-            sum = _mm512_add_ps(sum, x);
-            if constexpr (VALUES_SCALED) {
-                const float scale = is_ours(iteration, key + i) ? problem.value_scales[key_rows[key + i]] : 0.0f;
-                return _mm512_mul_ps(x, _mm512_set1_ps(scale));
-            }
-            return x;
+    // Weigh a step of keys for a tile of rows, number i of those attended from. Returns its total with the weights added.
+    __attribute__((noinline)) __m512 weigh_all(int i, int step, int tile) const {
+        const float* scores = scores_of(step) + i * TILE_SIDE;
+        const __m512 times = times_of(), less = less_of(tile);
+        __m512 total = total_of(tile);
+        for (int pair = 0; pair < PAIRS; ++pair, scores += 2 * PAIR_ROWS)
+            weights_of(i, step)[pair] = weigh(scores, step * TILE_INPUTS + 2 * pair, times, less, total);
+        return total;
+    }
+
+    // The weights of two keys for a tile of rows, in pairs, added to `total`. `key` counts from the first of the iteration.
+    INLINE_MEMBER Words weigh(const float* scores, int key, __m512 times, __m512 less, __m512& total) const {
+        const auto weight_of = [&](int i, float more) __attribute__((always_inline)) {
+            return rough_power_of_two(_mm512_fmsub_ps(_mm512_load_ps(scores + i * PAIR_ROWS), times, less), more);
         };
-        const __m512 x = weight_of(0, rows.total), y = weight_of(1, rows.more);
+        if constexpr (VALUES_SCALED) {
+            const auto scale_of = [&](int i) {
+                return _mm512_set1_ps(is_ours(iteration, i) ? problem.value_scales[key_rows[i]] : 0.0f);
+            };
+            const __m512 x = weight_of(0, 0.0f), y = weight_of(1, 0.0f);
+            total = _mm512_add_ps(total, _mm512_add_ps(x, y));
+            return pairs_of(_mm512_mul_ps(x, scale_of(key)), _mm512_mul_ps(y, scale_of(key + 1)));
+        } else {
+            // Half a unit of bfloat16 is in the polynomial already, so that cutting the lower half off rounds. The
+            // instruction that rounds takes as long as three others, and tiles leave it half of the ports.
+            constexpr float HALF_UNIT = 1.0f / 256;
+            const __m512i upper = _mm512_set1_epi32(0xffff0000);
+            const __m512i x = (__m512i)weight_of(0, HALF_UNIT), y = (__m512i)weight_of(1, HALF_UNIT);
+            const __m512 rounded_x = (__m512)_mm512_and_si512(x, upper), rounded_y = (__m512)_mm512_and_si512(y, upper);
+            total = _mm512_add_ps(total, _mm512_add_ps(rounded_x, rounded_y));
+            const __m512i halves = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(UPPER_HALVES)));
+            return (Words)_mm512_mask_shuffle_epi8(y, 0x3333333333333333, x, halves);
+        }
+    }
+
+    // Two vectors rounded to bfloat16: the numbers of a lane are a pair.
+    static INLINE_MEMBER Words pairs_of(__m512 x, __m512 y) {
         const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(y, x);
         return (Words)_mm512_permutexvar_epi16(_mm512_load_si512(INTERLEAVED), both);
     }
@@ -427,24 +474,25 @@ private:
     void store_outputs(int tile) const {
         const Floats total = load(scratch.total + tile * TILE_SIDE), scale = total > 0 ? 1.0f / total : Floats{};
         const float* sums = sums_of(tile);
+        Element* of_row[TILE_SIDE];
+        for_each_row(tile, [&](int i, int64_t token, int head) {
+            const RowLayout layout(token, int64_t(problem.num_heads) * shape.head_dim, problem.out_in_tiles);
+            of_row[i] = static_cast<Element*>(problem.out) + layout.of(head * shape.head_dim);
+        });
+        const int step = problem.out_in_tiles ? RowLayout::ROWS * RowLayout::ELEMENTS : Type::CHUNK;  // of chunks
+        const int count = std::min(TILE_SIDE, rows - tile * TILE_SIDE);
         for (int chunk = 0; chunk < shape.chunks; ++chunk) {
             Words words[LANES];
-            for (int i = 0; i < LANES; ++i, sums += PAIR_ROWS) {
-                const Floats even = load(sums) * scale, odd = load(sums + LANES * PAIR_ROWS) * scale;
-                words[i] = rounded_to_bfloat16(even) >> 16 | rounded_to_bfloat16(odd);
-            }
+            for (int i = 0; i < LANES; ++i, sums += PAIR_ROWS)
+                words[i] = pairs_of((__m512)(load(sums) * scale), (__m512)(load(sums + LANES * PAIR_ROWS) * scale));
             sums += LANES * PAIR_ROWS;
             transpose(words);
-            const int begin = chunk * Type::CHUNK, count = std::min(Type::CHUNK, shape.head_dim - begin);
-            for (int i = 0; i < std::min(TILE_SIDE, rows - tile * TILE_SIDE); ++i) {
-                const int row = tile * TILE_SIDE + i;
-                const RowLayout layout(token_of(row), int64_t(problem.num_heads) * shape.head_dim, problem.out_in_tiles);
-                Element* to = static_cast<Element*>(problem.out) + layout.of(head_of(row) * shape.head_dim + begin);
-                if (count == Type::CHUNK)
-                    store_words(to, words[i]);
+            const int elements = std::min(Type::CHUNK, shape.head_dim - chunk * Type::CHUNK);
+            for (int i = 0; i < count; ++i)
+                if (elements == Type::CHUNK)
+                    store_words(of_row[i] + chunk * step, words[i]);
                 else
-                    std::memcpy(to, &words[i], count * sizeof *to);
-            }
+                    std::memcpy(of_row[i] + chunk * step, &words[i], elements * sizeof(Element));
         }
     }
 

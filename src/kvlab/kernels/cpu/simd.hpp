@@ -135,13 +135,14 @@ INLINE Floats exponential(Floats x) {
 }
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
-// 2^x to one part in 10,000, a twentieth of what bfloat16 rounds by; of minus infinity, 0.
-INLINE __m512 rough_power_of_two(__m512 x) {
+// 2^x to one part in 10,000, a twentieth of what bfloat16 rounds by; of minus infinity, 0. `more` is added to its
+// significand.
+INLINE __m512 rough_power_of_two(__m512 x, float more = 0.0f) {
     const __m512 r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x less its floor
     __m512 p = _mm512_set1_ps(0.0770670548f);
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.22764498f));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.695116818f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f + more));
     return _mm512_scalef_ps(p, x);
 }
 #endif
