@@ -31,8 +31,8 @@ def paged_attention(
     `seq_lens[b]` tokens, the newest of which are the queries `query_start[b]:query_start[b + 1]`. All in float32 or
     all in bfloat16; or K, V or both in a format of `kv/formats.py` by its tensor's type (int4: uint8, whose last
     dimension is the bytes of a head), in int8 and fp8 each row with its factor in `key_scales` or `value_scales`
-    `[blocks, kv_heads, block_size]` float32. Scores and sums are float32; weights of more than
-    4 rows to a KV head are rounded to bfloat16 where the processor multiplies it. Returns `[T, heads, head_dim]`.
+    `[blocks, kv_heads, block_size]` float32. Scores and sums are float32; weights may be
+    rounded to bfloat16 where the processor multiplies it. Returns `[T, heads, head_dim]`.
 
     Raises KernelError where the kernels cannot be compiled.
     """

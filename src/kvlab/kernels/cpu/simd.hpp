@@ -63,6 +63,12 @@ INLINE Floats add_products(Floats sum, Words a, Words b) {
 }
 #endif
 
+INLINE Ints lane_numbers() {
+    Ints lanes;
+    for (int lane = 0; lane < LANES; ++lane) lanes[lane] = lane;
+    return lanes;
+}
+
 INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
 // Lanes of two vectors, each `step` apart: with `step` a power of two below LANES, lane l of the result is

@@ -25,7 +25,7 @@ struct RowLayout {
 }  // namespace
 
 // AMX multiplies 16 rows of 32 bfloat16 by 32 rows of 16 in one instruction. All eight tiles are configured as 16 rows of
-// 64 bytes: four or more hold sums, the others hold either side. A tile of the right side has a row for each pair of
+// 64 bytes (fewer for few columns): four or more hold sums, the others hold either side. A tile of the right side has a row for each pair of
 // inputs, with a pair for each of 16 outputs, which is the layout of a packed weight.
 //
 // The code is compiled where the instruction set has AMX, and used where the system lets the process use it
@@ -53,14 +53,15 @@ inline bool has_tiles() {
 // Configures the tiles of its thread and, at the end of its life, releases them: context switches are slower with tiles.
 class Tiles {
 public:
-    Tiles() {
+    // `columns` of sums and of the right side, whose tiles are all but 4 and 5.
+    explicit Tiles(int columns = TILE_SIDE) {
         alignas(64) struct {
             uint8_t palette = 1, start_row = 0, reserved[14] = {};
             uint16_t row_bytes[16] = {};
             uint8_t rows[16] = {};
         } setup;
         for (int tile = 0; tile < 8; ++tile) {
-            setup.row_bytes[tile] = TILE_BYTES;
+            setup.row_bytes[tile] = tile == 4 || tile == 5 ? TILE_BYTES : columns * sizeof(float);
             setup.rows[tile] = TILE_SIDE;
         }
         asm volatile("" : : "r"(&setup) : "memory");  // GCC does not know that the next line reads all of it
