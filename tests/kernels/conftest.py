@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import defaultdict
 from importlib.util import find_spec
 
 import pytest
@@ -18,6 +19,19 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported
 
 collect_ignore_glob = [] if find_spec("triton") else ["test_*"]
+
+
+@pytest.hookimpl(trylast=True)  # behind -k
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With KVLAB_THIRD_OF_CASES, run every third of more than 150 cases. Settings of these have 2, 4, 5, 8 or 16
+    values, of which a third has each.
+    """
+    if not os.environ.get("KVLAB_THIRD_OF_CASES"):
+        return
+    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    items[:] = [item for each in cases.values() for item in (each[::3] if len(each) > 150 else each)]
 
 
 @pytest.fixture(scope="session")

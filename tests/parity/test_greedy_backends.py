@@ -1,6 +1,6 @@
 """Every backend, contiguous and paged, gives a family's tiny model the same greedy tokens on burst16 (float32).
 
-Each backend runs each family in one of the two caches, and two families in each cache. KVLAB_WHOLE_BURST=1 runs all.
+Each backend runs each family in one of the two caches, two families in each. KVLAB_WHOLE_BURST=1 runs all.
 """
 
 from __future__ import annotations
