@@ -5,8 +5,8 @@
 // with an online softmax (Milakov and Gimelshein, 2018; Dao et al., 2022), in matrix tiles where the processor has them
 // and in vectors elsewhere.
 
+#include "attention_decode.hpp"
 #include "attention_tiles.hpp"
-#include "attention_vectors.hpp"
 #include "interface.hpp"
 
 #include <memory>
@@ -113,11 +113,12 @@ void run(const Problem& problem, int threads) {
             const Item& item = items[order[i]];
             const Item* next = i + threads < order.size() ? &items[order[i + threads]] : nullptr;
             if (attend_in_tiles<Type>(problem, shape, item, next, partials.get())) continue;
+            if (attend_few_in_tiles<Type>(problem, item, next, partials.get())) continue;
             const bool is_few = (item.last_query - item.first_query) * problem.group() <= UNPACKED_ROWS;
-            if (is_few && (problem.key_format || problem.value_format || scores_in_tiles<Few<Type>>(problem)))
-                attend<Few<Type>>(problem, few_shape, item, next, partials.get());
+            if (is_few && (problem.key_format || problem.value_format))
+                attend<Few<Type>>(problem, few_shape, item, partials.get());
             else
-                attend<Type>(problem, shape, item, next, partials.get());
+                attend<Type>(problem, shape, item, partials.get());
         }
 #pragma omp for schedule(dynamic, 1)
         for (size_t i = 0; i < work.splits.size(); ++i)

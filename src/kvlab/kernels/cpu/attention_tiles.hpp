@@ -12,8 +12,6 @@
 
 #include <utility>
 
-#define INLINE_MEMBER inline __attribute__((always_inline))
-
 namespace {
 
 #if defined(KVLAB_TILES) && defined(__AVX512BF16__)

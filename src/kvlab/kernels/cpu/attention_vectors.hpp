@@ -10,13 +10,12 @@
 // unit is a float, or two bfloat16 where the processor multiplies pairs. Scores and sums are float32.
 #pragma once
 
-#include "attention_few.hpp"
+#include "attention.hpp"
 
-#include <optional>
-
-constexpr int SMALL_PAGE = 4096;   // which a virtual machine's memory may consist of, even where it says otherwise
-constexpr int TOUCHED_AHEAD = 4;  // tiles
+constexpr int TILE_KEYS = 64;     // keys packed at once
 constexpr int ROWS_AT_ONCE = 96;  // query rows that share a packed tile, unless one group has more
+constexpr int FEW_KEYS = 32;      // with few rows, the least: fewer tiles, but less in the order of memory
+constexpr int UNPACKED_ROWS = 4;       // rows up to which packing keys and values costs more than it saves
 
 // A group with more rows is not divided.
 INLINE int rows_in_vectors(const Problem& problem) { return std::max(ROWS_AT_ONCE, problem.num_heads); }
@@ -43,6 +42,16 @@ struct Scratch {
 };
 
 static thread_local Scratch scratch;
+
+// `sum` plus the product of a unit of either side.
+template <class Type>
+INLINE Floats multiply_add(Floats left, Floats right, Floats sum) {
+#if defined(__AVX512BF16__)
+    if constexpr (Type::PER_UNIT == 2)
+        return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)left, (__m512bh)right);
+#endif
+    return left * right + sum;
+}
 
 // c [ROWS, VECTORS * LANES] (+)= a [ROWS, steps] * b [steps, VECTORS * LANES], in units.
 template <class Type, int ROWS, int VECTORS>
@@ -124,6 +133,9 @@ void pack_query(const typename Type::Element* row, const Shape<Type>& shape, flo
     }
 }
 
+// Addresses of the keys or values of a tile. Entries beyond the tile's keys repeat a valid address.
+using Rows = const char* [TILE_KEYS];
+
 // The scales of a tile, where rows have scales; zeros beyond its keys.
 struct Scales {
     float keys[TILE_KEYS], values[TILE_KEYS];
@@ -169,6 +181,104 @@ void pack_values(const Rows& rows, const Rows& ahead, int count, const Shape<Typ
         }
 }
 
+template <int ROWS>
+struct Column {
+    Floats row[ROWS];
+};
+
+// Scores of ROWS query rows against KEYS keys, one lane per key. The lanes of the dot products are added in a tree: each
+// level halves the number of vectors. Two keys share each load of a query.
+template <class Type, class Number, int ROWS, int KEYS>
+INLINE Column<ROWS> dot_keys(const float* queries, const char* const* rows, const char* const* ahead,
+                             const Shape<Type>& shape) {
+    Column<ROWS> low = {}, high = {};
+    if constexpr (KEYS > 2) {
+        low = dot_keys<Type, Number, ROWS, KEYS / 2>(queries, rows, ahead, shape);
+        high = dot_keys<Type, Number, ROWS, KEYS / 2>(queries, rows + KEYS / 2, ahead + KEYS / 2, shape);
+    } else {
+        const auto add = [&](int chunk, Words first, Words second) {
+            for (int i = 0; i < 2; ++i) prefetch(ahead[i] + bytes_of<Number>(chunk * Type::CHUNK));
+            Words units[2][2];
+            const int vectors = units_of_chunk<Type, Number>(first, units[0]);
+            units_of_chunk<Type, Number>(second, units[1]);
+            for (int v = 0; v < vectors; ++v)
+                for (int r = 0; r < ROWS; ++r) {
+                    const Floats query = load(queries + r * shape.steps + (chunk * vectors + v) * LANES);
+                    low.row[r] = multiply_add<Type>(query, as_floats(units[0][v]), low.row[r]);
+                    high.row[r] = multiply_add<Type>(query, as_floats(units[1][v]), high.row[r]);
+                }
+        };
+#pragma GCC unroll 2
+        for (int chunk = 0; chunk < shape.whole_chunks; ++chunk)
+            add(chunk, load_chunk<Type, Number, true>(rows[0], chunk, 0), load_chunk<Type, Number, true>(rows[1], chunk, 0));
+        if (const int last = shape.whole_chunks; last < shape.chunks)
+            add(last, load_chunk<Type, Number>(rows[0], last, shape.head_dim),
+                load_chunk<Type, Number>(rows[1], last, shape.head_dim));
+    }
+    Column<ROWS> sums;
+    for (int r = 0; r < ROWS; ++r) sums.row[r] = add_halves<KEYS / 2>(low.row[r], high.row[r]);
+    return sums;
+}
+
+// Products for few rows read keys and values straight from the cache, without packing them.
+template <class Type, class Number, int ROWS>
+void score_few(const float* queries, const Rows& rows, const Rows& ahead, int count,
+               const Shape<Type>& shape, float* scores) {
+    for (int key = 0; key < count; key += LANES) {
+        const Column<ROWS> column = dot_keys<Type, Number, ROWS, LANES>(queries, rows + key, ahead + key, shape);
+        for (int r = 0; r < ROWS; ++r) store(scores + r * TILE_KEYS + key, column.row[r]);
+    }
+}
+
+template <class Type, class Number, int ROWS, int CHUNKS, bool WHOLE>
+INLINE void add_chunks(const float* weights, const Rows& rows, const Rows& ahead, int count, int chunk,
+                       const Shape<Type>& shape, float* sums) {
+    constexpr int VECTORS = Type::CHUNK / LANES;
+    Floats total[ROWS][CHUNKS * VECTORS];
+    float* at = sums + chunk * Type::CHUNK;
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 16
+        for (int v = 0; v < CHUNKS * VECTORS; ++v) total[r][v] = load(at + r * shape.channels + v * LANES);
+    for (int key = 0; key < count; key += Type::PER_UNIT) {
+        Words values[CHUNKS * VECTORS];
+#pragma GCC unroll 16
+        for (int c = 0; c < CHUNKS; ++c) {
+            Words second{};
+            if constexpr (Type::PER_UNIT == 2) {
+                prefetch(ahead[key + 1] + bytes_of<Number>((chunk + c) * Type::CHUNK));
+                if (key + 1 < count) second = load_chunk<Type, Number, WHOLE>(rows[key + 1], chunk + c, shape.head_dim);
+            }
+            prefetch(ahead[key] + bytes_of<Number>((chunk + c) * Type::CHUNK));
+            const Words first = load_chunk<Type, Number, WHOLE>(rows[key], chunk + c, shape.head_dim);
+            units_of_values<Type, Number>(first, second, values + c * VECTORS);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) {
+            const Floats weight = all(weights[r * TILE_KEYS + key / Type::PER_UNIT]);
+#pragma GCC unroll 16
+            for (int v = 0; v < CHUNKS * VECTORS; ++v)
+                total[r][v] = multiply_add<Type>(weight, as_floats(values[v]), total[r][v]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 16
+        for (int v = 0; v < CHUNKS * VECTORS; ++v) store(at + r * shape.channels + v * LANES, total[r][v]);
+}
+
+template <class Type, class Number, int ROWS>
+void add_values_few(const float* weights, const Rows& rows, const Rows& ahead, int count,
+                    const Shape<Type>& shape, float* sums) {
+    constexpr int REGISTERS = LANES == 16 ? 16 : 8, VECTORS = Type::CHUNK / LANES;
+    constexpr int CHUNKS = std::max(1, std::min(4, REGISTERS / (ROWS * VECTORS)));
+    int chunk = 0;
+    for (; chunk + CHUNKS <= shape.whole_chunks; chunk += CHUNKS)
+        add_chunks<Type, Number, ROWS, CHUNKS, true>(weights, rows, ahead, count, chunk, shape, sums);
+    for (; chunk < shape.chunks; ++chunk)
+        add_chunks<Type, Number, ROWS, 1, false>(weights, rows, ahead, count, chunk, shape, sums);
+}
+
 // Whether few rows read such numbers unpacked. Not in float32 where they are in a format: it is rare, and doubles what is
 // compiled.
 template <class Type, class Number>
@@ -194,31 +304,6 @@ void score(const Rows& keys, const Rows& ahead, int count, int rows, const Shape
         multiply<Type>(queries, shape.steps, scratch.keys, TILE_KEYS, shape.steps, scores, TILE_KEYS, rows,
                        (count + LANES - 1) / LANES * LANES, false);
     }
-}
-
-// Whether few rows have their scores in matrix tiles.
-template <class Type>
-bool scores_in_tiles(const Problem& problem) {
-#if defined(KVLAB_TILES) && defined(__AVX512BF16__)
-    return std::is_same_v<Type, Widened> && problem.key_format == PLAIN && problem.head_dim % TILE_INPUTS == 0 &&
-           problem.block_size % TILE_SIDE == 0 && has_tiles();
-#else
-    return false;
-#endif
-}
-
-// As `score`, where `scores_in_tiles` says so.
-template <class Type>
-void score_in_tiles(const Rows& keys, const Rows& ahead, int count, int rows, const Shape<Type>& shape,
-                    const float* queries, Scratch& scratch) {
-#if defined(KVLAB_TILES) && defined(__AVX512BF16__)
-    switch (rows) {
-        case 1: return score_few_in_tiles<1>(queries, keys, ahead, count, shape.head_dim, scratch.scores);
-        case 2: return score_few_in_tiles<2>(queries, keys, ahead, count, shape.head_dim, scratch.scores);
-        case 3: return score_few_in_tiles<3>(queries, keys, ahead, count, shape.head_dim, scratch.scores);
-        default: return score_few_in_tiles<4>(queries, keys, ahead, count, shape.head_dim, scratch.scores);
-    }
-#endif
 }
 
 // The tile's values, weighted, added to all rows' sums.
@@ -280,63 +365,46 @@ INLINE void store_weights(float* at, int key, Floats weights) {
 // among the rows of all heads. The row sees keys [first, last) of the tile, which may be none.
 template <class Type>
 void soften(const Problem& problem, const Shape<Type>& shape, const Scales& scales, float score_factor,
-            float weight_factor, int row, int state, int first, int last) {
-    constexpr int VECTORS = TILE_KEYS / LANES;
-    const float* scores = scratch.scores + row * TILE_KEYS;
+            float weight_factor, int row, int state, int first, int last, int width) {
+    float* scores = scratch.scores + row * TILE_KEYS;
     float* weights = scratch.weights + row * TILE_KEYS;
-    const float before = scratch.most[state];
-    Floats x[VECTORS], top = all(before);
-#pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) {
-        x[v] = load(scores + v * LANES) * score_factor;
-        if (problem.key_scales) x[v] *= load(scales.keys + v * LANES);
-        if (problem.soft_cap > 0) x[v] = hyperbolic_tangent(x[v] / problem.soft_cap) * problem.soft_cap;
-        const Ints key = lane_numbers() + v * LANES;
-        x[v] = (key >= first) & (key < last) ? x[v] : all(HIDDEN);
-        top = larger(x[v], top);
+    Floats most = all(scratch.most[state]);
+    Ints raised{};
+    for (int key = 0; key < width; key += LANES) {
+        Floats x = load(scores + key) * score_factor;
+        if (problem.key_scales) x *= load(scales.keys + key);
+        if (problem.soft_cap > 0) x = hyperbolic_tangent(x / problem.soft_cap) * problem.soft_cap;
+        if (key < first || key + LANES > last)
+            for (int lane = 0; lane < LANES; ++lane)
+                if (key + lane < first || key + lane >= last) x[lane] = HIDDEN;
+        store(scores + key, x);
+        raised |= x > most;
     }
-    // The sums are scaled whether the maximum rose or not: a branch that is foretold wrong costs more.
-    const float now = largest(top), base = now == HIDDEN ? 0 : now;  // minus infinity less itself is NaN
-    const Floats shrink = exponential(all(before - base));
-    scratch.most[state] = now;
-    float* sums = scratch.sums + state * shape.channels;
-    for (int channel = 0; channel < shape.channels; channel += LANES)
-        store(sums + channel, load(sums + channel) * shrink);
-    Floats total = load(scratch.total + state * LANES) * shrink;
-#pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) {
-        x[v] = exponential(x[v] - base);
-        total += x[v];
-        if (problem.value_scales) x[v] *= load(scales.values + v * LANES) * weight_factor;
-        store_weights<Type>(weights, v * LANES, x[v]);
+    if (any(raised)) {
+        Floats top = most;
+        for (int key = 0; key < width; key += LANES) top = larger(top, load(scores + key));
+        const float before = scratch.most[state], now = largest(top);
+        const float shrink = before == HIDDEN ? 0.0f : exponential(all(before - now))[0];
+        float* sums = scratch.sums + state * shape.channels;
+        for (int channel = 0; channel < shape.channels; channel += LANES)
+            store(sums + channel, load(sums + channel) * shrink);
+        store(scratch.total + state * LANES, load(scratch.total + state * LANES) * shrink);
+        scratch.most[state] = now;
+        most = all(now);
+    } else if (scratch.most[state] == HIDDEN) {  // no key seen yet: minus infinity minus minus infinity is NaN
+        most = Floats{};
+    }
+    Floats total = load(scratch.total + state * LANES);
+    for (int key = 0; key < width; key += LANES) {
+        const Floats x = exponential(load(scores + key) - most);
+        total += x;
+        store_weights<Type>(weights, key, problem.value_scales ? x * (load(scales.values + key) * weight_factor) : x);
     }
     store(scratch.total + state * LANES, total);
 }
 
-// A tile of keys of one head: where an item is, or will be soon.
-struct Cursor {
-    const Item *item, *next;  // `next`: the item behind it, or null
-    int first, head;          // the tile's first key, which may be before the item's, and its KV head
-
-    Cursor(const Item& item, const Item* next) : item(&item), next(next), first(item.first_key), head(item.first_head) {}
-
-    // To the next tile: keys in order and, inside a tile, the heads, which is the order of memory. Stays at the end.
-    void advance() {
-        if (++head < item->last_head) return;
-        if (first + TILE_KEYS < item->last_key) {
-            first += TILE_KEYS;
-            head = item->first_head;
-        } else if (next) {
-            *this = Cursor(*next, nullptr);
-        } else {
-            --head;
-        }
-    }
-};
-
-// Compute an item. `next`: the item that the thread will probably compute next, whose first tiles are prefetched; or null.
 template <class Type>
-void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, const Item* next, float* partials) {
+void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, float* partials) {
     using Element = typename Type::Element;
     const auto* keys = static_cast<const char*>(problem.keys);
     const auto* values = static_cast<const char*>(problem.values);
@@ -344,10 +412,7 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
     const int value_bytes = row_bytes(problem.value_format, problem.head_dim, sizeof(Element));
     const PairFactors of_keys = factors_of<Type>(problem.key_format), of_values = factors_of<Type>(problem.value_format);
     const float score_factor = problem.scale * of_keys.after;
-    const bool in_tiles = scores_in_tiles<Type>(problem);
-    const auto score_of = in_tiles ? &score_in_tiles<Type> : with_format<Element>(problem.key_format, [](auto n) {
-        return &score<Type, decltype(n)>;
-    });
+    const auto score_of = with_format<Element>(problem.key_format, [](auto n) { return &score<Type, decltype(n)>; });
     const auto add_of = with_format<Element>(problem.value_format, [](auto n) { return &add_values<Type, decltype(n)>; });
     const int group = problem.group(), head_dim = problem.head_dim, block_size = problem.block_size;
     const int start = problem.query_start[item.sequence];
@@ -355,104 +420,68 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
     const int first_position = problem.seq_lens[item.sequence] - new_tokens;
     const int heads = item.last_head - item.first_head;
     const int rows = (item.last_query - item.first_query) * group;  // of one KV head
+    const int32_t* table = problem.block_tables + int64_t(item.sequence) * problem.table_width;
 
     // Index of a row's head in `queries` and `out`, both [T, num_heads, head_dim].
     const auto token_of = [&](int row) { return int64_t(start + item.first_query + row / group); };
     const auto head_of = [&](int head, int row) { return (item.first_head + head) * group + row % group; };
     const auto* queries = static_cast<const Element*>(problem.queries);
     for (int head = 0; head < heads; ++head)
-        for (int row = 0; row < rows; ++row) {
-            const Element* query = queries + token_of(row) * problem.query_stride + head_of(head, row) * head_dim;
-            float* packed = scratch.queries + head * rows * shape.steps;
-            if (in_tiles) pack_query_for_tiles(query, row, rows, head_dim, packed);
-            else pack_query<Type>(query, shape, of_keys.before, packed + row * shape.steps);
-        }
+        for (int row = 0; row < rows; ++row)
+            pack_query<Type>(queries + token_of(row) * problem.query_stride + head_of(head, row) * head_dim, shape,
+                             of_keys.before, scratch.queries + (head * rows + row) * shape.steps);
     std::fill_n(scratch.sums, heads * rows * shape.channels, 0.0f);
     std::fill_n(scratch.most, heads * rows, HIDDEN);
     std::fill_n(scratch.total, heads * rows * LANES, 0.0f);
 
-    struct Tile {
-        Rows keys, values;
-        Scales scales;
-        int first, count, head;
-    } ring[3];
-
-    // body(key, count, row): `count` keys of a tile, from `key` on, are consecutive rows of the cache from `row` on.
-    const auto for_each_run = [&](const Cursor& at, auto body) {
-        const int32_t* table = problem.block_tables + int64_t(at.item->sequence) * problem.table_width;
-        const int last = std::min(at.first + TILE_KEYS, at.item->last_key);
-        for (int key = std::max(at.first, at.item->first_key), run; key < last; key += run) {
-            const int block = key / block_size, offset = key % block_size;
-            run = std::min(block_size - offset, last - key);
-            body(key - at.first, run, (int64_t(table[block]) * problem.num_kv_heads + at.head) * block_size + offset);
-        }
-        return last - at.first;
-    };
-    const auto locate = [&](const Cursor& at, Tile& tile) {
-        auto &k = tile.keys, &v = tile.values;
-        tile.first = at.first;
-        tile.head = at.head - item.first_head;
-        tile.count = for_each_run(at, [&](int key, int count, int64_t row) {
-            if (problem.key_scales) std::copy_n(problem.key_scales + row, count, tile.scales.keys + key);
-            if (problem.value_scales) std::copy_n(problem.value_scales + row, count, tile.scales.values + key);
-            for (int i = 0; i < count; ++i) {
-                k[key + i] = keys + (row + i) * key_bytes;
-                v[key + i] = values + (row + i) * value_bytes;
+    // Tiles of keys in order and, inside a tile, the heads: the order of memory.
+    const int tile_keys = rows <= UNPACKED_ROWS ? std::clamp(block_size / LANES * LANES, FEW_KEYS, TILE_KEYS) : TILE_KEYS;
+    const int tiles = (item.last_key - item.first_key + tile_keys - 1) / tile_keys, visits = tiles * heads;
+    Rows key_rows[2], value_rows[2];
+    Scales scales[2];
+    const auto locate = [&](int visit) {
+        auto &k = key_rows[visit % 2], &v = value_rows[visit % 2];
+        const int first = item.first_key + visit / heads * tile_keys;
+        const int count = std::min(tile_keys, item.last_key - first);
+        const int head = item.first_head + visit % heads;
+        int key = 0;
+        while (key < count) {
+            const int position = first + key, offset = position % block_size;
+            const int run = std::min(block_size - offset, count - key);
+            const int64_t block = table[position / block_size];
+            const int64_t row = (block * problem.num_kv_heads + head) * block_size + offset;
+            if (problem.key_scales) std::copy_n(problem.key_scales + row, run, scales[visit % 2].keys + key);
+            if (problem.value_scales) std::copy_n(problem.value_scales + row, run, scales[visit % 2].values + key);
+            for (int i = 0; i < run; ++i, ++key) {
+                k[key] = keys + (row + i) * key_bytes;
+                v[key] = values + (row + i) * value_bytes;
             }
-        });
-        for (int key = std::max(0, at.item->first_key - at.first); key > 0; --key) {  // keys before the item's
-            k[key - 1] = k[key] - key_bytes;
-            v[key - 1] = v[key];
-            tile.scales.keys[key - 1] = tile.scales.values[key - 1] = 0;
         }
-        for (int key = tile.count; key < TILE_KEYS; ++key) {
+        std::fill(scales[visit % 2].keys + count, scales[visit % 2].keys + tile_keys, 0.0f);
+        std::fill(scales[visit % 2].values + count, scales[visit % 2].values + tile_keys, 0.0f);
+        for (; key < tile_keys; ++key) {
             k[key] = k[key - 1];
             v[key] = v[key - 1];
         }
-        std::fill(tile.scales.keys + tile.count, std::end(tile.scales.keys), 0.0f);
-        std::fill(tile.scales.values + tile.count, std::end(tile.scales.values), 0.0f);
-    };
-    // Looking up the address of a page takes so long that it is done well ahead of reading it.
-    const auto touch = [&](const Cursor& at) {
-        for_each_run(at, [&](int, int count, int64_t row) {
-            for (int byte = 0; byte < count * key_bytes; byte += SMALL_PAGE) prefetch(keys + row * key_bytes + byte);
-            for (int byte = 0; byte < count * value_bytes; byte += SMALL_PAGE) prefetch(values + row * value_bytes + byte);
-        });
-    };
-    const auto score_tile = [&](const Tile& tile, const Tile& ahead) {
-        score_of(tile.keys, ahead.keys, tile.count, rows, shape, scratch.queries + tile.head * rows * shape.steps, scratch);
-    };
-    const auto soften_tile = [&](const Tile& tile) {
-        for (int row = 0; row < rows; ++row) {
-            const int position = first_position + item.first_query + row / group - tile.first;
-            const int begin = problem.window > 0 ? position - problem.window + 1 : 0;
-            soften<Type>(problem, shape, tile.scales, score_factor, of_values.before, row, tile.head * rows + row,
-                         std::max(begin, item.first_key - tile.first), std::min(position + 1, tile.count));
-        }
     };
 
-#if defined(KVLAB_TILES)
-    std::optional<Tiles> in_use;
-    if (in_tiles) in_use.emplace(tile_columns(rows));
-#endif
-    Cursor ahead(item, next);
-    if (in_tiles) ahead.first -= ahead.first % TILE_SIDE;
-    const int visits = (item.last_key - ahead.first + TILE_KEYS - 1) / TILE_KEYS * heads;
-    Cursor far = ahead;
-    for (int visit = 0; visit < TOUCHED_AHEAD; ++visit) far.advance();
-    for (int visit = 0; visit < 2; ++visit, ahead.advance()) locate(ahead, ring[visit]);
-    score_tile(ring[0], ring[1]);
-    soften_tile(ring[0]);
-    // A tile's scores are computed before the values of the one before it are added: the processor then has work while it
-    // waits for the results of either.
-    for (int visit = 0; visit < visits; ++visit, ahead.advance(), far.advance()) {
-        const Tile &tile = ring[visit % 3], &second = ring[(visit + 1) % 3];
-        touch(far);
-        locate(ahead, ring[(visit + 2) % 3]);
-        if (visit + 1 < visits) score_tile(second, ring[(visit + 2) % 3]);
-        add_of(tile.values, second.values, tile.count, rows, shape, scratch.sums + tile.head * rows * shape.channels,
-               scratch);
-        if (visit + 1 < visits) soften_tile(second);
+    locate(0);
+    for (int visit = 0; visit < visits; ++visit) {
+        const int first = item.first_key + visit / heads * tile_keys, head = visit % heads;
+        const int count = std::min(tile_keys, item.last_key - first);
+        const int width = (count + LANES - 1) / LANES * LANES;
+        locate(std::min(visit + 1, visits - 1));
+        const int now = visit % 2, next = std::min(visit + 1, visits - 1) % 2;
+        score_of(key_rows[now], key_rows[next], count, rows, shape, scratch.queries + head * rows * shape.steps,
+                 scratch);
+        for (int row = 0; row < rows; ++row) {
+            const int position = first_position + item.first_query + row / group - first;
+            const int begin = problem.window > 0 ? position - problem.window + 1 : 0;
+            soften<Type>(problem, shape, scales[now], score_factor, of_values.before, row, head * rows + row, begin,
+                         std::min(position + 1, count), width);
+        }
+        add_of(value_rows[now], value_rows[next], count, rows, shape,
+               scratch.sums + head * rows * shape.channels, scratch);
     }
 
     float* partial = partials + int64_t(item.partial) * (shape.channels + 2);

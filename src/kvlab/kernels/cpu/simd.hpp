@@ -40,6 +40,7 @@ typedef Floats FloatsAt __attribute__((aligned(4), may_alias));
 typedef Words WordsAt __attribute__((aligned(2), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
+#define INLINE_MEMBER inline __attribute__((always_inline))
 
 INLINE Floats load(const float* at) { return *reinterpret_cast<const FloatsAt*>(at); }
 INLINE void store(float* at, Floats x) { *reinterpret_cast<FloatsAt*>(at) = x; }
@@ -63,6 +64,7 @@ INLINE Floats add_products(Floats sum, Words a, Words b) {
 }
 #endif
 
+// The number of each lane.
 INLINE Ints lane_numbers() {
     Ints lanes;
     for (int lane = 0; lane < LANES; ++lane) lanes[lane] = lane;
