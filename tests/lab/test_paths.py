@@ -19,9 +19,11 @@ from kvlab.lab.execute import RunContext, execute
 from kvlab.lab.terminal import Terminal
 from kvlab.models.ops.cpu_ops import CpuOps
 from tests.support.plans import compose_run
+from tests.support.tracking import empty_store
 
 TINY = (
     "model=qwen3_tiny",
+    "figures=false",
     "executor=cpu",
     "executor.threads=1",
     "kv.memory=1MiB",
@@ -39,6 +41,7 @@ needs_x86 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="not an x8
 def check_path(folder: Path, attention: str, kernels: str, *overrides: str, reason: str = "") -> None:
     """Run, and look wherever the path should be told."""
     folder.mkdir(exist_ok=True)
+    (folder / "runs.db").write_bytes(empty_store())
     store, console = f"sqlite:///{folder}/runs.db", Terminal(width=1000, record=True, file=io.StringIO())
     config = compose_run(*TINY, f"tracking.uri={store}", *overrides)
     assert execute(config, RunContext(folder, folder, "", {}, console, "path")).metrics["requests/completed"] == 2
