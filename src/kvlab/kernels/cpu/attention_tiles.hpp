@@ -24,6 +24,7 @@ public:
         : problem(problem),
           shape(shape),
           item(item),
+          next(next),
           scratch(tiled_scratch),
           group(problem.group()),
           rows((item.last_query - item.first_query) * group),
@@ -42,7 +43,7 @@ public:
     void attend(float* partials) {
         prepare();
         for (int first = first_key; first < item.last_key; first += TILED_KEYS) {
-            locate(first);
+            locate(item, first, count_of(first), key_rows);
             visit(first, partials);
         }
         for (int tile = 0; tile < row_tiles; tile += 2) finish(tile, partials);
@@ -54,10 +55,13 @@ private:
     const Problem& problem;
     const Shape<Type>& shape;
     const Item& item;
+    const Item* const next;
     TiledScratch& scratch;
     const int group, rows, row_tiles, start, first_key, key_bytes, value_bytes;
     const bool in_place;           // tiles can load keys from the cache
     int64_t key_rows[TILED_KEYS];  // rows of the cache that hold the keys and values of an iteration
+    int64_t ahead_rows[TILED_KEYS];  // the same of the next iteration
+    int ahead = 0, ahead_count = 0, ahead_share = 0;  // how many are prefetched, of how many, and in a step
     const Element* next_query = nullptr;
     int next_queries = 0;  // not prefetched yet
     int iteration = 0;     // its first key
@@ -125,18 +129,44 @@ private:
     static const char* at_bytes(const void* at) { return static_cast<const char*>(at); }
     bool is_ours(int first, int key) const { return first + key >= item.first_key && first + key < item.last_key; }
 
-    void locate(int first) {
-        const int count = count_of(first), size = problem.block_size;
-        const int32_t* table = problem.block_tables + int64_t(item.sequence) * problem.table_width;
+    // Find the rows of the cache that hold `count` keys of an item, from `first` on.
+    void locate(const Item& of, int first, int count, int64_t* rows) const {
+        const int size = problem.block_size;
+        const int32_t* table = problem.block_tables + int64_t(of.sequence) * problem.table_width;
         for (int key = 0; key < count;) {
             const int position = first + key, offset = position % size, run = std::min(size - offset, count - key);
-            const int64_t row = (int64_t(table[position / size]) * problem.num_kv_heads + item.first_head) * size + offset;
-            for (int i = 0; i < run; ++i, ++key) key_rows[key] = row + i;
+            const int64_t row = (int64_t(table[position / size]) * problem.num_kv_heads + of.first_head) * size + offset;
+            for (int i = 0; i < run; ++i, ++key) rows[key] = row + i;
         }
+    }
+
+    // Find what the next iteration reads, of this item or the next one, to prefetch it in steps of this iteration.
+    void look_ahead(int first) {
+        const bool ends = first >= item.last_key;
+        const Item* of = ends ? next : &item;
+        ahead = ahead_count = 0;
+        if (!of) return;
+        if (ends) first = of->first_key;
+        ahead_count = std::min(TILED_KEYS, of->last_key - first);
+        locate(*of, first, ahead_count, ahead_rows);
+        const int steps = (row_tiles + 1) / 2 * TILED_STEPS;
+        ahead_share = (ahead_count + steps - 1) / steps;
+    }
+
+    INLINE_MEMBER void prefetch_ahead() {
+        for (const int end = std::min(ahead + ahead_share, ahead_count); ahead < end; ++ahead) {
+            prefetch_row(problem.keys, key_bytes, ahead_rows[ahead]);
+            prefetch_row(problem.values, value_bytes, ahead_rows[ahead]);
+        }
+    }
+
+    INLINE_MEMBER void prefetch_row(const void* cache, int bytes, int64_t row) const {
+        for (int at = 0; at < bytes; at += 64) prefetch(at_bytes(cache) + row * bytes + at);
     }
 
     void visit(int first, float* partials) {
         iteration = first;
+        look_ahead(first + TILED_KEYS);
         const int count = count_of(first), lead = std::max(0, item.first_key - first);  // keys [lead, count) belong to the item
         TiledSide keys[TILED_KEYS / TILE_SIDE];
         take_keys(lead, count, keys);
@@ -195,21 +225,11 @@ private:
         }
     }
 
-    // Prefetch two rows of keys or values: the processor does not do so by itself across blocks.
-    void prefetch_rows(const void* cache, int bytes, int key, int count) const {
-        for (int i = key; i < std::min(key + 2, count); ++i)
-            for (int at = 0; at < bytes; at += 64) prefetch(at_bytes(cache) + key_rows[i] * bytes + at);
-    }
-
     // Transpose values. Those of keys outside the item, up to the next multiple of 32, are set to 0: a weight of 0 times
     // NaN is NaN.
     template <class Number>
     void pack_values(int lead, int count) {
         for (int begin = 0; begin < in_steps(count); begin += TILE_INPUTS) {
-            for (int key = begin; key < begin + TILE_INPUTS; key += 2) {
-                prefetch_rows(problem.values, value_bytes, key + TILE_INPUTS, count);
-                if (in_place) prefetch_rows(problem.keys, key_bytes, key, count);
-            }
             for (int chunk = 0; chunk < shape.chunks; ++chunk) {
                 const auto value = [&](int key) {
                     if (key < lead || key >= count) return Words{};
@@ -256,6 +276,7 @@ private:
         };
         if (scored != tile) score<TILES>(keys, 0, count, tile, scores_of(0), [](int) {});
         for (int step = 0; step < steps; ++step) {
+            prefetch_ahead();
             choose_bases(step, false);
             // These stay in registers, since nothing else can reach them.
             const float* const scores = scores_of(step);

@@ -41,9 +41,14 @@ void rms_norm(const Element* x, Element* residual, const Weight* weight, float e
     for (int row = 0; row < rows; ++row) {
         const Element* from = x + int64_t(row) * size;
         Element* sums = residual ? residual + int64_t(row) * size : nullptr;
-        const RowLayout to(row, size, in_tiles);
+        const RowLayout to(row, size, in_tiles), next(row + 1, size, in_tiles);
         Floats squares{};
         for_each_vector(size, [&](int i, int lanes) {
+            if (row + 1 < rows && i % (64 / sizeof(Element)) == 0) {  // prefetch the next row, also where it is written
+                __builtin_prefetch(from + size + i);
+                if (sums) __builtin_prefetch(sums + size + i, 1);
+                __builtin_prefetch(out + next.of(i), 1);
+            }
             Floats part = widen_some(from + i, lanes);
             if (sums) {
                 part = rounded<Element>(part + widen_some(sums + i, lanes));
@@ -82,23 +87,43 @@ struct Row {
     inline __attribute__((always_inline)) Floats at(int i) const { return load(numbers + i); }
 };
 
-// Norm one head with `weight`, unless that is null, and rotate it by its token's angles.
+template <int STEP>
+INLINE void add_halves_of(Floats* vectors) {
+    for (int i = 0; i < STEP; ++i) vectors[i] = add_halves<STEP>(vectors[i], vectors[i + STEP]);
+}
+
+// The sums of LANES vectors, each in the lane of its number, added in the order of `sum`.
+INLINE Floats sums_of(Floats (&vectors)[LANES]) {
+    if constexpr (LANES >= 16) add_halves_of<8>(vectors);
+    if constexpr (LANES >= 8) add_halves_of<4>(vectors);
+    add_halves_of<2>(vectors);
+    add_halves_of<1>(vectors);
+    return vectors[0];
+}
+
+// 1 / rms of up to LANES heads at once, since a square root and a division for each one would take as long as its rotation.
 template <class Element>
-INLINE void norm_and_rotate(const Element* x, const Row* weight, float eps, const Row& cosine, const Row& sine,
-                            int head_dim, Row& head, Element* out) {
-    Floats squares{};
-    for_each_vector(head_dim, [&](int i, int lanes) {
-        const Floats part = widen_some(x + i, lanes);
-        store(head.numbers + i, part);
-        squares += part * part;
-    });
-    const float scale = weight ? root_mean_square_inverse(squares, head_dim, eps) : 1.0f;
+INLINE void inverses(const Element* x, int heads, int head_dim, float eps, float* inverse) {
+    Floats squares[LANES] = {};
+    for (int head = 0; head < heads; ++head, x += head_dim)
+        for_each_vector(head_dim, [&](int i, int lanes) {
+            const Floats part = widen_some(x + i, lanes);
+            squares[head] += part * part;
+        });
+    const Floats sums = sums_of(squares);
+    for (int lane = 0; lane < LANES; ++lane) inverse[lane] = 1.0f / std::sqrt(sums[lane] / head_dim + eps);
+}
+
+// Norm one head, unless `weight` is null, and rotate it by its token's angles.
+template <class Element>
+INLINE void norm_and_rotate(const Element* x, const Row* weight, float inverse, const Row& cosine, const Row& sine,
+                            int head_dim, Element* out) {
     const int half = head_dim / 2;
     for_each_vector(half, [&](int i, int lanes) {
-        Floats low = head.at(i), high = head.at(half + i);
+        Floats low = widen_some(x + i, lanes), high = widen_some(x + half + i, lanes);
         if (weight) {
-            low = rounded<Element>(low * scale * weight->at(i));
-            high = rounded<Element>(high * scale * weight->at(half + i));
+            low = rounded<Element>(low * inverse * weight->at(i));
+            high = rounded<Element>(high * inverse * weight->at(half + i));
         }
         narrow_some(out + i, low * cosine.at(i) + high * sine.at(i), lanes);
         narrow_some(out + half + i, high * cosine.at(half + i) + low * sine.at(half + i), lanes);
@@ -106,8 +131,8 @@ INLINE void norm_and_rotate(const Element* x, const Row* weight, float eps, cons
 }
 
 struct Heads {
-    const void *qkv, *q_weight, *k_weight, *cosine, *sine;
-    void *q, *keys, *values;
+    const void *q_weight, *k_weight, *cosine, *sine;
+    void *qkv, *q, *keys, *values;
     float *key_scales, *value_scales;  // of formats that have them apart
     const int64_t *positions, *slot_mapping;
     int tokens, num_heads, num_kv_heads, head_dim, block_size;
@@ -124,14 +149,17 @@ void rotate_and_store(const Heads& heads, int threads) {
     const int64_t width = int64_t(heads.num_heads + 2 * kv_heads) * dim;
 #pragma omp parallel num_threads(threads) if (heads.tokens * width > WORTH_A_THREAD)
     {
-        Row cosine, sine, head, q_weight, k_weight;
+        Row cosine, sine, q_weight, k_weight;
+        alignas(64) float inverse[LANES] = {};
         const bool normed = heads.q_weight != nullptr;
         if (normed) {
             q_weight.fill(static_cast<const Weight*>(heads.q_weight), dim);
             k_weight.fill(static_cast<const Weight*>(heads.k_weight), dim);
         }
-        const auto turn = [&](const Element* x, const Row& weight, Element* out) {
-            norm_and_rotate(x, normed ? &weight : nullptr, heads.eps, cosine, sine, dim, head, out);
+        const auto turn = [&](const Element* x, const Row& weight, int head, Element* out) {
+            if (normed && head % LANES == 0)
+                inverses(x, std::min(LANES, heads.num_heads + kv_heads - head), dim, heads.eps, inverse);
+            norm_and_rotate(x, normed ? &weight : nullptr, inverse[head % LANES], cosine, sine, dim, out);
         };
         // The same head of the next token: the processor's own prefetching ends with a token's row.
         const auto prefetch_next = [&](const Element* x) {
@@ -140,10 +168,10 @@ void rotate_and_store(const Heads& heads, int threads) {
         Element row[MAX_HEAD_DIM];
 #pragma omp for schedule(static)
         for (int token = 0; token < heads.tokens; ++token) {
-            const Element* x = static_cast<const Element*>(heads.qkv) + token * width;
+            Element* x = static_cast<Element*>(heads.qkv) + token * width;
             cosine.fill(static_cast<const Element*>(heads.cosine) + heads.positions[token] * dim, dim);
             sine.fill(static_cast<const Element*>(heads.sine) + heads.positions[token] * dim, dim);
-            Element* q = static_cast<Element*>(heads.q) + int64_t(token) * heads.num_heads * dim;
+            Element* q = heads.q ? static_cast<Element*>(heads.q) + int64_t(token) * heads.num_heads * dim : x;
             const int64_t slot = heads.slot_mapping[token];
             int64_t at = slot / block_size * kv_heads * block_size + slot % block_size;  // the row of the first head
             auto* keys = static_cast<char*>(heads.keys);
@@ -155,7 +183,7 @@ void rotate_and_store(const Heads& heads, int threads) {
                     for (int j = 0; j < value_bytes; j += 64) __builtin_prefetch(values + row * value_bytes + j, 1);
                 }
                 prefetch_next(x);
-                turn(x, q_weight, q);
+                turn(x, q_weight, i, q);
             }
             if (slot < 0) continue;  // stored already
             for (int i = 0; i < kv_heads; ++i, x += dim, at += block_size) {
@@ -163,9 +191,9 @@ void rotate_and_store(const Heads& heads, int threads) {
                 prefetch_next(x);
                 prefetch_next(value);
                 if (heads.key_format == PLAIN) {
-                    turn(x, k_weight, reinterpret_cast<Element*>(keys + at * key_bytes));
+                    turn(x, k_weight, heads.num_heads + i, reinterpret_cast<Element*>(keys + at * key_bytes));
                 } else {
-                    turn(x, k_weight, row);
+                    turn(x, k_weight, heads.num_heads + i, row);
                     store_row(heads.key_format, row, dim, keys + at * key_bytes, heads.key_scales + at);
                 }
                 store_row(heads.value_format, value, dim, values + at * value_bytes, heads.value_scales + at);
@@ -202,16 +230,16 @@ extern "C" void kvlab_gated(const void* gate_up, int rows, int size, int gelu, v
 }
 
 // qkv [tokens, num_heads + 2 * num_kv_heads, head_dim]: queries and keys are normed (weights may be null) and
-// rotated by the angles of their positions: cosine and signed sine [positions, head_dim]. Queries are written to q, keys
-// and values to their blocks [blocks, num_kv_heads, block_size, head_dim], in formats of which some have scales [blocks,
+// rotated by the angles of their positions: cosine and signed sine [positions, head_dim]. Queries are written to q, or
+// stay in qkv if that is null, which reads and writes fewer lines of memory; keys and values are written to their blocks [blocks, num_kv_heads, block_size, head_dim], in formats of which some have scales [blocks,
 // num_kv_heads, block_size].
-extern "C" void kvlab_rotate_and_store(const void* qkv, const void* q_weight, const void* k_weight, float eps,
+extern "C" void kvlab_rotate_and_store(void* qkv, const void* q_weight, const void* k_weight, float eps,
                                        const void* cosine, const void* sine, const int64_t* positions,
                                        const int64_t* slot_mapping, int tokens, int num_heads, int num_kv_heads,
                                        int head_dim, int block_size, void* q, void* keys, void* values,
                                        float* key_scales, float* value_scales, int key_format, int value_format,
                                        int element_bytes, int weight_bytes, int threads) {
-    const Heads heads{qkv,        q_weight,     k_weight,  cosine,       sine,   q,         keys,         values,
+    const Heads heads{q_weight,   k_weight,     cosine,    sine,         qkv,    q,         keys,         values,
                       key_scales, value_scales, positions, slot_mapping, tokens, num_heads, num_kv_heads, head_dim,
                       block_size, eps,          key_format, value_format};
     const auto run = [&](auto element, auto weight) {

@@ -136,7 +136,7 @@ extern "C" {
 void kvlab_rms_norm(const void* x, void* residual, const void* weight, float eps, int rows, int size, void* out,
                     int in_tiles, int element_bytes, int weight_bytes, int threads);
 void kvlab_gated(const void* gate_up, int rows, int size, int gelu, void* out, int element_bytes, int threads);
-void kvlab_rotate_and_store(const void* qkv, const void* q_weight, const void* k_weight, float eps,
+void kvlab_rotate_and_store(void* qkv, const void* q_weight, const void* k_weight, float eps,
                             const void* cosine, const void* sine, const int64_t* positions,
                             const int64_t* slot_mapping, int tokens, int num_heads, int num_kv_heads, int head_dim,
                             int block_size, void* q, void* keys, void* values, float* key_scales,

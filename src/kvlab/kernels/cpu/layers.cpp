@@ -64,11 +64,10 @@ public:
     void attention(const AttentionPart& part, bool in_tiles, bool last) {
         const int64_t width = int64_t(part.num_heads) * part.head_dim;
         uint16_t* qkv = step.scratch;
-        uint16_t* q = qkv + int64_t(tokens) * part.qkv.outputs;
-        uint16_t* attended = q + int64_t(tokens) * width;
+        uint16_t* attended = qkv + int64_t(tokens) * part.qkv.outputs;
         timed([&] { multiply(part.qkv, step.normed, in_tiles, qkv); });
-        timed([&] { rotate_and_store(part, qkv, q); });
-        timed([&] { attend(part, q, attended, in_tiles); });
+        timed([&] { rotate_and_store(part, qkv); });
+        timed([&] { attend(part, qkv, attended, in_tiles); });
         timed([&] {
             if (last && step.num_sampled < tokens) {  // whole tiles of these rows end before `attended`
                 take_sampled(attended, width, in_tiles, qkv);
@@ -147,20 +146,21 @@ private:
                 step.block_tables + group * step.num_sequences * step.table_width};
     }
 
-    void rotate_and_store(const AttentionPart& part, const uint16_t* qkv, uint16_t* q) const {
+    // Queries stay in qkv.
+    void rotate_and_store(const AttentionPart& part, uint16_t* qkv) const {
         const Cache cache = cache_of(part);
         kvlab_rotate_and_store(qkv, part.query_norm.weight, part.key_norm.weight, part.query_norm.eps, part.cosine,
                                part.sine, step.positions, cache.slot_mapping, tokens, part.num_heads,
-                               part.num_kv_heads, part.head_dim, step.block_size, q, cache.keys, cache.values,
+                               part.num_kv_heads, part.head_dim, step.block_size, nullptr, cache.keys, cache.values,
                                cache.key_scales, cache.value_scales, step.key_format, step.value_format, ELEMENT_BYTES,
                                part.query_norm.weight_bytes, step.threads);
     }
 
-    void attend(const AttentionPart& part, const uint16_t* q, uint16_t* out, bool in_tiles) const {
+    void attend(const AttentionPart& part, const uint16_t* qkv, uint16_t* out, bool in_tiles) const {
         const Cache cache = cache_of(part);
-        kvlab_paged_attention(out, q, cache.keys, cache.values, cache.key_scales, cache.value_scales,
+        kvlab_paged_attention(out, qkv, cache.keys, cache.values, cache.key_scales, cache.value_scales,
                               cache.block_tables, step.seq_lens, step.query_start,
-                              int64_t(part.num_heads) * part.head_dim, step.table_width, step.num_sequences,
+                              part.qkv.outputs, step.table_width, step.num_sequences,
                               part.num_heads, part.num_kv_heads, part.head_dim, step.block_size, part.window, part.scale,
                               part.soft_cap, step.key_format, step.value_format, in_tiles, ELEMENT_BYTES, step.threads);
     }

@@ -44,7 +44,7 @@ class NativePart(NamedTuple):
         """Elements per token that the part needs of the scratch memory."""
         match self.structure:
             case AttentionPart() as attention:
-                return int(attention.qkv.outputs + 2 * attention.num_heads * attention.head_dim)
+                return int(attention.qkv.outputs + attention.num_heads * attention.head_dim)
             case MlpPart() as mlp:
                 return int(mlp.gate_up.outputs + mlp.down.inputs)
         return 0
