@@ -383,3 +383,22 @@ Feature: The model computes what transformers computes
         | bart   | has an encoder                                                    |
         | mamba  | has layers (linear_attention) with a state or a mask of their own |
         | bloom  | never calls transformers' attention interface                     |
+
+  Rule: Matrices in 12 bits a number are exact
+
+    @R11.7
+    Scenario: The tokens are those of 16 bits
+      When a tiny model is run with "executor.dtype=bfloat16 executor.weights=plain" and with "executor.dtype=bfloat16 executor.weights=compact"
+      Then both runs had the same prompts and produced the same tokens
+
+    @R11.7
+    Scenario Outline: <settings>
+      When I run "<settings>" on a tiny model
+      Then the command fails without a traceback
+      And the message says "<message>"
+
+      Examples:
+        | settings                                                                  | message                                                                        |
+        | executor.weights=compact executor.dtype=float32                           | executor.weights=compact: is for executor.dtype=bfloat16, not float32          |
+        | executor.weights=compact executor.dtype=bfloat16 executor.kernels=false   | executor.weights=compact: is computed by a kernel ... executor.weights=auto    |
+        | executor.weights=compact executor=simulated hardware=h100_sxm             | executor.weights=compact: is a format of kvlab's kernels for CPUs              |

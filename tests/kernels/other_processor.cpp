@@ -31,22 +31,23 @@ float wide(uint16_t x) {
 }
 
 // Whether a product is right up to one rounding. The weight's rows are read back: int8 has changed them.
-bool agrees(int rows, int outputs, int inputs, bool int8) {
+bool agrees(int rows, int outputs, int inputs, int format) {
     std::vector<uint16_t> weight(outputs * inputs), x(rows * inputs), out(rows * outputs), read(outputs * inputs);
-    std::vector<char> packed(kvlab_packed_linear_bytes(outputs, inputs, int8) + 64);
+    std::vector<char> packed(kvlab_packed_linear_bytes(outputs, inputs, format) + 64);
     std::vector<float> scales(outputs);
     std::vector<int64_t> ids(outputs);
     for (auto& each : weight) each = narrow(number());
     for (auto& each : x) each = narrow(number());
     for (int i = 0; i < outputs; ++i) ids[i] = i;
-    if (int8)
+    if (format == WEIGHT_INT8)
         kvlab_pack_linear_int8(weight.data(), outputs, inputs, packed.data(), scales.data(), 1);
     else
         kvlab_pack_linear(weight.data(), outputs, inputs, packed.data(), 1);
-    const float* scale = int8 ? scales.data() : nullptr;
-    kvlab_packed_rows(packed.data(), scale, inputs, ids.data(), outputs, read.data(), 1);
-    if (!int8 && read != weight) return false;
-    kvlab_linear(x.data(), inputs, rows, packed.data(), scale, nullptr, outputs, inputs, out.data(), 2);
+    const float* scale = format == WEIGHT_INT8 ? scales.data() : nullptr;
+    const LinearWeight whole{packed.data(), scale, nullptr, outputs, inputs, format};
+    kvlab_packed_rows(&whole, ids.data(), outputs, read.data(), 1);
+    if (format != WEIGHT_INT8 && read != weight) return false;
+    kvlab_linear(x.data(), inputs, rows, &whole, out.data(), 2);
     for (int row = 0; row < rows; ++row)
         for (int output = 0; output < outputs; ++output) {
             double exact = 0, size = 0;
@@ -70,12 +71,12 @@ int main() {
             kvlab_choose_paths(0, few, many);
             for (const auto& shape : shapes)
                 for (int rows : {1, 2, 4, 7, 9, 13, 24, 26})
-                    for (bool int8 : {false, true}) {
+                    for (int format : {WEIGHT_PLAIN, WEIGHT_INT8}) {
                         ++tried;
-                        if (agrees(rows, shape[0], shape[1], int8)) continue;
+                        if (agrees(rows, shape[0], shape[1], format)) continue;
                         ++failed;
-                        std::printf("%d rows, %d by %d, int8 %d, few %d, many %d: wrong\n", rows, shape[0], shape[1],
-                                    int8, few, many);
+                        std::printf("%d rows, %d by %d, format %d, few %d, many %d: wrong\n", rows, shape[0], shape[1],
+                                    format, few, many);
                     }
         }
     std::printf("%s: %d of %d products agree\n", kvlab_paths(), tried - failed, tried);

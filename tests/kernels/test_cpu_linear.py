@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 
 from kvlab.kernels.cpu.elementwise import gated
+from kvlab.kernels.cpu.interface import WeightFormat
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kernels.cpu.native import instruction_set, load
 from kvlab.kernels.cpu.topk import topk
@@ -35,6 +38,11 @@ def in_tiles(inputs: int) -> bool:
     return "amx" in instruction_set() and inputs % 32 == 0
 
 
+def _available(format: WeightFormat) -> WeightFormat:
+    """The format, or PLAIN where this processor's kernels have no such weights."""
+    return format if load().kvlab_packed_linear_bytes(1, 32, format) else WeightFormat.PLAIN
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8, 12, 13, 16, 19, 24, 25, 49, 100])
 @pytest.mark.parametrize(("outputs", "inputs"), AWKWARD)
 def test_any_shape(rows: int, outputs: int, inputs: int) -> None:
@@ -45,13 +53,13 @@ def test_any_shape(rows: int, outputs: int, inputs: int) -> None:
     assert_close(packed.multiply(x, bias), exact + bias.double())
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("format", WeightFormat)
 @pytest.mark.parametrize("rows", [1, 16, 17, 33, 48, 49, 65, 129, 600])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (17, 64), (33, 352), (90, 96), (270, 2080), (70, 6208)])
-def test_shapes_of_matrix_tiles(rows: int, outputs: int, inputs: int, int8: bool) -> None:
+def test_shapes_of_matrix_tiles(rows: int, outputs: int, inputs: int, format: WeightFormat) -> None:
     weight, bias, x = draw(outputs, inputs), draw(outputs), draw(rows, inputs)
-    packed = PackedWeight(weight, int8=int8)
-    exact = x.double() @ (dequantized(weight) if int8 else weight.double()).T
+    packed = PackedWeight(weight, format)
+    exact = x.double() @ (dequantized(weight) if format is WeightFormat.INT8 else weight.double()).T
     assert_close(packed.multiply(x), exact)
     assert_close(packed.multiply(x, bias), exact + bias.double())
 
@@ -68,54 +76,53 @@ def test_outputs_that_no_cache_keeps() -> None:
     assert_close(PackedWeight(weight).multiply(x), x.double() @ weight.double().T)
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("format", WeightFormat)
 @pytest.mark.parametrize("gelu", [False, True])
 @pytest.mark.parametrize("rows", [1, 16, 17, 48, 100])
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (96, 32), (1056, 96), (60, 64), (64, 33), (96, 6208)])
-def test_gates_inside_the_product(rows: int, outputs: int, inputs: int, gelu: bool, int8: bool) -> None:
+def test_gates_inside_the_product(rows: int, outputs: int, inputs: int, gelu: bool, format: WeightFormat) -> None:
     """To the last bit what two passes give."""
-    packed, bias, x = PackedWeight(draw(outputs, inputs), int8=int8), draw(outputs), draw(rows, inputs)
+    packed, bias, x = PackedWeight(draw(outputs, inputs), format), draw(outputs), draw(rows, inputs)
     product, out, wide = packed.native(bias), draw(rows, outputs // 2), draw(rows, outputs)
     before = wide.clone()
     load().kvlab_linear_gated(
-        *(x.data_ptr(), inputs, rows, product.packed, product.scales, product.bias, outputs, inputs, gelu),
+        *(x.data_ptr(), inputs, rows, ctypes.addressof(product), gelu),
         *(wide.data_ptr(), out.data_ptr(), False, torch.get_num_threads()),
     )
     assert torch.equal(out, gated(packed.multiply(x, bias), gelu=gelu))
     assert torch.equal(wide, before) == (in_tiles(inputs) and outputs % 32 == 0)
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("format", WeightFormat)
 @pytest.mark.parametrize("rows", [1, 16, 17, 100])
 @pytest.mark.parametrize(("outputs", "inputs"), [(128, 64), (192, 32), (2048, 96), (128, 6208)])
-def test_rows_that_come_and_go_in_tiles(rows: int, outputs: int, inputs: int, int8: bool) -> None:
+def test_rows_that_come_and_go_in_tiles(rows: int, outputs: int, inputs: int, format: WeightFormat) -> None:
     """What lies beyond the last row is of no matter."""
     if not in_tiles(inputs):
         pytest.skip("products have no tiles here")
-    packed, bias, x = PackedWeight(draw(outputs, inputs), int8=int8), draw(outputs), draw(rows, inputs)
+    packed, bias, x = PackedWeight(draw(outputs, inputs), format), draw(outputs), draw(rows, inputs)
     product, tiles, out = packed.native(bias), put_in_tiles(x), draw(rows, outputs)
-    weight = product.packed, product.scales, product.bias, outputs, inputs
-    threads, library = torch.get_num_threads(), load()
+    weight, threads, library = ctypes.addressof(product), torch.get_num_threads(), load()
     assert library.kvlab_multiplies_in_tiles(inputs)
-    library.kvlab_linear(tiles.data_ptr(), IN_TILES, rows, *weight, out.data_ptr(), threads)
+    library.kvlab_linear(tiles.data_ptr(), IN_TILES, rows, weight, out.data_ptr(), threads)
     whole = packed.multiply(x, bias)
     assert torch.equal(out, whole)
     gate = put_in_tiles(draw(rows, outputs // 2))
     pointers = None, gate.data_ptr()
-    library.kvlab_linear_gated(tiles.data_ptr(), IN_TILES, rows, *weight, False, *pointers, True, threads)
+    library.kvlab_linear_gated(tiles.data_ptr(), IN_TILES, rows, weight, False, *pointers, True, threads)
     assert torch.equal(take_from_tiles(gate, rows), gated(whole, gelu=False))
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("format", WeightFormat)
 @pytest.mark.parametrize("rows", [1, 5, 16, 17, 48, 60])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (17, 64), (1000, 96), (4000, 32), (300, 33)])
-def test_the_largest_without_the_others(rows: int, outputs: int, inputs: int, int8: bool) -> None:
+def test_the_largest_without_the_others(rows: int, outputs: int, inputs: int, format: WeightFormat) -> None:
     """Small whole numbers: many outputs are equal, and the first of them is the largest."""
     weight, bias, x = (
         torch.randint(-2, 3, shape).bfloat16() for shape in [(outputs, inputs), (outputs,), (rows, inputs)]
     )
-    packed = PackedWeight(weight, int8=int8)
-    ops = CpuOps(int8_weights=int8)
+    packed = PackedWeight(weight, format)
+    ops = CpuOps(weights=_available(format).name.lower())
     found = ops.linear_top1(ops.linear(weight, bias), x)
     assert (packed.top1(x) is not None) == in_tiles(inputs)
     expected = topk(packed.multiply(x, bias), 1)
@@ -182,7 +189,7 @@ class TestInt8:
     @pytest.mark.parametrize(("outputs", "inputs"), AWKWARD)
     def test_any_shape(self, rows: int, outputs: int, inputs: int) -> None:
         weight, bias, x = draw(outputs, inputs), draw(outputs), draw(rows, inputs)
-        packed = PackedWeight(weight, int8=True)
+        packed = PackedWeight(weight, WeightFormat.INT8)
         if rows:
             exact = x.double() @ dequantized(weight).T
             assert_close(packed.multiply(x), exact)
@@ -191,17 +198,17 @@ class TestInt8:
 
     def test_a_vocabulary(self) -> None:
         weight, x = draw(151_936, 32), draw(13, 32)
-        assert_close(PackedWeight(weight, int8=True).multiply(x), x.double() @ dequantized(weight).T)
+        assert_close(PackedWeight(weight, WeightFormat.INT8).multiply(x), x.double() @ dequantized(weight).T)
 
     def test_is_near_the_weight_as_it_was(self) -> None:
         weight, x = draw(300, 1000), draw(13, 1000)
-        error = PackedWeight(weight, int8=True).multiply(x).double() - x.double() @ weight.double().T
+        error = PackedWeight(weight, WeightFormat.INT8).multiply(x).double() - x.double() @ weight.double().T
         assert error.norm() < 0.015 * (x.double() @ weight.double().T).norm()
 
     def test_zeros_and_an_output_that_is_not_finite(self) -> None:
         weight, x = draw(20, 40), draw(3, 40)
         weight[3], weight[5, 7] = 0.0, float("inf")
-        found = PackedWeight(weight, int8=True).multiply(x)
+        found = PackedWeight(weight, WeightFormat.INT8).multiply(x)
         assert not found[:, 3].any()
         assert (~found.isfinite()).any(dim=0).nonzero().flatten().tolist() == [5]
 
@@ -209,15 +216,58 @@ class TestInt8:
     def test_rows_of_the_weight_read_back(self, outputs: int, inputs: int) -> None:
         weight = draw(outputs, inputs)
         ids = torch.randint(outputs, (20,))
-        found = PackedWeight(weight, int8=True).rows(ids).double()
+        found = PackedWeight(weight, WeightFormat.INT8).rows(ids).double()
         scale = weight[ids].double().abs().amax(dim=1, keepdim=True) / 127
         # Half a step, and the rounding to bfloat16. (What lies halfway may be rounded either way.)
         assert ((found - weight[ids].double()).abs() <= 0.501 * scale + 4e-3 * found.abs()).all()
 
     def test_takes_half_the_bytes(self) -> None:
-        assert PackedWeight(draw(1024, 512), int8=True).num_bytes == 1024 * (512 + 4)
+        assert PackedWeight(draw(1024, 512), WeightFormat.INT8).num_bytes == 1024 * (512 + 4)
 
 
 def test_takes_the_bytes_of_the_weight_and_little_more() -> None:
     assert PackedWeight(draw(1024, 512)).num_bytes == 1024 * 512 * 2
     assert PackedWeight(draw(1000, 511)).num_bytes <= 1008 * 512 * 2
+
+
+class TestCompact:
+    """Exponents in four bits. To the last bit what products with the plain weight give."""
+
+    @pytest.mark.parametrize("rows", [1, 2, 9, 16, 17, 33, 48, 49, 100])
+    @pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (90, 96), (270, 2080), (70, 6208)])
+    def test_is_exact(self, rows: int, outputs: int, inputs: int) -> None:
+        weight, x = draw(outputs, inputs), draw(rows, inputs)
+        scattered(weight)
+        plain, compact = PackedWeight(weight), PackedWeight(weight, WeightFormat.COMPACT)
+        assert compact.format is _available(WeightFormat.COMPACT)
+        assert torch.equal(compact.multiply(x), plain.multiply(x))
+        ids = torch.randint(outputs, (20,))
+        assert torch.equal(compact.rows(ids), weight[ids])
+
+    def test_every_bit_pattern_is_kept(self) -> None:
+        """NaN, infinities, numbers below the smallest normal one, and both zeros."""
+        every = torch.arange(-(2**15), 2**15, dtype=torch.int16)
+        for start in range(0, 2**16, 2**10):  # no more exponents at once than there are codes
+            weight = every[start : start + 2**10].view(16, 64).view(torch.bfloat16)
+            packed = PackedWeight(weight, WeightFormat.COMPACT)
+            assert packed.format is _available(WeightFormat.COMPACT)
+            assert torch.equal(packed.rows(torch.arange(16)).view(torch.int16), weight.view(torch.int16))
+
+    def test_exponents_that_vary_too_much_stay_as_they_are(self) -> None:
+        weight = torch.randint(0, 2**15, (40, 256), dtype=torch.int16).view(torch.bfloat16)
+        packed = PackedWeight(weight, WeightFormat.COMPACT)
+        assert packed.format is WeightFormat.PLAIN
+        ids = torch.arange(40)
+        assert torch.equal(packed.rows(ids).view(torch.int16), weight.view(torch.int16))
+
+    def test_takes_three_quarters_of_the_memory(self) -> None:
+        packed = PackedWeight(draw(1024, 512), WeightFormat.COMPACT)
+        if packed.format is WeightFormat.COMPACT:
+            assert 0.75 < packed.num_bytes / (1024 * 512 * 2) < 0.76
+
+
+def scattered(weight: torch.Tensor) -> None:
+    """Give a few weights of `weight` exponents that no other has."""
+    for index in range(0, weight.numel(), weight.numel() // 3):
+        weight.view(-1)[index] = 2.0 ** (-40 - index % 50)
+    weight.view(-1)[-1] = -1e-39

@@ -12,6 +12,7 @@ import torch
 
 from kvlab.errors import KernelError
 from kvlab.kernels.cpu import native, paths
+from kvlab.kernels.cpu.interface import WeightFormat
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kernels.cpu.paths import Paths, Rates, choose, choose_for, take
 
@@ -151,15 +152,16 @@ def every_choice(library: ctypes.CDLL) -> list[Paths]:
     return [Paths(taken, few, many, {}) for taken in tiles for few in vectors for many in vectors]
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("format", WeightFormat)
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [(1, 1), (16, 32), (17, 33), (70, 96), (1000, 64), (64, 1023), (300, 2080)]
 )
-def test_each_gives_the_product(outputs: int, inputs: int, int8: bool, library: ctypes.CDLL) -> None:
+def test_each_gives_the_product(outputs: int, inputs: int, format: WeightFormat, library: ctypes.CDLL) -> None:
     """Up to one rounding to bfloat16; all but tiles the same to the last bit, so that a row depends on no other."""
     weight, x = torch.randn(outputs, inputs).bfloat16(), torch.randn(50, inputs).bfloat16()
-    packed = PackedWeight(weight, int8=int8)
+    packed = PackedWeight(weight, format)
     scale = weight.double().abs().amax(dim=1, keepdim=True) / 127
+    int8 = format is WeightFormat.INT8
     exact = x.double() @ (torch.round(weight.double() / scale) * scale if int8 else weight.double()).T
     size = exact.abs().max().item()
     rows = [row for count in COUNTS for row in range(count)]

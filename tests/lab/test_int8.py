@@ -30,7 +30,8 @@ class TestCache:
 
     def test_another_dtype_is_refused(self) -> None:
         with pytest.raises(
-            ConfigError, match=r"kv\.dtype=int2: unknown; known: auto, int8, fp8_e4m3, fp8_e5m2, int4"
+            ConfigError,
+            match=r"kv\.dtype=int2: unknown; known: auto, plain, compact, int8, fp8_e4m3, fp8_e5m2, int4",
         ):
             compose_run("kv.dtype=int2")
 
@@ -77,10 +78,12 @@ class TestWeights:
 
     def test_a_gpu_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"executor\.weights=int8: runs on a CPU, not on cuda"):
-            select_ops(torch.bfloat16, "cuda", int8_weights=True)
+            select_ops(torch.bfloat16, "cuda", weights="int8")
 
     def test_another_format_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match=r"executor\.weights=int4: unknown; known: auto, int8"):
+        with pytest.raises(
+            ConfigError, match=r"executor\.weights=int4: unknown; known: auto, plain, compact"
+        ):
             compose_run("executor.weights=int4")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Iterator
-from ctypes import c_int, c_int64
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from kvlab.attention.backends.concat import ConcatAttention
 from kvlab.engine.build import EnginePlan, build_engine, plan_engine
 from kvlab.engine.executors.torch import build_decoder
 from kvlab.engine.memory import matrices
+from kvlab.kernels.cpu.interface import WeightFormat
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kernels.cpu.native import load
 from kvlab.kv.sizing import PoolSize
@@ -101,12 +101,21 @@ class TestCache:
 class TestWeights:
     @pytest.mark.parametrize("kernels", ["true", "false"])
     @pytest.mark.parametrize(
-        ("dtype", "weights"), [("bfloat16", "auto"), ("bfloat16", "int8"), ("float32", "auto"), ("float16", "auto")]
+        ("dtype", "weights"),
+        [
+            ("bfloat16", "plain"),
+            ("bfloat16", "compact"),
+            ("bfloat16", "int8"),
+            ("float32", "auto"),
+            ("float16", "auto"),
+        ],
     )
     @pytest.mark.parametrize("name", SMALL)
     def test_equal_the_tensors_of_a_loaded_model(self, name: str, dtype: str, weights: str, kernels: str) -> None:
-        if weights == "int8" and kernels == "false":
-            pytest.skip("int8 is computed by kernels")
+        if weights in ("compact", "int8") and kernels == "false":
+            pytest.skip("computed by kernels")
+        if weights == "compact" and not load().kvlab_packed_linear_bytes(1, 32, WeightFormat.COMPACT):
+            pytest.skip("needs AVX-512")
         overrides: tuple[str, ...] = (f"model={name}", f"executor.dtype={dtype}", f"executor.weights={weights}")
         overrides += (f"executor.kernels={kernels}", "executor=cpu")
         plan = planned(*overrides)
@@ -134,15 +143,15 @@ class TestWeights:
         wider = weights.norms // 2 if model.norm_offset else 0
         assert weights.parameters == 2 * model.num_parameters + wider
 
-    @pytest.mark.parametrize("weights", ["auto", "int8"])
+    @pytest.mark.parametrize("weights", ["plain", "compact", "int8"])
     @pytest.mark.parametrize("name", MODELS)
     def test_equal_what_the_kernels_pack_every_model_into(self, name: str, weights: str) -> None:
         plan = planned(f"model={name}", f"executor.weights={weights}", memory=256 * GIB)
-        packed_bytes = load().kvlab_packed_linear_bytes
-        packed_bytes.restype = c_int64
+        packed_bytes, format = load().kvlab_packed_linear_bytes, WeightFormat[weights.upper()]
+        if not packed_bytes(1, 32, format):
+            pytest.skip("needs AVX-512")
         packed = (
-            matrix.times * packed_bytes(c_int(matrix.outputs), c_int(matrix.inputs), c_int(weights == "int8"))
-            for matrix in matrices(plan.model)
+            matrix.times * packed_bytes(matrix.outputs, matrix.inputs, format) for matrix in matrices(plan.model)
         )
         assert plan.weights.matrices == sum(packed)
 

@@ -64,15 +64,13 @@ def logits(model: TinyModel, ops: CpuOps, cache_dtype: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
-    ("cache_dtype", "int8_weights"), [("bfloat16", False), ("int8+fp8_e5m2", False), ("bfloat16+int8", True)]
+    ("cache_dtype", "weights"), [("bfloat16", "auto"), ("int8+fp8_e5m2", "plain"), ("bfloat16+int8", "int8")]
 )
-def test_the_same_logits(
-    models: Callable[[str], TinyModel], variant: str, cache_dtype: str, int8_weights: bool
-) -> None:
+def test_the_same_logits(models: Callable[[str], TinyModel], variant: str, cache_dtype: str, weights: str) -> None:
     model = models(variant)
-    found = logits(model, CpuOps(int8_weights=int8_weights), cache_dtype)
+    found = logits(model, CpuOps(weights=weights), cache_dtype)
     assert found.isfinite().all()
-    assert torch.equal(found, logits(model, OneByOne(int8_weights=int8_weights), cache_dtype))
+    assert torch.equal(found, logits(model, OneByOne(weights=weights), cache_dtype))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

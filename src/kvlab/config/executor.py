@@ -9,7 +9,8 @@ from kvlab.errors import ConfigError
 from kvlab.registry import registry
 
 DTYPES = ("float32", "bfloat16", "float16")
-WEIGHTS = ("auto", "int8", "fp8")
+# fp8: of simulated devices; a scale for each output, as int8 has
+WEIGHTS = ("auto", "plain", "compact", "int8", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
 BATCHING = ("ragged", "per_sequence")
 
@@ -35,7 +36,9 @@ class ExecutorConfig:
     kind: str = "torch"  # torch: PyTorch and kvlab's kernels on this machine; simulated: a device that is not here
     device: str = "auto"  # cpu, cuda, or auto: cuda where there is one
     dtype: str = "bfloat16"  # of weights and activations: float32, bfloat16 or float16
-    weights: str = "auto"  # auto: executor.dtype; int8: on a CPU, in bfloat16; fp8: simulated; a scale per output
+    weights: str = (
+        "auto"  # plain: executor.dtype; compact: exact, in 12 bits; int8; fp8; auto: one of the first two
+    )
     batching: str = "ragged"  # ragged: one forward pass for all sequences of a step; per_sequence: one for each
     threads: int | None = None  # CPU threads; null: one for each core that the process may use
     tensor_parallel: int = 1  # simulated: devices among which heads and matrices are divided
@@ -55,3 +58,8 @@ class ExecutorConfig:
         at_least("executor.tensor_parallel", self.tensor_parallel, 1)
         if not 0 < self.memory_utilization <= 1:
             raise ConfigError("executor.memory_utilization", self.memory_utilization, "must be in (0, 1]")
+
+    @property
+    def weights_dtype(self) -> str:
+        """What the numbers of the matrices are rounded to."""
+        return self.weights if self.weights in ("int8", "fp8") else self.dtype

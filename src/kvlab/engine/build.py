@@ -240,11 +240,12 @@ def planned_pool(config: EngineConfig, spec: KVSpec) -> PoolSize:
     )
 
 
-def refuse_int8(config: EngineConfig, model: DecoderConfig) -> None:
-    """Raise ConfigError for weights in int8, which transformers' models do not have on this machine."""
-    if config.executor.weights == "int8" and isinstance(model, TransformersConfig):
+def refuse_packed(config: EngineConfig, model: DecoderConfig) -> None:
+    """Raise ConfigError for weights in a format of kvlab's kernels, which transformers' models do not have."""
+    weights = config.executor.weights
+    if weights in ("compact", "int8") and isinstance(model, TransformersConfig):
         text = f"is for kvlab's own decoder, and transformers runs {model.family}; use executor.weights=auto"
-        raise ConfigError("executor.weights", "int8", text)
+        raise ConfigError("executor.weights", weights, text)
 
 
 def refuse_fp8(config: EngineConfig) -> None:

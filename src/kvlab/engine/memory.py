@@ -14,6 +14,7 @@ from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES, KVSpec
 from kvlab.models.config import DecoderConfig, TransformersConfig, WeightCounts
 
 _FLOAT32 = DTYPE_BYTES["float32"]
+_STEP = 32  # inputs that are packed together in 12 bits
 _PANEL = 16  # outputs, at most, to a multiple of which the native kernels pad a packed weight
 _TILE = 2**20  # of random numbers, while dummy weights are made
 _SMALL = 64 * 2**20  # metadata of steps, sequences, what an allocator keeps
@@ -29,7 +30,7 @@ class EngineSettings:
     device: str  # "cpu" or "cuda"
     attention: str  # name of the backend
     native: bool  # whether kvlab's CPU kernels compute what is not attention
-    weights: str  # "auto": in `dtype`; "int8"; "fp8": all matrices but the output layer's
+    weights: str  # "auto" and "plain": in `dtype`; "compact"; "int8"; "fp8": all matrices but the output layer's
     max_batched_tokens: int
     max_batch_size: int
     max_seq_len: int
@@ -48,7 +49,7 @@ class EngineSettings:
     @property
     def matrix_dtype(self) -> str:
         """What the matrices of the layers are stored in."""
-        return self.dtype if self.weights == "auto" else self.weights
+        return self.weights if self.weights in ("int8", "fp8") else self.dtype
 
     @property
     def output_dtype(self) -> str:
@@ -264,4 +265,8 @@ def _matrix_bytes(matrix: Matrix, dtype: str, settings: EngineSettings) -> int:
     if not (settings.is_packed and settings.native):
         return matrix.outputs * matrix.inputs * DTYPE_BYTES[dtype]
     outputs, inputs = -(-matrix.outputs // _PANEL) * _PANEL, -(-matrix.inputs // 2) * 2
+    if settings.weights == "compact" and inputs % _STEP == 0:  # compact_weight.hpp states the layout
+        steps = inputs // _STEP
+        exponents, exceptions = 16, 8 * (5 + steps // 4)
+        return outputs // _PANEL * (steps * _STEP * _PANEL * 3 // 2 + exponents + exceptions)
     return outputs * inputs * DTYPE_BYTES[dtype]

@@ -18,7 +18,7 @@ from itertools import count, takewhile
 from typing import Any, NamedTuple, cast
 
 from kvlab.config import EngineConfig, KVConfig, RunConfig, format_bytes
-from kvlab.engine.build import attention_elsewhere, kv_spec, memory_settings, refuse_fp8, refuse_int8
+from kvlab.engine.build import attention_elsewhere, kv_spec, memory_settings, refuse_fp8, refuse_packed
 from kvlab.engine.executors.simulated import (
     check_devices,
     check_model_on_devices,
@@ -225,14 +225,14 @@ def capacity_curve(
     return curves
 
 
-def _refuse_int8(config: EngineConfig, device: str) -> None:
-    """Say, as a run would, why there are no weights in int8."""
+def _refuse_weights(config: EngineConfig, device: str) -> None:
+    """Say, as a run would, why there are no weights in a format of the kernels."""
     import torch
 
     from kvlab.models.ops import select_ops
 
     executor = config.executor
-    select_ops(getattr(torch, executor.dtype), device, kernels=executor.kernels, int8_weights=True)
+    select_ops(getattr(torch, executor.dtype), device, kernels=executor.kernels, weights=executor.weights)
 
 
 def _check_stored(config: EngineConfig, model: DecoderConfig, settings: EngineSettings) -> None:
@@ -240,9 +240,9 @@ def _check_stored(config: EngineConfig, model: DecoderConfig, settings: EngineSe
     if config.executor.tensor_parallel > 1:
         text = "devices of which kind? As hardware=h100_sxm"
         raise ConfigError("executor.tensor_parallel", config.executor.tensor_parallel, text)
-    if settings.weights == "int8" and not (settings.native and settings.is_packed):
-        refuse_int8(config, model)
-        _refuse_int8(config, settings.device)
+    if settings.weights in ("compact", "int8") and not (settings.native and settings.is_packed):
+        refuse_packed(config, model)
+        _refuse_weights(config, settings.device)
     if settings.device == "cpu":
         refuse_fp8(config)
 
@@ -286,7 +286,7 @@ def _too_small(config: EngineConfig, plan: CapacityPlan, memory: int, block: int
     override, narrower = "", settings
     if settings.dtype == "float32":
         override, narrower = "executor.dtype=bfloat16", replace(settings, dtype="bfloat16")
-    elif settings.is_packed and settings.native and settings.weights == "auto":
+    elif settings.is_packed and settings.native and settings.weights != "int8":
         override, narrower = "executor.weights=int8", replace(settings, weights="int8")
     spec = kv_spec(replace(config, executor=replace(config.executor, dtype=narrower.dtype)), model)
     less = weight_bytes(model, narrower)

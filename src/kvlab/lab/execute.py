@@ -269,7 +269,9 @@ def _announce(plan: RunPlan | PeerPlan, context: RunContext) -> None:
         computed = f"attention: {kernels.attention.name}, other kernels: {chosen}{reason}; "
     threads = kernels.threads if kernels and plan.device == "cpu" else 0
     why = explain_threads(config.executor.threads, threads) if threads else ""
-    weights = config.executor.dtype if config.executor.weights == "auto" else config.executor.weights
+    weights = config.executor.weights_dtype
+    if kernels and kernels.ops.weights == "compact":
+        weights += ", kept in 12 bits each"
     tiers = {"host memory": "kv.offload", "disk": "kv.offload_disk"}
     behind = [
         f"{pages:,} more in {name}" for name, key in tiers.items() if (pages := tier_pages(config.kv, pool, key))

@@ -29,7 +29,7 @@ def quality_metrics(plan: EnginePlan, requests: Sequence[Request]) -> tuple[dict
     """
     config = plan.config
     own = config.executor.dtype
-    if plan.kernels is None or (set(config.kv_dtypes) == {own} and config.executor.weights == "auto"):
+    if plan.kernels is None or (set(config.kv_dtypes) == {own} and config.executor.weights_dtype == own):
         return {}, ""
     kv = replace(config.kv, dtype="auto", key_dtype=None, value_dtype=None)
     reference = plan_engine(replace(config, kv=kv, executor=replace(config.executor, weights="auto")))

@@ -17,6 +17,7 @@ from kvlab.engine.threads import resolve_threads
 from kvlab.errors import KernelError, OutputError
 from kvlab.kernels.cpu.attention import paged_attention
 from kvlab.kernels.cpu.cache import cache_folder
+from kvlab.kernels.cpu.interface import LinearWeight, WeightFormat
 from kvlab.kernels.cpu.memory import empty
 from kvlab.kernels.cpu.native import load
 from kvlab.kernels.cpu.paths import rates_in_registers
@@ -109,7 +110,8 @@ def _read_as_weight(library: ctypes.CDLL, source: torch.Tensor, inputs: int = 10
     """Have kvlab's kernel read all of `source`, as the weight of a product of one row."""
     outputs = source.nbytes // (2 * inputs)
     x, out = torch.ones(inputs, dtype=torch.bfloat16), torch.empty(outputs, dtype=torch.bfloat16)
-    sides = x.data_ptr(), inputs, 1, source.data_ptr(), None, None, outputs, inputs
+    weight = LinearWeight(source.data_ptr(), None, None, outputs, inputs, WeightFormat.PLAIN)
+    sides = x.data_ptr(), inputs, 1, ctypes.addressof(weight)
     library.kvlab_linear(*sides, out.data_ptr(), torch.get_num_threads())
 
 

@@ -110,6 +110,9 @@ class SimulatedExecution(ExecutorKind):
         each = weights.parameters / weights.stored
         sizes = (each, weights.body, weights.output, spec.bytes_per_token)
         timing = TIMINGS.get(config.executor.timing).of(Deployment(config, model, hardware, *sizes))
+        if config.executor.weights == "compact" and timing.recording is None:
+            text = "is a format of kvlab's kernels for CPUs; simulated devices have auto, int8 or fp8"
+            raise ConfigError("executor.weights", "compact", text)
         memory = memory_of_devices(config, hardware, working)
         check_links(config, hardware)
         if timing.recording is not None and (config.kv.offload or config.kv.offload_disk):

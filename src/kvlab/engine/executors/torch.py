@@ -18,7 +18,7 @@ from kvlab.engine.build import (
     memory_settings,
     planned_pool,
     refuse_fp8,
-    refuse_int8,
+    refuse_packed,
     resolve_device,
 )
 from kvlab.engine.clock import WallClock
@@ -72,10 +72,10 @@ class TorchExecution(ExecutorKind):
         device = resolve_device(config.executor.device)
         threads = resolve_threads(config.executor.threads)
         model = decoder_config(config.model)
-        refuse_int8(config, model)
+        refuse_packed(config, model)
         spec = kv_spec(config, model)
         pool = planned_pool(config, spec)
-        kernels, int8 = config.executor.kernels, config.executor.weights == "int8"
+        kernels, weights = config.executor.kernels, config.executor.weights
         specs = attention_specs(model, config.executor.dtype, device, config.kv_dtypes)
         among, backend = (
             attention_backends(kernels=kernels, prefer=config.attention.prefer),
@@ -84,12 +84,12 @@ class TorchExecution(ExecutorKind):
         if backend in attention_backends().keys() - among.keys():
             raise ConfigError("attention.backend", backend, "is a kernel, and executor.kernels=false allows none")
         attention = select_backend(specs, backend, among)
-        ops = select_ops(getattr(torch, config.executor.dtype), device, kernels=kernels, int8_weights=int8)
+        ops = select_ops(getattr(torch, config.executor.dtype), device, kernels=kernels, weights=weights)
         native = isinstance(ops, CpuOps) and not isinstance(model, TransformersConfig)
         settings = memory_settings(config, device, attention.name, native=native, random_sampling=random_sampling)
-        weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
+        held, working = weight_bytes(model, settings), working_memory(model, spec, settings)
         computing = Kernels(attention, specs, ops, threads)
-        return EnginePlan(config, device, model, weights, working, pool, computing, memory=None, timing=None)
+        return EnginePlan(config, device, model, held, working, pool, computing, memory=None, timing=None)
 
     @staticmethod
     def build(plan: EnginePlan, *, sampler: Sampler | None = None) -> Execution:

@@ -13,6 +13,9 @@
     CONSTANT(TILE_SIDE, 16)      /* rows of a tile, see tiles.hpp */                             \
     CONSTANT(MAX_HEAD_DIM, 512)  /* of kvlab_rotate_and_store */                                 \
     CONSTANT(FEW_ROWS, 8)        /* of kvlab_choose_paths */                                     \
+    CONSTANT(WEIGHT_PLAIN, 0)    /* from here on: formats of a LinearWeight. bfloat16 */         \
+    CONSTANT(WEIGHT_INT8, 1)     /* with a scale for each output */                              \
+    CONSTANT(WEIGHT_COMPACT, 2)  /* bfloat16 in 12 bits, see compact_weight.hpp */               \
     CONSTANT(PLAIN, 0)           /* from here on: formats of K and V, see kv_formats.hpp */      \
     CONSTANT(INT8, 1)                                                                            \
     CONSTANT(FP8_E4M3, 2)                                                                        \
@@ -30,13 +33,14 @@
     FIELD(float, eps)          \
     FIELD(int, weight_bytes) /* of an element: 2 for bfloat16, 4 for float32 */
 
-// A weight [outputs, inputs] as kvlab_pack_linear or kvlab_pack_linear_int8 left it.
+// A weight [outputs, inputs] as kvlab_pack_linear or another function for its format left it.
 #define KVLAB_LINEAR_WEIGHT(FIELD)                                           \
     FIELD(const void*, packed)                                               \
     FIELD(const float*, scales)  /* [outputs] of a weight in int8, or null */ \
     FIELD(const uint16_t*, bias) /* [outputs] or null */                     \
     FIELD(int, outputs)                                                      \
-    FIELD(int, inputs)
+    FIELD(int, inputs)                                                       \
+    FIELD(int, format)
 
 #define KVLAB_ATTENTION_PART(FIELD)                                                              \
     FIELD(LinearWeight, qkv)                                                                     \
@@ -109,6 +113,7 @@
     FUNCTION(kvlab_packed_linear_bytes) \
     FUNCTION(kvlab_pack_linear)         \
     FUNCTION(kvlab_pack_linear_int8)    \
+    FUNCTION(kvlab_pack_linear_compact) \
     FUNCTION(kvlab_packed_rows)         \
     FUNCTION(kvlab_linear)              \
     FUNCTION(kvlab_linear_gated)        \
@@ -141,19 +146,17 @@ void kvlab_rotate_and_store(void* qkv, const void* q_weight, const void* k_weigh
                             const int64_t* slot_mapping, int tokens, int num_heads, int num_kv_heads, int head_dim,
                             int block_size, void* q, void* keys, void* values, float* key_scales,
                             float* value_scales, int key_format, int value_format, int element_bytes, int weight_bytes, int threads);
-int64_t kvlab_packed_linear_bytes(int outputs, int inputs, int int8);
+int64_t kvlab_packed_linear_bytes(int outputs, int inputs, int format);
 void kvlab_pack_linear(const uint16_t* weight, int outputs, int inputs, void* packed, int threads);
 void kvlab_pack_linear_int8(const uint16_t* weight, int outputs, int inputs, void* packed, float* scales,
                             int threads);
-void kvlab_packed_rows(const void* packed, const float* scales, int inputs, const int64_t* ids, int count,
-                       uint16_t* out, int threads);
-void kvlab_linear(const uint16_t* x, int64_t x_stride, int rows, const void* packed, const float* scales,
-                  const uint16_t* bias, int outputs, int inputs, uint16_t* out, int threads);
-void kvlab_linear_gated(const uint16_t* x, int64_t x_stride, int rows, const void* packed, const float* scales,
-                        const uint16_t* bias, int outputs, int inputs, int gelu, uint16_t* wide, uint16_t* out,
-                        int out_in_tiles, int threads);
-int kvlab_linear_top1(const uint16_t* x, int64_t x_stride, int rows, const void* packed, const float* scales,
-                      const uint16_t* bias, int outputs, int inputs, uint16_t* values, int64_t* indices, int threads);
+int kvlab_pack_linear_compact(const uint16_t* weight, int outputs, int inputs, void* packed, int threads);
+void kvlab_packed_rows(const LinearWeight* weight, const int64_t* ids, int count, uint16_t* out, int threads);
+void kvlab_linear(const uint16_t* x, int64_t x_stride, int rows, const LinearWeight* weight, uint16_t* out, int threads);
+void kvlab_linear_gated(const uint16_t* x, int64_t x_stride, int rows, const LinearWeight* weight, int gelu,
+                        uint16_t* wide, uint16_t* out, int out_in_tiles, int threads);
+int kvlab_linear_top1(const uint16_t* x, int64_t x_stride, int rows, const LinearWeight* weight, uint16_t* values,
+                      int64_t* indices, int threads);
 int kvlab_multiplies_in_tiles(int inputs);
 void kvlab_choose_paths(int tiles, int few_in_pairs, int many_in_pairs);
 const char* kvlab_paths();

@@ -26,6 +26,15 @@ MAX_HEAD_DIM = 512
 #: How K or V is stored, by the type of its tensor; every other type is PLAIN.
 PLAIN, KV_FORMATS = 0, {torch.int8: 1, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3, torch.uint8: 4}
 
+
+class WeightFormat(IntEnum):
+    """How a packed weight is stored."""
+
+    PLAIN = 0  # bfloat16
+    INT8 = 1  # with a scale for each output
+    COMPACT = 2  # bfloat16 in 12 bits, without loss
+
+
 _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 
 
@@ -50,7 +59,7 @@ class LinearWeight(ctypes.Structure):
 
     _fields_ = (
         *((name, _pointer) for name in ("packed", "scales", "bias")),
-        *((name, _int) for name in ("outputs", "inputs")),
+        *((name, _int) for name in ("outputs", "inputs", "format")),
     )
 
 
@@ -99,6 +108,7 @@ CONSTANTS = {
     "PLAIN": PLAIN,
     **dict(zip(("INT8", "FP8_E4M3", "FP8_E5M2", "INT4"), KV_FORMATS.values(), strict=True)),
     **{kind.name: kind.value for kind in PartKind},
+    **{f"WEIGHT_{kind.name}": kind.value for kind in WeightFormat},
 }
 STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     Norm,

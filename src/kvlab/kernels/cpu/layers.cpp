@@ -85,8 +85,8 @@ public:
         uint16_t* gate_up = step.scratch;
         uint16_t* gated = gate_up + int64_t(tokens) * wide.outputs;
         timed([&] {
-            kvlab_linear_gated(step.normed, in_tiles ? IN_TILES : wide.inputs, tokens, wide.packed, wide.scales,
-                               wide.bias, wide.outputs, wide.inputs, part.gelu, gate_up, gated, in_tiles, step.threads);
+            kvlab_linear_gated(step.normed, in_tiles ? IN_TILES : wide.inputs, tokens, &wide, part.gelu, gate_up, gated,
+                               in_tiles, step.threads);
         });
         timed([&] { multiply(part.down, gated, in_tiles, step.delta); });
     }
@@ -116,8 +116,7 @@ private:
     }
 
     void multiply(const LinearWeight& weight, const uint16_t* x, bool in_tiles, uint16_t* out) const {
-        kvlab_linear(x, in_tiles ? IN_TILES : weight.inputs, tokens, weight.packed, weight.scales, weight.bias,
-                     weight.outputs, weight.inputs, out, step.threads);
+        kvlab_linear(x, in_tiles ? IN_TILES : weight.inputs, tokens, &weight, out, step.threads);
     }
 
     void normalize(const Norm& norm, const uint16_t* x, uint16_t* residual, uint16_t* out, bool in_tiles) const {

@@ -57,9 +57,23 @@ void linear(const Product& product, const uint16_t* x, int64_t x_stride, int inp
     linear_in_vectors<Weight, AsFloats>(product, x, x_stride, inputs, threads);
 }
 
-void multiply(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, int threads) {
-    product.scales ? linear<Int8>(product, x, x_stride, inputs, threads)
-                   : linear<BFloat16>(product, x, x_stride, inputs, threads);
+// `work` for the weight's format: its argument is a BFloat16, Int8 or Compact.
+template <class Work>
+void in_format(const LinearWeight& weight, Work work) {
+    if (weight.format == WEIGHT_INT8) return work(Int8{});
+#if defined(KVLAB_COMPACT)
+    if (weight.format == WEIGHT_COMPACT) return work(Compact{});
+#endif
+    work(BFloat16{});
+}
+
+Product product_of(const LinearWeight& weight, int rows, uint16_t* out) {
+    return {static_cast<const char*>(weight.packed), weight.scales, weight.bias, out, rows, weight.outputs,
+            (weight.inputs + 1) / 2};
+}
+
+void multiply(const Product& product, const LinearWeight& weight, const uint16_t* x, int64_t x_stride, int threads) {
+    in_format(weight, [&](auto format) { linear<decltype(format)>(product, x, x_stride, weight.inputs, threads); });
 }
 
 }  // namespace
@@ -74,40 +88,37 @@ extern "C" void kvlab_choose_paths(int tiles, int few_in_pairs, int many_in_pair
 // Whether products with this number of inputs can read x in tiles, see tiles.hpp.
 extern "C" int kvlab_multiplies_in_tiles(int inputs) { return in_tiles(inputs); }
 
-// out [rows, outputs] = x [rows, inputs] W^T + bias. `x_stride`: elements between rows of x, or IN_TILES. bias may be
-// null; so may scales, for a weight that was packed in bfloat16.
-extern "C" void kvlab_linear(const uint16_t* x, int64_t x_stride, int rows, const void* packed, const float* scales,
-                             const uint16_t* bias, int outputs, int inputs, uint16_t* out, int threads) {
-    const Product product{static_cast<const char*>(packed), scales, bias, out, rows, outputs, (inputs + 1) / 2};
-    multiply(product, x, x_stride, inputs, threads);
+// out [rows, outputs] = x [rows, inputs] W^T + bias. `x_stride`: elements between rows of x, or IN_TILES.
+extern "C" void kvlab_linear(const uint16_t* x, int64_t x_stride, int rows, const LinearWeight* weight, uint16_t* out,
+                             int threads) {
+    multiply(product_of(*weight, rows, out), *weight, x, x_stride, threads);
 }
 
 // kvlab_linear and then kvlab_gated, with the same result to the last bit: the first half of the outputs are gates of the
 // second, and out is [rows, outputs / 2]. With tiles this is one pass; else `wide` [rows, outputs] holds the product in
 // between. x and out may be in tiles if there are tiles for this number of inputs and out has whole tiles.
-extern "C" void kvlab_linear_gated(const uint16_t* x, int64_t x_stride, int rows, const void* packed,
-                                   const float* scales, const uint16_t* bias, int outputs, int inputs, int gelu,
+extern "C" void kvlab_linear_gated(const uint16_t* x, int64_t x_stride, int rows, const LinearWeight* weight, int gelu,
                                    uint16_t* wide, uint16_t* out, int out_in_tiles, int threads) {
-    if (!in_tiles(inputs) || outputs % (2 * LANES) != 0) {
-        kvlab_linear(x, x_stride, rows, packed, scales, bias, outputs, inputs, wide, threads);
-        return kvlab_gated(wide, rows, outputs / 2, gelu, out, sizeof out[0], threads);
+    if (!in_tiles(weight->inputs) || weight->outputs % (2 * LANES) != 0) {
+        kvlab_linear(x, x_stride, rows, weight, wide, threads);
+        return kvlab_gated(wide, rows, weight->outputs / 2, gelu, out, sizeof out[0], threads);
     }
-    const Gate gate = gelu ? Gate::GELU : Gate::SILU;
-    const Product product{static_cast<const char*>(packed), scales, bias, out, rows, outputs, (inputs + 1) / 2, gate,
-                          out_in_tiles != 0};
-    multiply(product, x, x_stride, inputs, threads);
+    Product product = product_of(*weight, rows, out);
+    product.gate = gelu ? Gate::GELU : Gate::SILU;
+    product.out_in_tiles = out_in_tiles != 0;
+    multiply(product, *weight, x, x_stride, threads);
 }
 
 // kvlab_linear and then kvlab_topk with count 1, without storing the product: values and indices [rows]. Returns 0, with
 // nothing done, where there are no tiles for this number of inputs.
-extern "C" int kvlab_linear_top1(const uint16_t* x, int64_t x_stride, int rows, const void* packed,
-                                    const float* scales, const uint16_t* bias, int outputs, int inputs,
-                                    uint16_t* values, int64_t* indices, int threads) {
+extern "C" int kvlab_linear_top1(const uint16_t* x, int64_t x_stride, int rows, const LinearWeight* weight,
+                                 uint16_t* values, int64_t* indices, int threads) {
 #if defined(KVLAB_TILES)
-    if (in_tiles(inputs)) {
-        const Product product{static_cast<const char*>(packed), scales, bias, nullptr, rows, outputs, inputs / 2};
-        scales ? largest<Int8>(product, x, x_stride, inputs, values, indices, threads)
-               : largest<BFloat16>(product, x, x_stride, inputs, values, indices, threads);
+    if (in_tiles(weight->inputs)) {
+        const Product product = product_of(*weight, rows, nullptr);
+        in_format(*weight, [&](auto format) {
+            largest<decltype(format)>(product, x, x_stride, weight->inputs, values, indices, threads);
+        });
         return 1;
     }
 #endif

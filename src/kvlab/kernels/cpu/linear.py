@@ -2,42 +2,55 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 from kvlab.kernels.cpu import memory
-from kvlab.kernels.cpu.interface import LinearWeight
+from kvlab.kernels.cpu.interface import LinearWeight, WeightFormat
 from kvlab.kernels.cpu.native import load
 
 
 class PackedWeight:
     """A weight `[outputs, inputs]` in the order in which products read it, padded to whole vectors of outputs.
 
-    With `int8` each output's weights are rounded to int8 with a scale, their largest magnitude / 127: half the
-    bytes to read. Products still take and give bfloat16, and are summed in float32. Raises KernelError where the
-    kernels cannot be compiled.
+    INT8 rounds each output's weights to int8 with a scale, their largest magnitude / 127: half the bytes to read.
+    COMPACT is exact: exponents, which vary little, are stored in four bits instead of eight. `format` is PLAIN
+    where they vary too much for that, where the inputs are no multiple of 32, or the processor has no AVX-512.
+    Products still take and give bfloat16, and are summed in float32. Raises KernelError where the kernels cannot be
+    compiled.
     """
 
-    def __init__(self, weight: torch.Tensor, *, int8: bool = False) -> None:
+    def __init__(self, weight: torch.Tensor, format: WeightFormat = WeightFormat.PLAIN) -> None:
         library = self._library = load()
         self.outputs, self.inputs = weight.shape
         shape = (self.outputs, self.inputs)
-        self._packed = memory.empty((library.kvlab_packed_linear_bytes(*shape, int8),), torch.uint8)
-        self._scales = torch.empty(self.outputs) if int8 else None
         weight, threads = weight.contiguous(), torch.get_num_threads()
+        if format is WeightFormat.COMPACT:
+            self._packed = self._empty(format)
+            into = weight.data_ptr(), *shape, self._packed.data_ptr(), threads
+            if not (self._packed.nbytes and library.kvlab_pack_linear_compact(*into)):
+                format = WeightFormat.PLAIN
+        self.format = format
+        self._scales = torch.empty(self.outputs) if format is WeightFormat.INT8 else None
+        if format is WeightFormat.COMPACT:
+            return
+        self._packed = self._empty(format)
         source, target = weight.data_ptr(), self._packed.data_ptr()
-        if int8:
-            library.kvlab_pack_linear_int8(source, *shape, target, self._at_scales, threads)
+        if self._scales is not None:
+            library.kvlab_pack_linear_int8(source, *shape, target, self._scales.data_ptr(), threads)
         else:
             library.kvlab_pack_linear(source, *shape, target, threads)
 
-    @property
-    def _at_scales(self) -> int | None:
-        return None if self._scales is None else self._scales.data_ptr()
+    def _empty(self, format: WeightFormat) -> torch.Tensor:
+        num_bytes = self._library.kvlab_packed_linear_bytes(self.outputs, self.inputs, format)
+        return memory.empty((num_bytes,), torch.uint8)
 
     def native(self, bias: torch.Tensor | None = None) -> LinearWeight:
         """The same for native code, which may use it as long as this weight and the bias exist."""
+        at_scales = None if self._scales is None else self._scales.data_ptr()
         at_bias = None if bias is None else bias.data_ptr()
-        return LinearWeight(self._packed.data_ptr(), self._at_scales, at_bias, self.outputs, self.inputs)
+        return LinearWeight(self._packed.data_ptr(), at_scales, at_bias, self.outputs, self.inputs, self.format)
 
     @property
     def num_bytes(self) -> int:
@@ -49,7 +62,9 @@ class PackedWeight:
         if x.stride(1) != 1:
             x = x.contiguous()
         out = torch.empty(len(x), self.outputs, dtype=x.dtype)
-        self._library.kvlab_linear(*self._sides(x, bias), out.data_ptr(), torch.get_num_threads())
+        weight = self.native(bias)
+        sides = x.data_ptr(), x.stride(0), len(x), ctypes.addressof(weight)
+        self._library.kvlab_linear(*sides, out.data_ptr(), torch.get_num_threads())
         return out
 
     def top1(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -60,28 +75,18 @@ class PackedWeight:
             x = x.contiguous()
         values = torch.empty(len(x), 1, dtype=x.dtype)
         indices = torch.empty(len(x), 1, dtype=torch.int64)
+        weight = self.native(bias)
+        sides = x.data_ptr(), x.stride(0), len(x), ctypes.addressof(weight)
         outputs = values.data_ptr(), indices.data_ptr()
-        done = len(x) and self._library.kvlab_linear_top1(*self._sides(x, bias), *outputs, torch.get_num_threads())
+        done = len(x) and self._library.kvlab_linear_top1(*sides, *outputs, torch.get_num_threads())
         return (values, indices) if done else None
-
-    def _sides(self, x: torch.Tensor, bias: torch.Tensor | None) -> tuple[int | None, ...]:
-        """The first arguments of native products."""
-        at_bias = None if bias is None else bias.data_ptr()
-        weight = self._packed.data_ptr(), self._at_scales, at_bias, self.outputs, self.inputs
-        return x.data_ptr(), x.stride(0), len(x), *weight
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows `ids` `[n]` of the weight, as it was or as int8 has it: `[n, inputs]` bfloat16. A tied embedding
         is looked up here.
         """
         out = torch.empty(len(ids), self.inputs, dtype=torch.bfloat16)
-        self._library.kvlab_packed_rows(
-            self._packed.data_ptr(),
-            self._at_scales,
-            self.inputs,
-            ids.data_ptr(),
-            len(ids),
-            out.data_ptr(),
-            torch.get_num_threads(),
-        )
+        weight = self.native()
+        of = ctypes.addressof(weight), ids.data_ptr(), len(ids)
+        self._library.kvlab_packed_rows(*of, out.data_ptr(), torch.get_num_threads())
         return out

@@ -3,9 +3,13 @@
 // outputs each, with one or two rows two, so that there are enough sums to hide the latency of an addition.
 #pragma once
 
+#include "buffer.hpp"
+#include "compact_weight.hpp"
+#include "interface.hpp"
 #include "packed_weight.hpp"
 
 #include <memory>
+#include <type_traits>
 
 namespace {
 
@@ -57,6 +61,7 @@ struct AsFloats {
 
 struct VectorProduct : Product {
     const float* x;  // packed: [blocks, pairs, ROWS * Arithmetic::PER_PAIR]
+    int first_panel = 0;  // at `weights`
 };
 
 // COUNT rows of a block, from `first` on, against VECTORS panels.
@@ -65,7 +70,7 @@ void multiply_block(const VectorProduct& product, int block, int first, int pane
     constexpr int PER_PAIR = Arithmetic::PER_PAIR;
     const int64_t panel_size = int64_t(product.pairs) * Weight::BYTES;
     const float* x = product.x + (int64_t(block) * product.pairs * ROWS + first) * PER_PAIR;
-    const char* weights = product.weights + panel * panel_size;
+    const char* weights = product.weights + (panel - product.first_panel) * panel_size;
     Floats sums[COUNT][VECTORS] = {};
     for (int pair = 0; pair < product.pairs; ++pair, x += ROWS * PER_PAIR, weights += Weight::BYTES) {
         decltype(Arithmetic::template load_weights<Weight>(weights)) right[VECTORS];
@@ -143,6 +148,26 @@ void pack_rows(const uint16_t* x, int64_t stride, int rows, int inputs, int bloc
     }
 }
 
+#if defined(KVLAB_COMPACT)
+thread_local Buffer unpacked_panels;
+
+// The same product, its panels [first, last) in bfloat16.
+VectorProduct unpacked(VectorProduct product, int first, int last) {
+    const int steps = product.pairs / TILE_SIDE;
+    const CompactWeight from{const_cast<char*>(product.weights), product.panels(), steps};
+    const int64_t step_bytes = TILE_SIDE * BFloat16::BYTES;
+    char* to = unpacked_panels.at_least((last - first) * steps * step_bytes);
+    product.weights = to;
+    product.first_panel = first;
+    for (int index = first; index < last; ++index) {
+        CompactPanel panel(from, index, 0);
+        for (int step = 0; step < steps; ++step, to += step_bytes)
+            for (int part = 0; part < CompactPanel::PARTS; ++part) panel.unpack(part, to);
+    }
+    return product;
+}
+#endif
+
 template <class Weight, class Arithmetic>
 void linear_in_vectors(const Product& whole, const uint16_t* x, int64_t x_stride, int inputs, int threads) {
     const int rows = whole.rows, blocks = (rows + ROWS - 1) / ROWS;
@@ -157,9 +182,19 @@ void linear_in_vectors(const Product& whole, const uint16_t* x, int64_t x_stride
         for (int block = 0; block < blocks; ++block)
             pack_rows<Arithmetic>(x, x_stride, rows, inputs, block, packed_x.get());
 #pragma omp for schedule(dynamic, at_once)
-        for (int group = 0; group < groups; ++group)
-            for (int block = 0; block < blocks; ++block)
-                multiply<Weight, Arithmetic>(product, block, group * PANELS, std::min(group * PANELS + PANELS, panels));
+        for (int group = 0; group < groups; ++group) {
+            const int first = group * PANELS, last = std::min(first + PANELS, panels);
+            const auto multiply_all = [&](auto format, const VectorProduct& part) {
+                for (int block = 0; block < blocks; ++block)
+                    multiply<decltype(format), Arithmetic>(part, block, first, last);
+            };
+#if defined(KVLAB_COMPACT)
+            if constexpr (std::is_same_v<Weight, Compact>)
+                multiply_all(BFloat16{}, unpacked(product, first, last));
+            else
+#endif
+                multiply_all(Weight{}, product);
+        }
     }
 }
 

@@ -40,7 +40,7 @@ public:
 
     int left() const { return rows - done; }
 
-    __attribute__((always_inline)) void finish(int count) {
+    INLINE_MEMBER void finish(int count) {
         for (const int end = std::min(rows, done + count); done < end; ++done) finish_row();
     }
 
@@ -63,7 +63,7 @@ private:
     int top = 0, rows = 0, done = 0, panel = 0, panels = 0;
     bool plain = true;  // nothing to be added or multiplied, no output cut off
 
-    __attribute__((always_inline)) void finish_row() {
+    INLINE_MEMBER void finish_row() {
         const float* from = numbers + done * panels * LANES;
         const int row = top + done;
         if (best)
@@ -76,7 +76,7 @@ private:
             for (int i = 0; i < panels; ++i) store_outputs(product, row, panel + i, load(from + i * LANES));
     }
 
-    __attribute__((always_inline)) void finish_plain(uint16_t* out, const float* from) {
+    INLINE_MEMBER void finish_plain(uint16_t* out, const float* from) {
         for (int i = 0; i < panels; i += 2, from += 2 * LANES, out += 2 * LANES) {
             const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_load_ps(from + LANES), _mm512_load_ps(from));
             if (past_caches)

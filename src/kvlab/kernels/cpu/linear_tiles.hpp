@@ -5,10 +5,15 @@
 
 #include "tiles.hpp"
 
+#include <type_traits>
+
 #if defined(KVLAB_TILES)
 
 constexpr int64_t TILE = TILE_SIDE * TILE_BYTES;
 constexpr int MOST_TILES = 3;  // of rows, of a block
+
+template <int VALUE>
+using Constant = std::integral_constant<int, VALUE>;
 
 // The left side of a block: up to three rows of tiles, `below` bytes apart. The tiles of a row are consecutive.
 struct TileRows {
@@ -24,53 +29,66 @@ struct Panels {
     const char* operator[](int panel) const { return at + panel % 2 * beside + panel / 2 * far; }
 };
 
-// 32 inputs of a block: its sums in tiles 0 to 5, row by row.
-template <int ROWS, int COLUMNS>
-INLINE void multiply_step(const TileRows& rows, const Panels& panels, int64_t offset) {
-    const char *left = rows.at + offset, *right = panels.at + offset;
-    const int64_t below = rows.below, beside = panels.beside;
+// 32 inputs of a block: its sums in tiles 0 to 5, row by row. `between(i)`, with i a constant, follows product i.
+template <int ROWS, int COLUMNS, class Between>
+INLINE void multiply_step(const char* left, int64_t below, const Panels& right, int64_t offset, Between between) {
+    const char* const first = right.at + offset;
     if constexpr (ROWS == 1) {
         _tile_loadd(7, left, TILE_BYTES);
-        _tile_loadd(6, right, TILE_BYTES);
+        _tile_loadd(6, first, TILE_BYTES);
         _tile_dpbf16ps(0, 7, 6);
+        between(Constant<0>());
         if constexpr (COLUMNS > 1) {
-            _tile_loadd(5, right + beside, TILE_BYTES);
+            _tile_loadd(5, first + right.beside, TILE_BYTES);
             _tile_dpbf16ps(1, 7, 5);
+            between(Constant<1>());
         }
         if constexpr (COLUMNS > 2) {
-            _tile_loadd(6, right + panels.far, TILE_BYTES);
+            _tile_loadd(6, first + right.far, TILE_BYTES);
             _tile_dpbf16ps(2, 7, 6);
+            between(Constant<2>());
         }
         if constexpr (COLUMNS > 3) {
-            _tile_loadd(5, right + panels.far + beside, TILE_BYTES);
+            _tile_loadd(5, first + right.far + right.beside, TILE_BYTES);
             _tile_dpbf16ps(3, 7, 5);
+            between(Constant<3>());
         }
     } else if constexpr (ROWS == 2) {
         _tile_loadd(4, left, TILE_BYTES);
-        _tile_loadd(6, right, TILE_BYTES);
+        _tile_loadd(6, first, TILE_BYTES);
         _tile_dpbf16ps(0, 4, 6);
+        between(Constant<0>());
         _tile_loadd(5, left + below, TILE_BYTES);
         _tile_dpbf16ps(2, 5, 6);
+        between(Constant<1>());
         if constexpr (COLUMNS > 1) {
-            _tile_loadd(7, right + beside, TILE_BYTES);
+            _tile_loadd(7, first + right.beside, TILE_BYTES);
             _tile_dpbf16ps(1, 4, 7);
+            between(Constant<2>());
             _tile_dpbf16ps(3, 5, 7);
+            between(Constant<3>());
         }
     } else {  // the rows down, then up again: the third is loaded once, the others are near when they come again
-        _tile_loadd(6, right, TILE_BYTES);
+        _tile_loadd(6, first, TILE_BYTES);
         _tile_loadd(7, left, TILE_BYTES);
         _tile_dpbf16ps(0, 7, 6);
+        between(Constant<0>());
         _tile_loadd(7, left + below, TILE_BYTES);
         _tile_dpbf16ps(2, 7, 6);
+        between(Constant<1>());
         _tile_loadd(7, left + 2 * below, TILE_BYTES);
         _tile_dpbf16ps(4, 7, 6);
+        between(Constant<2>());
         if constexpr (COLUMNS > 1) {
-            _tile_loadd(6, right + beside, TILE_BYTES);
+            _tile_loadd(6, first + right.beside, TILE_BYTES);
             _tile_dpbf16ps(5, 7, 6);
+            between(Constant<3>());
             _tile_loadd(7, left + below, TILE_BYTES);
             _tile_dpbf16ps(3, 7, 6);
+            between(Constant<4>());
             _tile_loadd(7, left, TILE_BYTES);
             _tile_dpbf16ps(1, 7, 6);
+            between(Constant<5>());
         }
     }
 }
@@ -124,12 +142,4 @@ INLINE void store_sums(float* sums) {
     }
 }
 
-// The product of a block over `steps` times 32 inputs, added to the tiles of sums; `meanwhile(step)` is done in each.
-template <int ROWS, int COLUMNS, class Meanwhile>
-INLINE void multiply_block_of_tiles(const TileRows& left, const Panels& right, int steps, Meanwhile meanwhile) {
-    for (int step = 0; step < steps; ++step) {
-        meanwhile(step);
-        multiply_step<ROWS, COLUMNS>(left, right, step * TILE);
-    }
-}
 #endif

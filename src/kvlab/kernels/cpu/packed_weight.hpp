@@ -45,6 +45,11 @@ struct Int8 {
     }
 };
 
+// 12 bits a number, see compact_weight.hpp. Vectors are read behind unpacking.
+struct Compact {
+    static constexpr int BYTES = 3 * LANES;  // on average
+};
+
 // Whether the first half of the outputs are gates of the second; `out` then has half as many.
 enum class Gate { NONE, SILU, GELU };
 

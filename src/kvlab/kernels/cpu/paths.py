@@ -24,7 +24,7 @@ import torch
 
 from kvlab.errors import KernelError
 from kvlab.kernels.cpu.cache import building
-from kvlab.kernels.cpu.interface import FEW_ROWS
+from kvlab.kernels.cpu.interface import FEW_ROWS, LinearWeight, WeightFormat
 
 SETTING = "KVLAB_CPU_PATHS"
 TILES = "amx"
@@ -135,14 +135,15 @@ def measure(library: ctypes.CDLL) -> dict[str, Rates]:
     """
     names, row_counts = _names(library), (FEW_ROWS // 2, _MANY_ROWS)
     weight = torch.full((_SIDE, _SIDE), 0.01, dtype=torch.bfloat16)
-    packed = torch.empty(library.kvlab_packed_linear_bytes(_SIDE, _SIDE, False), dtype=torch.uint8)
+    packed = torch.empty(library.kvlab_packed_linear_bytes(_SIDE, _SIDE, WeightFormat.PLAIN), dtype=torch.uint8)
     library.kvlab_pack_linear(weight.data_ptr(), _SIDE, _SIDE, packed.data_ptr(), 1)
+    plain = LinearWeight(packed.data_ptr(), None, None, _SIDE, _SIDE, WeightFormat.PLAIN)
     x, out = (torch.ones(_MANY_ROWS, _SIDE, dtype=torch.bfloat16) for _ in range(2))
     fastest = {name: [math.inf, math.inf] for name in names}
     for name in names * _ROUNDS:
         take(library, Paths(name == TILES, *(2 * (name if name != TILES else names[0],)), {}))
         for column, rows in enumerate(row_counts):
-            arguments = x.data_ptr(), _SIDE, rows, packed.data_ptr(), None, None, _SIDE, _SIDE, out.data_ptr(), 1
+            arguments = x.data_ptr(), _SIDE, rows, ctypes.addressof(plain), out.data_ptr(), 1
             start = time.perf_counter()
             library.kvlab_linear(*arguments)
             fastest[name][column] = min(fastest[name][column], time.perf_counter() - start)

@@ -6,32 +6,26 @@
 #pragma once
 
 #include "buffer.hpp"
+#include "compact_weight.hpp"
 #include "linear_outputs.hpp"
 #include "linear_tiles.hpp"
 #include "packed_weight.hpp"
 
 #include <algorithm>
 #include <atomic>
+#include <type_traits>
 
 #if defined(KVLAB_TILES)
 namespace {
 
-thread_local Buffer wide_weights;
-
-// Prefetch a cache line of weights into the L2 cache, and with every fourth one a line further ahead. This starts the
-// processor's own prefetcher there, which has more requests in flight than prefetch instructions can have.
-INLINE void prefetch_line(const char* at, int line) {
-    constexpr int FAR = 16;
-    __builtin_prefetch(at, 0, 2);
-    if (line % 4 == 0) __builtin_prefetch(at + FAR * 64, 0, 2);
-}
+thread_local Buffer unpacked_weights;
 
 // The weights that are needed next, prefetched into the L2 cache in equal shares.
 struct Ahead {
     Panels weights;
     int panels, lines;  // lines of each panel, of a share
 
-    __attribute__((always_inline)) void prefetch() {
+    INLINE_MEMBER void prefetch() {
         for (int panel = 0; panel < panels; ++panel)
             for (int line = 0; line < lines; ++line) __builtin_prefetch(weights[panel] + line * 64, 0, 2);
         weights.at += lines * 64;
@@ -49,11 +43,163 @@ struct Part {
     int tiles() const { return (last_row - first_row + TILE_SIDE - 1) / TILE_SIDE; }
 };
 
+// Where the weights of a block come from: in each step, `begin(step)` is called before its products, and `between` behind
+// each of them; its tiles are at `tiles`, `offset(step)` bytes further.
+
+// In the second cache: an earlier block has read or unpacked them.
+struct CachedWeights {
+    Panels tiles;
+
+    int64_t offset(int step) const { return step * TILE; }
+    void begin(int) {}
+    template <int PRODUCT, int PRODUCTS>
+    void between() {}
+};
+
+// A piece of the inputs of a stripe, and of the one that comes next: what is to be prefetched.
+template <int COLUMNS, int STEP_BYTES>
+struct Stream {
+    Panels weights, next;
+    int steps;
+
+    INLINE_MEMBER const char* at(int step, int column) const {
+        return step < steps ? weights[column] + int64_t(step) * STEP_BYTES : next[column] + int64_t(step - steps) * STEP_BYTES;
+    }
+};
+
+// In memory, for this block alone. Each line is prefetched into the second cache one step before it is used, and with every
+// fourth one a line further ahead: this starts the processor's own prefetcher there, which has more requests in flight than
+// prefetch instructions can have.
+template <int COLUMNS>
+struct StreamedWeights {
+    Panels tiles;
+    Stream<COLUMNS, TILE> stream;
+
+    int64_t offset(int step) const { return step * TILE; }
+
+    INLINE_MEMBER void begin(int step) {
+#pragma GCC unroll 4
+        for (int column = 0; column < COLUMNS; ++column) {
+            const char* const near = stream.at(step + 1, column);
+#pragma GCC unroll 16
+            for (int line = 0; line < TILE_SIDE; ++line) {
+                __builtin_prefetch(near + line * 64, 0, 2);
+                if (line % 4 == 0) __builtin_prefetch(near + TILE + line * 64, 0, 2);
+            }
+        }
+    }
+
+    template <int PRODUCT, int PRODUCTS>
+    void between() {}
+};
+
+// In another format. Between the products of a step the weights of the next one are unpacked, a part at a time: then both
+// go on at once.
+template <int COLUMNS, class Panel>
+struct UnpackedWeights {
+    Panels tiles;  // with room for `room` steps of each panel
+    Stream<COLUMNS, Panel::STEP_BYTES> stream;
+    Panel panels[COLUMNS];
+    int room;
+    const char* wanted[COLUMNS] = {};
+    char* to = nullptr;  // null: there is no next step
+
+    int64_t offset(int step) const { return step % room * TILE; }
+
+    INLINE_MEMBER void begin(int step) {
+        if (step == 0) {
+            prepare(0);
+            unpack<0, PARTS>();
+        }
+        // GCC does not know that loading a tile reads memory: keep earlier writes before it.
+        asm volatile("" ::: "memory");
+        prepare(step + 1);
+    }
+
+    template <int PRODUCT, int PRODUCTS>
+    INLINE_MEMBER void between() {
+        if (to) unpack<PRODUCT * PARTS / PRODUCTS, (PRODUCT + 1) * PARTS / PRODUCTS>();
+    }
+
+private:
+    static constexpr int PARTS = COLUMNS * Panel::PARTS, AHEAD = 3;
+
+    INLINE_MEMBER void prepare(int step) {
+        to = step < stream.steps ? const_cast<char*>(tiles.at) + offset(step) : nullptr;
+#pragma GCC unroll 4
+        for (int column = 0; column < COLUMNS; ++column) wanted[column] = stream.at(step + AHEAD, column);
+    }
+
+    template <int BEGIN, int END>
+    INLINE_MEMBER void unpack() {
+        constexpr int LINES = Panel::STEP_BYTES / Panel::PARTS / 64;
+#pragma GCC unroll 16
+        for (int i = BEGIN; i < END; ++i) {
+            const int column = i / Panel::PARTS, part = i % Panel::PARTS;
+#pragma GCC unroll 4
+            for (int line = 0; line < LINES; ++line)
+                __builtin_prefetch(wanted[column] + (part * LINES + line) * 64, 0, 3);
+            panels[column].unpack(part, to + column * room * TILE);
+        }
+    }
+};
+
+// The panels of a format that has to be unpacked.
+class Int8Panel {
+public:
+    static constexpr int PARTS = 4, STEP_BYTES = TILE_SIDE * Int8::BYTES;
+
+    Int8Panel() = default;
+    explicit Int8Panel(const char* at) : at(at) {}
+
+    INLINE_MEMBER void unpack(int part, char* to) {
+        constexpr int PAIRS = TILE_SIDE / PARTS;
+#pragma GCC unroll 4
+        for (int pair = part * PAIRS; pair < (part + 1) * PAIRS; ++pair)
+            store_words(to + pair * BFloat16::BYTES, Int8::pairs(at + pair * Int8::BYTES));
+        if (part == PARTS - 1) at += STEP_BYTES;
+    }
+
+private:
+    const char* at = nullptr;
+};
+
 // Consecutive stripes for one thread. A thread that has finished its own takes stripes of the others.
 struct alignas(64) Run {
     std::atomic<int> next;
     int end;
 };
+
+// A block of ROWS tiles of rows by COLUMNS panels. Weights that several blocks read are prefetched during the blocks of the
+// previous stripe, stored sums by the previous block. A processor that has stored no tile for about 1 µs takes 0.25 µs for
+// the next one, so some are stored in between; not where outputs are written in each step, which hold such stores up.
+template <int ROWS, int COLUMNS, class Weights>
+__attribute__((noinline)) void multiply_block(const Part& part, const TileRows& left, const Weights& source, float* sums,
+                                              Ahead& ahead, PendingOutputs& pending) {
+    constexpr int SUMS = ROWS * COLUMNS * TILE_SIDE;  // lines of them
+    const int count = part.steps(), share = (pending.left() + count - 1) / count;
+    const int sums_share = part.first ? 0 : (SUMS + count - 1) / count;
+    const char* next_sums = part.first ? nullptr : reinterpret_cast<const char*>(sums + SUMS * LANES);
+    Weights weights = source;  // in registers, as far as they go
+    // GCC does not know that loading a tile reads memory: keep earlier writes before it.
+    asm volatile("" ::: "memory");
+    if (part.first)
+        zero_sums();
+    else
+        load_sums<ROWS, COLUMNS>(sums);
+    for (int step = 0; step < count; ++step) {
+        ahead.prefetch();
+        pending.finish(share);
+        if (share < 2 && step % 4 == 3) _tile_stored(0, pending.unused(), TILE_BYTES);
+        for (int line = 0; line < sums_share; ++line, next_sums += 64) __builtin_prefetch(next_sums, 1, 2);
+        weights.begin(step);
+        multiply_step<ROWS, COLUMNS>(left.at + step * TILE, left.below, weights.tiles, weights.offset(step), [&](auto product) {
+            weights.template between<decltype(product)::value, ROWS * COLUMNS>();
+        });
+    }
+    pending.finish(pending.left());
+    store_sums<ROWS, COLUMNS>(part.last ? pending.sums() : sums);
+}
 
 template <class Weight>
 class TiledProduct {
@@ -92,6 +238,8 @@ private:
         Panels weights;
     };
 
+    using Panel = std::conditional_t<std::is_same_v<Weight, Compact>, CompactPanel, Int8Panel>;
+
     const Product& product;
     const char* x;
     const int steps, panels, width;
@@ -116,92 +264,71 @@ private:
     // In blocks of up to three tiles of rows. A block of one tile would use each weight once only: instead of 3 + 1 tiles
     // there are blocks of 2 + 2.
     void multiply(const Part& part, int index, int next, PendingOutputs& pending) const {
+        constexpr bool PLAIN_WEIGHT = std::is_same_v<Weight, BFloat16>;
         const int tiles = part.tiles(), blocks = (tiles + MOST_TILES - 1) / MOST_TILES;
         const int shares = blocks * part.steps(), lines = part.steps() * STEP_BYTES / 64;
-        const bool once = blocks == 1 && Weight::BYTES == BFloat16::BYTES;
         const Stripe stripe = stripe_of(index);
-        Ahead ahead{stripe_of(next).weights, stripe.panels, (lines + shares - 1) / shares};
-        ahead.weights.at += int64_t(part.begin) * STEP_BYTES;
-        const Panels right = widened(stripe, part);
+        const Panels weights = from_step(stripe.weights, part.begin);
+        const Panels next_weights = from_step(stripe_of(next).weights, part.begin);
+        Ahead ahead{next_weights, stripe.panels, blocks == 1 ? 0 : (lines + shares - 1) / shares};
+        Panels cached = weights;
+        const int room = blocks == 1 ? 2 : part.steps();
+        if constexpr (!PLAIN_WEIGHT) {
+            const int64_t size = room * TILE;
+            cached = {unpacked_weights.at_least(width * size), size, 2 * size};
+        }
         for (int block = 0, tile = 0; block < blocks; ++block) {
             const int taken = (tiles - tile + blocks - block - 1) / (blocks - block);
             const int row = part.first_row + tile * TILE_SIDE;
             const TileRows left{x + (int64_t(row / TILE_SIDE) * steps + part.begin) * TILE, steps * TILE};
             float* sums = part.sums ? part.sums + (int64_t(index) * tiles + tile) * waiting_sums() : nullptr;
-            once ? multiply_rows<true>(taken, stripe.panels, part, left, right, sums, ahead, pending)
-                 : multiply_rows<false>(taken, stripe.panels, part, left, right, sums, ahead, pending);
+            in_shape(taken, stripe.panels, [&](auto rows, auto columns) {
+                constexpr int ROWS = decltype(rows)::value, COLUMNS = decltype(columns)::value;
+                const auto multiply_from = [&](const auto& source) {
+                    multiply_block<ROWS, COLUMNS>(part, left, source, sums, ahead, pending);
+                };
+                const Stream<COLUMNS, STEP_BYTES> stream{weights, next_weights, part.steps()};
+                if constexpr (PLAIN_WEIGHT) {
+                    if (blocks == 1) return multiply_from(StreamedWeights<COLUMNS>{weights, stream});
+                } else if (block == 0) {
+                    UnpackedWeights<COLUMNS, Panel> unpacked{cached, stream, {}, room};
+                    for (int column = 0; column < COLUMNS; ++column)
+                        unpacked.panels[column] = panel_of(stripe, column, weights[column], part.begin);
+                    return multiply_from(unpacked);
+                }
+                multiply_from(CachedWeights{cached});
+            });
             if (part.last)
                 pending.begin(row, std::min(part.last_row - row, taken * TILE_SIDE), stripe.panel, stripe.panels);
             tile += taken;
         }
     }
 
-    template <bool ONCE, class... Arguments>
-    void multiply_rows(int tiles, int panels, Arguments&... arguments) const {
-        if (tiles == 3)
-            panels == 1 ? multiply_block<3, 1, ONCE>(arguments...) : multiply_block<3, 2, ONCE>(arguments...);
-        else if (tiles == 2)
-            panels == 1 ? multiply_block<2, 1, ONCE>(arguments...) : multiply_block<2, 2, ONCE>(arguments...);
-        else if (panels > 2)
-            panels == 3 ? multiply_block<1, 3, ONCE>(arguments...) : multiply_block<1, 4, ONCE>(arguments...);
-        else
-            panels == 1 ? multiply_block<1, 1, ONCE>(arguments...) : multiply_block<1, 2, ONCE>(arguments...);
+    static Panels from_step(Panels weights, int step) {
+        weights.at += int64_t(step) * STEP_BYTES;
+        return weights;
     }
 
-    // Weights that only this block reads (ONCE) are prefetched one step before they are used, which is fastest. Weights
-    // that several blocks read from the L2 cache are prefetched during the blocks of the previous stripe. Stored sums
-    // are prefetched by the previous block. A processor that has stored no tile for about 1 µs takes 0.25 µs for the next
-    // one, so some are stored in between; not where outputs are written in each step, which hold such stores up.
-    template <int ROWS, int COLUMNS, bool ONCE>
-    __attribute__((noinline)) void multiply_block(const Part& part, const TileRows& left, const Panels& right,
-                                                  float* sums, Ahead& ahead, PendingOutputs& pending) const {
-        constexpr int SUMS = ROWS * COLUMNS * TILE_SIDE;  // lines of them
-        const int count = part.steps(), share = (pending.left() + count - 1) / count;
-        const int sums_share = part.first ? 0 : (SUMS + count - 1) / count;
-        const char* next_sums = part.first ? nullptr : reinterpret_cast<const char*>(sums + SUMS * LANES);
-        Panels near = right;
-        near.at += TILE;
-        // GCC does not know that loading a tile reads memory: keep earlier writes before it.
-        asm volatile("" ::: "memory");
-        if (part.first)
-            zero_sums();
-        else
-            load_sums<ROWS, COLUMNS>(sums);
-        multiply_block_of_tiles<ROWS, COLUMNS>(left, right, count, [&](int step) {
-            if constexpr (ONCE) {
-                if (step == count - 1) near.at = ahead.weights.at;
-#pragma GCC unroll 4
-                for (int column = 0; column < COLUMNS; ++column)
-#pragma GCC unroll 16
-                    for (int line = 0; line < TILE_SIDE; ++line)
-                        prefetch_line(near[column] + line * 64, line);
-                near.at += TILE;
-            } else {
-                ahead.prefetch();
-            }
-            pending.finish(share);
-            if (share < 2 && step % 4 == 3) _tile_stored(0, pending.unused(), TILE_BYTES);
-            for (int line = 0; line < sums_share; ++line, next_sums += 64) __builtin_prefetch(next_sums, 1, 2);
-        });
-        pending.finish(pending.left());
-        store_sums<ROWS, COLUMNS>(part.last ? pending.sums() : sums);
-    }
-
-    // The weights of a stripe for a part. int8 is widened into the thread's buffer.
-    Panels widened(const Stripe& stripe, const Part& part) const {
-        Panels from = stripe.weights;
-        from.at += int64_t(part.begin) * STEP_BYTES;
-        if constexpr (Weight::BYTES == BFloat16::BYTES) {
-            return from;
+    // The panel in a column of a stripe, from a step on.
+    Panel panel_of(const Stripe& stripe, int column, const char* weights, int step) const {
+        if constexpr (std::is_same_v<Weight, Compact>) {
+            const int half = stripe.panels / 2;
+            const int index = !gates()         ? stripe.panel + column
+                              : column < half ? stripe.panel + column
+                                              : gates() + stripe.panel + column - half;
+            return {{const_cast<char*>(product.weights), panels, steps}, index, step};
         } else {
-            const int64_t size = part.steps() * TILE;
-            char* to = wide_weights.at_least(width * size);
-            const Panels wide{to, size, 2 * size};
-            for (int panel = 0; panel < stripe.panels; ++panel)
-                for (int pair = 0; pair < part.steps() * TILE_SIDE; ++pair, to += BFloat16::BYTES)
-                    store_words(to, Weight::pairs(from[panel] + pair * Weight::BYTES));
-            return wide;
+            return Panel(weights);
         }
+    }
+
+    // `work` for a number of tiles of rows and of panels, both as constants.
+    template <class Work>
+    static void in_shape(int tiles, int panels, Work work) {
+        if (tiles == 3) return panels == 1 ? work(Constant<3>(), Constant<1>()) : work(Constant<3>(), Constant<2>());
+        if (tiles == 2) return panels == 1 ? work(Constant<2>(), Constant<1>()) : work(Constant<2>(), Constant<2>());
+        if (panels > 2) return panels == 3 ? work(Constant<1>(), Constant<3>()) : work(Constant<1>(), Constant<4>());
+        panels == 1 ? work(Constant<1>(), Constant<1>()) : work(Constant<1>(), Constant<2>());
     }
 };
 

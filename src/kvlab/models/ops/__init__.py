@@ -12,16 +12,16 @@ from kvlab.models.ops.torch_ops import TorchOps
 
 
 def select_ops(
-    dtype: torch.dtype, device: torch.device | str, *, kernels: bool = True, int8_weights: bool = False
+    dtype: torch.dtype, device: torch.device | str, *, kernels: bool = True, weights: str = "auto"
 ) -> Ops:
     """kvlab's kernels where `kernels` allows them and they support device and dtype, else PyTorch.
 
-    Raises ConfigError for `int8_weights` where no kernel supports them.
+    Raises ConfigError for `weights` in int8, or compact, where no kernel supports them.
     """
     from kvlab.models.ops.cpu_ops import CpuOps  # which needs layers, and these need this package
 
     kind, reason = torch.device(device).type, None
-    if int8_weights:
+    if special := weights in ("int8", "compact"):
         if kind != "cpu":
             reason = f"runs on a CPU, not on {kind}; use executor.device=cpu"
         elif dtype != torch.bfloat16:
@@ -30,11 +30,11 @@ def select_ops(
             reason = "is computed by a kernel, and executor.kernels=false allows none"
     try:
         if kernels and reason is None and kind == "cpu" and dtype in (torch.float32, torch.bfloat16):
-            return CpuOps(int8_weights=int8_weights, dtype=dtype)
+            return CpuOps(weights=weights, dtype=dtype)
     except KernelError as error:  # `load` has logged it
         reason = f"needs the native kernels: {error}"
-    if int8_weights:
-        raise ConfigError("executor.weights", "int8", f"{reason}; or use executor.weights=auto")
+    if special:
+        raise ConfigError("executor.weights", weights, f"{reason}; or use executor.weights=auto")
     if kernels and kind == "cuda" and find_spec("triton") is not None:
         from kvlab.models.ops.triton_ops import TritonOps
 

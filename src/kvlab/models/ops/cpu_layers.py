@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 
 from kvlab.kernels.cpu import interface
-from kvlab.kernels.cpu.interface import MAX_HEAD_DIM, PartKind
+from kvlab.kernels.cpu.interface import MAX_HEAD_DIM, PartKind, WeightFormat
 from kvlab.kernels.cpu.layers import Layers, NativePart, in_order
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kv.view import CacheView
@@ -19,8 +19,8 @@ from kvlab.models.ops.base import LayerPart, Linear, Norm, ResidualAndX, Stack
 class NativeLinear(PackedWeight, Linear):
     """A product with a packed weight. One copy serves any number of rows, and look-ups."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, int8: bool) -> None:
-        super().__init__(weight, int8=int8)
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, format: WeightFormat) -> None:
+        super().__init__(weight, format)
         self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

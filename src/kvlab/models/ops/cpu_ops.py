@@ -8,8 +8,10 @@ import torch
 
 from kvlab.attention.backends.cpu import CpuAttention
 from kvlab.attention.base import AttentionBackend
+from kvlab.errors import KernelError
 from kvlab.kernels.cpu import elementwise
-from kvlab.kernels.cpu.native import instruction_set, paths
+from kvlab.kernels.cpu.interface import WeightFormat
+from kvlab.kernels.cpu.native import instruction_set, load, paths
 from kvlab.kernels.cpu.topk import topk
 from kvlab.kv.storage import PageLayout
 from kvlab.kv.view import CacheView
@@ -20,23 +22,29 @@ from kvlab.models.rope import Angles, RotaryEmbedding
 
 
 class CpuOps(Ops):
-    """See Ops. For float32 and bfloat16; PyTorch computes the products in float32. With `int8_weights` the matrices
-    of a bfloat16 model are stored in int8.
+    """See Ops. For float32 and bfloat16; PyTorch computes the products in float32. The matrices of a bfloat16 model
+    are stored as `weights` says: `plain`, `compact` or `int8`; `auto` is `compact` where products are computed in
+    matrix tiles, since memory then limits a step of few rows.
 
     Raises KernelError where the kernels cannot be compiled.
     """
 
-    def __init__(self, *, int8_weights: bool = False, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(self, *, weights: str = "auto", dtype: torch.dtype = torch.bfloat16) -> None:
         chosen = paths()
+        compact = bool(load().kvlab_packed_linear_bytes(1, 32, WeightFormat.COMPACT))
+        if weights == "auto":
+            weights = "compact" if chosen.tiles and compact and dtype == torch.bfloat16 else "plain"
+        elif weights == "compact" and not compact:
+            raise KernelError("weights in 12 bits need a processor with AVX-512")
+        self.weights = weights
         self.name = f"native ({instruction_set()})"
         if chosen.rates and dtype == torch.bfloat16:
             self.name = f"native ({instruction_set()}; products in {chosen.name})"
             self.reason = chosen.reason
-        self._int8_weights = int8_weights
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False) -> Linear:
         if weight.dtype == torch.bfloat16:
-            return NativeLinear(weight, bias, int8=self._int8_weights)
+            return NativeLinear(weight, bias, WeightFormat[self.weights.upper()])
         return TorchLinear(weight, bias, lookup=lookup)
 
     def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:

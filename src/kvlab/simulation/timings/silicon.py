@@ -90,7 +90,7 @@ class SiliconTiming(StepTiming):
             known = f"K and V in one of {', '.join(_KV)}"
             raise ConfigError("kv.dtype", config.kv_dtype, f"timing=silicon has {known}; {INSTEAD}")
         tables = MeasuredTables(deployment.hardware, config.framework)
-        weights = config.executor.dtype if config.executor.weights == "auto" else config.executor.weights
+        weights = config.executor.weights_dtype
         types = _WEIGHTS | {"fp8": _FP8[config.framework.fp8_scales]}
         try:
             return cls(tables, model, devices, types[weights], _KV[config.kv_dtypes[0]])
