@@ -86,9 +86,10 @@ def test_decode_at_mixed_positions(model: TinyModel) -> None:
     assert model.error(texts, [before, *[[1] * 6] * 12]) < TOLERANCE
 
 
-@pytest.mark.parametrize("ops", ["native", "triton"])
-def test_with_kernels(model: TinyModel, ops: str) -> None:
+@pytest.mark.parametrize(("ops", "seed"), [("native", 0), ("native", 1), ("triton", 0)])
+def test_with_kernels(models: MakeModel, variant: str, ops: str, seed: int) -> None:
     """All at once, with what is not attention computed by kernels; those for a GPU are interpreted."""
+    model = models(variant, seed)
     decoder = read_decoder(model.config, model.directory, ops=make_ops(ops))
     few = ops == "triton"
     texts = random_texts(9, 8, 5, 1) if few else random_texts(41, 37, 20, 1)
