@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kvlab.attention.backends.cpu import CpuAttention
 from kvlab.attention.base import AttentionSpec
 from kvlab.attention.registry import select_backend
 from kvlab.errors import BackendError, KernelError
@@ -131,3 +133,20 @@ def test_with_another_interface_auto_takes_the_next_and_says_why(
     with caplog.at_level(logging.WARNING):
         assert select_backend(SPEC).name == "sdpa"
     assert "TILE_SIDE: 16 in the native library, 17 in Python" in caplog.text
+
+
+def test_readers_of_formats_are_built_for_who_stores_in_formats(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def without_formats(*_: object) -> None:
+        raise KernelError("c++ failed:\nthe disk is full")
+
+    monkeypatch.setattr(native, "load", lambda: None)
+    monkeypatch.setattr("kvlab.attention.backends.cpu.load", lambda: None)
+    monkeypatch.setattr(native, "_find_or_build", without_formats)
+    assert CpuAttention().supports(SPEC).ok
+    assert not caplog.messages
+    for _ in range(2):
+        refusal = CpuAttention().supports(replace(SPEC, kv_dtypes=("bfloat16", "int8")))
+        assert (refusal.ok, refusal.reason) == (False, "c++ failed:\nthe disk is full")
+    assert caplog.messages == ["native CPU kernels do not read formats of K and V: c++ failed:\nthe disk is full"]

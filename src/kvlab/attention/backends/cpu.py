@@ -8,7 +8,7 @@ from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.attention.base import AttentionBackend, AttentionSpec, Support
 from kvlab.errors import KernelError
 from kvlab.kernels.cpu.attention import DTYPES, paged_attention
-from kvlab.kernels.cpu.native import load
+from kvlab.kernels.cpu.native import load, load_formats
 from kvlab.kv.view import CacheView
 
 
@@ -31,7 +31,7 @@ class CpuAttention(AttentionBackend):
         if not spec.causal:
             return Support(False, "only causal attention")
         try:
-            load()
+            (load_formats if spec.formats else load)()
         except KernelError as error:
             return Support(False, str(error))
         return Support(True)

@@ -128,6 +128,9 @@ void run(const Problem& problem, int threads) {
 
 }  // namespace
 
+// Take the functions that read formats from their library; nothing reads a format before.
+extern "C" void kvlab_use_formats(const void* readers) { format_readers = static_cast<const FormatReaders*>(readers); }
+
 // Pointers are to C-contiguous arrays: queries [T, num_heads, head_dim] with `query_stride` elements between
 // tokens, out the same without gaps, keys and values [blocks, num_kv_heads, block_size, head_dim], block_tables
 // [num_sequences, table_width], seq_lens [num_sequences], query_start [num_sequences + 1]. window and soft_cap: 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvlab.kernels.cpu.interface import kv_format
-from kvlab.kernels.cpu.native import load
+from kvlab.kernels.cpu.native import load, load_formats
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -39,7 +39,8 @@ def paged_attention(
     if q.stride(2) != 1 or q.stride(1) != q.shape[2]:
         q = q.contiguous()
     out = torch.empty(q.shape, dtype=q.dtype)
-    library = load()
+    formats = kv_format(keys), kv_format(values)
+    library = load_formats() if any(formats) else load()
     library.kvlab_paged_attention(
         *(x.data_ptr() for x in (out, q, keys, values)),
         *(None if x is None else x.data_ptr() for x in (key_scales, value_scales)),
@@ -54,8 +55,7 @@ def paged_attention(
         window or 0,
         scale,
         soft_cap or 0.0,
-        kv_format(keys),
-        kv_format(values),
+        *formats,
         False,
         q.element_size(),
         torch.get_num_threads(),

@@ -326,27 +326,23 @@ void add_values(const Rows& values, const Rows& ahead, int count, int rows, cons
     }
 }
 
-// Each format takes as long to compile as the rest: attention_formats.cpp, compiled beside attention.cpp, has those that
-// are not plain.
-#if !defined(KVLAB_FORMATS)
-#define KVLAB_ELSEWHERE(Type, Number)                                                                         \
-    extern template void score<Type, Number>(const Rows&, const Rows&, int, int, const Shape<Type>&, const float*, \
-                                             Scratch&);                                                       \
-    extern template void add_values<Type, Number>(const Rows&, const Rows&, int, int, const Shape<Type>&, float*, \
-                                                  Scratch&);
-KVLAB_ELSEWHERE(Float32, int8_t)
-KVLAB_ELSEWHERE(Float32, E4M3)
-KVLAB_ELSEWHERE(Float32, E5M2)
-KVLAB_ELSEWHERE(Float32, Int4)
-KVLAB_ELSEWHERE(BFloat16, int8_t)
-KVLAB_ELSEWHERE(BFloat16, E4M3)
-KVLAB_ELSEWHERE(BFloat16, E5M2)
-KVLAB_ELSEWHERE(BFloat16, Int4)
-KVLAB_ELSEWHERE(Widened, int8_t)
-KVLAB_ELSEWHERE(Widened, E4M3)
-KVLAB_ELSEWHERE(Widened, E5M2)
-KVLAB_ELSEWHERE(Widened, Int4)
-#endif
+// The readers of a format take as long to compile as all that is plain. They are a library of their own
+// (attention_formats.cpp), which is compiled and loaded when a cache has formats, and hands over its functions.
+template <class Type>
+struct Readers {
+    decltype(&score<Type, typename Type::Element>) score[INT4];  // by format, from INT8 on
+    decltype(&add_values<Type, typename Type::Element>) add_values[INT4];
+};
+struct FormatReaders {
+    Readers<Float32> floats;
+    Readers<BFloat16> halves;
+    Readers<Widened> widened;
+
+    const Readers<Float32>& of(Float32) const { return floats; }
+    const Readers<BFloat16>& of(BFloat16) const { return halves; }
+    const Readers<Widened>& of(Widened) const { return widened; }
+};
+static const FormatReaders* format_readers = nullptr;
 
 // The weights of a tile as the left side of the second product.
 template <class Type>
@@ -412,8 +408,10 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
     const int value_bytes = row_bytes(problem.value_format, problem.head_dim, sizeof(Element));
     const PairFactors of_keys = factors_of<Type>(problem.key_format), of_values = factors_of<Type>(problem.value_format);
     const float score_factor = problem.scale * of_keys.after;
-    const auto score_of = with_format<Element>(problem.key_format, [](auto n) { return &score<Type, decltype(n)>; });
-    const auto add_of = with_format<Element>(problem.value_format, [](auto n) { return &add_values<Type, decltype(n)>; });
+    const auto score_of = problem.key_format == PLAIN ? &score<Type, Element>
+                                                      : format_readers->of(Type{}).score[problem.key_format - INT8];
+    const auto add_of = problem.value_format == PLAIN ? &add_values<Type, Element>
+                                                      : format_readers->of(Type{}).add_values[problem.value_format - INT8];
     const int group = problem.group(), head_dim = problem.head_dim, block_size = problem.block_size;
     const int start = problem.query_start[item.sequence];
     const int new_tokens = problem.query_start[item.sequence + 1] - start;

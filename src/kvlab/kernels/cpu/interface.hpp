@@ -106,6 +106,10 @@
     STRUCTURE(LayerPart, KVLAB_LAYER_PART)         \
     STRUCTURE(LayersStep, KVLAB_LAYERS_STEP)
 
+// The library of attention_formats.cpp has one function; it is compiled with the same structures and constants.
+#if defined(KVLAB_FORMATS)
+#define KVLAB_FUNCTIONS(FUNCTION) FUNCTION(kvlab_format_readers)
+#else
 #define KVLAB_FUNCTIONS(FUNCTION)       \
     FUNCTION(kvlab_rms_norm)            \
     FUNCTION(kvlab_gated)               \
@@ -123,9 +127,11 @@
     FUNCTION(kvlab_paths)               \
     FUNCTION(kvlab_multiply_in_registers) \
     FUNCTION(kvlab_topk)                \
+    FUNCTION(kvlab_use_formats)         \
     FUNCTION(kvlab_paged_attention)     \
     FUNCTION(kvlab_layers)              \
     FUNCTION(kvlab_instruction_set)
+#endif
 
 #define KVLAB_DEFINE_CONSTANT(name, value) constexpr int name = value;
 KVLAB_CONSTANTS(KVLAB_DEFINE_CONSTANT)
@@ -163,6 +169,8 @@ const char* kvlab_paths();
 int64_t kvlab_multiply_in_registers(int path, int64_t rounds, int threads);
 void kvlab_topk(const void* x, int64_t stride, int rows, int64_t size, int count, void* values, int64_t* indices,
                 int element_bytes, int threads);
+void kvlab_use_formats(const void* readers);
+const void* kvlab_format_readers();
 void kvlab_paged_attention(void* out, const void* queries, const void* keys, const void* values,
                            const float* key_scales, const float* value_scales, const int32_t* block_tables,
                            const int32_t* seq_lens, const int32_t* query_start, int64_t query_stride, int table_width,

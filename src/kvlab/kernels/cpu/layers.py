@@ -20,7 +20,7 @@ from kvlab.kernels.cpu.interface import (
     kv_format,
 )
 from kvlab.kernels.cpu.memory import empty
-from kvlab.kernels.cpu.native import load
+from kvlab.kernels.cpu.native import load, load_formats
 
 #: What each kind of part consists of. `LayersStep.times` gets the time at which each of these begins, part by part,
 #: and at which the last one ends.
@@ -103,6 +103,9 @@ class Layers:
             self._memory = empty((2 * size + wide,), torch.bfloat16)
         delta, normed, scratch = self._memory[:size], self._memory[size:], self._memory[2 * size :]
         _, blocks, kv_heads, block_size, _ = keys.shape
+        formats = kv_format(keys), kv_format(values)
+        if any(formats):
+            load_formats()
         # Behind the last attention, where that saves a tile of rows, the others are left out.
         few = self._attend and len(sampled) + TILE_SIDE <= tokens
         left = len(sampled) if few else tokens
@@ -130,8 +133,8 @@ class Layers:
             num_sequences=len(seq_lens),
             table_width=block_tables.shape[-1],
             block_size=block_size,
-            key_format=kv_format(keys),
-            value_format=kv_format(values),
+            key_format=formats[0],
+            value_format=formats[1],
             threads=torch.get_num_threads(),
         )
         self._run(ctypes.addressof(self._parts), len(self._parts), ctypes.addressof(step))

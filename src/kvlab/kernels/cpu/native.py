@@ -25,13 +25,17 @@ from kvlab.kernels.cpu.paths import Paths, choose_for, take
 
 # Units of compilation: source files and an extra flag. Those that take longest come first; small ones are one unit,
 # which reads their headers once.
-_UNITS = (
-    (("attention_formats.cpp",), "-DKVLAB_FORMATS=0"),
-    (("attention_formats.cpp",), "-DKVLAB_FORMATS=1"),
+_Units = tuple[tuple[tuple[str, ...], str], ...]
+_UNITS: _Units = (
     (("attention.cpp",), ""),
     (("linear.cpp",), ""),
     (("elementwise.cpp", "packed_weight.cpp", "layers.cpp", "interface.cpp", "paths.cpp"), ""),
     (("topk.cpp",), ""),
+)
+# Those of the library that reads K and V in formats (`load_formats`).
+_FORMAT_UNITS: _Units = (
+    (("attention_formats.cpp",), "-DKVLAB_FORMATS=0"),
+    (("interface.cpp", "attention_formats.cpp"), "-DKVLAB_FORMATS=1"),
 )
 _HEADERS = tuple(sorted(path.name for path in Path(__file__).parent.glob("*.hpp")))
 _COMPILERS = ("c++", "g++", "clang++")
@@ -56,6 +60,18 @@ def load() -> ctypes.CDLL:
     the reason is logged, too.
     """
     return _loaded()[0]
+
+
+def load_formats() -> ctypes.CDLL:
+    """The library, ready to read K and V in every format of `kv/formats.py`. What does so is a library of its own,
+    compiled and kept as `load` says, so that who stores K and V plainly need not wait for it. Raises KernelError as
+    `load` does.
+    """
+    environ = os.environ
+    outcome = _attempt_formats(*[environ.get(name) for name in _SETTINGS])
+    if isinstance(outcome, KernelError):
+        raise outcome
+    return outcome
 
 
 def paths() -> Paths:
@@ -103,6 +119,20 @@ def _attempt(
         return error
 
 
+@lru_cache
+def _attempt_formats(*settings: str | None) -> ctypes.CDLL | KernelError:
+    """The library with its readers of formats, or the reason why there is none."""
+    compiler, architecture, flags, *_ = settings
+    try:
+        library = load()
+        readers = _find_or_build(compiler, architecture or "native", flags or "", _FORMAT_UNITS, "formats")
+        library.kvlab_use_formats(readers.kvlab_format_readers())
+        return library
+    except KernelError as error:
+        _log.warning("native CPU kernels do not read formats of K and V: %s", error)
+        return error
+
+
 def _take_paths(library: ctypes.CDLL, allowed: str | None) -> Paths:
     """Choose what multiplies, by rates that are kept beside the library."""
     paths = choose_for(library, allowed, Path(library._name).with_suffix(".rates"))
@@ -119,21 +149,23 @@ def _open(path: Path) -> ctypes.CDLL:
     return library
 
 
-def _find_or_build(compiler: str | None, architecture: str, flags: str) -> ctypes.CDLL:
+def _find_or_build(
+    compiler: str | None, architecture: str, flags: str, units: _Units = _UNITS, stem: str = "kernels"
+) -> ctypes.CDLL:
     command = [_find_compiler(compiler), f"-march={architecture}", *_FLAGS, *shlex.split(flags)]
     folder = Path(__file__).parent
-    sources = (name for names, _ in _UNITS for name in names)
+    sources = (name for names, _ in units for name in names)
     text = "".join((folder / name).read_text() for name in (*sources, *_HEADERS))
     key = hashlib.sha256(
         "\0".join([text, *command, _compiler_stamp(command[0]), _cpu(), torch.__version__]).encode()
     )
-    name = f"kernels-{key.hexdigest()[:20]}.so"
+    name = f"{stem}-{key.hexdigest()[:20]}.so"
     try:
         path = cache_folder() / name
         if (library := _load_intact(path)) is None:
             with building(path.parent):
                 if (library := _load_intact(path, warn=True)) is None:  # or another process built it meanwhile
-                    _build(command, path)
+                    _build(command, path, units)
                     library = _load_built(command, path)
         return library
     except OSError as error:
@@ -143,7 +175,7 @@ def _find_or_build(compiler: str | None, architecture: str, flags: str) -> ctype
         with tempfile.TemporaryDirectory(prefix="kvlab-") as private:
             path = Path(private).resolve() / name
             check_folder(path.parent)
-            _build(command, path)
+            _build(command, path, units)
             return _load_built(command, path)  # what is loaded stays when its file goes
     except OSError as error:
         raise KernelError(f"nor can they be compiled in a temporary folder: {error}") from error
@@ -187,7 +219,7 @@ def _find_compiler(wanted: str | None) -> str:
     raise KernelError(f"no C++ compiler (tried {', '.join(_COMPILERS)}); install one, or name it in CXX")
 
 
-def _build(command: list[str], path: Path) -> None:
+def _build(command: list[str], path: Path, units: _Units) -> None:
     """Compile all sources in parallel and link them into `path`, which appears complete or not at all. Raises
     OSError if its folder cannot be written to, KernelError for what the compiler says.
     """
@@ -195,7 +227,7 @@ def _build(command: list[str], path: Path) -> None:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=BUILD_PREFIX) as folder:
         objects, compilations = [], []
-        for number, (names, flag) in enumerate(_UNITS):
+        for number, (names, flag) in enumerate(units):
             *others, source = (str(Path(__file__).parent / name) for name in names)
             include = [argument for other in others for argument in ("-include", other)]
             objects.append(str(Path(folder) / f"{number}.o"))
