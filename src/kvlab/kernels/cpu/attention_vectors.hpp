@@ -326,7 +326,7 @@ void add_values(const Rows& values, const Rows& ahead, int count, int rows, cons
     }
 }
 
-// The readers of a format take as long to compile as all that is plain. They are a library of their own
+// The readers of formats take several seconds to compile. They are a library of their own
 // (attention_formats.cpp), which is compiled and loaded when a cache has formats, and hands over its functions.
 template <class Type>
 struct Readers {
