@@ -5,6 +5,8 @@
 // with an online softmax (Milakov and Gimelshein, 2018; Dao et al., 2022), in matrix tiles where the processor has them
 // and in vectors elsewhere.
 
+// This is compiled twice, since each type takes seconds: KVLAB_ELEMENT_BYTES is 4 for float32; 2 for bfloat16, with what C calls.
+
 #include "attention_decode.hpp"
 #include "attention_tiles.hpp"
 #include "interface.hpp"
@@ -94,8 +96,10 @@ std::vector<int> longest_first(const std::vector<Item>& items) {
     return order;
 }
 
+}  // namespace
+
 template <class Type>
-void run(const Problem& problem, int threads) {
+void attend_batch(const Problem& problem, int threads) {
     const Shape<Type> shape(problem.head_dim);
     const Shape<Few<Type>> few_shape(problem.head_dim);
     const int rows_at_once = tiles_serve<Type>(problem) ? TILED_ROWS : rows_in_vectors(problem);
@@ -126,7 +130,10 @@ void run(const Problem& problem, int threads) {
     }
 }
 
-}  // namespace
+#if KVLAB_ELEMENT_BYTES == 4
+template void attend_batch<Float32>(const Problem& problem, int threads);
+#else
+extern template void attend_batch<Float32>(const Problem& problem, int threads);
 
 // Take the functions that read formats from their library; nothing reads a format before.
 extern "C" void kvlab_use_formats(const void* readers) { format_readers = static_cast<const FormatReaders*>(readers); }
@@ -149,7 +156,8 @@ extern "C" void kvlab_paged_attention(void* out, const void* queries, const void
                           num_heads,    num_kv_heads,  head_dim,    block_size,   window,       scale,
                           soft_cap,     out_in_tiles != 0, key_format, value_format};
     if (element_bytes == 4)
-        run<Float32>(problem, threads);
+        attend_batch<Float32>(problem, threads);
     else
-        run<BFloat16>(problem, threads);
+        attend_batch<BFloat16>(problem, threads);
 }
+#endif

@@ -342,7 +342,7 @@ struct FormatReaders {
     const Readers<BFloat16>& of(BFloat16) const { return halves; }
     const Readers<Widened>& of(Widened) const { return widened; }
 };
-static const FormatReaders* format_readers = nullptr;
+inline const FormatReaders* format_readers = nullptr;
 
 // The weights of a tile as the left side of the second product.
 template <class Type>

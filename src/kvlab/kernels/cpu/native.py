@@ -27,10 +27,10 @@ from kvlab.kernels.cpu.paths import Paths, choose_for, take
 # which reads their headers once.
 _Units = tuple[tuple[tuple[str, ...], str], ...]
 _UNITS: _Units = (
-    (("attention.cpp",), ""),
+    (("attention.cpp",), "-DKVLAB_ELEMENT_BYTES=2"),
     (("linear.cpp",), ""),
-    (("elementwise.cpp", "packed_weight.cpp", "layers.cpp", "interface.cpp", "paths.cpp"), ""),
-    (("topk.cpp",), ""),
+    (("elementwise.cpp", "packed_weight.cpp", "topk.cpp", "layers.cpp", "interface.cpp", "paths.cpp"), ""),
+    (("attention.cpp",), "-DKVLAB_ELEMENT_BYTES=4"),
 )
 # Those of the library that reads K and V in formats (`load_formats`).
 _FORMAT_UNITS: _Units = (

@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int64_t WORTH_A_THREAD = 1 << 15;  // with fewer elements, waking other threads costs more than it saves
+constexpr int64_t NUMBERS_WORTH_A_THREAD = 1 << 15;  // with fewer elements, waking other threads costs more than it saves
 
 template <class Element>
 INLINE float number(const Element* at) {
@@ -90,7 +90,7 @@ template <class Element>
 void largest(const Element* x, int64_t stride, int rows, int64_t size, int count, Element* values, int64_t* indices,
              int threads) {
     const int capacity = count + std::max(count, 512);
-#pragma omp parallel num_threads(threads) if (rows * size > WORTH_A_THREAD)
+#pragma omp parallel num_threads(threads) if (rows * size > NUMBERS_WORTH_A_THREAD)
     {
         const std::unique_ptr<uint64_t[]> keys(count > 1 ? new uint64_t[capacity] : nullptr);
 #pragma omp for schedule(static)
