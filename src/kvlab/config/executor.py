@@ -36,9 +36,7 @@ class ExecutorConfig:
     kind: str = "torch"  # torch: PyTorch and kvlab's kernels on this machine; simulated: a device that is not here
     device: str = "auto"  # cpu, cuda, or auto: cuda where there is one
     dtype: str = "bfloat16"  # of weights and activations: float32, bfloat16 or float16
-    weights: str = (
-        "auto"  # plain: executor.dtype; compact: exact, in 12 bits; int8; fp8; auto: one of the first two
-    )
+    weights: str = "auto"  # plain: in dtype; compact: exact, 12 bits; int8; fp8; auto: plain or compact
     batching: str = "ragged"  # ragged: one forward pass for all sequences of a step; per_sequence: one for each
     threads: int | None = None  # CPU threads; null: one for each core that the process may use
     tensor_parallel: int = 1  # simulated: devices among which heads and matrices are divided
