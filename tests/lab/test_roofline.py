@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from kvlab.lab.roofline import MachineRates, RunCosts, Work, roofline
+from kvlab.engine.build import plan_engine
+from kvlab.kernels.cpu.native import paths
+from kvlab.lab.roofline import MachineRates, RunCosts, Work, roofline, run_costs
 from kvlab.models.config import DecoderConfig, LayerConfig, RopeConfig
 from tests.lab.test_metrics import step
+from tests.support.plans import compose_run
 
 LAYER = LayerConfig(RopeConfig(theta=1e4))
 MODEL = DecoderConfig(
@@ -84,3 +87,13 @@ def test_each_step_is_bound_by_what_takes_it_longer() -> None:
 
 def test_a_run_that_computed_nothing_reached_nothing() -> None:
     assert roofline(COSTS, [], MachineRates(1.0, 1.0)).share == 0
+
+
+@pytest.mark.parametrize("weights", ["auto", "plain"])
+def test_weights_count_as_they_are_stored(weights: str) -> None:
+    """auto: in 12 bits where products are computed in tiles."""
+    plan = plan_engine(compose_run("model=qwen3_tiny", "executor=cpu", f"executor.weights={weights}"))
+    compact = weights == "auto" and paths().tiles
+    assert plan.weights_format == ("compact" if compact else "plain")
+    each = run_costs(plan).bytes_per_weight
+    assert each == 1.5 if compact else each >= 2

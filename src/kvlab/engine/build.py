@@ -73,6 +73,14 @@ class EnginePlan:
         return {"attention": attention.name, "kernels": kernels, "device": self.device, "threads": threads}
 
     @property
+    def weights_format(self) -> str:
+        """How matrices are stored: `plain`, or as kvlab's kernels store them. `weights` counts 16 bits for what
+        `executor.weights=auto` stores in 12, since the same plan is made for other machines.
+        """
+        own = self.kernels is not None and not isinstance(self.model, TransformersConfig)
+        return self.computed_by.ops.weights if own else "plain"
+
+    @property
     def computed_by(self) -> Kernels:
         """The kernels. Raises ConfigError for hardware that is simulated."""
         if self.kernels is None:

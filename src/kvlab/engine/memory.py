@@ -14,6 +14,7 @@ from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES, KVSpec
 from kvlab.models.config import DecoderConfig, TransformersConfig, WeightCounts
 
 _FLOAT32 = DTYPE_BYTES["float32"]
+COMPACT_BYTES = 1.5  # of a number in 12 bits, apart from tables of exponents and exceptions
 _STEP = 32  # inputs that are packed together in 12 bits
 _PANEL = 16  # outputs, at most, to a multiple of which the native kernels pad a packed weight
 _TILE = 2**20  # of random numbers, while dummy weights are made

@@ -270,7 +270,7 @@ def _announce(plan: RunPlan | PeerPlan, context: RunContext) -> None:
     threads = kernels.threads if kernels and plan.device == "cpu" else 0
     why = explain_threads(config.executor.threads, threads) if threads else ""
     weights = config.executor.weights_dtype
-    if kernels and kernels.ops.weights == "compact":
+    if plan.weights_format == "compact":
         weights += ", kept in 12 bits each"
     tiers = {"host memory": "kv.offload", "disk": "kv.offload_disk"}
     behind = [

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from kvlab.core import StepRecord
 from kvlab.engine.build import EnginePlan
+from kvlab.engine.memory import COMPACT_BYTES
 from kvlab.models.config import DecoderConfig
 
 
@@ -92,7 +93,10 @@ class Roofline:
 
 def run_costs(plan: EnginePlan) -> RunCosts:
     """The costs of a planned engine. Its weights' bytes are spread evenly, whatever each is stored in."""
-    return RunCosts(plan.model, plan.weights.parameters / plan.weights.stored, plan.pool.bytes_per_token)
+    each = plan.weights.parameters / plan.weights.stored
+    if plan.weights_format == "compact":
+        each = min(each, COMPACT_BYTES)
+    return RunCosts(plan.model, each, plan.pool.bytes_per_token)
 
 
 def roofline(costs: RunCosts, steps: Iterable[StepRecord], rates: MachineRates) -> Roofline:
