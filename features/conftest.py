@@ -66,6 +66,8 @@ from features.steps.transformers_steps import *
 from features.steps.weights_steps import *
 from features.steps.windows_steps import *
 from kvlab.attention.registry import attention_backends
+from kvlab.kernels.cpu.interface import WeightFormat
+from kvlab.kernels.cpu.native import load
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, which nothing above does
@@ -82,13 +84,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_bdd_apply_tag(tag: str, function: Callable[..., Any]) -> bool | None:
-    """Turn a requirement's tag into its markers, and `every_backend` into a parameter."""
+    """Turn a requirement's tag into its markers, `every_backend` into a parameter, `avx512` into a condition."""
     if match := _REQUIREMENT.fullmatch(tag):
         for name in match.group(0, 1):
             getattr(pytest.mark, name)(function)
         return True
     if tag == "every_backend":
         pytest.mark.usefixtures("backend_name")(function)
+        return True
+    if tag == "avx512":
+        pytest.mark.usefixtures("avx512")(function)
         return True
     return None
 
@@ -120,6 +125,13 @@ def _steps_found_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(import_module("pytest_bdd.scenario"), "find_fixturedefs_for_step", find)
         yield
+
+
+@pytest.fixture
+def avx512() -> None:
+    """Skip what only processors with AVX-512 do: weights in 12 bits."""
+    if not load().kvlab_packed_linear_bytes(1, 32, WeightFormat.COMPACT):
+        pytest.skip("needs AVX-512")
 
 
 @pytest.fixture(autouse=True)

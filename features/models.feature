@@ -386,7 +386,7 @@ Feature: The model computes what transformers computes
 
   Rule: Matrices in 12 bits a number are exact
 
-    @R11.7
+    @R11.7 @avx512
     Scenario: The tokens are those of 16 bits
       When a tiny model is run with "executor.dtype=bfloat16 executor.weights=plain" and with "executor.dtype=bfloat16 executor.weights=compact"
       Then both runs had the same prompts and produced the same tokens

@@ -11,6 +11,7 @@ from kvlab.registry import registry
 DTYPES = ("float32", "bfloat16", "float16")
 # fp8: of simulated devices; a scale for each output, as int8 has
 WEIGHTS = ("auto", "plain", "compact", "int8", "fp8")
+PACKED_WEIGHTS = ("compact", "int8")  # formats of kvlab's kernels for CPUs
 DEVICES = ("auto", "cpu", "cuda")
 BATCHING = ("ragged", "per_sequence")
 

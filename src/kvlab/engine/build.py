@@ -12,6 +12,7 @@ import torch
 from kvlab.attention.base import AttentionBackend, AttentionSpec, layout_of
 from kvlab.attention.registry import attention_backends, select_backend
 from kvlab.config import EngineConfig
+from kvlab.config.executor import PACKED_WEIGHTS
 from kvlab.engine.clock import Clock
 from kvlab.engine.engine import Engine
 from kvlab.engine.executors import EXECUTORS
@@ -77,8 +78,9 @@ class EnginePlan:
         """How matrices are stored: `plain`, or as kvlab's kernels store them. `weights` counts 16 bits for what
         `executor.weights=auto` stores in 12, since the same plan is made for other machines.
         """
-        own = self.kernels is not None and not isinstance(self.model, TransformersConfig)
-        return self.computed_by.ops.weights if own else "plain"
+        if self.kernels is None or isinstance(self.model, TransformersConfig):
+            return "plain"
+        return self.kernels.ops.weights
 
     @property
     def computed_by(self) -> Kernels:
@@ -251,7 +253,7 @@ def planned_pool(config: EngineConfig, spec: KVSpec) -> PoolSize:
 def refuse_packed(config: EngineConfig, model: DecoderConfig) -> None:
     """Raise ConfigError for weights in a format of kvlab's kernels, which transformers' models do not have."""
     weights = config.executor.weights
-    if weights in ("compact", "int8") and isinstance(model, TransformersConfig):
+    if weights in PACKED_WEIGHTS and isinstance(model, TransformersConfig):
         text = f"is for kvlab's own decoder, and transformers runs {model.family}; use executor.weights=auto"
         raise ConfigError("executor.weights", weights, text)
 

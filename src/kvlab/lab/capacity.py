@@ -18,6 +18,7 @@ from itertools import count, takewhile
 from typing import Any, NamedTuple, cast
 
 from kvlab.config import EngineConfig, KVConfig, RunConfig, format_bytes
+from kvlab.config.executor import PACKED_WEIGHTS
 from kvlab.engine.build import attention_elsewhere, kv_spec, memory_settings, refuse_fp8, refuse_packed
 from kvlab.engine.executors.simulated import (
     check_devices,
@@ -240,7 +241,7 @@ def _check_stored(config: EngineConfig, model: DecoderConfig, settings: EngineSe
     if config.executor.tensor_parallel > 1:
         text = "devices of which kind? As hardware=h100_sxm"
         raise ConfigError("executor.tensor_parallel", config.executor.tensor_parallel, text)
-    if settings.weights in ("compact", "int8") and not (settings.native and settings.is_packed):
+    if settings.weights in PACKED_WEIGHTS and not (settings.native and settings.is_packed):
         refuse_packed(config, model)
         _refuse_weights(config, settings.device)
     if settings.device == "cpu":

@@ -75,7 +75,7 @@ class TorchExecution(ExecutorKind):
         refuse_packed(config, model)
         spec = kv_spec(config, model)
         pool = planned_pool(config, spec)
-        kernels, weights = config.executor.kernels, config.executor.weights
+        kernels = config.executor.kernels
         specs = attention_specs(model, config.executor.dtype, device, config.kv_dtypes)
         among, backend = (
             attention_backends(kernels=kernels, prefer=config.attention.prefer),
@@ -84,12 +84,13 @@ class TorchExecution(ExecutorKind):
         if backend in attention_backends().keys() - among.keys():
             raise ConfigError("attention.backend", backend, "is a kernel, and executor.kernels=false allows none")
         attention = select_backend(specs, backend, among)
-        ops = select_ops(getattr(torch, config.executor.dtype), device, kernels=kernels, weights=weights)
+        dtype = getattr(torch, config.executor.dtype)
+        ops = select_ops(dtype, device, kernels=kernels, weights=config.executor.weights)
         native = isinstance(ops, CpuOps) and not isinstance(model, TransformersConfig)
         settings = memory_settings(config, device, attention.name, native=native, random_sampling=random_sampling)
-        held, working = weight_bytes(model, settings), working_memory(model, spec, settings)
+        weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
         computing = Kernels(attention, specs, ops, threads)
-        return EnginePlan(config, device, model, held, working, pool, computing, memory=None, timing=None)
+        return EnginePlan(config, device, model, weights, working, pool, computing, memory=None, timing=None)
 
     @staticmethod
     def build(plan: EnginePlan, *, sampler: Sampler | None = None) -> Execution:
