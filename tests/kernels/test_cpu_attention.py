@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import torch
 
+from kvlab.errors import KernelError
 from kvlab.kernels.cpu.attention import paged_attention
+from kvlab.kernels.cpu.native import load_formats
 from kvlab.kv.formats import FORMATS
+from tests.kernels.conftest import ARCHITECTURES
 from tests.kernels.paged import assert_close, bits, make_paged, plain_attention, unchanged
 
 SCALE = 0.2
@@ -137,6 +142,20 @@ def test_formats(heads: str, key_format: str, value_format: str, head_dim: int, 
         k, v = (kind.unpack(*kind.pack(whole)) for kind, whole in zip(formats, kv, strict=True))
         rows.append(plain_attention(q[starts[i] : starts[i + 1]], k, v, scale=SCALE))
     assert_close(found, torch.cat(rows))
+
+
+def test_libraries_of_other_instruction_sets_leave_this_one_its_readers_of_formats(
+    cpu_architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process may have several libraries. The loader must not give them one copy of a variable."""
+    with monkeypatch.context() as patch:
+        for other in ARCHITECTURES:
+            patch.setenv("KVLAB_CPU_ARCH", other)
+            with suppress(KernelError):  # this processor lacks its instructions
+                load_formats()
+    for head_dim in (64, 80):
+        test_formats("2 to 1", "int8", "fp8_e5m2", head_dim, torch.bfloat16)
+        test_formats("1 to 1", "int4", "int4", 96, torch.float32)
 
 
 @pytest.mark.parametrize("rising", [True, False])

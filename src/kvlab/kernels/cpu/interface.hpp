@@ -143,6 +143,9 @@ KVLAB_CONSTANTS(KVLAB_DEFINE_CONSTANT)
     };
 KVLAB_STRUCTURES(KVLAB_DEFINE_STRUCTURE)
 
+// Nothing else of a library is visible outside it (-fvisibility=hidden): a process may have libraries for several
+// instruction sets, and the loader gives all of them one copy of a variable that several of them define.
+#pragma GCC visibility push(default)
 extern "C" {
 void kvlab_rms_norm(const void* x, void* residual, const void* weight, float eps, int rows, int size, void* out,
                     int in_tiles, int element_bytes, int weight_bytes, int threads);
@@ -181,3 +184,4 @@ void kvlab_layers(const LayerPart* parts, int count, const LayersStep* step);
 const char* kvlab_instruction_set();
 const char* kvlab_interface();
 }
+#pragma GCC visibility pop

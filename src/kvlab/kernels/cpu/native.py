@@ -39,7 +39,7 @@ _FORMAT_UNITS: _Units = (
 )
 _HEADERS = tuple(sorted(path.name for path in Path(__file__).parent.glob("*.hpp")))
 _COMPILERS = ("c++", "g++", "clang++")
-_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
 # The names of instruction sets in /proc/cpuinfo.
 _CPU_FLAGS = {"avx512-bf16": "avx512_bf16", "avx512": "avx512dq", "avx2": "avx2"}
 
