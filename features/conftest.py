@@ -130,7 +130,7 @@ def _steps_found_once() -> Iterator[None]:
 @pytest.fixture
 def avx512() -> None:
     """Skip what only processors with AVX-512 do: weights in 12 bits."""
-    if not load().kvlab_packed_linear_bytes(1, 32, WeightFormat.COMPACT):
+    if not load().kvlab_packed_linear_bytes(1, 32, WeightFormat.COMPACT, 2):
         pytest.skip("needs AVX-512")
 
 

@@ -33,7 +33,7 @@ float wide(uint16_t x) {
 // Whether a product is right up to one rounding. The weight's rows are read back: int8 has changed them.
 bool agrees(int rows, int outputs, int inputs, int format) {
     std::vector<uint16_t> weight(outputs * inputs), x(rows * inputs), out(rows * outputs), read(outputs * inputs);
-    std::vector<char> packed(kvlab_packed_linear_bytes(outputs, inputs, format) + 64);
+    std::vector<char> packed(kvlab_packed_linear_bytes(outputs, inputs, format, 2) + 64);
     std::vector<float> scales(outputs);
     std::vector<int64_t> ids(outputs);
     for (auto& each : weight) each = narrow(number());
@@ -42,9 +42,9 @@ bool agrees(int rows, int outputs, int inputs, int format) {
     if (format == WEIGHT_INT8)
         kvlab_pack_linear_int8(weight.data(), outputs, inputs, packed.data(), scales.data(), 1);
     else
-        kvlab_pack_linear(weight.data(), outputs, inputs, packed.data(), 1);
+        kvlab_pack_linear(weight.data(), outputs, inputs, packed.data(), 2, 1);
     const float* scale = format == WEIGHT_INT8 ? scales.data() : nullptr;
-    const LinearWeight whole{packed.data(), scale, nullptr, outputs, inputs, format};
+    const LinearWeight whole{packed.data(), scale, nullptr, outputs, inputs, format, 2};
     kvlab_packed_rows(&whole, ids.data(), outputs, read.data(), 1);
     if (format != WEIGHT_INT8 && read != weight) return false;
     kvlab_linear(x.data(), inputs, rows, &whole, out.data(), 2);

@@ -98,7 +98,7 @@ def test_functions_check_their_arguments(library: ctypes.CDLL) -> None:
         library.kvlab_gated(None, 0)
     with pytest.raises(ctypes.ArgumentError, match="argument 2"):
         library.kvlab_gated(None, 1.5, 0, 0, None, 4, 1)
-    assert library.kvlab_packed_linear_bytes(2**20, 2**14, 0) == 2**35  # more than an int holds
+    assert library.kvlab_packed_linear_bytes(2**20, 2**14, 0, 2) == 2**35  # more than an int holds
 
 
 def test_a_library_of_something_else_is_refused() -> None:

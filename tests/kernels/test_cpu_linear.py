@@ -22,15 +22,19 @@ IN_TILES = -1  # see tiles.hpp
 AWKWARD = [(1, 1), (17, 33), (64, 1023), (1000, 64), (1000, 1000)]
 
 
-def draw(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape).bfloat16()
+DTYPES = (torch.bfloat16, torch.float32)
 
 
-def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Up to one rounding to bfloat16."""
-    assert found.dtype == torch.bfloat16
-    tolerance = 4e-3 * max(1e-30, expected.abs().max().item())
-    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=4e-3)
+def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(*shape).to(dtype)
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Up to one rounding to bfloat16, or the sums' roundings in float32."""
+    assert found.dtype == dtype
+    error = 4e-3 if dtype == torch.bfloat16 else 2e-6
+    tolerance = error * max(1e-30, expected.abs().max().item())
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=error)
 
 
 def in_tiles(inputs: int) -> bool:
@@ -40,17 +44,18 @@ def in_tiles(inputs: int) -> bool:
 
 def _available(format: WeightFormat) -> WeightFormat:
     """The format, or PLAIN where this processor's kernels have no such weights."""
-    return format if load().kvlab_packed_linear_bytes(1, 32, format) else WeightFormat.PLAIN
+    return format if load().kvlab_packed_linear_bytes(1, 32, format, 2) else WeightFormat.PLAIN
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8, 12, 13, 16, 19, 24, 25, 49, 100])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 16, 19, 24, 25, 49, 100])
 @pytest.mark.parametrize(("outputs", "inputs"), AWKWARD)
-def test_any_shape(rows: int, outputs: int, inputs: int) -> None:
-    weight, bias, x = draw(outputs, inputs), draw(outputs), draw(rows, inputs)
+def test_any_shape(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    weight, bias, x = (draw(*shape, dtype=dtype) for shape in ((outputs, inputs), (outputs,), (rows, inputs)))
     packed = PackedWeight(weight)
     exact = x.double() @ weight.double().T
-    assert_close(packed.multiply(x), exact)
-    assert_close(packed.multiply(x, bias), exact + bias.double())
+    assert_close(packed.multiply(x), exact, dtype)
+    assert_close(packed.multiply(x, bias), exact + bias.double(), dtype)
 
 
 @pytest.mark.parametrize("format", WeightFormat)
@@ -142,38 +147,45 @@ def test_the_largest_of_what_is_no_number() -> None:
     assert found.values[2, 0].isfinite()
 
 
-def test_no_rows() -> None:
-    assert PackedWeight(draw(20, 10)).multiply(draw(0, 10)).shape == (0, 20)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_rows(dtype: torch.dtype) -> None:
+    found = PackedWeight(draw(20, 10, dtype=dtype)).multiply(draw(0, 10, dtype=dtype))
+    assert (found.shape, found.dtype) == ((0, 20), dtype)
 
 
-def test_a_vocabulary() -> None:
-    weight, x = draw(151_936, 32), draw(13, 32)
-    assert_close(PackedWeight(weight).multiply(x), x.double() @ weight.double().T)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_vocabulary(dtype: torch.dtype) -> None:
+    weight, x = draw(151_936, 32, dtype=dtype), draw(13, 32, dtype=dtype)
+    assert_close(PackedWeight(weight).multiply(x), x.double() @ weight.double().T, dtype)
 
 
-def test_rows_of_x_inside_a_wider_tensor() -> None:
-    weight, wide = draw(40, 20), draw(5, 50)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_x_inside_a_wider_tensor(dtype: torch.dtype) -> None:
+    weight, wide = draw(40, 20, dtype=dtype), draw(5, 50, dtype=dtype)
     x = wide[:, 10:30]
-    assert_close(PackedWeight(weight).multiply(x), x.double() @ weight.double().T)
+    assert_close(PackedWeight(weight).multiply(x), x.double() @ weight.double().T, dtype)
 
 
-def test_columns_of_x_apart() -> None:
-    weight, x = draw(40, 20), draw(20, 5).T
-    assert_close(PackedWeight(weight).multiply(x), x.double() @ weight.double().T)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_columns_of_x_apart(dtype: torch.dtype) -> None:
+    weight, x = draw(40, 20, dtype=dtype), draw(20, 5, dtype=dtype).T
+    assert_close(PackedWeight(weight).multiply(x), x.double() @ weight.double().T, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("inputs", "rows"), [(90, 60), (96, 60), (352, 600), (6208, 600)])
-def test_a_row_depends_on_no_other(inputs: int, rows: int) -> None:
+def test_a_row_depends_on_no_other(inputs: int, rows: int, dtype: torch.dtype) -> None:
     """Neither on its place nor on how many there are, to the last bit."""
-    packed, x = PackedWeight(draw(70, inputs)), draw(rows, inputs)
+    packed, x = PackedWeight(draw(70, inputs, dtype=dtype)), draw(rows, inputs, dtype=dtype)
     together = packed.multiply(x)
     for row in range(0, rows, 1 + rows // 60):
         assert torch.equal(packed.multiply(x[row : row + 1]), together[row : row + 1])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("outputs", "inputs"), AWKWARD)
-def test_rows_of_the_weight_read_back(outputs: int, inputs: int) -> None:
-    weight = draw(outputs, inputs)
+def test_rows_of_the_weight_read_back(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    weight = draw(outputs, inputs, dtype=dtype)
     ids = torch.randint(outputs, (20,))
     assert torch.equal(PackedWeight(weight).rows(ids), weight[ids])
 
@@ -225,9 +237,29 @@ class TestInt8:
         assert PackedWeight(draw(1024, 512), WeightFormat.INT8).num_bytes == 1024 * (512 + 4)
 
 
-def test_takes_the_bytes_of_the_weight_and_little_more() -> None:
-    assert PackedWeight(draw(1024, 512)).num_bytes == 1024 * 512 * 2
-    assert PackedWeight(draw(1000, 511)).num_bytes <= 1008 * 512 * 2
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_takes_the_bytes_of_the_weight_and_little_more(dtype: torch.dtype) -> None:
+    assert PackedWeight(draw(1024, 512, dtype=dtype)).num_bytes == 1024 * 512 * dtype.itemsize
+    assert PackedWeight(draw(1000, 511, dtype=dtype)).num_bytes <= 1008 * 512 * dtype.itemsize
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+def test_gates_behind_a_product_in_float32(gelu: bool) -> None:
+    """Also where bfloat16 has tiles."""
+    weight, bias, x = (draw(*shape, dtype=torch.float32) for shape in ((96, 64), (96,), (17, 64)))
+    packed, out, wide = PackedWeight(weight), torch.empty(17, 48), torch.empty(17, 96)
+    product = packed.native(bias)
+    load().kvlab_linear_gated(
+        *(x.data_ptr(), 64, 17, ctypes.addressof(product), gelu),
+        *(wide.data_ptr(), out.data_ptr(), False, torch.get_num_threads()),
+    )
+    assert torch.equal(wide, packed.multiply(x, bias))
+    assert torch.equal(out, gated(wide, gelu=gelu))
+    assert packed.top1(x) is None
+
+
+def test_a_weight_in_float32_keeps_its_precision() -> None:
+    assert PackedWeight(draw(16, 32, dtype=torch.float32), WeightFormat.INT8).format is WeightFormat.PLAIN
 
 
 class TestCompact:

@@ -56,21 +56,30 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyMode
     return make
 
 
-def logits(model: TinyModel, ops: CpuOps, cache_dtype: str) -> torch.Tensor:
-    decoder = read_decoder(model.config, model.directory, "bfloat16", ops)
+def logits(model: TinyModel, ops: CpuOps, cache_dtype: str, dtype: str = "bfloat16") -> torch.Tensor:
+    decoder = read_decoder(model.config, model.directory, dtype, ops)
     assert isinstance(decoder._stack, NativeStack) == (type(ops) is CpuOps)
     return torch.cat(logits_in_steps(decoder, TEXTS, STEPS, cache_dtype))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
-    ("cache_dtype", "weights"), [("bfloat16", "auto"), ("int8+fp8_e5m2", "plain"), ("bfloat16+int8", "int8")]
+    ("dtype", "cache_dtype", "weights"),
+    [
+        ("bfloat16", "bfloat16", "auto"),
+        ("bfloat16", "int8+fp8_e5m2", "plain"),
+        ("bfloat16", "bfloat16+int8", "int8"),
+        ("float32", "float32", "auto"),
+        ("float32", "int8+float32", "auto"),
+    ],
 )
-def test_the_same_logits(models: Callable[[str], TinyModel], variant: str, cache_dtype: str, weights: str) -> None:
+def test_the_same_logits(
+    models: Callable[[str], TinyModel], variant: str, dtype: str, cache_dtype: str, weights: str
+) -> None:
     model = models(variant)
-    found = logits(model, CpuOps(weights=weights), cache_dtype)
+    found = logits(model, CpuOps(weights=weights), cache_dtype, dtype)
     assert found.isfinite().all()
-    assert torch.equal(found, logits(model, OneByOne(weights=weights), cache_dtype))
+    assert torch.equal(found, logits(model, OneByOne(weights=weights), cache_dtype, dtype))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -101,7 +110,6 @@ class RowsAlone:
 
 def test_only_where_everything_is_native(models: Callable[[str], TinyModel]) -> None:
     model = models("qwen3")
-    assert read_decoder(model.config, model.directory, "float32", CpuOps())._stack is None
     specs = attention_specs(model.config, "bfloat16", "cpu")
     weights = DummyWeights(torch.bfloat16, "cpu")
     other = select_backend(specs, "sdpa")

@@ -65,7 +65,7 @@ class EngineSettings:
     @property
     def is_packed(self) -> bool:
         """Whether matrices are kept in an order of their own, by kvlab's kernels or by oneDNN."""
-        return self.device == "cpu" and self.dtype == "bfloat16"
+        return self.native or (self.device == "cpu" and self.dtype == "bfloat16")
 
 
 class Matrix(NamedTuple):
@@ -159,7 +159,7 @@ class WorkingMemory:
 
     layers: int  # activations of a layer, for all tokens of a step
     attention: int  # a backend's copies of K and V, and its scores
-    logits: int  # of the rows that are sampled, and what sampling makes of them
+    logits: int  # of the rows that are sampled, what sampling makes of them, and what is kept beside them
     loading: int  # what weights need for a moment, beyond what they take in the end
     small: int
 
@@ -188,10 +188,13 @@ def working_memory(model: DecoderConfig, cache: KVSpec, settings: EngineSettings
         *layer, output = (matrix.outputs * matrix.inputs for matrix in matrices(model))
         loaded = max(2 * max(layer), output) if settings.is_packed else max(layer)
     loaded *= DTYPE_BYTES["fp8"] if settings.weights == "fp8" else element
+    layers = tokens * element * per_token
+    # Native layers keep their memory from step to step.
+    beside_logits = layers if settings.native else 2 * tokens * model.hidden_size * element
     return WorkingMemory(
-        layers=tokens * element * per_token,
+        layers=layers,
         attention=_attention(model, cache, settings),
-        logits=2 * tokens * model.hidden_size * element + settings.rows * model.vocab_size * per_logit,
+        logits=beside_logits + settings.rows * model.vocab_size * per_logit,
         loading=loaded + _TILE * (_FLOAT32 + element),
         small=_small(settings.devices),
     )
@@ -263,7 +266,7 @@ def matrices(model: DecoderConfig) -> Iterator[Matrix]:
 
 
 def _matrix_bytes(matrix: Matrix, dtype: str, settings: EngineSettings) -> int:
-    if not (settings.is_packed and settings.native):
+    if not settings.native:
         return matrix.outputs * matrix.inputs * DTYPE_BYTES[dtype]
     outputs, inputs = -(-matrix.outputs // _PANEL) * _PANEL, -(-matrix.inputs // 2) * 2
     if settings.weights == "compact" and inputs % _STEP == 0:  # compact_weight.hpp states the layout

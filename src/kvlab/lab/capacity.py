@@ -241,7 +241,7 @@ def _check_stored(config: EngineConfig, model: DecoderConfig, settings: EngineSe
     if config.executor.tensor_parallel > 1:
         text = "devices of which kind? As hardware=h100_sxm"
         raise ConfigError("executor.tensor_parallel", config.executor.tensor_parallel, text)
-    if settings.weights in PACKED_WEIGHTS and not (settings.native and settings.is_packed):
+    if settings.weights in PACKED_WEIGHTS and not (settings.native and settings.dtype == "bfloat16"):
         refuse_packed(config, model)
         _refuse_weights(config, settings.device)
     if settings.device == "cpu":
@@ -287,7 +287,7 @@ def _too_small(config: EngineConfig, plan: CapacityPlan, memory: int, block: int
     override, narrower = "", settings
     if settings.dtype == "float32":
         override, narrower = "executor.dtype=bfloat16", replace(settings, dtype="bfloat16")
-    elif settings.is_packed and settings.native and settings.weights != "int8":
+    elif settings.native and settings.weights != "int8":
         override, narrower = "executor.weights=int8", replace(settings, weights="int8")
     spec = kv_spec(replace(config, executor=replace(config.executor, dtype=narrower.dtype)), model)
     less = weight_bytes(model, narrower)

@@ -11,24 +11,6 @@ namespace {
 
 constexpr int64_t WORTH_A_THREAD = 1 << 15;  // with fewer elements, waking other threads costs more than it saves
 
-template <class Element>
-INLINE void narrow(Element* at, Floats x) {
-    if constexpr (sizeof(Element) == 4) {
-        store(at, x);
-    } else {
-        const Halves halves = narrowed(x);
-        std::memcpy(at, &halves, sizeof halves);
-    }
-}
-
-template <class Element>
-INLINE void narrow_some(Element* at, Floats x, int lanes) {
-    if (lanes == LANES) return narrow(at, x);
-    Element padded[LANES];
-    narrow(padded, x);
-    std::memcpy(at, padded, lanes * sizeof padded[0]);
-}
-
 INLINE float root_mean_square_inverse(Floats squares, int size, float eps) {
     return 1.0f / std::sqrt(sum(squares) / size + eps);
 }

@@ -13,8 +13,8 @@
     CONSTANT(TILE_SIDE, 16)      /* rows of a tile, see tiles.hpp */                             \
     CONSTANT(MAX_HEAD_DIM, 512)  /* of kvlab_rotate_and_store */                                 \
     CONSTANT(FEW_ROWS, 8)        /* of kvlab_choose_paths */                                     \
-    CONSTANT(WEIGHT_PLAIN, 0)    /* from here on: formats of a LinearWeight. bfloat16 */         \
-    CONSTANT(WEIGHT_INT8, 1)     /* with a scale for each output */                              \
+    CONSTANT(WEIGHT_PLAIN, 0)    /* from here on: formats of a LinearWeight. Its elements */     \
+    CONSTANT(WEIGHT_INT8, 1)     /* of bfloat16, with a scale for each output */                 \
     CONSTANT(WEIGHT_COMPACT, 2)  /* bfloat16 in 12 bits, see compact_weight.hpp */               \
     CONSTANT(PLAIN, 0)           /* from here on: formats of K and V, see kv_formats.hpp */      \
     CONSTANT(INT8, 1)                                                                            \
@@ -37,10 +37,11 @@
 #define KVLAB_LINEAR_WEIGHT(FIELD)                                           \
     FIELD(const void*, packed)                                               \
     FIELD(const float*, scales)  /* [outputs] of a weight in int8, or null */ \
-    FIELD(const uint16_t*, bias) /* [outputs] or null */                     \
+    FIELD(const void*, bias)     /* [outputs] or null */                     \
     FIELD(int, outputs)                                                      \
     FIELD(int, inputs)                                                       \
-    FIELD(int, format)
+    FIELD(int, format)                                                       \
+    FIELD(int, element_bytes) /* of x, bias and outputs: 2 for bfloat16, 4 for float32 */
 
 #define KVLAB_ATTENTION_PART(FIELD)                                                              \
     FIELD(LinearWeight, qkv)                                                                     \
@@ -81,10 +82,10 @@
     FIELD(const int32_t*, seq_lens)                                                                            \
     FIELD(const int32_t*, query_start)                                                                         \
     FIELD(const int64_t*, sampled) /* [num_sampled]: the rows that are wanted behind the last attention */     \
-    FIELD(uint16_t*, residual) /* [tokens, hidden] */                                                          \
-    FIELD(uint16_t*, delta)    /* [tokens, hidden]: what a part gives */                                       \
-    FIELD(uint16_t*, normed)   /* [tokens, hidden]: what a part takes; room for whole tiles of tokens */       \
-    FIELD(uint16_t*, scratch)  /* of attention: [tokens, qkv] and the queries twice; of an MLP: [tokens, gate, \
+    FIELD(void*, residual) /* [tokens, hidden] */                                                              \
+    FIELD(void*, delta)    /* [tokens, hidden]: what a part gives */                                           \
+    FIELD(void*, normed)   /* [tokens, hidden]: what a part takes; room for whole tiles of tokens */           \
+    FIELD(void*, scratch)  /* of attention: [tokens, qkv] and the queries twice; of an MLP: [tokens, gate, \
                                   up] and the gated; whichever is wider, room for whole tiles of tokens */     \
     FIELD(double*, times)      /* null, or room for the time at which each timed operation begins and the last \
                                   one ends, in seconds */                                                      \
@@ -96,6 +97,7 @@
     FIELD(int, block_size)                                                                                     \
     FIELD(int, key_format) /* of K and V: see kv_formats.hpp */                                                \
     FIELD(int, value_format)                                                                                   \
+    FIELD(int, element_bytes) /* of all tensors, and of K and V that are plain: 2 for bfloat16, 4 for float32 */ \
     FIELD(int, threads)
 
 #define KVLAB_STRUCTURES(STRUCTURE)                \
@@ -155,16 +157,16 @@ void kvlab_rotate_and_store(void* qkv, const void* q_weight, const void* k_weigh
                             const int64_t* slot_mapping, int tokens, int num_heads, int num_kv_heads, int head_dim,
                             int block_size, void* q, void* keys, void* values, float* key_scales,
                             float* value_scales, int key_format, int value_format, int element_bytes, int weight_bytes, int threads);
-int64_t kvlab_packed_linear_bytes(int outputs, int inputs, int format);
-void kvlab_pack_linear(const uint16_t* weight, int outputs, int inputs, void* packed, int threads);
+int64_t kvlab_packed_linear_bytes(int outputs, int inputs, int format, int element_bytes);
+void kvlab_pack_linear(const void* weight, int outputs, int inputs, void* packed, int element_bytes, int threads);
 void kvlab_pack_linear_int8(const uint16_t* weight, int outputs, int inputs, void* packed, float* scales,
                             int threads);
 int kvlab_pack_linear_compact(const uint16_t* weight, int outputs, int inputs, void* packed, int threads);
-void kvlab_packed_rows(const LinearWeight* weight, const int64_t* ids, int count, uint16_t* out, int threads);
-void kvlab_linear(const uint16_t* x, int64_t x_stride, int rows, const LinearWeight* weight, uint16_t* out, int threads);
-void kvlab_linear_gated(const uint16_t* x, int64_t x_stride, int rows, const LinearWeight* weight, int gelu,
-                        uint16_t* wide, uint16_t* out, int out_in_tiles, int threads);
-int kvlab_linear_top1(const uint16_t* x, int64_t x_stride, int rows, const LinearWeight* weight, uint16_t* values,
+void kvlab_packed_rows(const LinearWeight* weight, const int64_t* ids, int count, void* out, int threads);
+void kvlab_linear(const void* x, int64_t x_stride, int rows, const LinearWeight* weight, void* out, int threads);
+void kvlab_linear_gated(const void* x, int64_t x_stride, int rows, const LinearWeight* weight, int gelu, void* wide,
+                        void* out, int out_in_tiles, int threads);
+int kvlab_linear_top1(const void* x, int64_t x_stride, int rows, const LinearWeight* weight, void* values,
                       int64_t* indices, int threads);
 int kvlab_multiplies_in_tiles(int inputs);
 void kvlab_choose_paths(int tiles, int few_in_pairs, int many_in_pairs);

@@ -30,8 +30,8 @@ PLAIN, KV_FORMATS = 0, {torch.int8: 1, torch.float8_e4m3fn: 2, torch.float8_e5m2
 class WeightFormat(IntEnum):
     """How a packed weight is stored."""
 
-    PLAIN = 0  # bfloat16
-    INT8 = 1  # with a scale for each output
+    PLAIN = 0  # as it is, in bfloat16 or float32
+    INT8 = 1  # of bfloat16, with a scale for each output
     COMPACT = 2  # bfloat16 in 12 bits, without loss
 
 
@@ -59,7 +59,7 @@ class LinearWeight(ctypes.Structure):
 
     _fields_ = (
         *((name, _pointer) for name in ("packed", "scales", "bias")),
-        *((name, _int) for name in ("outputs", "inputs", "format")),
+        *((name, _int) for name in ("outputs", "inputs", "format", "element_bytes")),
     )
 
 
@@ -97,7 +97,7 @@ class LayersStep(ctypes.Structure):
         *((name, _pointer) for name in ("seq_lens", "query_start", "sampled")),
         *((name, _pointer) for name in ("residual", "delta", "normed", "scratch", "times")),
         *((name, _int) for name in ("tokens", "num_sampled", "hidden", "num_sequences", "table_width")),
-        *((name, _int) for name in ("block_size", "key_format", "value_format", "threads")),
+        *((name, _int) for name in ("block_size", "key_format", "value_format", "element_bytes", "threads")),
     )
 
 

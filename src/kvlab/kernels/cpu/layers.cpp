@@ -1,5 +1,6 @@
 // The layers of a decoder in one call. A product reads its weights through all of the caches, so that Python would have
-// to fetch its own code from memory again behind each one, which takes longer than a norm does. Tensors are bfloat16.
+// to fetch its own code from memory again behind each one, which takes longer than a norm does. Tensors are all in
+// bfloat16 or all in float32.
 //
 // A layer is a sequence of parts. They pass on the residual stream [tokens, hidden] and x, the latest result:
 //
@@ -23,8 +24,6 @@
 
 namespace {
 
-constexpr int ELEMENT_BYTES = 2;
-
 double seconds() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -32,7 +31,8 @@ double seconds() {
 // Whether a part reads x in tiles (see tiles.hpp). All products within it then do, and none has to put it there.
 bool reads_tiles(const LayerPart& part) {
     const auto both = [](const LinearWeight& first, const LinearWeight& second) {
-        return kvlab_multiplies_in_tiles(first.inputs) && kvlab_multiplies_in_tiles(second.inputs);
+        return first.element_bytes == 2 && kvlab_multiplies_in_tiles(first.inputs) &&
+               kvlab_multiplies_in_tiles(second.inputs);
     };
     if (part.kind == ATTENTION) {
         const auto& attention = *static_cast<const AttentionPart*>(part.at);
@@ -45,50 +45,58 @@ bool reads_tiles(const LayerPart& part) {
     return false;
 }
 
+template <class Element>
 class Run {
 public:
-    explicit Run(const LayersStep& step) : step(step), times(step.times), tokens(step.tokens) {}
+    explicit Run(const LayersStep& step)
+        : step(step),
+          residual(static_cast<Element*>(step.residual)),
+          delta(static_cast<Element*>(step.delta)),
+          normed(static_cast<Element*>(step.normed)),
+          scratch(static_cast<Element*>(step.scratch)),
+          times(step.times),
+          tokens(step.tokens) {}
 
     void input_norm(const Norm& norm, bool in_tiles) {
-        timed([&] { normalize(norm, step.residual, nullptr, step.normed, in_tiles); });
+        timed([&] { normalize(norm, residual, nullptr, normed, in_tiles); });
     }
 
     void residual_norm(const Norm& norm, bool in_tiles) {
-        timed([&] { normalize(norm, step.delta, step.residual, step.normed, in_tiles); });
+        timed([&] { normalize(norm, delta, residual, normed, in_tiles); });
     }
 
     void output_norm(const Norm& norm) {
-        timed([&] { normalize(norm, step.delta, nullptr, step.delta, false); });
+        timed([&] { normalize(norm, delta, nullptr, delta, false); });
     }
 
     void attention(const AttentionPart& part, bool in_tiles, bool last) {
         const int64_t width = int64_t(part.num_heads) * part.head_dim;
-        uint16_t* qkv = step.scratch;
-        uint16_t* attended = qkv + int64_t(tokens) * part.qkv.outputs;
-        timed([&] { multiply(part.qkv, step.normed, in_tiles, qkv); });
+        Element* qkv = scratch;
+        Element* attended = qkv + int64_t(tokens) * part.qkv.outputs;
+        timed([&] { multiply(part.qkv, normed, in_tiles, qkv); });
         timed([&] { rotate_and_store(part, qkv); });
         timed([&] { attend(part, qkv, attended, in_tiles); });
         timed([&] {
             if (last && step.num_sampled < tokens) {  // whole tiles of these rows end before `attended`
                 take_sampled(attended, width, in_tiles, qkv);
                 attended = qkv;
-                take_sampled(step.residual, step.hidden, false, step.normed);
+                take_sampled(residual, step.hidden, false, normed);
                 tokens = step.num_sampled;
-                std::copy_n(step.normed, int64_t(tokens) * step.hidden, step.residual);
+                std::copy_n(normed, int64_t(tokens) * step.hidden, residual);
             }
-            multiply(part.out, attended, in_tiles, step.delta);
+            multiply(part.out, attended, in_tiles, delta);
         });
     }
 
     void mlp(const MlpPart& part, bool in_tiles) {
         const LinearWeight& wide = part.gate_up;
-        uint16_t* gate_up = step.scratch;
-        uint16_t* gated = gate_up + int64_t(tokens) * wide.outputs;
+        Element* gate_up = scratch;
+        Element* gated = gate_up + int64_t(tokens) * wide.outputs;
         timed([&] {
-            kvlab_linear_gated(step.normed, in_tiles ? IN_TILES : wide.inputs, tokens, &wide, part.gelu, gate_up, gated,
+            kvlab_linear_gated(normed, in_tiles ? IN_TILES : wide.inputs, tokens, &wide, part.gelu, gate_up, gated,
                                in_tiles, step.threads);
         });
-        timed([&] { multiply(part.down, gated, in_tiles, step.delta); });
+        timed([&] { multiply(part.down, gated, in_tiles, delta); });
     }
 
     void end() {
@@ -97,11 +105,12 @@ public:
 
 private:
     const LayersStep& step;
+    Element *residual, *delta, *normed, *scratch;
     double* times;
     int tokens;  // rows of all tensors
 
     // Copy the sampled rows of `from`, of `width` elements.
-    void take_sampled(const uint16_t* from, int64_t width, bool in_tiles, uint16_t* to) const {
+    void take_sampled(const Element* from, int64_t width, bool in_tiles, Element* to) const {
         for (int row = 0; row < step.num_sampled; ++row) {
             const RowLayout source(step.sampled[row], width, in_tiles), target(row, width, in_tiles);
             for (int at = 0; at < width; at += RowLayout::ELEMENTS)
@@ -115,12 +124,12 @@ private:
         operation();
     }
 
-    void multiply(const LinearWeight& weight, const uint16_t* x, bool in_tiles, uint16_t* out) const {
+    void multiply(const LinearWeight& weight, const Element* x, bool in_tiles, Element* out) const {
         kvlab_linear(x, in_tiles ? IN_TILES : weight.inputs, tokens, &weight, out, step.threads);
     }
 
-    void normalize(const Norm& norm, const uint16_t* x, uint16_t* residual, uint16_t* out, bool in_tiles) const {
-        kvlab_rms_norm(x, residual, norm.weight, norm.eps, tokens, step.hidden, out, in_tiles, ELEMENT_BYTES,
+    void normalize(const Norm& norm, const Element* x, Element* added_to, Element* out, bool in_tiles) const {
+        kvlab_rms_norm(x, added_to, norm.weight, norm.eps, tokens, step.hidden, out, in_tiles, int(sizeof(Element)),
                        norm.weight_bytes, step.threads);
     }
 
@@ -136,7 +145,7 @@ private:
         const int64_t group = step.places ? step.places[2 * part.layer] : 0;
         const int64_t layer = step.places ? step.places[2 * part.layer + 1] : part.layer;
         const int64_t row = layer * step.rows;
-        const auto bytes = [&](int format) { return row * row_bytes(format, part.head_dim, ELEMENT_BYTES); };
+        const auto bytes = [&](int format) { return row * row_bytes(format, part.head_dim, int(sizeof(Element))); };
         return {static_cast<char*>(step.keys) + bytes(step.key_format),
                 static_cast<char*>(step.values) + bytes(step.value_format),
                 step.key_scales ? step.key_scales + row : nullptr,
@@ -146,31 +155,28 @@ private:
     }
 
     // Queries stay in qkv.
-    void rotate_and_store(const AttentionPart& part, uint16_t* qkv) const {
+    void rotate_and_store(const AttentionPart& part, Element* qkv) const {
         const Cache cache = cache_of(part);
         kvlab_rotate_and_store(qkv, part.query_norm.weight, part.key_norm.weight, part.query_norm.eps, part.cosine,
                                part.sine, step.positions, cache.slot_mapping, tokens, part.num_heads,
                                part.num_kv_heads, part.head_dim, step.block_size, nullptr, cache.keys, cache.values,
-                               cache.key_scales, cache.value_scales, step.key_format, step.value_format, ELEMENT_BYTES,
+                               cache.key_scales, cache.value_scales, step.key_format, step.value_format, int(sizeof(Element)),
                                part.query_norm.weight_bytes, step.threads);
     }
 
-    void attend(const AttentionPart& part, const uint16_t* qkv, uint16_t* out, bool in_tiles) const {
+    void attend(const AttentionPart& part, const Element* qkv, Element* out, bool in_tiles) const {
         const Cache cache = cache_of(part);
         kvlab_paged_attention(out, qkv, cache.keys, cache.values, cache.key_scales, cache.value_scales,
                               cache.block_tables, step.seq_lens, step.query_start,
                               part.qkv.outputs, step.table_width, step.num_sequences,
                               part.num_heads, part.num_kv_heads, part.head_dim, step.block_size, part.window, part.scale,
-                              part.soft_cap, step.key_format, step.value_format, in_tiles, ELEMENT_BYTES, step.threads);
+                              part.soft_cap, step.key_format, step.value_format, in_tiles, int(sizeof(Element)), step.threads);
     }
 };
 
-}  // namespace
-
-// Run `count` parts. What the last one gives for the sampled rows is left in `delta`: it is not added to `residual` yet,
-// since the norm behind the layers does that in the same pass.
-extern "C" void kvlab_layers(const LayerPart* parts, int count, const LayersStep* step) {
-    Run run(*step);
+template <class Element>
+void run_parts(const LayerPart* parts, int count, const LayersStep& step) {
+    Run<Element> run(step);
     int last = count - 1;  // attention
     while (last >= 0 && parts[last].kind != ATTENTION) --last;
     for (int index = 0; index < count; ++index) {
@@ -189,4 +195,15 @@ extern "C" void kvlab_layers(const LayerPart* parts, int count, const LayersStep
         }
     }
     run.end();
+}
+
+}  // namespace
+
+// Run `count` parts. What the last one gives for the sampled rows is left in `delta`: it is not added to `residual` yet,
+// since the norm behind the layers does that in the same pass.
+extern "C" void kvlab_layers(const LayerPart* parts, int count, const LayersStep* step) {
+    if (step->element_bytes == 4)
+        run_parts<float>(parts, count, *step);
+    else
+        run_parts<uint16_t>(parts, count, *step);
 }

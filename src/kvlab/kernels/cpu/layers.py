@@ -63,7 +63,7 @@ class Layers:
         self._run = load().kvlab_layers
         self._hidden = hidden
         self._width = max(part.scratch_width for part in parts)  # the parts use the same scratch memory in turn
-        self._memory = torch.empty(0, dtype=torch.bfloat16)
+        self._memory = torch.empty(0)
         self._attend = any(part.kind is PartKind.ATTENTION for part in parts)
         #: Of each operation that is timed.
         self.timed = tuple(name for part in parts for name in TIMED[part.kind])
@@ -85,9 +85,9 @@ class Layers:
         value_scales: torch.Tensor | None = None,
         times: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run a step through all parts. Overwrites the residual stream `residual` `[T, hidden]`, dense bfloat16.
-        Returns the rows `sampled` `[n]` int64 of it and of x, which is yet to be added to it, `[n, hidden]` both.
-        The next call overwrites x.
+        """Run a step through all parts. Overwrites the residual stream `residual` `[T, hidden]`, dense, in bfloat16
+        or float32, which is the type of all tensors. Returns the rows `sampled` `[n]` int64 of it and of x, which
+        is yet to be added to it, `[n, hidden]` both. The next call overwrites x.
 
         `keys` and `values` are the cache of all layers, `[layers, blocks, kv_heads, block_size, head_dim]`;
         `positions` `[T]` int64; `slot_mapping` `[groups, T]` int64 and `block_tables` `[groups, B, width]` int32 of
@@ -100,7 +100,7 @@ class Layers:
         size, wide = rows * self._hidden, rows * self._width
         # Every step gets the same memory: the first write to a new page costs more than the write itself.
         if self._memory.numel() < 2 * size + wide:
-            self._memory = empty((2 * size + wide,), torch.bfloat16)
+            self._memory = empty((2 * size + wide,), residual.dtype)
         delta, normed, scratch = self._memory[:size], self._memory[size:], self._memory[2 * size :]
         _, blocks, kv_heads, block_size, _ = keys.shape
         formats = kv_format(keys), kv_format(values)
@@ -135,6 +135,7 @@ class Layers:
             block_size=block_size,
             key_format=formats[0],
             value_format=formats[1],
+            element_bytes=residual.element_size(),
             threads=torch.get_num_threads(),
         )
         self._run(ctypes.addressof(self._parts), len(self._parts), ctypes.addressof(step))

@@ -1,4 +1,4 @@
-// y = x W^T + b for any number of rows; x, y and b in bfloat16, W too or in int8 with a scale for each output.
+// y = x W^T + b for any number of rows; all in float32, or x, y and b in bfloat16, and W too or in one of its formats.
 //
 // W is packed once, and one copy serves any number of rows: with few rows the speed of memory is the limit, with many
 // rows the arithmetic.
@@ -27,6 +27,8 @@ bool in_tiles(int inputs) {
 #endif
 }
 
+bool is_in_tiles(const LinearWeight& weight) { return weight.element_bytes == 2 && in_tiles(weight.inputs); }
+
 #if defined(KVLAB_TILES)
 // The largest output of each row, over the results of all threads.
 template <class Weight>
@@ -43,6 +45,10 @@ void largest(const Product& product, const uint16_t* x, int64_t x_stride, int in
     }
 }
 #endif
+
+void linear(const ProductOf<float>& product, const float* x, int64_t x_stride, int inputs, int threads) {
+    if (product.rows) linear_in_vectors<Float32, AsFloats>(product, x, x_stride, inputs, threads);
+}
 
 template <class Weight>
 void linear(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, int threads) {
@@ -67,13 +73,15 @@ void in_format(const LinearWeight& weight, Work work) {
     work(BFloat16{});
 }
 
-Product product_of(const LinearWeight& weight, int rows, uint16_t* out) {
-    return {static_cast<const char*>(weight.packed), weight.scales, weight.bias, out, rows, weight.outputs,
-            (weight.inputs + 1) / 2};
+template <class Element>
+ProductOf<Element> product_of(const LinearWeight& weight, int rows, void* out) {
+    return {static_cast<const char*>(weight.packed), weight.scales, static_cast<const Element*>(weight.bias),
+            static_cast<Element*>(out), rows, weight.outputs, (weight.inputs + 1) / 2};
 }
 
-void multiply(const Product& product, const LinearWeight& weight, const uint16_t* x, int64_t x_stride, int threads) {
-    in_format(weight, [&](auto format) { linear<decltype(format)>(product, x, x_stride, weight.inputs, threads); });
+void multiply(const Product& product, const LinearWeight& weight, const void* x, int64_t x_stride, int threads) {
+    const auto* from = static_cast<const uint16_t*>(x);
+    in_format(weight, [&](auto format) { linear<decltype(format)>(product, from, x_stride, weight.inputs, threads); });
 }
 
 }  // namespace
@@ -85,25 +93,28 @@ extern "C" void kvlab_choose_paths(int tiles, int few_in_pairs, int many_in_pair
     chosen_paths = {tiles != 0, few_in_pairs != 0, many_in_pairs != 0};
 }
 
-// Whether products with this number of inputs can read x in tiles, see tiles.hpp.
+// Whether products in bfloat16 with this number of inputs can read x in tiles, see tiles.hpp.
 extern "C" int kvlab_multiplies_in_tiles(int inputs) { return in_tiles(inputs); }
 
 // out [rows, outputs] = x [rows, inputs] W^T + bias. `x_stride`: elements between rows of x, or IN_TILES.
-extern "C" void kvlab_linear(const uint16_t* x, int64_t x_stride, int rows, const LinearWeight* weight, uint16_t* out,
+extern "C" void kvlab_linear(const void* x, int64_t x_stride, int rows, const LinearWeight* weight, void* out,
                              int threads) {
-    multiply(product_of(*weight, rows, out), *weight, x, x_stride, threads);
+    if (weight->element_bytes == 4)
+        linear(product_of<float>(*weight, rows, out), static_cast<const float*>(x), x_stride, weight->inputs, threads);
+    else
+        multiply(product_of<uint16_t>(*weight, rows, out), *weight, x, x_stride, threads);
 }
 
 // kvlab_linear and then kvlab_gated, with the same result to the last bit: the first half of the outputs are gates of the
 // second, and out is [rows, outputs / 2]. With tiles this is one pass; else `wide` [rows, outputs] holds the product in
 // between. x and out may be in tiles if there are tiles for this number of inputs and out has whole tiles.
-extern "C" void kvlab_linear_gated(const uint16_t* x, int64_t x_stride, int rows, const LinearWeight* weight, int gelu,
-                                   uint16_t* wide, uint16_t* out, int out_in_tiles, int threads) {
-    if (!in_tiles(weight->inputs) || weight->outputs % (2 * LANES) != 0) {
+extern "C" void kvlab_linear_gated(const void* x, int64_t x_stride, int rows, const LinearWeight* weight, int gelu,
+                                   void* wide, void* out, int out_in_tiles, int threads) {
+    if (!is_in_tiles(*weight) || weight->outputs % (2 * LANES) != 0) {
         kvlab_linear(x, x_stride, rows, weight, wide, threads);
-        return kvlab_gated(wide, rows, weight->outputs / 2, gelu, out, sizeof out[0], threads);
+        return kvlab_gated(wide, rows, weight->outputs / 2, gelu, out, weight->element_bytes, threads);
     }
-    Product product = product_of(*weight, rows, out);
+    Product product = product_of<uint16_t>(*weight, rows, out);
     product.gate = gelu ? Gate::GELU : Gate::SILU;
     product.out_in_tiles = out_in_tiles != 0;
     multiply(product, *weight, x, x_stride, threads);
@@ -111,13 +122,14 @@ extern "C" void kvlab_linear_gated(const uint16_t* x, int64_t x_stride, int rows
 
 // kvlab_linear and then kvlab_topk with count 1, without storing the product: values and indices [rows]. Returns 0, with
 // nothing done, where there are no tiles for this number of inputs.
-extern "C" int kvlab_linear_top1(const uint16_t* x, int64_t x_stride, int rows, const LinearWeight* weight,
-                                 uint16_t* values, int64_t* indices, int threads) {
+extern "C" int kvlab_linear_top1(const void* x, int64_t x_stride, int rows, const LinearWeight* weight, void* values,
+                                 int64_t* indices, int threads) {
 #if defined(KVLAB_TILES)
-    if (in_tiles(weight->inputs)) {
-        const Product product = product_of(*weight, rows, nullptr);
+    if (is_in_tiles(*weight)) {
+        const Product product = product_of<uint16_t>(*weight, rows, nullptr);
         in_format(*weight, [&](auto format) {
-            largest<decltype(format)>(product, x, x_stride, weight->inputs, values, indices, threads);
+            largest<decltype(format)>(product, static_cast<const uint16_t*>(x), x_stride, weight->inputs,
+                                      static_cast<uint16_t*>(values), indices, threads);
         });
         return 1;
     }

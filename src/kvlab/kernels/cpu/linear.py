@@ -1,4 +1,4 @@
-"""Matrix products with weights in bfloat16 on the CPU, native."""
+"""Matrix products in bfloat16 or float32 on the CPU, native."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from kvlab.kernels.cpu.native import load
 
 
 class PackedWeight:
-    """A weight `[outputs, inputs]` in the order in which products read it, padded to whole vectors of outputs.
+    """A weight `[outputs, inputs]`, bfloat16 or float32, in the order in which products read it, padded to whole
+    vectors of outputs. Products take and give its type, and are summed in float32. A weight in float32 is PLAIN.
 
     INT8 rounds each output's weights to int8 with a scale, their largest magnitude / 127: half the bytes to read.
     COMPACT is exact: exponents, which vary little, are stored in four bits instead of eight. `format` is PLAIN
     where they vary too much for that, where the inputs are no multiple of 32, or the processor has no AVX-512.
-    Products still take and give bfloat16, and are summed in float32. Raises KernelError where the kernels cannot be
-    compiled.
+    Raises KernelError where the kernels cannot be compiled.
     """
 
     def __init__(self, weight: torch.Tensor, format: WeightFormat = WeightFormat.PLAIN) -> None:
         library = self._library = load()
         self.outputs, self.inputs = weight.shape
+        self.dtype = weight.dtype
         shape = (self.outputs, self.inputs)
         weight, threads = weight.contiguous(), torch.get_num_threads()
+        if self.dtype == torch.float32:
+            format = WeightFormat.PLAIN
         if format is WeightFormat.COMPACT:
             self._packed = self._empty(format)
             into = weight.data_ptr(), *shape, self._packed.data_ptr(), threads
@@ -40,17 +43,19 @@ class PackedWeight:
         if self._scales is not None:
             library.kvlab_pack_linear_int8(source, *shape, target, self._scales.data_ptr(), threads)
         else:
-            library.kvlab_pack_linear(source, *shape, target, threads)
+            library.kvlab_pack_linear(source, *shape, target, self.dtype.itemsize, threads)
 
     def _empty(self, format: WeightFormat) -> torch.Tensor:
-        num_bytes = self._library.kvlab_packed_linear_bytes(self.outputs, self.inputs, format)
+        shape = self.outputs, self.inputs
+        num_bytes = self._library.kvlab_packed_linear_bytes(*shape, format, self.dtype.itemsize)
         return memory.empty((num_bytes,), torch.uint8)
 
     def native(self, bias: torch.Tensor | None = None) -> LinearWeight:
         """The same for native code, which may use it as long as this weight and the bias exist."""
         at_scales = None if self._scales is None else self._scales.data_ptr()
         at_bias = None if bias is None else bias.data_ptr()
-        return LinearWeight(self._packed.data_ptr(), at_scales, at_bias, self.outputs, self.inputs, self.format)
+        shape = self.outputs, self.inputs
+        return LinearWeight(self._packed.data_ptr(), at_scales, at_bias, *shape, self.format, self.dtype.itemsize)
 
     @property
     def num_bytes(self) -> int:
@@ -82,10 +87,10 @@ class PackedWeight:
         return (values, indices) if done else None
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rows `ids` `[n]` of the weight, as it was or as int8 has it: `[n, inputs]` bfloat16. A tied embedding
-        is looked up here.
+        """The rows `ids` `[n]` of the weight, as it was or as int8 has it: `[n, inputs]`. A tied embedding is
+        looked up here.
         """
-        out = torch.empty(len(ids), self.inputs, dtype=torch.bfloat16)
+        out = torch.empty(len(ids), self.inputs, dtype=self.dtype)
         weight = self.native()
         of = ctypes.addressof(weight), ids.data_ptr(), len(ids)
         self._library.kvlab_packed_rows(*of, out.data_ptr(), torch.get_num_threads())

@@ -1,6 +1,8 @@
-// y = x W^T in vectors. Each call packs x in blocks of rows, the rows of a pair of inputs side by side. The
-// product of a block and a panel keeps its sums in registers from beginning to end: with many rows one vector of
-// outputs each, with one or two rows two, so that there are enough sums to hide the latency of an addition.
+// y = x W^T in vectors. Each call packs x in blocks of rows, the rows of a pair of inputs side by side. The product of some
+// rows of a block and some panels keeps its sums in registers: one vector of outputs for each row and panel, and enough of
+// them to hide the latency of an addition. Two panels share what is read of x. Where the registers have no room for all
+// rows of a block, the block is computed in parts, a piece of the inputs after another: the pieces of the panels stay in the
+// first cache from one part to the next.
 #pragma once
 
 #include "buffer.hpp"
@@ -16,6 +18,7 @@ namespace {
 constexpr int ROWS = LANES == 16 ? 24 : 12;  // of a block: its sums and one vector of weights fit the registers
 constexpr int PANELS = 4;                    // that share a block of rows while it is in the cache
 constexpr int AHEAD = 8192;                  // bytes between prefetch and use
+constexpr int PIECE = 128;                   // pairs, at most, of what is computed in parts
 
 INLINE float from_bfloat16(uint16_t x) {
     const uint32_t bits = uint32_t(x) << 16;
@@ -24,7 +27,7 @@ INLINE float from_bfloat16(uint16_t x) {
     return result;
 }
 
-// How a pair of inputs is multiplied, and packed: PER_PAIR numbers for each row.
+// How a pair of inputs is multiplied, and packed: PER_PAIR numbers for each row, one for each step.
 
 #if defined(KVLAB_PAIRS)
 // Both by one instruction.
@@ -32,11 +35,9 @@ struct InPairs {
     static constexpr int PER_PAIR = 1;
 
     template <class Weight>
-    INLINE Words load_weights(const char* at) { return Weight::pairs(at); }
+    INLINE Words weights(const char* at, int) { return Weight::pairs(at); }
 
-    INLINE Floats add(const float* x, Words weights, Floats sum) { return add_products(sum, weights, as_words(all(*x))); }
-
-    INLINE void pack(Words pairs, int count, float* to) { std::memcpy(to, &pairs, count * sizeof to[0]); }
+    INLINE Floats add(float x, Words weights, Floats sum) { return add_products(sum, weights, as_words(all(x))); }
 };
 #endif
 
@@ -45,80 +46,129 @@ struct AsFloats {
     static constexpr int PER_PAIR = 2;
 
     template <class Weight>
-    INLINE Widened load_weights(const char* at) { return Weight::widened(at); }
+    INLINE Floats weights(const char* at, int input) { return Weight::input(at, input); }
 
-    INLINE Floats add(const float* x, const Widened& weights, Floats sum) {
-        return all(x[0]) * weights.first + (all(x[1]) * weights.second + sum);
-    }
-
-    INLINE void pack(Words pairs, int count, float* to) {
-        for (int i = 0; i < count; ++i) {
-            to[2 * i] = from_bfloat16(uint16_t(pairs[i]));
-            to[2 * i + 1] = from_bfloat16(uint16_t(pairs[i] >> 16));
-        }
-    }
+    INLINE Floats add(float x, Floats weights, Floats sum) { return all(x) * weights + sum; }
 };
 
-struct VectorProduct : Product {
+template <class Element>
+struct VectorProduct : ProductOf<Element> {
     const float* x;  // packed: [blocks, pairs, ROWS * Arithmetic::PER_PAIR]
     int first_panel = 0;  // at `weights`
 };
 
-// COUNT rows of a block, from `first` on, against VECTORS panels.
-template <class Weight, class Arithmetic, int COUNT, int VECTORS>
-void multiply_block(const VectorProduct& product, int block, int first, int panel) {
+// Add the products of pairs [begin, end): COUNT rows of a block, from `first` on, by VECTORS panels.
+template <class Weight, class Arithmetic, int COUNT, int VECTORS, class Element>
+INLINE void multiply_pairs(const VectorProduct<Element>& product, int block, int first, int panel, int begin, int end,
+                           Floats (&sums)[COUNT][VECTORS]) {
     constexpr int PER_PAIR = Arithmetic::PER_PAIR;
     const int64_t panel_size = int64_t(product.pairs) * Weight::BYTES;
-    const float* x = product.x + (int64_t(block) * product.pairs * ROWS + first) * PER_PAIR;
-    const char* weights = product.weights + (panel - product.first_panel) * panel_size;
-    Floats sums[COUNT][VECTORS] = {};
-    for (int pair = 0; pair < product.pairs; ++pair, x += ROWS * PER_PAIR, weights += Weight::BYTES) {
-        decltype(Arithmetic::template load_weights<Weight>(weights)) right[VECTORS];
+    const float* x = product.x + ((int64_t(block) * product.pairs + begin) * ROWS + first) * PER_PAIR;
+    const char* weights = product.weights + (panel - product.first_panel) * panel_size + int64_t(begin) * Weight::BYTES;
+    for (int pair = begin; pair < end; ++pair, x += ROWS * PER_PAIR, weights += Weight::BYTES) {
 #pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; ++v) {
-            right[v] = Arithmetic::template load_weights<Weight>(weights + v * panel_size);
-            __builtin_prefetch(weights + v * panel_size + AHEAD);
-        }
-#pragma GCC unroll 24
-        for (int row = 0; row < COUNT; ++row)
+        for (int v = 0; v < VECTORS; ++v)
+            for (int line = 0; line < Weight::BYTES; line += 64)
+                __builtin_prefetch(weights + v * panel_size + line + AHEAD);
+#pragma GCC unroll 2
+        for (int input = PER_PAIR - 1; input >= 0; --input) {
+            decltype(Arithmetic::template weights<Weight>(weights, input)) right[VECTORS];
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; ++v)
-                sums[row][v] = Arithmetic::add(x + row * PER_PAIR, right[v], sums[row][v]);
+                right[v] = Arithmetic::template weights<Weight>(weights + v * panel_size, input);
+#pragma GCC unroll 24
+            for (int row = 0; row < COUNT; ++row)
+#pragma GCC unroll 4
+                for (int v = 0; v < VECTORS; ++v)
+                    sums[row][v] = Arithmetic::add(x[row * PER_PAIR + input], right[v], sums[row][v]);
+        }
     }
-    for (int v = 0; v < VECTORS; ++v)
-        for (int row = 0; row < COUNT && block * ROWS + first + row < product.rows; ++row)
-            store_outputs(product, block * ROWS + first + row, panel + v, sums[row][v]);
 }
 
-// PARTS times COUNT rows of a block.
-template <class Weight, class Arithmetic, int COUNT, int VECTORS, int PARTS = 1>
-void multiply_panels(const VectorProduct& product, int block, int begin, int end) {
-    int panel = begin;
+// PARTS times COUNT rows of a block against VECTORS panels.
+template <class Weight, class Arithmetic, int COUNT, int VECTORS, int PARTS, class Element>
+void multiply_block(const VectorProduct<Element>& product, int block, int panel) {
+    alignas(64) float waiting[PARTS][COUNT][VECTORS][LANES];  // sums
+    const int pieces = PARTS == 1 ? 1 : (product.pairs + PIECE - 1) / PIECE;
+    for (int piece = 0; piece < pieces; ++piece)
+#pragma GCC unroll 1
+        for (int part = 0; part < PARTS; ++part) {
+            Floats sums[COUNT][VECTORS];
+#pragma GCC unroll 24
+            for (int row = 0; row < COUNT; ++row)
+#pragma GCC unroll 4
+                for (int v = 0; v < VECTORS; ++v) sums[row][v] = piece ? load(waiting[part][row][v]) : Floats{};
+            const int begin = int(int64_t(product.pairs) * piece / pieces), end = int(int64_t(product.pairs) * (piece + 1) / pieces);
+            multiply_pairs<Weight, Arithmetic>(product, block, part * COUNT, panel, begin, end, sums);
+            if (piece + 1 < pieces) {
+#pragma GCC unroll 24
+                for (int row = 0; row < COUNT; ++row)
+#pragma GCC unroll 4
+                    for (int v = 0; v < VECTORS; ++v) store(waiting[part][row][v], sums[row][v]);
+                continue;
+            }
+            for (int v = 0; v < VECTORS; ++v)
+                for (int row = 0, at = block * ROWS + part * COUNT; row < COUNT && at < product.rows; ++row, ++at)
+                    store_outputs<Element>(product, at, panel + v, sums[row][v]);
+        }
+}
+
+template <class Weight, class Arithmetic, int COUNT, int VECTORS, int PARTS = 1, class Element>
+void multiply_panels(const VectorProduct<Element>& product, int block, int panel, int end) {
     for (; panel + VECTORS <= end; panel += VECTORS)
-        for (int part = 0; part < PARTS; ++part)
-            multiply_block<Weight, Arithmetic, COUNT, VECTORS>(product, block, part * COUNT, panel);
+        multiply_block<Weight, Arithmetic, COUNT, VECTORS, PARTS>(product, block, panel);
     if constexpr (VECTORS > 1)
         if (panel < end) multiply_panels<Weight, Arithmetic, COUNT, 1, PARTS>(product, block, panel, end);
 }
 
-template <class Weight, class Arithmetic>
-void multiply(const VectorProduct& product, int block, int first, int last) {
+template <class Weight, class Arithmetic, class Element>
+void multiply(const VectorProduct<Element>& product, int block, int first, int last) {
     const int rows = std::min(ROWS, product.rows - block * ROWS);
     if (rows <= 1) return multiply_panels<Weight, Arithmetic, 1, 2>(product, block, first, last);
     if (rows <= 2) return multiply_panels<Weight, Arithmetic, 2, 2>(product, block, first, last);
-    if (rows <= 4) return multiply_panels<Weight, Arithmetic, 4, 1>(product, block, first, last);
-    if (rows <= 8) return multiply_panels<Weight, Arithmetic, 8, LANES == 16 ? 2 : 1>(product, block, first, last);
-    if constexpr (ROWS > 12) {
+    if (rows <= 4) return multiply_panels<Weight, Arithmetic, 4, LANES == 8 ? 2 : 1>(product, block, first, last);
+    if constexpr (LANES == 16) {
+        if (rows <= 8) return multiply_panels<Weight, Arithmetic, 8, 2>(product, block, first, last);
         if (rows <= 12) return multiply_panels<Weight, Arithmetic, 12, 2>(product, block, first, last);
         if (rows <= 16) return multiply_panels<Weight, Arithmetic, 8, 2, 2>(product, block, first, last);
         if (rows <= 20) return multiply_panels<Weight, Arithmetic, 10, 2, 2>(product, block, first, last);
         return multiply_panels<Weight, Arithmetic, 12, 2, 2>(product, block, first, last);
     }
+    if constexpr (LANES == 8) {
+        if (rows <= 6) return multiply_panels<Weight, Arithmetic, 6, 2>(product, block, first, last);
+        if (rows <= 8) return multiply_panels<Weight, Arithmetic, 4, 2, 2>(product, block, first, last);
+        return multiply_panels<Weight, Arithmetic, 6, 2, 2>(product, block, first, last);
+    }
+    if (rows <= 8) return multiply_panels<Weight, Arithmetic, 8, 1>(product, block, first, last);
     multiply_panels<Weight, Arithmetic, 12, 1>(product, block, first, last);
 }
 
-// Rows beyond the last are zero.
-template <class Arithmetic>
+// What follows packs a block of x. Rows beyond the last are zero.
+
+void pack_rows(const float* x, int64_t stride, int rows, int inputs, int block, float* out) {
+    const int first = block * ROWS, pairs = (inputs + 1) / 2;
+    out += int64_t(block) * pairs * ROWS * 2;
+    for (int row = 0; row < ROWS; ++row) {
+        const float* from = x + (first + row) * stride;
+        const int count = first + row < rows ? inputs : 0;
+        for (int input = 0; input < 2 * pairs; ++input)
+            out[(input / 2 * ROWS + row) * 2 + input % 2] = input < count ? from[input] : 0.0f;
+    }
+}
+
+template <int PER_PAIR>
+INLINE void store_pairs(Words pairs, int count, float* to) {
+    if constexpr (PER_PAIR == 1) {
+        std::memcpy(to, &pairs, count * sizeof to[0]);
+    } else {
+        for (int i = 0; i < count; ++i) {
+            to[2 * i] = from_bfloat16(uint16_t(pairs[i]));
+            to[2 * i + 1] = from_bfloat16(uint16_t(pairs[i] >> 16));
+        }
+    }
+}
+
+template <int PER_PAIR>
 void pack_rows(const uint16_t* x, int64_t stride, int rows, int inputs, int block, float* out) {
     const int first = block * ROWS, count = std::min(ROWS, rows - first), pairs = (inputs + 1) / 2;
     const auto pair_of = [&](int row, int pair) {
@@ -126,7 +176,7 @@ void pack_rows(const uint16_t* x, int64_t stride, int rows, int inputs, int bloc
         std::memcpy(&both, x + (first + row) * stride + 2 * pair, std::min(2, inputs - 2 * pair) * sizeof x[0]);
         return both;
     };
-    out += int64_t(block) * pairs * ROWS * Arithmetic::PER_PAIR;
+    out += int64_t(block) * pairs * ROWS * PER_PAIR;
     for (int pair = 0; pair < pairs; pair += LANES) {
         const int width = std::min(LANES, pairs - pair);
         for (int row = 0; row < ROWS; row += LANES) {
@@ -142,8 +192,8 @@ void pack_rows(const uint16_t* x, int64_t stride, int rows, int inputs, int bloc
             }
             transpose(tile);
             for (int k = 0; k < width; ++k)
-                Arithmetic::pack(tile[k], std::min(LANES, ROWS - row),
-                                 out + (int64_t(pair + k) * ROWS + row) * Arithmetic::PER_PAIR);
+                store_pairs<PER_PAIR>(tile[k], std::min(LANES, ROWS - row),
+                                      out + (int64_t(pair + k) * ROWS + row) * PER_PAIR);
         }
     }
 }
@@ -152,7 +202,7 @@ void pack_rows(const uint16_t* x, int64_t stride, int rows, int inputs, int bloc
 thread_local Buffer unpacked_panels;
 
 // The same product, its panels [first, last) in bfloat16.
-VectorProduct unpacked(VectorProduct product, int first, int last) {
+VectorProduct<uint16_t> unpacked(VectorProduct<uint16_t> product, int first, int last) {
     const int steps = product.pairs / TILE_SIDE;
     const CompactWeight from{const_cast<char*>(product.weights), product.panels(), steps};
     const int64_t step_bytes = TILE_SIDE * BFloat16::BYTES;
@@ -168,23 +218,26 @@ VectorProduct unpacked(VectorProduct product, int first, int last) {
 }
 #endif
 
-template <class Weight, class Arithmetic>
-void linear_in_vectors(const Product& whole, const uint16_t* x, int64_t x_stride, int inputs, int threads) {
+template <class Weight, class Arithmetic, class Element>
+void linear_in_vectors(const ProductOf<Element>& whole, const Element* x, int64_t x_stride, int inputs, int threads) {
     const int rows = whole.rows, blocks = (rows + ROWS - 1) / ROWS;
     constexpr int PER_PAIR = Arithmetic::PER_PAIR;
     const std::unique_ptr<float[]> packed_x(new float[int64_t(blocks) * whole.pairs * ROWS * PER_PAIR]);
-    const VectorProduct product{whole, packed_x.get()};
+    const VectorProduct<Element> product{whole, packed_x.get()};
     const int panels = product.panels(), groups = (panels + PANELS - 1) / PANELS;
     const int at_once = std::max(1, groups / (threads * 16));
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(static)
         for (int block = 0; block < blocks; ++block)
-            pack_rows<Arithmetic>(x, x_stride, rows, inputs, block, packed_x.get());
+            if constexpr (sizeof(Element) == 4)
+                pack_rows(x, x_stride, rows, inputs, block, packed_x.get());
+            else
+                pack_rows<PER_PAIR>(x, x_stride, rows, inputs, block, packed_x.get());
 #pragma omp for schedule(dynamic, at_once)
         for (int group = 0; group < groups; ++group) {
             const int first = group * PANELS, last = std::min(first + PANELS, panels);
-            const auto multiply_all = [&](auto format, const VectorProduct& part) {
+            const auto multiply_all = [&](auto format, const VectorProduct<Element>& part) {
                 for (int block = 0; block < blocks; ++block)
                     multiply<decltype(format), Arithmetic>(part, block, first, last);
             };

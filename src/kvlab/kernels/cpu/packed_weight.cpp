@@ -9,22 +9,23 @@
 
 namespace {
 
-// Pack a panel [LANES outputs, inputs] of `weight` into [pairs, LANES] words.
-void pack_panel(const uint16_t* weight, int outputs, int inputs, int panel, char* packed) {
-    const int pairs = (inputs + 1) / 2;
-    for (int pair = 0; pair < pairs; pair += LANES) {
-        const int width = std::min(LANES, pairs - pair);
+// Pack a panel [LANES outputs, inputs] of `weight` into words [inputs / PER_WORD, LANES]; inputs are rounded up to pairs.
+template <class Element>
+void pack_panel(const Element* weight, int outputs, int inputs, int panel, char* packed) {
+    constexpr int PER_WORD = 4 / sizeof(Element), WIDTH = PER_WORD * LANES, WORD_BYTES = 4 * LANES;
+    const int words = (inputs + 1) / 2 * 2 / PER_WORD;
+    for (int word = 0; word < words; word += LANES) {
         Words tile[LANES];
         for (int i = 0; i < LANES; ++i) {
-            uint16_t row[2 * LANES] = {};
-            const int output = panel * LANES + i;
-            if (output < outputs)
-                std::memcpy(row, weight + int64_t(output) * inputs + 2 * pair,
-                            std::min(2 * LANES, inputs - 2 * pair) * sizeof row[0]);
+            Element row[WIDTH] = {};
+            const int output = panel * LANES + i, input = word * PER_WORD;
+            if (output < outputs && input < inputs)
+                std::memcpy(row, weight + int64_t(output) * inputs + input, std::min(WIDTH, inputs - input) * sizeof row[0]);
             tile[i] = load_words(row);
         }
         transpose(tile);
-        for (int k = 0; k < width; ++k) store_words(packed + int64_t(pair + k) * BFloat16::BYTES, tile[k]);
+        for (int k = 0; k < std::min(LANES, words - word); ++k)
+            store_words(packed + int64_t(word + k) * WORD_BYTES, tile[k]);
     }
 }
 
@@ -70,6 +71,20 @@ bool pack_compact(const uint16_t* panel, const CompactWeight& to, int index) {
 }
 #endif
 
+template <class Element>
+void pack_all(const Element* weight, int outputs, int inputs, char* packed, int threads) {
+    const int64_t bytes = int64_t((inputs + 1) / 2) * 2 * LANES * sizeof(Element);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int panel = 0; panel < panels_of(outputs); ++panel)
+        pack_panel(weight, outputs, inputs, panel, packed + panel * bytes);
+}
+
+void read_float32_row(const LinearWeight& weight, int panel, int lane, float* to) {
+    const int64_t inputs = (weight.inputs + 1) / 2 * 2;
+    const float* from = static_cast<const float*>(weight.packed) + panel * inputs * LANES + lane;
+    for (int input = 0; input < weight.inputs; ++input, from += LANES) to[input] = *from;
+}
+
 // Row `lane` of a panel.
 template <class Weight>
 void read_row(const LinearWeight& weight, int panel, int lane, uint16_t* to) {
@@ -111,10 +126,12 @@ void read_compact_row(const LinearWeight& weight, int panel, int lane, uint16_t*
 }  // namespace
 
 // The number of bytes that the packed weight [outputs, inputs] takes in a format; 0 where it cannot have that format.
-extern "C" int64_t kvlab_packed_linear_bytes(int outputs, int inputs, int format) {
-    const int64_t vectors = int64_t(panels_of(outputs)) * ((inputs + 1) / 2);
-    if (format == WEIGHT_PLAIN) return vectors * BFloat16::BYTES;
-    if (format == WEIGHT_INT8) return vectors * Int8::BYTES;
+// element_bytes: 4 for float32, which is plain; 2 for bfloat16.
+extern "C" int64_t kvlab_packed_linear_bytes(int outputs, int inputs, int format, int element_bytes) {
+    const int64_t pairs = int64_t(panels_of(outputs)) * ((inputs + 1) / 2);
+    if (format == WEIGHT_PLAIN) return pairs * (element_bytes == 4 ? Float32::BYTES : BFloat16::BYTES);
+    if (element_bytes == 4) return 0;
+    if (format == WEIGHT_INT8) return pairs * Int8::BYTES;
 #if defined(KVLAB_COMPACT)
     if (inputs % CompactWeight::STEP_INPUTS == 0) return compact(nullptr, outputs, inputs).bytes();
 #endif
@@ -122,14 +139,16 @@ extern "C" int64_t kvlab_packed_linear_bytes(int outputs, int inputs, int format
 }
 
 // Pack `weight` [outputs, inputs], C-contiguous, into `packed`.
-extern "C" void kvlab_pack_linear(const uint16_t* weight, int outputs, int inputs, void* packed, int threads) {
-    const int64_t bytes = int64_t((inputs + 1) / 2) * BFloat16::BYTES;
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int panel = 0; panel < panels_of(outputs); ++panel)
-        pack_panel(weight, outputs, inputs, panel, static_cast<char*>(packed) + panel * bytes);
+extern "C" void kvlab_pack_linear(const void* weight, int outputs, int inputs, void* packed, int element_bytes,
+                                  int threads) {
+    auto* const to = static_cast<char*>(packed);
+    if (element_bytes == 4)
+        pack_all(static_cast<const float*>(weight), outputs, inputs, to, threads);
+    else
+        pack_all(static_cast<const uint16_t*>(weight), outputs, inputs, to, threads);
 }
 
-// The same in WEIGHT_COMPACT. Returns 0 for a weight that has too many exponents for that.
+// The same of bfloat16 in WEIGHT_COMPACT. Returns 0 for a weight that has too many exponents for that.
 extern "C" int kvlab_pack_linear_compact(const uint16_t* weight, int outputs, int inputs, void* packed, int threads) {
 #if defined(KVLAB_COMPACT)
     const CompactWeight to = compact(packed, outputs, inputs);
@@ -150,7 +169,7 @@ extern "C" int kvlab_pack_linear_compact(const uint16_t* weight, int outputs, in
 #endif
 }
 
-// The same in WEIGHT_INT8; writes each output's scale, `scales` [outputs].
+// The same of bfloat16 in WEIGHT_INT8; writes each output's scale, `scales` [outputs].
 extern "C" void kvlab_pack_linear_int8(const uint16_t* weight, int outputs, int inputs, void* packed, float* scales,
                                        int threads) {
     const int panels = (outputs + LANES - 1) / LANES, pairs = (inputs + 1) / 2;
@@ -173,13 +192,17 @@ extern "C" void kvlab_pack_linear_int8(const uint16_t* weight, int outputs, int 
     }
 }
 
-// out [count, inputs]: the rows `ids` of a packed weight.
-extern "C" void kvlab_packed_rows(const LinearWeight* weight, const int64_t* ids, int count, uint16_t* out, int threads) {
-    const int inputs = weight->inputs;
+// out [count, inputs]: the rows `ids` of a packed weight, in its element type.
+extern "C" void kvlab_packed_rows(const LinearWeight* weight, const int64_t* ids, int count, void* out, int threads) {
+    const int64_t inputs = weight->inputs;
 #pragma omp parallel for num_threads(threads) schedule(static) if (count > 8)
     for (int i = 0; i < count; ++i) {
         const int panel = int(ids[i] / LANES), lane = int(ids[i] % LANES);
-        uint16_t* to = out + int64_t(i) * inputs;
+        if (weight->element_bytes == 4) {
+            read_float32_row(*weight, panel, lane, static_cast<float*>(out) + i * inputs);
+            continue;
+        }
+        uint16_t* to = static_cast<uint16_t*>(out) + i * inputs;
         switch (weight->format) {
             case WEIGHT_INT8: read_row<Int8>(*weight, panel, lane, to); break;
             case WEIGHT_COMPACT: read_compact_row(*weight, panel, lane, to); break;

@@ -1,7 +1,7 @@
-// A packed weight, bfloat16 or int8, and the product that it is a part of.
+// A packed weight, and the product that it is a part of.
 //
-// Panels of LANES outputs, in a panel one vector for each pair of inputs, so that a panel is read from its first
-// byte to its last.
+// Panels of LANES outputs, in a panel one vector for each pair of inputs, or two in float32, so that a panel is read from
+// its first byte to its last.
 #pragma once
 
 #include "int8.hpp"
@@ -10,19 +10,23 @@
 
 namespace {
 
-// A pair of inputs of a panel: a vector with a pair for each output, or a vector of float32 for each of the two.
-struct Widened {
-    Floats first, second;
+// How a pair of inputs of a panel is stored: BYTES, read as a vector with a pair for each output (`pairs`), or as a vector
+// of float32 for the first (`input` 0) or the second (1) of the pair.
+
+struct Float32 {
+    static constexpr int BYTES = 8 * LANES;
+
+    INLINE Floats input(const char* at, int which) { return load(reinterpret_cast<const float*>(at) + which * LANES); }
 };
 
 struct BFloat16 {
-    static constexpr int BYTES = 4 * LANES;  // of a vector of pairs
+    static constexpr int BYTES = 4 * LANES;
 
     INLINE Words pairs(const char* at) { return load_words(at); }
 
-    INLINE Widened widened(const char* at) {
+    INLINE Floats input(const char* at, int which) {
         const Words both = load_words(at);
-        return {as_floats(both << 16), as_floats(both & 0xffff0000u)};
+        return as_floats(which ? both & 0xffff0000u : both << 16);
     }
 };
 
@@ -34,14 +38,13 @@ struct Int8 {
 #if defined(__AVX512BF16__)
         return bfloat16_of(reinterpret_cast<const int8_t*>(at));
 #else
-        const Widened both = widened(at);
-        return as_words(both.first) >> 16 | as_words(both.second);
+        return as_words(input(at, 0)) >> 16 | as_words(input(at, 1));
 #endif
     }
 
-    INLINE Widened widened(const char* at) {
+    INLINE Floats input(const char* at, int which) {
         const Words both = int8_pairs(reinterpret_cast<const int8_t*>(at));
-        return {even_int8(both), odd_int8(both)};
+        return which ? odd_int8(both) : even_int8(both);
     }
 };
 
@@ -53,11 +56,13 @@ struct Compact {
 // Whether the first half of the outputs are gates of the second; `out` then has half as many.
 enum class Gate { NONE, SILU, GELU };
 
-struct Product {
+// Element of x, outputs and bias.
+template <class Element>
+struct ProductOf {
     const char* weights;  // packed
     const float* scales;  // of each output of int8 weights, else null
-    const uint16_t* bias;
-    uint16_t* out;  // null: only the largest output of each row is wanted
+    const Element* bias;
+    Element* out;  // null: only the largest output of each row is wanted
     int rows, outputs, pairs;
     Gate gate = Gate::NONE;
     bool out_in_tiles = false;  // of gated outputs: see tiles.hpp
@@ -65,10 +70,13 @@ struct Product {
     int panels() const { return (outputs + LANES - 1) / LANES; }
 };
 
+using Product = ProductOf<uint16_t>;
+
 INLINE uint16_t to_bfloat16(float x) { return uint16_t(rounded_to_bfloat16(all(x))[0] >> 16); }
 
 // The outputs of a row and a panel, in float32.
-INLINE Floats finished(const Product& product, int panel, Floats sums) {
+template <class Element>
+INLINE Floats finished(const ProductOf<Element>& product, int panel, Floats sums) {
     const int first = panel * LANES, lanes = std::min(LANES, product.outputs - first);
     if (product.scales) sums *= widen_some(product.scales + first, lanes);
     if (product.bias) sums += widen_some(product.bias + first, lanes);
@@ -76,14 +84,10 @@ INLINE Floats finished(const Product& product, int panel, Floats sums) {
 }
 
 // Write the outputs of a row and a panel.
-inline void store_outputs(const Product& product, int row, int panel, Floats sums) {
+template <class Element>
+void store_outputs(const ProductOf<Element>& product, int row, int panel, Floats sums) {
     const int first = panel * LANES, lanes = std::min(LANES, product.outputs - first);
-    const Halves narrow = narrowed(finished(product, panel, sums));
-    uint16_t* out = product.out + int64_t(row) * product.outputs + first;
-    if (lanes == LANES)
-        std::memcpy(out, &narrow, sizeof narrow);
-    else
-        std::memcpy(out, &narrow, lanes * sizeof out[0]);
+    narrow_some(product.out + int64_t(row) * product.outputs + first, finished(product, panel, sums), lanes);
 }
 
 }  // namespace

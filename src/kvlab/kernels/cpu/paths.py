@@ -135,9 +135,9 @@ def measure(library: ctypes.CDLL) -> dict[str, Rates]:
     """
     names, row_counts = _names(library), (FEW_ROWS // 2, _MANY_ROWS)
     weight = torch.full((_SIDE, _SIDE), 0.01, dtype=torch.bfloat16)
-    packed = torch.empty(library.kvlab_packed_linear_bytes(_SIDE, _SIDE, WeightFormat.PLAIN), dtype=torch.uint8)
-    library.kvlab_pack_linear(weight.data_ptr(), _SIDE, _SIDE, packed.data_ptr(), 1)
-    plain = LinearWeight(packed.data_ptr(), None, None, _SIDE, _SIDE, WeightFormat.PLAIN)
+    packed = torch.empty(library.kvlab_packed_linear_bytes(_SIDE, _SIDE, WeightFormat.PLAIN, 2), dtype=torch.uint8)
+    library.kvlab_pack_linear(weight.data_ptr(), _SIDE, _SIDE, packed.data_ptr(), 2, 1)
+    plain = LinearWeight(packed.data_ptr(), None, None, _SIDE, _SIDE, WeightFormat.PLAIN, 2)
     x, out = (torch.ones(_MANY_ROWS, _SIDE, dtype=torch.bfloat16) for _ in range(2))
     fastest = {name: [math.inf, math.inf] for name in names}
     for name in names * _ROUNDS:

@@ -236,6 +236,25 @@ INLINE Floats widen_some(const Element* at, int lanes) {
     return widen(padded);
 }
 
+// The inverse: LANES float32, rounded to elements.
+template <class Element>
+INLINE void narrow(Element* at, Floats x) {
+    if constexpr (sizeof(Element) == 4) {
+        store(at, x);
+    } else {
+        const Halves halves = narrowed(x);
+        std::memcpy(at, &halves, sizeof halves);
+    }
+}
+
+template <class Element>
+INLINE void narrow_some(Element* at, Floats x, int lanes) {
+    if (lanes == LANES) return narrow(at, x);
+    Element padded[LANES];
+    narrow(padded, x);
+    std::memcpy(at, padded, lanes * sizeof padded[0]);
+}
+
 // `count` elements, in whole vectors and one cut to size: `body(index, lanes)`.
 template <class Body>
 INLINE void for_each_vector(int count, Body body) {

@@ -41,8 +41,8 @@ class NativeStack(Stack):
 
     @classmethod
     def build(cls, layers: Sequence[Sequence[LayerPart]]) -> NativeStack | None:
-        """A stack of these layers. None where a part is of an unknown type, has weights that are not packed
-        bfloat16 or heads that no kernel supports, or where the parts come in an order that layers.cpp does not
+        """A stack of these layers. None where a part is of an unknown type, has weights that are not packed,
+        or heads that no kernel supports, or where the parts come in an order that layers.cpp does not
         support.
         """
         native = [_native(part) for part in chain.from_iterable(layers)]

@@ -17,21 +17,21 @@ from kvlab.kv.storage import PageLayout
 from kvlab.kv.view import CacheView
 from kvlab.models.ops.base import LayerPart, Linear, Norm, Ops, TopK
 from kvlab.models.ops.cpu_layers import NativeLinear, NativeStack
-from kvlab.models.ops.torch_ops import TorchLinear, TorchOps
+from kvlab.models.ops.torch_ops import TorchOps
 from kvlab.models.rope import Angles, RotaryEmbedding
 
 
 class CpuOps(Ops):
-    """See Ops. For float32 and bfloat16; PyTorch computes the products in float32. The matrices of a bfloat16 model
-    are stored as `weights` says: `plain`, `compact` or `int8`; `auto` is `compact` where products are computed in
-    matrix tiles, since memory then limits a step of few rows.
+    """See Ops. For float32 and bfloat16. The matrices of a bfloat16 model are stored as `weights` says: `plain`,
+    `compact` or `int8`; `auto` is `compact` where products are computed in matrix tiles, since memory then limits a
+    step of few rows. Those of a float32 model stay as they are.
 
     Raises KernelError where the kernels cannot be compiled.
     """
 
     def __init__(self, *, weights: str = "auto", dtype: torch.dtype = torch.bfloat16) -> None:
         chosen = paths()
-        compact = bool(load().kvlab_packed_linear_bytes(1, 32, WeightFormat.COMPACT))
+        compact = bool(load().kvlab_packed_linear_bytes(1, 32, WeightFormat.COMPACT, 2))
         if weights == "auto":
             weights = "compact" if chosen.tiles and compact and dtype == torch.bfloat16 else "plain"
         elif weights == "compact" and not compact:
@@ -43,9 +43,7 @@ class CpuOps(Ops):
             self.reason = chosen.reason
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False) -> Linear:
-        if weight.dtype == torch.bfloat16:
-            return NativeLinear(weight, bias, WeightFormat[self.weights.upper()])
-        return TorchLinear(weight, bias, lookup=lookup)
+        return NativeLinear(weight, bias, WeightFormat[self.weights.upper()])
 
     def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         return elementwise.rms_norm(x, norm.weight, norm.eps)
