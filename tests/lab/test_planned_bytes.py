@@ -28,6 +28,7 @@ from kvlab.models.rope import RotaryEmbedding
 from kvlab.models.weights import DummyWeights
 from tests.support.engines import sampling_batch
 from tests.support.plans import GIB, MODELS, composed, planned
+from tests.support.processors import as_on_a_processor
 
 SMALL = [name for name in MODELS if name.endswith("_tiny")]
 kv_dtypes = pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
@@ -124,6 +125,31 @@ class TestWeights:
         assert plan.weights.parameters == parameters
         assert plan.weights.rotary == rotary
 
+    @pytest.mark.parametrize("packs", [True, False])
+    @pytest.mark.parametrize("name", SMALL)
+    def test_equal_the_tensors_of_pytorchs_model_on_either_processor(
+        self, name: str, packs: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A tied embedding that oneDNN has packed is held twice; where nothing packs it, once."""
+        as_on_a_processor(monkeypatch, packs=packs)
+        overrides = (f"model={name}", "executor.dtype=bfloat16", "executor.kernels=false", "executor=cpu")
+        run = plan_engine(composed(*overrides))
+        parameters, rotary = loaded_bytes(build_decoder(run))
+        assert run.weights == planned(*overrides).weights
+        assert (run.weights.parameters, run.weights.rotary) == (parameters, rotary)
+        assert (run.weights.embedding > 0) == (packs or not run.model.tie_word_embeddings)
+
+    def test_of_another_device_do_not_depend_on_this_processor(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        plans = []
+        for packs in (True, False):
+            as_on_a_processor(monkeypatch, packs=packs)
+            gpu = planned("model=qwen3_tiny", "executor.kernels=false", device="cuda")
+            simulated = planned(
+                "model=qwen3_tiny", "executor=simulated", "hardware=h100_sxm", device="cuda", memory=None
+            )
+            plans.append((gpu, simulated))
+        assert plans[0] == plans[1]
+
     @pytest.mark.parametrize("name", MODELS)
     def test_equal_the_tensors_of_every_model_on_a_device_that_packs_nothing(self, name: str) -> None:
         plan = planned(f"model={name}", device="cuda", memory=256 * GIB)
@@ -165,11 +191,18 @@ class TestWeights:
 
 
 class TestWorkingMemory:
-    @pytest.mark.parametrize("kernels", ["true", "false"])
+    @pytest.mark.parametrize(
+        ("dtype", "kernels"), [("float32", "true"), ("float32", "false"), ("bfloat16", "false")]
+    )
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
     @pytest.mark.parametrize("shape", ["wide", "vocabulary", "heads"])
-    def test_is_what_the_largest_step_takes(self, shape: str, temperature: float, kernels: str) -> None:
-        """Not twice as much; what else is allocated is small, and counted as such."""
+    def test_is_what_the_largest_step_takes(
+        self, shape: str, temperature: float, dtype: str, kernels: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not twice as much; what else is allocated is small, and counted as such. In bfloat16 with the most that
+        PyTorch needs: where it has no product for it.
+        """
+        as_on_a_processor(monkeypatch, packs=False)
         changed = {
             "wide": ["model.architecture.intermediate_size=4096"],
             "vocabulary": ["model.architecture.vocab_size=32000"],
@@ -179,7 +212,7 @@ class TestWorkingMemory:
             composed(
                 "model=qwen3_tiny",
                 "executor=cpu",
-                "executor.dtype=float32",
+                f"executor.dtype={dtype}",
                 f"executor.kernels={kernels}",
                 "model.max_seq_len=256",
                 *changed,
@@ -243,7 +276,7 @@ def largest_step(plan: EnginePlan, temperature: float) -> int:
     settings = plan.config.scheduler
     batch = settings.max_batch_size
     each = settings.max_batched_tokens // batch
-    storage = KVStorage(plan.model.kv_spec("float32"), batch, 256)
+    storage = KVStorage(plan.model.kv_spec(plan.config.executor.dtype), batch, 256)
     pool = ContiguousKVCachePool(batch, 256, storage)
     slots = [pool.allocate_slot(each) for _ in range(batch)]
     sampling = SamplingParams(max_tokens=4, temperature=temperature, seed=1)

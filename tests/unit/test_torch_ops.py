@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional
 
-from kvlab.models.ops import select_ops
+from kvlab.models.ops import select_ops, torch_ops
 from kvlab.models.ops.base import Norm
 from kvlab.models.ops.torch_ops import TorchOps
+from tests.support.processors import as_on_a_processor
 
 OPS = TorchOps()
 
@@ -57,6 +61,62 @@ class TestLinear:
         before = weight.clone()
         OPS.linear(weight)(torch.randn(3, 32).bfloat16())
         assert torch.equal(weight, before)
+
+
+class TestBfloat16OnEitherProcessor:
+    """With instructions for bfloat16, and without."""
+
+    @pytest.fixture(autouse=True, params=[True, False], ids=["packs", "packs not"])
+    def packs(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+        packs: bool = request.param
+        as_on_a_processor(monkeypatch, packs=packs)
+        monkeypatch.setattr(torch_ops, "PART_BYTES", 4 * 3 * 70)  # several parts, the last smaller
+        return packs
+
+    @pytest.mark.parametrize("biased", [True, False])
+    @pytest.mark.parametrize("rows", [0, 1, 7, 600])
+    @pytest.mark.parametrize(("out_features", "in_features"), [(64, 32), (7, 13), (1, 1), (33, 257), (64, 3)])
+    def test_a_product_is_that_in_float32_rounded_once(
+        self, rows: int, out_features: int, in_features: int, biased: bool, packs: bool
+    ) -> None:
+        weight = (torch.randn(out_features, in_features) * in_features**-0.5).bfloat16()
+        x, bias = torch.randn(rows, in_features).bfloat16(), torch.randn(out_features).bfloat16()
+        expected = functional.linear(x.double(), weight.double(), bias.double() if biased else None)
+        y = OPS.linear(weight, bias if biased else None)(x)
+        assert (y.dtype, y.shape) == (torch.bfloat16, expected.shape)
+        # Half the last of 8 bits, and what sums in float32 are off by.
+        assert torch.all((y.double() - expected).abs() <= expected.abs() * 2**-8 * 1.001 + 1e-5)
+
+    def test_a_bias_is_added_before_the_product_is_rounded(self) -> None:
+        """1 + 2^-8 is halfway to the next number, where it would be rounded to 1; 2^-8 and 2^-9 more are not."""
+        weight, x = torch.tensor([[1.0, 2.0**-8]]).bfloat16(), torch.ones(1, 2).bfloat16()
+        assert OPS.linear(weight, torch.tensor([2.0**-9]).bfloat16())(x).item() == 1 + 2**-7
+
+    def test_rows_are_those_of_the_weight(self) -> None:
+        weight = torch.randn(16, 8).bfloat16()
+        assert torch.equal(OPS.linear(weight, lookup=True).rows(torch.tensor([3, 0, 3])), weight[[3, 0, 3]])
+
+    def test_little_is_in_float32_at_once(self, packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch_ops, "PART_BYTES", 2**16)
+        linear, x = OPS.linear(torch.randn(4096, 256).bfloat16()), torch.randn(8, 256).bfloat16()
+        sizes = sizes_of_tensors(partial(linear, x))
+        assert len(sizes) >= (1 if packs else 64)
+        assert packs or max(sizes) <= 2**16  # y itself has 64 KiB
+
+    def test_one_row_s_part_is_a_row_of_the_weight_at_least(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch_ops, "PART_BYTES", 1)
+        weight, x = torch.eye(3).bfloat16(), torch.randn(2, 3).bfloat16()
+        assert torch.equal(OPS.linear(weight)(x), x)
+
+
+def sizes_of_tensors(call: Callable[[], object]) -> list[int]:
+    """Bytes of each tensor that a call makes."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
+        call()
+    events = traced.profiler.kineto_results.events()
+    return [event.nbytes() for event in events if event.name() == "[memory]" and event.nbytes() > 0]
 
 
 class TestRMSNorm:

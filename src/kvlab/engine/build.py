@@ -30,6 +30,7 @@ from kvlab.kv.spec import INT4_GROUP, KVSpec
 from kvlab.kv.tiers.build import build_offload
 from kvlab.models.config import DecoderConfig, TransformersConfig
 from kvlab.models.decoder import attention_specs
+from kvlab.models.ops import torch_ops
 from kvlab.models.ops.base import Ops
 from kvlab.simulation.timings import Timing
 
@@ -118,6 +119,7 @@ def memory_settings(
         device=device,
         attention=attention,
         native=native,
+        onednn=device == "cpu" and torch_ops.packs_bfloat16(),
         weights=config.executor.weights,
         max_batched_tokens=config.scheduler.max_batched_tokens,
         max_batch_size=config.scheduler.max_batch_size,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES, KVSpec
 from kvlab.models.config import DecoderConfig, TransformersConfig, WeightCounts
+from kvlab.models.ops.torch_ops import PART_BYTES
 
 _FLOAT32 = DTYPE_BYTES["float32"]
 COMPACT_BYTES = 1.5  # of a number in 12 bits, apart from tables of exponents and exceptions
@@ -31,6 +32,7 @@ class EngineSettings:
     device: str  # "cpu" or "cuda"
     attention: str  # name of the backend
     native: bool  # whether kvlab's CPU kernels compute what is not attention
+    onednn: bool  # on a CPU: whether PyTorch has products of bfloat16 there, for which oneDNN packs the weights
     weights: str  # "auto" and "plain": in `dtype`; "compact"; "int8"; "fp8": all matrices but the output layer's
     max_batched_tokens: int
     max_batch_size: int
@@ -65,7 +67,12 @@ class EngineSettings:
     @property
     def is_packed(self) -> bool:
         """Whether matrices are kept in an order of their own, by kvlab's kernels or by oneDNN."""
-        return self.native or (self.device == "cpu" and self.dtype == "bfloat16")
+        return self.native or (self.device == "cpu" and self.dtype == "bfloat16" and self.onednn)
+
+    @property
+    def is_widened(self) -> bool:
+        """Whether PyTorch multiplies in float32, since it has no product for bfloat16."""
+        return self.device == "cpu" and self.dtype == "bfloat16" and not (self.native or self.onednn)
 
 
 class Matrix(NamedTuple):
@@ -176,6 +183,9 @@ def working_memory(model: DecoderConfig, cache: KVSpec, settings: EngineSettings
     heads = (count.queries * model.num_heads + count.keys * model.num_kv_heads) * model.head_dim
     divided = max(count.wide * model.intermediate_size, heads) // (settings.devices or 1)
     per_token = count.stream * model.hidden_size + divided
+    # Where PyTorch multiplies in float32, a product's rows and a part of its weight are there in float32, too.
+    widened = settings.is_widened and not isinstance(model, TransformersConfig)
+    row, part = (model.hidden_size * _FLOAT32, PART_BYTES) if widened else (0, 0)
     # Greedy decoding takes the largest of each row. Sampling copies the logits to float32, takes their softmax, and
     # sums that in float64; or, with top-k, sorts them. A GPU sorts values and indices into a second copy.
     per_logit = element + ((9 if settings.devices else 7) * _FLOAT32 if settings.random_sampling else 0)
@@ -188,13 +198,13 @@ def working_memory(model: DecoderConfig, cache: KVSpec, settings: EngineSettings
         *layer, output = (matrix.outputs * matrix.inputs for matrix in matrices(model))
         loaded = max(2 * max(layer), output) if settings.is_packed else max(layer)
     loaded *= DTYPE_BYTES["fp8"] if settings.weights == "fp8" else element
-    layers = tokens * element * per_token
+    layers = tokens * (element * per_token + row) + part
     # Native layers keep their memory from step to step.
     beside_logits = layers if settings.native else 2 * tokens * model.hidden_size * element
     return WorkingMemory(
         layers=layers,
         attention=_attention(model, cache, settings),
-        logits=beside_logits + settings.rows * model.vocab_size * per_logit,
+        logits=beside_logits + settings.rows * (model.vocab_size * per_logit + row) + part,
         loading=loaded + _TILE * (_FLOAT32 + element),
         small=_small(settings.devices),
     )

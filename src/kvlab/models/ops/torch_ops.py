@@ -19,37 +19,71 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def _can_pack(weight: torch.Tensor) -> bool:
-    """Whether oneDNN can pack this weight: bfloat16, on a CPU with instructions for it."""
+#: Bytes of a part of a weight in float32 and of its products, where bfloat16 is multiplied in float32.
+PART_BYTES = 2**20
+
+
+def packs_bfloat16() -> bool:
+    """Whether PyTorch multiplies bfloat16 on this machine's CPU: by oneDNN, which packs the weight first. Without
+    instructions for bfloat16 it does not.
+    """
     onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    suits = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
-    return onednn and suits and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return bool(onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class TorchLinear(Linear):
-    """In bfloat16 on a CPU, oneDNN packs the weight once, which makes products of few rows twice as fast. Elsewhere
-    this is an ordinary `torch.nn.functional.linear`.
+    """In bfloat16 on a CPU, oneDNN packs the weight once, which makes products of few rows twice as fast. A CPU
+    without instructions for bfloat16 multiplies in float32, part by part of the weight, and rounds once: PyTorch's
+    own product would be tens of times slower. Elsewhere this is an ordinary `torch.nn.functional.linear`.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, lookup: bool) -> None:
         self._out_features = weight.shape[0]
-        self._packed = _can_pack(weight)
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self._packed else weight
+        halves = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+        self._packed = halves and packs_bfloat16()
+        self._widened = halves and not self._packed
+        self._weight = _pack(weight) if self._packed else weight
         self._table = weight if lookup else None
         self._bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._widened:
+            return _linear_in_float32(x, self._weight, self._bias)
         if not self._packed:
             return functional.linear(x, self._weight, self._bias)
         if not len(x):  # oneDNN refuses a batch of no rows
             return x.new_empty(0, self._out_features)
-        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-        return y
+        return _packed_linear(x, self._weight, self._bias)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         if self._table is None:
             raise RuntimeError("this weight was made without `lookup`")
         return functional.embedding(ids, self._table)
+
+
+def _pack(weight: torch.Tensor) -> torch.Tensor:
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return packed
+
+
+def _packed_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return y
+
+
+def _linear_in_float32(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The product in float32, rounded once. A part of the weight and its products take `PART_BYTES` at most: in
+    the processor's cache it costs little to widen it anew each time.
+    """
+    outputs, inputs = weight.shape
+    y, wide = x.new_empty(len(x), outputs), x.float()
+    step = max(1, PART_BYTES // (wide.itemsize * (inputs + len(x))))
+    part = torch.empty(min(step, outputs), inputs)
+    for start in range(0, outputs, step):
+        end = min(start + step, outputs)
+        widened = part[: end - start].copy_(weight[start:end])
+        y[:, start:end] = functional.linear(wide, widened, None if bias is None else bias[start:end].float())
+    return y
 
 
 class TorchOps(Ops):
