@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,6 +20,14 @@ ARCHITECTURE = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1, "num
 
 def shapes(**values: int) -> dict[str, Any]:
     return {"weights": None, "path": None, "family": "llama", "architecture": ARCHITECTURE | values}
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
+def test_that_there_is_no_vllm_is_said_before_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ModuleNotFoundError, match="No module named 'vllm'") as raised:
+        vllm_engine.Vllm({"kv_bytes": 1})
+    assert raised.value.name == "vllm"
 
 
 def test_an_architecture_has_one_place_for_all_runs(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,8 @@ class Vllm:
 
     def __init__(self, settings: Json) -> None:
         began = time.perf_counter()
+        if find_spec("vllm") is None:  # said before anything large is imported
+            raise ModuleNotFoundError("No module named 'vllm'", name="vllm")
         os.environ |= {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_NO_USAGE_STATS": "1",
