@@ -166,7 +166,7 @@ Feature: OpenAI's protocol over HTTP
 
     @R18.1
     Scenario: An answer goes on behind the model's end where it should
-      When it chats {"messages": [{"role": "user", "content": "Repeat: 😀😃😄"}], "max_tokens": 12, "ignore_eos": true}
+      When it chats {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12, "ignore_eos": true, "logit_bias": {"2": 100}}
       Then the answer has 12 tokens
       And the answer ended by "length"
 
@@ -295,7 +295,8 @@ Feature: OpenAI's protocol over HTTP
         | joined emoji       | 👩‍🚀 |
 
     @R18.3
-    Scenario: Emoji that the model says come whole
+    Scenario: Emoji that a model says in a chat come whole
+      Given a model that says "😀😃😄" in parts of characters
       When it chats {"messages": [{"role": "user", "content": "Repeat: 😀😃😄"}], "stream": true}
       Then it gets "😀😃😄"
       And no chunk has a part of a character

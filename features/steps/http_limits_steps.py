@@ -244,6 +244,17 @@ def model_that_says(smollm2: SmolLM2, opened: ExitStack, text: str) -> tuple[Cli
     return opened.enter_context(Client(opened.enter_context(running(serving)))), model
 
 
+@given(parsers.re(r'a model that says "(?P<text>.*)" in parts of characters'), target_fixture="client")
+def model_that_says_parts(smollm2: SmolLM2, opened: ExitStack, text: str) -> Client:
+    tokenizer = smollm2.serving.model.tokenizer
+    assert tokenizer is not None
+    script = tokenizer.encode(text)
+    assert "\ufffd" in tokenizer.decode(script[:1])
+    model = SaidModel(tokenizer, [script])
+    serving = serving_of(model.engine, "smollm2_135m", model.vocab_size, tokenizer)
+    return opened.enter_context(Client(opened.enter_context(running(serving))))
+
+
 @when("all of them are streamed")
 def stream_all(said: tuple[Client, SaidModel], exchange: Exchange) -> None:
     client, model = said

@@ -29,7 +29,7 @@ class SaidModel:
         self._fails = fails
         self._end: int = tokenizer._backend.get_vocab()["<|im_end|>"]
         self.engine = Engine(
-            PagedKVCachePool(num_blocks=256, block_size=16, max_seq_len=32),
+            PagedKVCachePool(num_blocks=256, block_size=16, max_seq_len=128),
             build_scheduler(SchedulerConfig(max_batch_size=128)),
             self,
             WallClock(),
