@@ -75,5 +75,5 @@ gpu: ## Try kernels, attention, parity and serving on a GPU, in at most nine min
 	PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m experiments.gpu.run
 
 clean: ## Remove the environment and caches; results and tracked runs stay
-	rm -rf $(VENV) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build src/*.egg-info
+	rm -rf $(VENV) .cache dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

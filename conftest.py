@@ -1,4 +1,6 @@
-"""Tests in several processes, `pytest -n 2`: they share the cores, and what each would have to make for itself."""
+"""The session of tests: apart from what its user has; in several processes, `pytest -n 2`, which share the cores
+and what each would have to make for itself.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,18 @@ from contextlib import suppress
 
 import pytest
 
+from tests.support import isolation
+
+_home = isolation.isolate(os.environ)  # ahead of kvlab, and None in a worker
+
 if "PYTEST_XDIST_WORKER" in os.environ:  # ahead of torch, which reads it as it is imported
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_unconfigure() -> None:
+    """Leave nothing of the session's home."""
+    if _home is not None:
+        isolation.end(_home)
 
 
 @pytest.hookimpl(wrapper=True)
