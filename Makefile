@@ -6,8 +6,15 @@ READY := $(VENV)/.installed
 WORKERS ?= 2# processes that share the tests
 SOAK_MINUTES ?= 15# that make soak takes
 
+# What a processor decides: native kernels and PyTorch's products, and words that a model says by them. Kernels
+# themselves are tested for each instruction set on every processor.
+OF_THE_PROCESSOR := tests/parity tests/unit/test_torch_ops.py tests/engine/test_sampling_reference.py \
+	$(addprefix tests/lab/test_,$(addsuffix .py,planned_bytes int8 answers profile rates paths)) \
+	$(addprefix features/test_,$(addsuffix .py,models text formats windows attention_on_pages capacity server))
+AVX2_ALONE := KVLAB_CPU_ARCH=x86-64-v3 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+
 .DEFAULT_GOAL := help
-.PHONY: help setup run model test test-fast wheel soak sanitize browser features requirements lint format docs docs-serve ui gpu clean
+.PHONY: help setup run model test test-avx2 test-fast wheel soak sanitize browser features requirements lint format docs docs-serve ui gpu clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +37,9 @@ model: $(READY) ## Bring the published model SmolLM2 to this machine, once (98 M
 
 test: $(READY) ## Run every requirement and every test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25
+
+test-avx2: $(READY) ## Run the tests that depend on the processor, as on one with AVX2 alone
+	$(AVX2_ALONE) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 -k "not triton" $(OF_THE_PROCESSOR)
 
 test-fast: $(READY) ## Run the tests of memory, engine and models that are not slow: a minute on two cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 -m "not slow" tests/unit tests/engine tests/property
