@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pickle
 from collections.abc import Iterator
-from copy import deepcopy
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -40,9 +40,10 @@ LEAVES = dict(leaves())
 
 
 @pytest.fixture(scope="module")
-def base() -> DictConfig:
+def base() -> bytes:
+    """The configuration as bytes: OmegaConf reads a copy from them in a tenth of the time of `deepcopy`."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return without_hydra(compose("run", list(FEW_STEPS), return_hydra_config=True))
+        return pickle.dumps(without_hydra(compose("run", list(FEW_STEPS), return_hydra_config=True)))
 
 
 def odd_values(kind: Any) -> tuple[Any, ...]:
@@ -55,11 +56,11 @@ def odd_values(kind: Any) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("key", LEAVES)
 def test_every_odd_value_is_taken_or_refused_in_a_sentence(
-    key: str, base: DictConfig, monkeypatch: pytest.MonkeyPatch
+    key: str, base: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "available_memory", lambda device: 2**29)  # what is taken is not large
     for value in odd_values(LEAVES[key]):
-        config = deepcopy(base)
+        config: DictConfig = pickle.loads(base)
         try:
             with explained([f"{key}=..."]):
                 OmegaConf.update(config, key, value, force_add=True)
