@@ -48,6 +48,16 @@ def _compose_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _patch_triton_once() -> Iterator[None]:
+    """Have Triton's interpreter, where it takes the place of a GPU, prepare each launch once."""
+    from tests.support.interpreter import patch_language_once
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch_language_once(patch)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _as_one_burst_of_requests() -> Iterator[None]:
     """Leave what was imported and collected out of garbage collections: a million objects, which each run of a test
     would count, and collections of all objects pass through.
