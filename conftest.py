@@ -48,12 +48,12 @@ def _compose_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _patch_triton_once() -> Iterator[None]:
-    """Have Triton's interpreter, where it takes the place of a GPU, prepare each launch once."""
-    from tests.support.interpreter import patch_language_once
+def _fast_interpreter() -> Iterator[None]:
+    """Triton's interpreter takes the place of a GPU."""
+    from tests.support.interpreter import hasten
 
     with pytest.MonkeyPatch.context() as patch:
-        patch_language_once(patch)
+        hasten(patch)
         yield
 
 
