@@ -18,8 +18,8 @@ CHECKED = ("attention", "linear", "elementwise", "topk", "paths")
 ARCHITECTURES = ("native", "x86-64-v3", "x86-64 and not x86-64-v3")  # as pytest's -k takes them
 WHOLE = os.environ.get("KVLAB_SANITIZE") == "all"
 FLAGS = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined"
-# Compiles in a fifth of the time: most of it goes into optimizing the checks. Without that, kernels run slower, and no
-# access is optimized away. AddressSanitizer finds what is left out, but for pointers that overflow.
+# Compiles in a fifth of the time: most of it goes into optimizing the checks. Without that, kernels run slower, and
+# no access is optimized away. AddressSanitizer finds what is left out, but for pointers that overflow.
 QUICK = " -O0 -fno-sanitize=null,object-size,vptr,pointer-overflow"
 
 HEAP_OVERFLOW = """
