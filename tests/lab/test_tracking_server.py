@@ -41,9 +41,16 @@ def mlflow_server(backend, artifacts):
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", backend]
     command += ["--artifacts-destination", str(artifacts), "--host", "127.0.0.1", "--port", str(port)]
     log = artifacts.with_suffix(".log")
+    # Eight processes that import MLflow would wait for jobs, which kvlab has none of.
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with log.open("wb") as out:
         server = subprocess.Popen(
-            [*command, "--workers", "1"], stdout=out, stderr=out, cwd=artifacts.parent, start_new_session=True
+            [*command, "--workers", "1"],
+            stdout=out,
+            stderr=out,
+            cwd=artifacts.parent,
+            env=environment,
+            start_new_session=True,
         )
     uri = f"http://127.0.0.1:{port}"
     try:
