@@ -150,8 +150,9 @@ def test_rates_measured_beside_others_are_not_kept(
 
 
 def test_a_run_that_is_not_there_is_reported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # whose outputs/ and multirun/ it looks through
     monkeypatch.setattr(sys, "argv", ["roofline", "run=nowhere"])
     with pytest.raises(SystemExit):
         kvlab.cli.roofline.main()
