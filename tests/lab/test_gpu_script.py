@@ -47,6 +47,7 @@ def run(directory: Path, *arguments: str, absent: tuple[str, ...] = NOT_THERE) -
     return done.returncode, table, json.loads(report)
 
 
+@pytest.mark.long
 def test_every_part_in_small(tmp_path: Path) -> None:
     status, table, report = run(tmp_path, "--select", "one_layer or test_nobody")
     assert (status, report["ok"]) == (0, True), table

@@ -22,6 +22,7 @@ def test_every_moment_is_a_call_that_there_is() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "name", "sign"),
     [

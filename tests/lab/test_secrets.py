@@ -155,6 +155,7 @@ def test_a_roofline_needs_no_environment_that_changes_nothing_of_it(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_sweep_a_search_and_their_reports_keep_no_secret(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     parallel = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     sweep = as_typed(kvlab.cli.run.main, *lab.arguments("-m", "figures=true", "kv.num_blocks=64,128", *SECRETS))

@@ -54,6 +54,7 @@ def test_four_sweeps_started_at_once_on_a_fresh_store_all_finish(tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("launcher", "module"),
     [

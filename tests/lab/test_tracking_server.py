@@ -22,6 +22,7 @@ BIN = binaries()
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(BIN is None, reason="PostgreSQL is not installed (apt-get install postgresql)"),
 ]
 

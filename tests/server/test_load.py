@@ -14,7 +14,7 @@ from experiments.server_load.run import attack
 from experiments.serving import server_process
 from tests.support.published import smollm2_file
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 def test_many_clients_under_attack_lose_and_leak_nothing(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ UNCHECKED = "positive_data_acceptance"
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
     try:
         schemathesis = program(SCHEMATHESIS, timeout_s=60)
