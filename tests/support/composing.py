@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from copy import copy
 from functools import wraps
 from typing import Any
 
 import pytest
 from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
 from hydra._internal.defaults_list import DefaultsList, Overrides, create_defaults_list
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.types import Override
@@ -58,6 +60,11 @@ def keep_compositions(patch: pytest.MonkeyPatch) -> None:
             files[config_path] = pickle.dumps(read(self, config_path))
         return pickle.loads(files[config_path])
 
+    def share_sources(self: CachingConfigRepository, delegate: IConfigRepository) -> None:
+        # A deep copy takes along all that was ever registered. Only the list of sources changes, which is set anew.
+        self.delegate, self.cache = copy(delegate), {}
+
+    patch.setattr(CachingConfigRepository, "__init__", share_sources)
     patch.setattr(config_loader_impl, "create_defaults_list", list_once)
     patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", merge_once)
     patch.setattr(source, "load_config", read_once)
