@@ -63,6 +63,7 @@ def strike_at(target: str, call: int, when: str, number: int) -> None:
 def main(arguments: list[str]) -> None:
     target, call, when, number, *command = arguments
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which what runs in the background ignores
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which what nohup starts ignores
     strike_at(target, int(call), when, getattr(signal, number))
     run(command)
 
