@@ -10,13 +10,14 @@
 #include "interface.hpp"
 #include "packed_weight.hpp"
 
-#include <memory>
 #include <type_traits>
 
 namespace {
 
+thread_local Buffer packed_blocks;
+
 constexpr int ROWS = LANES == 16 ? 24 : 12;  // of a block: its sums and one vector of weights fit the registers
-constexpr int PANELS = 4;                    // that share a block of rows while it is in the cache
+constexpr int PANELS = 8;                    // that share a block of rows while it is in the cache
 constexpr int AHEAD = 8192;                  // bytes between prefetch and use
 constexpr int PIECE = 128;                   // pairs, at most, of what is computed in parts
 
@@ -151,8 +152,13 @@ void pack_rows(const float* x, int64_t stride, int rows, int inputs, int block, 
     for (int row = 0; row < ROWS; ++row) {
         const float* from = x + (first + row) * stride;
         const int count = first + row < rows ? inputs : 0;
-        for (int input = 0; input < 2 * pairs; ++input)
-            out[(input / 2 * ROWS + row) * 2 + input % 2] = input < count ? from[input] : 0.0f;
+        float* to = out + row * 2;
+        int pair = 0;
+        for (; 2 * pair + 1 < count; ++pair, to += ROWS * 2) std::memcpy(to, from + 2 * pair, 2 * sizeof to[0]);
+        for (; pair < pairs; ++pair, to += ROWS * 2) {
+            to[0] = 2 * pair < count ? from[2 * pair] : 0.0f;
+            to[1] = 0.0f;
+        }
     }
 }
 
@@ -222,8 +228,9 @@ template <class Weight, class Arithmetic, class Element>
 void linear_in_vectors(const ProductOf<Element>& whole, const Element* x, int64_t x_stride, int inputs, int threads) {
     const int rows = whole.rows, blocks = (rows + ROWS - 1) / ROWS;
     constexpr int PER_PAIR = Arithmetic::PER_PAIR;
-    const std::unique_ptr<float[]> packed_x(new float[int64_t(blocks) * whole.pairs * ROWS * PER_PAIR]);
-    const VectorProduct<Element> product{whole, packed_x.get()};
+    const int64_t packed_bytes = int64_t(blocks) * whole.pairs * ROWS * PER_PAIR * sizeof(float);
+    float* const packed_x = reinterpret_cast<float*>(packed_blocks.at_least(packed_bytes));
+    const VectorProduct<Element> product{whole, packed_x};
     const int panels = product.panels(), groups = (panels + PANELS - 1) / PANELS;
     const int at_once = std::max(1, groups / (threads * 16));
 #pragma omp parallel num_threads(threads)
@@ -231,9 +238,9 @@ void linear_in_vectors(const ProductOf<Element>& whole, const Element* x, int64_
 #pragma omp for schedule(static)
         for (int block = 0; block < blocks; ++block)
             if constexpr (sizeof(Element) == 4)
-                pack_rows(x, x_stride, rows, inputs, block, packed_x.get());
+                pack_rows(x, x_stride, rows, inputs, block, packed_x);
             else
-                pack_rows<PER_PAIR>(x, x_stride, rows, inputs, block, packed_x.get());
+                pack_rows<PER_PAIR>(x, x_stride, rows, inputs, block, packed_x);
 #pragma omp for schedule(dynamic, at_once)
         for (int group = 0; group < groups; ++group) {
             const int first = group * PANELS, last = std::min(first + PANELS, panels);
