@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvlab.lab.catalogue import SERIES, Metric, sections
+from kvlab.lab.results.catalogue import SERIES, Metric, sections
 
 PAGE = Path(__file__).parents[1] / "metrics.md"
 

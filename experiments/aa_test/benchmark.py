@@ -18,14 +18,14 @@ from experiments.runs import configure
 from kvlab.config import RunConfig
 from kvlab.core import StepRecord
 from kvlab.engine.build import build_engine
-from kvlab.lab.build import RunPlan, plan_run
 from kvlab.lab.compare.groups import RunSet
-from kvlab.lab.drive import RunLog, drive
 from kvlab.lab.machine import describe
-from kvlab.lab.metrics import run_metrics
-from kvlab.lab.records import RunRecord
 from kvlab.lab.report.build import build_report
 from kvlab.lab.report.options import ReportOptions
+from kvlab.lab.results.metrics import run_metrics
+from kvlab.lab.results.records import RunRecord
+from kvlab.lab.run.build import RunPlan, plan_run
+from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.settings import flatten
 
 SETTINGS = [

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvlab.config import format_bytes
 from kvlab.lab.figures import style
-from kvlab.lab.records import SIMULATED, RunRecord, read_run
+from kvlab.lab.results.records import SIMULATED, RunRecord, read_run
 
 PICTURE = Path(__file__).parents[2] / "docs/img/contiguous_vs_paged.png"
 KINDS = {"contiguous": "slots", "paged_unshared": "pages", "paged": "shared pages"}

@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 
 from experiments.engine_comparison.run import SETTINGS
 from kvlab.lab.machine import describe
-from kvlab.lab.profile import Part
-from kvlab.lab.records import read_run
+from kvlab.lab.results.records import read_run
+from kvlab.lab.run.profile import Part
 
 WAYS = {
     "PyTorch": ["executor.kernels=false", "attention=sdpa"],

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvlab.lab.machine import describe
-from kvlab.lab.records import RunRecord, read_sweep
+from kvlab.lab.results.records import RunRecord, read_sweep
 
 SETTINGS = [
     "model.max_seq_len=4096",

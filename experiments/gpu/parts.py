@@ -32,8 +32,8 @@ from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.sizing import PoolSize, size_pool
 from kvlab.kv.storage import KVStorage
-from kvlab.lab.drive import drive
-from kvlab.lab.metrics import run_metrics
+from kvlab.lab.results.metrics import run_metrics
+from kvlab.lab.run.drive import drive
 from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.families import decoder_config
 from kvlab.models.ops import select_ops

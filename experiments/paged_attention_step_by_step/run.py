@@ -26,8 +26,8 @@ from experiments.paged_attention_step_by_step.figures import draw
 from experiments.runs import configure
 from kvlab.core import Request, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
-from kvlab.lab.drive import drive
 from kvlab.lab.machine import processor
+from kvlab.lab.run.drive import drive
 from kvlab.paths import CONF
 
 Tokens = list[list[int]]

@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 
 from experiments.runs import configure, measure
 from kvlab.engine.build import EnginePlan, plan_engine
-from kvlab.lab.quality import compare, logits_of
+from kvlab.lab.results.quality import compare, logits_of
 from kvlab.models.tokenizer import load_tokenizer
 
 TEXT = Path(__file__).with_name("text.txt")

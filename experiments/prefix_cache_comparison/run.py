@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kvlab.lab.records import read_run
+from kvlab.lab.results.records import read_run
 
 SETTINGS = [
     "model=qwen3_tiny",

@@ -20,11 +20,11 @@ from experiments.runs import SIMULATED_L4, configure
 from kvlab.core import Request, RequestRecord, SamplingParams
 from kvlab.engine.build import build_engine
 from kvlab.kv.journal import BlockJournal
-from kvlab.lab.build import plan_run
-from kvlab.lab.drive import RunLog, drive
 from kvlab.lab.figures.pool_map import tenant_map_figure
-from kvlab.lab.metrics import run_metrics
-from kvlab.lab.records import make_run
+from kvlab.lab.results.metrics import run_metrics
+from kvlab.lab.results.records import make_run
+from kvlab.lab.run.build import plan_run
+from kvlab.lab.run.drive import RunLog, drive
 
 DEVICE = (*SIMULATED_L4, "workload=burst16", "kv.num_blocks=2048")  # 32,768 tokens
 VOCABULARY = 100_000

@@ -25,9 +25,9 @@ from experiments.streaming import stream_at_once
 from kvlab.cli.compose import compose_run
 from kvlab.core import Request, SamplingParams
 from kvlab.engine.build import build_engine
-from kvlab.lab.build import plan_run
-from kvlab.lab.drive import drive
 from kvlab.lab.machine import describe
+from kvlab.lab.run.build import plan_run
+from kvlab.lab.run.drive import drive
 
 REAL = ["model=qwen3_0_6b", "workload=burst48", "tracking=off"]
 NO_TIME = ["executor=simulated", "hardware=h200_sxm", "model=qwen3_0_6b", "workload=burst48", "tracking=off"]

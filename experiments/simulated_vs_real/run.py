@@ -23,7 +23,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.runs import configure, measure
-from kvlab.lab.records import STEPS, SUMMARY
+from kvlab.lab.results.records import STEPS, SUMMARY
 from kvlab.simulation.timings.fitted import FittedTiming
 
 HERE = Path(__file__).parent

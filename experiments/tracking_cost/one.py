@@ -10,7 +10,8 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from kvlab.lab import execute, recording
+from kvlab.lab.results import recording
+from kvlab.lab.run import execute
 from kvlab.lab.tracking.mlflow_tracker import MlflowTracker
 
 seconds: defaultdict[str, float] = defaultdict(float)  # on the clock
@@ -42,7 +43,7 @@ def main() -> None:
     timed(recording.Recording, "settle", "wait until it is open")
     for method in ("log_metrics", "log_series", "log_artifacts", "finish"):
         timed(MlflowTracker, method, method)
-    from kvlab.lab.drive import drive
+    from kvlab.lab.run.drive import drive
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         global serving

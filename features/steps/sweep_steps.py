@@ -16,8 +16,8 @@ from pytest_bdd import given, parsers, then, when
 from kvlab.cli import tune
 from kvlab.cli.compose import compose_run
 from kvlab.config import parse_bytes
-from kvlab.lab.sweep.plan import read_plan
-from kvlab.lab.tune.space import check_fits
+from kvlab.lab.campaigns.sweep.plan import read_plan
+from kvlab.lab.campaigns.tune.space import check_fits
 from tests.support.commands import TINY, Command, Lab, call
 
 
@@ -47,8 +47,8 @@ def laboratory(tmp_path: Path) -> Commands:
 @given(parsers.parse('a sweep over "{text}" that was interrupted behind its first point'))
 def interrupted(laboratory: Commands, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By Ctrl-C, as the second point begins to serve its requests."""
-    from kvlab.lab import execute
-    from kvlab.lab.drive import drive as original
+    from kvlab.lab.run import execute
+    from kvlab.lab.run.drive import drive as original
 
     runs = iter(range(10))
 

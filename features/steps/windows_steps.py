@@ -18,7 +18,7 @@ from kvlab.errors import ConfigError
 from kvlab.kv.groups import LayerGroup
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.lab.capacity import CapacityPlan, plan_capacity
-from kvlab.lab.drive import drive
+from kvlab.lab.run.drive import drive
 from tests.support.transformers_models import PROMPTS, Written, engine_config, write_model
 
 OUTPUT = 16

@@ -16,7 +16,7 @@ from kvlab.cli.compose import run_config, without_hydra
 from kvlab.cli.mistakes import explained
 from kvlab.config import RunConfig
 from kvlab.errors import KvlabError
-from kvlab.lab import build
+from kvlab.lab.run import build
 from kvlab.paths import CONF
 from tests.support.runs import FEW_STEPS
 

@@ -15,7 +15,7 @@ from kvlab.cli import chat, generate
 from kvlab.cli.words import sampling_of
 from kvlab.core import Message
 from kvlab.errors import TokenizerError, printable
-from kvlab.lab.talk import Speaker
+from kvlab.lab.run.talk import Speaker
 from kvlab.models.conversation import Conversation
 from kvlab.models.tokenizer import Tokenizer, load_tokenizer
 from tests.support.plans import compose_run

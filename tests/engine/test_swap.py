@@ -11,8 +11,8 @@ from kvlab.engine.engine import Engine
 from kvlab.errors import ConfigError
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.tiers.swap import Swaps
-from kvlab.lab.build import plan_run
-from kvlab.lab.drive import drive
+from kvlab.lab.run.build import plan_run
+from kvlab.lab.run.drive import drive
 from tests.support.engines import drain, make_engine, request, step_until
 from tests.support.model import expected_tokens
 from tests.support.plans import composed

@@ -44,14 +44,14 @@ _TRACKER = "kvlab.lab.tracking.mlflow_tracker.MlflowTracker"
 _CLIENT = "mlflow.tracking.MlflowClient"
 #: Moments that every run has, with the call that is that of a sweep's second point.
 _OF_A_RUN = (
-    ("as it is planned", "kvlab.lab.execute.plan_run", 1, "before"),
+    ("as it is planned", "kvlab.lab.run.execute.plan_run", 1, "before"),
     ("as its run is in the store, without parameters", f"{_TRACKER}.log_params", 1, "before"),
     ("as its run is open in the store", f"{_TRACKER}.log_input", 1, "after"),
-    ("as its engine is built", "kvlab.lab.execute.make_engine", 1, "before"),
+    ("as its engine is built", "kvlab.lab.run.execute.make_engine", 1, "before"),
     ("in the midst of serving", "kvlab.engine.engine.Engine.step", 5, "before"),
-    ("ahead of its files", "kvlab.lab.recording.write_artifacts", 1, "before"),
+    ("ahead of its files", "kvlab.lab.results.recording.write_artifacts", 1, "before"),
     ("between two of its files", "pyarrow.parquet.write_table", 2, "before"),
-    ("behind its files", "kvlab.lab.recording.write_artifacts", 1, "after"),
+    ("behind its files", "kvlab.lab.results.recording.write_artifacts", 1, "after"),
     ("ahead of its series", f"{_TRACKER}.log_series", 1, "before"),
     ("as a file takes its place", "os.replace", 2, "before"),
     ("between two files that the store copies", "shutil.copyfile", 2, "before"),
@@ -67,12 +67,12 @@ _OF_A_STORE = (
 )
 #: In a sweep these happen to the second point. Its parent run comes first where the store is asked.
 _SECOND = {
-    "kvlab.lab.execute.plan_run": 2,
+    "kvlab.lab.run.execute.plan_run": 2,
     f"{_TRACKER}.log_params": 3,
     f"{_TRACKER}.log_input": 2,
-    "kvlab.lab.execute.make_engine": 2,
+    "kvlab.lab.run.execute.make_engine": 2,
     "kvlab.engine.engine.Engine.step": 20,
-    "kvlab.lab.recording.write_artifacts": 2,
+    "kvlab.lab.results.recording.write_artifacts": 2,
     "pyarrow.parquet.write_table": 4,
     f"{_TRACKER}.log_series": 2,
     "os.replace": 9,
@@ -82,11 +82,11 @@ _SECOND = {
 KILL_POINTS = [
     *(KillPoint("run", name, target, call, when, fresh=True) for name, target, call, when in _OF_A_STORE),
     *(KillPoint("run", name, target, call, when) for name, target, call, when in _OF_A_RUN),
-    KillPoint("sweep", "ahead of its plan", "kvlab.lab.sweep.plan.SweepPlan.write"),
-    KillPoint("sweep", "behind its plan", "kvlab.lab.sweep.plan.SweepPlan.write", when="after"),
-    KillPoint("sweep", "between two points", "kvlab.lab.sweep.status.SweepProgress.report"),
-    KillPoint("sweep", "ahead of its table", "kvlab.lab.sweep.sweep.write_csv"),
-    KillPoint("sweep", "ahead of its end in the store", "kvlab.lab.sweep.sweep.close_parent"),
+    KillPoint("sweep", "ahead of its plan", "kvlab.lab.campaigns.sweep.plan.SweepPlan.write"),
+    KillPoint("sweep", "behind its plan", "kvlab.lab.campaigns.sweep.plan.SweepPlan.write", when="after"),
+    KillPoint("sweep", "between two points", "kvlab.lab.campaigns.sweep.status.SweepProgress.report"),
+    KillPoint("sweep", "ahead of its table", "kvlab.lab.campaigns.sweep.sweep.write_csv"),
+    KillPoint("sweep", "ahead of its end in the store", "kvlab.lab.campaigns.sweep.sweep.close_parent"),
     *(
         KillPoint("sweep", f"second point: {name}", target, _SECOND[target], when)
         for name, target, _, when in _OF_A_RUN
@@ -94,7 +94,7 @@ KILL_POINTS = [
     KillPoint("tune", "ahead of its study", "kvlab.cli.search.open_study"),
     KillPoint("tune", "behind its study", "kvlab.cli.search.open_study", when="after"),
     KillPoint("tune", "as a trial is asked for", "optuna.study.Study.ask", 2, "after"),
-    KillPoint("tune", "as its second engine is built", "kvlab.lab.execute.make_engine", 2),
+    KillPoint("tune", "as its second engine is built", "kvlab.lab.run.execute.make_engine", 2),
     KillPoint("tune", "in the midst of serving", "kvlab.engine.engine.Engine.step", 20),
     KillPoint("tune", "ahead of a trial's value", "optuna.study.Study.tell", 2),
     KillPoint("tune", "behind a trial's value", "optuna.study.Study.tell", 2, "after"),

@@ -11,12 +11,12 @@ import pytest
 
 from kvlab.core import FinishReason, Message
 from kvlab.errors import TokenizerError, WorkloadError
-from kvlab.lab.answers import sample_answers
 from kvlab.lab.compare.groups import RunSet
-from kvlab.lab.records import read_run
 from kvlab.lab.report.build import build_report
 from kvlab.lab.report.options import ReportOptions
 from kvlab.lab.report.pages import to_html, to_markdown
+from kvlab.lab.results.answers import sample_answers
+from kvlab.lab.results.records import read_run
 from kvlab.lab.terminal import Terminal
 from kvlab.models.tokenizer import Tokenizer, load_tokenizer
 from kvlab.workloads import build_requests

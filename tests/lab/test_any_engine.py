@@ -12,21 +12,21 @@ import pytest
 from kvlab.core import FinishReason, Request, RequestRecord, SamplingParams, StepRecord
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.protocol import Auditable, EngineStats, FinishCallback, Journaled, ServingEngine
-from kvlab.lab import execute as execution
-from kvlab.lab import progress
-from kvlab.lab.artifacts import write_artifacts
 from kvlab.lab.compare.groups import RunSet
-from kvlab.lab.drive import RunLog, drive
 from kvlab.lab.figures import save_run_figures
-from kvlab.lab.metrics import run_metrics
-from kvlab.lab.records import RunRecord, read_run
 from kvlab.lab.report.build import build_report
 from kvlab.lab.report.drawing import add_figures
 from kvlab.lab.report.options import ReportOptions
 from kvlab.lab.report.pages import write_report
 from kvlab.lab.report.terminal import print_report
+from kvlab.lab.results.artifacts import write_artifacts
+from kvlab.lab.results.metrics import run_metrics
+from kvlab.lab.results.records import RunRecord, read_run
+from kvlab.lab.results.trace import trace_events, write_trace
+from kvlab.lab.run import execute as execution
+from kvlab.lab.run import progress
+from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.terminal import Terminal
-from kvlab.lab.trace import trace_events, write_trace
 from tests.support.runs import run_small
 
 
@@ -221,7 +221,10 @@ class TestAnEngineWithoutBlocks:
         console = Terminal(file=(shown := io.StringIO()), width=200)
         requests = [request("late", 4, 1, arrival_s=100.0)]
         engine = SlotEngine(2, keeps_steps=keeps_steps)
-        monkeypatch.setattr("kvlab.lab.drive.LogicalClock", ())  # as on a clock of real time, which is waited for
+        # As on a clock of real time, which is waited for.
+        monkeypatch.setattr(
+            "kvlab.lab.run.drive.LogicalClock", ()
+        )  # as on a clock of real time, which is waited for
         stopped = iter([False, False, True])
         with progress.show_progress(engine, requests, console) as show:
             drive(engine, requests, on_step=show, should_stop=lambda: next(stopped))

@@ -7,14 +7,14 @@ import pytest
 from kvlab.engine.memory import weight_bytes
 from kvlab.errors import CapacityError, ConfigError, OutOfBlocksError
 from kvlab.kv.sizing import PoolSize
-from kvlab.lab import build
-from kvlab.lab.build import RunPlan, planned_metrics
 from kvlab.lab.capacity import (
     capacity_curve,
     default_lengths,
     plan_capacity,
     sequences_that_fit,
 )
+from kvlab.lab.run import build
+from kvlab.lab.run.build import RunPlan, planned_metrics
 from tests.support.plans import GIB, composed, planned
 
 

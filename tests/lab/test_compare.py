@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from kvlab.lab.catalogue import direction
 from kvlab.lab.compare.interval import Estimate, estimate, is_worse, verdict
+from kvlab.lab.results.catalogue import direction
 from tests.support.recorded import THROUGHPUT
 
 LATENCY = "latency/ttft_ms_p50"

@@ -9,7 +9,7 @@ from kvlab.lab.compare.gate import check, parse_conditions
 from kvlab.lab.compare.groups import RunSet, group_runs, pairs_of
 from kvlab.lab.compare.interval import estimate
 from kvlab.lab.compare.work import check_groups, check_outputs, obstacle
-from kvlab.lab.records import read_run, read_sweep
+from kvlab.lab.results.records import read_run, read_sweep
 from tests.support.recorded import THROUGHPUT, record_run, record_sweep
 
 POINTS = {"contiguous": {"kv__backend": "contiguous"}, "paged": {}}

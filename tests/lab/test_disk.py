@@ -21,12 +21,12 @@ from matplotlib.figure import Figure
 from kvlab.cli.compose import Composition, compose_run
 from kvlab.core import StepRecord
 from kvlab.errors import ConfigError, OutputError
-from kvlab.lab import execute as execution
 from kvlab.lab import figures
-from kvlab.lab.drive import RunLog, drive
-from kvlab.lab.execute import RunContext, RunResult, execute
 from kvlab.lab.files import attempt, check_directory, replacing, sentences, write_text
 from kvlab.lab.machine import CpuWatch
+from kvlab.lab.run import execute as execution
+from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.run.execute import RunContext, RunResult, execute
 from kvlab.lab.terminal import Terminal
 from tests.support.disk import disk, largest_file
 from tests.support.runs import FEW_STEPS

@@ -15,7 +15,7 @@ import pytest
 import kvlab.cli.report
 import kvlab.cli.run
 import kvlab.cli.tune
-from kvlab.lab import execute as execution
+from kvlab.lab.run import execute as execution
 from tests.support.commands import TINY, Command, Lab, call
 from tests.support.disk import disk, largest_file
 

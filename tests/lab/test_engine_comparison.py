@@ -6,7 +6,7 @@ from pathlib import Path
 
 from experiments.engine_comparison.run import RATE, table
 from experiments.prefix_cache_comparison.run import row
-from kvlab.lab.records import RunRecord
+from kvlab.lab.results.records import RunRecord
 
 
 def run(engine: str, repeat: int, rate: float, status: str = "finished") -> RunRecord:

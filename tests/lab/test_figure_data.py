@@ -12,7 +12,6 @@ import pytest
 
 from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.journal import BlockEvent, BlockEvents, BlockJournal
-from kvlab.lab.artifacts import write_blocks
 from kvlab.lab.figures import blocks, style
 from kvlab.lab.figures.memory import memory_series
 from kvlab.lab.figures.pareto import Measured, measured_points, pareto_front
@@ -20,8 +19,9 @@ from kvlab.lab.figures.points import THROUGHPUT, Point, metric_grid, varied_keys
 from kvlab.lab.figures.pool_map import pool_image
 from kvlab.lab.figures.service_levels import attainment_windows
 from kvlab.lab.figures.timeline import Span, phase_spans, shown_requests
-from kvlab.lab.records import read_run
-from kvlab.lab.requests import latencies_ms, request_phases
+from kvlab.lab.results.artifacts import write_blocks
+from kvlab.lab.results.records import read_run
+from kvlab.lab.results.requests import latencies_ms, request_phases
 from tests.support.drawn import A, C, D, F, S, events, request, step
 from tests.support.pools import content, fill
 

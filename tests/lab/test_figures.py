@@ -21,8 +21,8 @@ from kvlab.lab.figures.pareto import pareto_figure
 from kvlab.lab.figures.points import THROUGHPUT, Point, metric_grid
 from kvlab.lab.figures.pool_map import pool_map_figure, run_grids
 from kvlab.lab.figures.timeline import timeline_figure
-from kvlab.lab.records import SERIES, RunRecord, series_table
-from kvlab.lab.trace import trace_events
+from kvlab.lab.results.records import SERIES, RunRecord, series_table
+from kvlab.lab.results.trace import trace_events
 from tests.support.drawn import A, events, png, request, step
 
 

@@ -10,9 +10,9 @@ import torch
 
 from kvlab.engine.build import plan_engine
 from kvlab.errors import ConfigError
-from kvlab.lab import quality
-from kvlab.lab.execute import RunContext, execute
-from kvlab.lab.quality import compare, quality_metrics
+from kvlab.lab.results import quality
+from kvlab.lab.results.quality import compare, quality_metrics
+from kvlab.lab.run.execute import RunContext, execute
 from kvlab.lab.terminal import Terminal
 from kvlab.lab.tracking import RunStatus
 from kvlab.models.ops import select_ops

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import kvlab.lab.execute as lab
+import kvlab.lab.run.execute as lab
 from kvlab.lab.tracking import RunStatus
 from tests.support.runs import run_small
 

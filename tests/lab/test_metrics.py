@@ -10,11 +10,11 @@ import pytest
 from kvlab.config import SloConfig
 from kvlab.core import FinishReason, PoolCounters, PoolStats, Request, RequestRecord, SamplingParams, StepRecord
 from kvlab.kv.sizing import PoolSize
-from kvlab.lab.drive import RunLog
-from kvlab.lab.metrics import run_metrics, speculation_metrics
-from kvlab.lab.progress import RemainingTime
-from kvlab.lab.requests import latencies_ms
-from kvlab.lab.steps import StepLog
+from kvlab.lab.results.metrics import run_metrics, speculation_metrics
+from kvlab.lab.results.requests import latencies_ms
+from kvlab.lab.results.steps import StepLog
+from kvlab.lab.run.drive import RunLog
+from kvlab.lab.run.progress import RemainingTime
 
 POOL = PoolSize(num_blocks=10, block_size=4, bytes_per_token=8)
 COUNTS = (

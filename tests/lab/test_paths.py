@@ -15,7 +15,7 @@ from mlflow.tracking import MlflowClient
 from kvlab.errors import ConfigError, KernelError
 from kvlab.kernels.cpu import native
 from kvlab.kernels.cpu.native import instruction_set, paths
-from kvlab.lab.execute import RunContext, execute
+from kvlab.lab.run.execute import RunContext, execute
 from kvlab.lab.terminal import Terminal
 from kvlab.models.ops.cpu_ops import CpuOps
 from tests.support.plans import compose_run

@@ -18,13 +18,13 @@ from omegaconf import OmegaConf
 import kvlab.cli.roofline
 import kvlab.lab.rates
 from kvlab.config import RunConfig
-from kvlab.lab import execute as lab
-from kvlab.lab import trace
-from kvlab.lab.execute import RunContext, RunResult, execute
-from kvlab.lab.profile import Part, ProfiledStep, Profiler, Span
-from kvlab.lab.roofline import MachineRates
+from kvlab.lab.results import trace
+from kvlab.lab.results.roofline import MachineRates
+from kvlab.lab.results.trace import trace_events
+from kvlab.lab.run import execute as lab
+from kvlab.lab.run.execute import RunContext, RunResult, execute
+from kvlab.lab.run.profile import Part, ProfiledStep, Profiler, Span
 from kvlab.lab.terminal import Terminal
-from kvlab.lab.trace import trace_events
 from tests.lab.test_metrics import step
 from tests.support.plans import compose_run
 

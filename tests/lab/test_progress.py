@@ -7,8 +7,8 @@ import io
 import pytest
 
 from kvlab.core import Request, SamplingParams
-from kvlab.lab import progress
-from kvlab.lab.drive import drive
+from kvlab.lab.run import progress
+from kvlab.lab.run.drive import drive
 from kvlab.lab.terminal import Terminal
 from tests.support.engines import make_engine
 from tests.support.pools import sharing_pool

@@ -14,7 +14,7 @@ from kvlab.engine.build import plan_engine
 from kvlab.errors import ConfigError
 from kvlab.lab import rates
 from kvlab.lab.rates import known_rates, measure, measure_and_keep
-from kvlab.lab.roofline import MachineRates
+from kvlab.lab.results.roofline import MachineRates
 from tests.support.plans import compose_run
 
 

@@ -20,10 +20,10 @@ from kvlab.errors import CapacityError, ConfigError, OutOfBlocksError
 from kvlab.hashed_prompt import HashedPrompt, TokenIds
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pools.paged import PagedKVCachePool
-from kvlab.lab.replay import parallel
-from kvlab.lab.replay.curves import replay_curves
-from kvlab.lab.replay.replay import BELADY, replay
-from kvlab.lab.replay.traffic import Traffic, read_traffic
+from kvlab.lab.prefix_replay import parallel
+from kvlab.lab.prefix_replay.curves import replay_curves
+from kvlab.lab.prefix_replay.replay import BELADY, replay
+from kvlab.lab.prefix_replay.traffic import Traffic, read_traffic
 
 SIZE = 4  # tokens of a block
 POLICIES = EVICTION_POLICIES.names()

@@ -91,7 +91,7 @@ def test_other_work_beside_comparable_runs_gets_no_word(tmp_path):
 
 def test_what_did_not_finish_is_left_out_and_said(sweep, tmp_path):
     record_run(tmp_path / "sweep" / "5", status="out_of_memory", error="does not fit", repeat=2)
-    from kvlab.lab.records import read_sweep
+    from kvlab.lab.results.records import read_sweep
 
     report = build_report([RunSet("sweep", tuple(read_sweep(tmp_path / "sweep")))], ReportOptions())
     assert report.warnings[0] == "kv=paged: 1 of 3 runs left out (out of memory)."

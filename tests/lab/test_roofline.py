@@ -8,7 +8,7 @@ import pytest
 
 from kvlab.engine.build import plan_engine
 from kvlab.kernels.cpu.native import paths
-from kvlab.lab.roofline import MachineRates, RunCosts, Work, roofline, run_costs
+from kvlab.lab.results.roofline import MachineRates, RunCosts, Work, roofline, run_costs
 from kvlab.models.config import DecoderConfig, LayerConfig, RopeConfig
 from tests.lab.test_metrics import step
 from tests.support.plans import compose_run

@@ -23,8 +23,8 @@ from kvlab.cli.compose import compose_run
 from kvlab.config import TrackingConfig
 from kvlab.core import FinishReason, RequestRecord
 from kvlab.errors import TrackingError
-from kvlab.lab.records import request_row
-from kvlab.lab.sweep.sweep import record_failure
+from kvlab.lab.campaigns.sweep.sweep import record_failure
+from kvlab.lab.results.records import request_row
 from kvlab.lab.tracking import MlflowTracker, Store, start_run
 from kvlab.secrets import redact, redacted, redacted_setting
 from tests.support.commands import TINY, Command, Lab, call
@@ -136,7 +136,7 @@ def test_a_run_that_fails_is_recorded_without_what_its_error_quotes(
     def fail(*_: object) -> None:
         raise RuntimeError(f"no model at https://{ENVIRONMENT['HF_TOKEN']}@host")
 
-    monkeypatch.setattr("kvlab.lab.execute.make_engine", fail)
+    monkeypatch.setattr("kvlab.lab.run.execute.make_engine", fail)
     ran = as_typed(kvlab.cli.run.main, *lab.arguments())
     assert (ran.code, lab.runs()[0].tags["kvlab.error"]) == (1, "RuntimeError: no model at https://***@host")
     error = RuntimeError(f"token={MARK}")

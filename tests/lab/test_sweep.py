@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from kvlab.config import KVConfig, ModelConfig, RunConfig, TrackingConfig, WorkloadConfig
-from kvlab.lab.sweep.digest import config_digest, sweep_digest
-from kvlab.lab.sweep.plan import read_plan
-from kvlab.lab.sweep.process import is_alive, this_process
-from kvlab.lab.sweep.results import best, medians, status_of
+from kvlab.lab.campaigns.sweep.digest import config_digest, sweep_digest
+from kvlab.lab.campaigns.sweep.plan import read_plan
+from kvlab.lab.campaigns.sweep.process import is_alive, this_process
+from kvlab.lab.campaigns.sweep.results import best, medians, status_of
 from kvlab.lab.tracking import open_store
 from tests.support.commands import Lab
 
@@ -173,7 +173,9 @@ def test_a_sweep_goes_on_behind_a_point_that_fails_and_says_so_at_the_end(lab: L
 def test_a_signal_between_two_runs_ends_the_sweep(
     bare: Lab, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvlab.lab.sweep.status.SweepProgress.report", lambda _: signal.raise_signal(number))
+    monkeypatch.setattr(
+        "kvlab.lab.campaigns.sweep.status.SweepProgress.report", lambda _: signal.raise_signal(number)
+    )
     ended = bare.here("-m", "kv.num_blocks=8,9,10", "tracking=off")
     assert ended.code == 130, ended.output
     assert "3 runs: 1 finished, 2 interrupted or not run" in ended.output

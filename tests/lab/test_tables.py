@@ -10,8 +10,8 @@ import pytest
 from rich.console import RenderableType
 
 from kvlab.cli.compose import compose_run
-from kvlab.lab.execute import RunContext, execute
-from kvlab.lab.tables import comparison_table, config_tree, memory_sentence, points_table
+from kvlab.lab.results.tables import comparison_table, config_tree, memory_sentence, points_table
+from kvlab.lab.run.execute import RunContext, execute
 from kvlab.lab.terminal import Terminal
 from tests.support.runs import FEW_STEPS
 

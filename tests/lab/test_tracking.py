@@ -11,7 +11,7 @@ import pytest
 
 from kvlab.config import TrackingConfig
 from kvlab.errors import TrackingError
-from kvlab.lab.provenance import provenance
+from kvlab.lab.results.provenance import provenance
 from kvlab.lab.tracking import SERIES_POINTS, RunStatus, Tracker, resolve_uri, start_run
 from tests.support.tracking import empty_store, start
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvlab.config import LengthConfig, RunConfig, TrackingConfig, WorkloadConfig
-from kvlab.lab.drive import RunLog
-from kvlab.lab.provenance import provenance, uncommitted
-from kvlab.lab.recording import Recording, RunContext
+from kvlab.lab.results.provenance import provenance, uncommitted
+from kvlab.lab.results.recording import Recording, RunContext
+from kvlab.lab.run.drive import RunLog
 from kvlab.lab.terminal import Terminal
 from kvlab.lab.tracking import RunStatus
 from kvlab.workloads import build_requests
@@ -129,7 +129,7 @@ def record(directory, config):
 
 def test_a_run_says_where_it_was_made_and_that_the_tree_had_changes(tmp_path, monkeypatch):
     (tmp_path / "tree").mkdir()
-    monkeypatch.setattr("kvlab.lab.provenance.SOURCE", tmp_path / "tree")
+    monkeypatch.setattr("kvlab.lab.results.provenance.SOURCE", tmp_path / "tree")
     git(tmp_path / "tree", "init")
     git(tmp_path / "tree", "commit", "--allow-empty", "-m", "first")
     off = RunConfig(tracking=TrackingConfig(backend="off"))

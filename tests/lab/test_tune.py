@@ -17,9 +17,9 @@ from kvlab.cli.trials import Ended, Trials
 from kvlab.cli.tune import read_arguments
 from kvlab.config import KVConfig, RunConfig
 from kvlab.errors import CapacityError, ConfigError
-from kvlab.lab.tune.rate import Bracket, RateRange, bracket, rate_range
-from kvlab.lab.tune.space import BATCH, BLOCK, BLOCKS, TOKENS, Range, Space, build_space, check_fits
-from kvlab.lab.tune.study import Measured, best_trial, counted, open_study, search
+from kvlab.lab.campaigns.tune.rate import Bracket, RateRange, bracket, rate_range
+from kvlab.lab.campaigns.tune.space import BATCH, BLOCK, BLOCKS, TOKENS, Range, Space, build_space, check_fits
+from kvlab.lab.campaigns.tune.study import Measured, best_trial, counted, open_study, search
 from tests.support.commands import TINY, call
 
 MIB = 2**20
@@ -141,7 +141,7 @@ def test_what_does_not_fit_is_left_out_with_its_reason_and_does_not_count(
 def test_a_small_space_ends_the_search_when_it_is_used_up(
     study: Callable[..., optuna.Study], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvlab.lab.tune.study._MAX_IDLE", 8)
+    monkeypatch.setattr("kvlab.lab.campaigns.tune.study._MAX_IDLE", 8)
     opened, two = study(), Space({BATCH: Range(1, 2)}, (), {BATCH: 1})
     list(search(opened, two, 10, check=fits, measure=lambda _, v: Measured(float(v[BATCH]))))
     assert len(counted(opened)) == 2

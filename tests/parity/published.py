@@ -18,7 +18,7 @@ from kvlab.cli.compose import compose_run
 from kvlab.core import Request, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.protocol import EngineStats
-from kvlab.lab.drive import drive
+from kvlab.lab.run.drive import drive
 from kvlab.models.tokenizer import load_tokenizer
 from kvlab.workloads import build_requests
 from tests.support.published import smollm2_file

@@ -15,7 +15,7 @@ from kvlab.attention.base import AttentionBackend
 from kvlab.attention.registry import select_backend
 from kvlab.errors import KernelError
 from kvlab.kv.view import CacheView
-from kvlab.lab.profile import Part, Profiler, timed, timed_ops
+from kvlab.lab.run.profile import Part, Profiler, timed, timed_ops
 from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.layers import ResidualNorm
 from kvlab.models.ops.base import LayerPart, StepContext

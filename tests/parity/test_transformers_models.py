@@ -20,7 +20,7 @@ from kvlab.engine.executors.torch import build_decoder
 from kvlab.errors import BackendError
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.storage import KVStorage
-from kvlab.lab.drive import drive
+from kvlab.lab.run.drive import drive
 from tests.support.transformers_models import (
     MEMORIES,
     UNLIKE,

@@ -18,7 +18,7 @@ from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import BackendError
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.view import CacheView
-from kvlab.lab.drive import drive
+from kvlab.lab.run.drive import drive
 from tests.support.transformers_models import PROMPTS, Written, engine_config, write_model
 
 OUTPUT = 24  # tokens of an answer, so that even the shortest prompt's leaves the windows

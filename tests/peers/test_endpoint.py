@@ -16,11 +16,11 @@ from kvlab.cli.compose import compose_one, compose_run
 from kvlab.config import RunConfig, ServingConfig
 from kvlab.core import UNKNOWN_TOKEN, FinishReason, Request, RequestRecord, SamplingParams
 from kvlab.errors import ConfigError, KvlabError, PeerError
-from kvlab.lab.build import plan_peer
 from kvlab.lab.compare.work import check_outputs
-from kvlab.lab.drive import RunLog, drive
-from kvlab.lab.metrics import run_metrics
-from kvlab.lab.records import read_run
+from kvlab.lab.results.metrics import run_metrics
+from kvlab.lab.results.records import read_run
+from kvlab.lab.run.build import plan_peer
+from kvlab.lab.run.drive import RunLog, drive
 from kvlab.peers import remote
 from kvlab.peers.endpoint import EndpointEngine
 from kvlab.peers.engines import ENGINES

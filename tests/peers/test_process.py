@@ -20,10 +20,10 @@ from kvlab.config import RunConfig, ServingConfig
 from kvlab.core import FinishReason, Request, SamplingParams
 from kvlab.errors import ConfigError, PeerError
 from kvlab.kernels.openmp import BRIEF
-from kvlab.lab.build import plan_peer
-from kvlab.lab.drive import RunLog, drive
-from kvlab.lab.metrics import run_metrics
-from kvlab.lab.records import read_run
+from kvlab.lab.results.metrics import run_metrics
+from kvlab.lab.results.records import read_run
+from kvlab.lab.run.build import plan_peer
+from kvlab.lab.run.drive import RunLog, drive
 from kvlab.models.families import decoder_config
 from kvlab.peers import process
 from kvlab.peers.engines.base import Assignment

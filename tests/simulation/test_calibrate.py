@@ -15,7 +15,7 @@ from kvlab.core import PoolStats, StepRecord
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.errors import ConfigError
 from kvlab.lab.calibrate import RealRun, calibrate
-from kvlab.lab.drive import drive
+from kvlab.lab.run.drive import drive
 from kvlab.models.config import DecoderConfig
 from kvlab.models.families import decoder_config
 from kvlab.paths import CONF

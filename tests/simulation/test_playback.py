@@ -11,10 +11,10 @@ from kvlab.config import EngineConfig
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.clock import LogicalClock
 from kvlab.errors import ConfigError, ReplayError
-from kvlab.lab.artifacts import write_artifacts
-from kvlab.lab.drive import RunLog, drive
-from kvlab.lab.playback import Playback
-from kvlab.lab.steps import StepLog
+from kvlab.lab.results.artifacts import write_artifacts
+from kvlab.lab.results.steps import StepLog
+from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.run.playback import Playback
 from kvlab.simulation.timings.replay import read_recording
 from tests.simulation.test_executor import config, traffic
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kvlab.lab.records import RunRecord, read_run
+from kvlab.lab.results.records import RunRecord, read_run
 
 THROUGHPUT = "throughput/output_tokens_per_s"
 CONFIG: dict[str, object] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from kvlab.cli.compose import compose_run
-from kvlab.lab.execute import RunContext, RunResult, execute
+from kvlab.lab.run.execute import RunContext, RunResult, execute
 from kvlab.lab.terminal import Terminal
 
 #: What makes any workload a few steps long. It comes last, and leaves alone what a sweep varies.
@@ -29,7 +29,7 @@ FEW_STEPS = (
 
 def alone() -> AbstractContextManager[object]:
     """As on a machine without other processes, which a run looks at for a fifth of a second."""
-    return patch("kvlab.lab.execute.CpuWatch.busy_cores", lambda watch, least_s=0.0: 0.0)
+    return patch("kvlab.lab.run.execute.CpuWatch.busy_cores", lambda watch, least_s=0.0: 0.0)
 
 
 def run_small(directory: Path, *overrides: str) -> RunResult:

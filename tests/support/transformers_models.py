@@ -16,7 +16,7 @@ from kvlab.core import Request, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.engine import Engine
 from kvlab.engine.protocol import EngineStats
-from kvlab.lab.drive import drive
+from kvlab.lab.run.drive import drive
 
 VOCAB = 150
 SIZES = {

@@ -11,7 +11,7 @@ from kvlab.config import LengthConfig, WorkloadConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.engine.clock import LogicalClock
 from kvlab.hashed_prompt import HashedPrompt
-from kvlab.lab.drive import drive
+from kvlab.lab.run.drive import drive
 from kvlab.workloads import build_requests
 from kvlab.workloads.prefixes import prefix_tree
 from tests.support.engines import make_engine

@@ -48,7 +48,7 @@ def read_real_run(directory: Path) -> RealRun:
     """A run with what its steps consist of. Raises ConfigError or RecordError for one that cannot be fitted to."""
     from kvlab.cli.compose import recorded_config
     from kvlab.lab.calibrate import RealRun
-    from kvlab.lab.records import STEPS, read_run
+    from kvlab.lab.results.records import STEPS, read_run
     from kvlab.models.families import decoder_config
     from kvlab.simulation.calibration import Subject
 

@@ -39,8 +39,8 @@ def _answer(arguments: list[str]) -> int:
     config = talking_config(overrides, "a chat")
     sampling = sampling_of(settings.max_tokens, settings.temperature, config.seed)
     # Imported this late so that --help and a mistake answer at once.
-    from kvlab.lab.interrupt import stop_on_signal
-    from kvlab.lab.talk import Speaker
+    from kvlab.lab.run.interrupt import stop_on_signal
+    from kvlab.lab.run.talk import Speaker
     from kvlab.lab.terminal import Terminal
     from kvlab.models.conversation import Conversation
 

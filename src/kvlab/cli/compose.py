@@ -27,7 +27,7 @@ from kvlab.registry import KEYS, registry
 from kvlab.secrets import redact, redacted, take_from_environment
 
 if TYPE_CHECKING:
-    from kvlab.lab.roofline import MachineRates
+    from kvlab.lab.results.roofline import MachineRates
 
 GROUPS = ("engine", "model", "kv", "scheduler", "attention", "executor", "workload", "tracking")
 SIMULATED_GROUPS = ("hardware", "framework")  # a choice of these there may be

@@ -41,8 +41,8 @@ def _answer(arguments: list[str]) -> int:
     if not prompt:
         raise ConfigError("prompt", None, 'give the words: kvlab generate "Why is the sky blue?"')
     # Imported this late so that --help and a mistake answer at once.
-    from kvlab.lab.interrupt import stop_on_signal
-    from kvlab.lab.talk import Speaker
+    from kvlab.lab.run.interrupt import stop_on_signal
+    from kvlab.lab.run.talk import Speaker
     from kvlab.lab.terminal import Terminal
     from kvlab.models.conversation import Conversation
 

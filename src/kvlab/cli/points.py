@@ -19,7 +19,7 @@ from kvlab.secrets import redact, redacted, redacted_setting
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-    from kvlab.lab.sweep.plan import Point
+    from kvlab.lab.campaigns.sweep.plan import Point
 
 MAX_POINTS = 10_000
 _REPEAT = "repeat"
@@ -103,8 +103,8 @@ def _written(override: Override) -> str:
 
 
 def _composed_point(composed: DictConfig, chosen: dict[str, str], varied: dict[str, str]) -> ComposedPoint:
-    from kvlab.lab.sweep.digest import config_digest, digest_of
-    from kvlab.lab.sweep.plan import Point
+    from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
+    from kvlab.lab.campaigns.sweep.plan import Point
 
     config: RunConfig | None = None
     try:

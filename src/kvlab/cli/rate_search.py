@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from kvlab.cli.compose import compose_run
 from kvlab.cli.trials import Ended, Trials
 from kvlab.errors import OutputError
-from kvlab.lab.build import plan_peer, plan_run
-from kvlab.lab.catalogue import metric
+from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
+from kvlab.lab.campaigns.tune.rate import Bracket, bracket, rate_range
 from kvlab.lab.files import attempt, replacing
-from kvlab.lab.records import read_run, read_summary
-from kvlab.lab.sweep.digest import config_digest, digest_of
-from kvlab.lab.tables import count
-from kvlab.lab.tune.rate import Bracket, bracket, rate_range
+from kvlab.lab.results.catalogue import metric
+from kvlab.lab.results.records import read_run, read_summary
+from kvlab.lab.results.tables import count
+from kvlab.lab.run.build import plan_peer, plan_run
 from kvlab.secrets import redact, redacted_setting
 
 if TYPE_CHECKING:

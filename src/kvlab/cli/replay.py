@@ -24,7 +24,7 @@ from kvlab.errors import ConfigError
 from kvlab.registry import registry
 
 if TYPE_CHECKING:
-    from kvlab.lab.replay.curves import ReplayCurves
+    from kvlab.lab.prefix_replay.curves import ReplayCurves
     from kvlab.lab.terminal import Terminal
 
 _FORMATS = (".png", ".svg", ".pdf")
@@ -68,8 +68,8 @@ def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) ->
     from kvlab.engine.threads import usable_cores
     from kvlab.kv.pools import POOLS
     from kvlab.lab.machine import available_memory
-    from kvlab.lab.replay.curves import replay_curves
-    from kvlab.lab.replay.traffic import read_traffic
+    from kvlab.lab.prefix_replay.curves import replay_curves
+    from kvlab.lab.prefix_replay.traffic import read_traffic
     from kvlab.models.families import decoder_config
     from kvlab.models.tokenizer import load_tokenizer
     from kvlab.workloads import build_requests

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvlab.core import StepRecord
-    from kvlab.lab.roofline import MachineRates, RunCosts
+    from kvlab.lab.results.roofline import MachineRates, RunCosts
 
 # The functions import what they need, so that --help answers at once.
 
@@ -49,7 +49,7 @@ def find_run(name: str, root: Path = Path()) -> Path:
 def read_run(directory: Path) -> tuple[dict[str, Any], RunConfig, Sequence[StepRecord]]:
     """A run's summary, settings and steps. Raises ConfigError for one that has no roofline."""
     from kvlab.cli.compose import recorded_config
-    from kvlab.lab import records
+    from kvlab.lab.results import records
 
     summary = json.loads((directory / "summary.json").read_text())
     if "bytes_per_weight" not in summary:
@@ -64,7 +64,7 @@ def read_run(directory: Path) -> tuple[dict[str, Any], RunConfig, Sequence[StepR
 
 def logged_costs(summary: dict[str, Any], config: RunConfig) -> RunCosts:
     """What the steps of a finished run consist of."""
-    from kvlab.lab.roofline import RunCosts
+    from kvlab.lab.results.roofline import RunCosts
     from kvlab.models.families import decoder_config
 
     return RunCosts(decoder_config(config.model), summary["bytes_per_weight"], summary["kv_bytes_per_token"])
@@ -74,7 +74,7 @@ def _show_run(directory: Path, *, again: bool) -> None:
     import torch
 
     from kvlab.lab.machine import describe
-    from kvlab.lab.roofline import roofline
+    from kvlab.lab.results.roofline import roofline
 
     summary, config, steps = read_run(directory)
     torch.set_num_threads(summary["threads"])

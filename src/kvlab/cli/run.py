@@ -23,7 +23,7 @@ from kvlab.cli.output import lasting_output
 from kvlab.cli.settings import fail
 from kvlab.config import RunConfig
 from kvlab.errors import KvlabError
-from kvlab.lab.sweep.plan import read_plan
+from kvlab.lab.campaigns.sweep.plan import read_plan
 from kvlab.paths import CONF
 from kvlab.secrets import redacted_output
 
@@ -55,11 +55,11 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
         from kvlab.lab.terminal import Terminal
 
         if config.dry_run:
-            from kvlab.lab.dry_run import dry_run
+            from kvlab.lab.run.dry_run import dry_run
 
             dry_run(config, directory, Terminal())
             return None
-        from kvlab.lab.execute import RunContext, execute
+        from kvlab.lab.run.execute import RunContext, execute
 
         context = RunContext(
             directory=directory,
@@ -76,7 +76,7 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
         result = execute(config, context)
     except Exception as error:
         if point is not None:
-            from kvlab.lab.sweep.sweep import record_failure
+            from kvlab.lab.campaigns.sweep.sweep import record_failure
 
             return record_failure(directory, point.name, error)
         if isinstance(error, KvlabError):
@@ -93,8 +93,8 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
 
 def _was_done(config: RunConfig) -> bool:
     """Whether a single run has finished before; if so, its figures are shown. Raises a KvlabError."""
-    from kvlab.lab.sweep.history import finished_run
-    from kvlab.lab.tables import comparison_table
+    from kvlab.lab.campaigns.sweep.history import finished_run
+    from kvlab.lab.results.tables import comparison_table
     from kvlab.lab.terminal import Terminal
 
     run = finished_run(config)

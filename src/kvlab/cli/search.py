@@ -15,14 +15,22 @@ from kvlab.cli.trials import Trials
 from kvlab.config import format_bytes, parse_bytes
 from kvlab.engine.build import resolve_device
 from kvlab.errors import ConfigError, OutputError
+from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
+from kvlab.lab.campaigns.tune.pictures import draw_search, write_page, write_trials
+from kvlab.lab.campaigns.tune.space import SEARCHED, build_space, check_fits
+from kvlab.lab.campaigns.tune.study import (
+    STORAGE_ERRORS,
+    Measured,
+    best_trial,
+    counted,
+    open_study,
+    search,
+    storage_reason,
+)
 from kvlab.lab.capacity import plan_capacity
 from kvlab.lab.files import attempt, replacing
 from kvlab.lab.machine import available_memory
-from kvlab.lab.progress import clock
-from kvlab.lab.sweep.digest import config_digest, digest_of
-from kvlab.lab.tune.pictures import draw_search, write_page, write_trials
-from kvlab.lab.tune.space import SEARCHED, build_space, check_fits
-from kvlab.lab.tune.study import STORAGE_ERRORS, Measured, best_trial, counted, open_study, search, storage_reason
+from kvlab.lab.run.progress import clock
 from kvlab.secrets import redact, redacted_setting
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
 """Hydra's part of a sweep: the sweeper that plans and launches it. What a sweep prints and keeps is in
-kvlab.lab.sweep.
+kvlab.lab.campaigns.sweep.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvlab.secrets import redact
 
 if TYPE_CHECKING:
     from kvlab.config import TrackingConfig
-    from kvlab.lab.sweep.sweep import Sweep
+    from kvlab.lab.campaigns.sweep.sweep import Sweep
 
 
 _MOST_KEPT = 256  # composed points, of a third of a megabyte each
@@ -111,9 +111,9 @@ class PlanningSweeper(Sweeper):
     def _open(self, texts: list[str]) -> tuple[Sweep, list[list[str]]]:
         """Compose the points and open the sweep. Returns it with the overrides of each job. Raises a KvlabError."""
         from kvlab.cli.points import compose_points
-        from kvlab.lab.sweep.digest import sweep_digest
-        from kvlab.lab.sweep.plan import SweepPlan
-        from kvlab.lab.sweep.sweep import open_sweep
+        from kvlab.lab.campaigns.sweep.digest import sweep_digest
+        from kvlab.lab.campaigns.sweep.plan import SweepPlan
+        from kvlab.lab.campaigns.sweep.sweep import open_sweep
 
         config = self._master
         repeats = OmegaConf.select(config, "repeats")

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from kvlab.cli.compose import Composition, compose_run
 from kvlab.config import RunConfig
 from kvlab.errors import KvlabError, OutputError, TrackingError
-from kvlab.lab.execute import RunContext, execute
+from kvlab.lab.campaigns.sweep.digest import config_digest
+from kvlab.lab.campaigns.sweep.history import close_parent, open_history
 from kvlab.lab.files import check_directory, sentences
-from kvlab.lab.records import read_summary
-from kvlab.lab.sweep.digest import config_digest
-from kvlab.lab.sweep.history import close_parent, open_history
+from kvlab.lab.results.records import read_summary
+from kvlab.lab.run.execute import RunContext, execute
 from kvlab.lab.tracking import RunStatus, Tracker
 from kvlab.secrets import redact
 

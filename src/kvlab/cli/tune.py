@@ -52,7 +52,7 @@ class TuneSettings:
     precision: float = setting(5.0, "percent between the rate found and one that fails; 5 unless given", "5")
 
     def __post_init__(self) -> None:
-        from kvlab.lab.catalogue import direction
+        from kvlab.lab.results.catalogue import direction
 
         if self.memory is not None:
             parse_bytes(self.memory, key="memory")

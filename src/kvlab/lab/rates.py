@@ -23,7 +23,7 @@ from kvlab.kernels.cpu.native import load
 from kvlab.kernels.cpu.paths import rates_in_registers
 from kvlab.lab.files import write_text
 from kvlab.lab.machine import CpuWatch, describe, oversubscription
-from kvlab.lab.roofline import MachineRates
+from kvlab.lab.results.roofline import MachineRates
 from kvlab.models.ops import select_ops
 from kvlab.models.ops.torch_ops import TorchOps
 

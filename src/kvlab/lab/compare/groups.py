@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kvlab.errors import ConfigError
-from kvlab.lab.records import RunRecord
+from kvlab.lab.results.records import RunRecord
 from kvlab.lab.settings import measured
 
 SET = "set"  # a key of its own for `by`: the argument that a run came with

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-from kvlab.lab.catalogue import direction
+from kvlab.lab.results.catalogue import direction
 
 CONFIDENCE = 95.0  # %
 MIN_EFFECT = 0.01  # a fraction

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kvlab.core import UNKNOWN_TOKEN
 from kvlab.lab.compare.groups import Group, differing, pairs_of, settings, short_keys
-from kvlab.lab.records import RunRecord
+from kvlab.lab.results.records import RunRecord
 
 _SHOWN = 6
 _SAME_WEIGHTS = ("model.family", "model.architecture", "model.path", "model.weights")

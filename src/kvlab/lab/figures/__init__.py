@@ -26,7 +26,7 @@ from kvlab.lab.figures.pool_map import pool_map_figure, record_grids, tenant_map
 from kvlab.lab.figures.service_levels import limits_of, service_level_figure
 from kvlab.lab.figures.timeline import timeline_figure
 from kvlab.lab.files import attempt, replacing, write_text
-from kvlab.lab.records import RunRecord
+from kvlab.lab.results.records import RunRecord
 
 FOLDER, PAGE = "figures", "hover.html"
 

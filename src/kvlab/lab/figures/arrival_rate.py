@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from kvlab.lab.figures import style
 from kvlab.lab.figures.points import Point, by_settings, is_number, known_values, ordered, sweep_points, varied_keys
 from kvlab.lab.figures.service_levels import limits_of
-from kvlab.lab.records import RunRecord
+from kvlab.lab.results.records import RunRecord
 
 RATES = ("workload.rate", "workload.rate_scale")  # of drawn arrivals, and of a trace's own
 ATTAINMENT = "slo/attainment"

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from kvlab.kv.groups import LayerGroup
 from kvlab.lab.capacity import CapacityCurve, capacity_curve
 from kvlab.lab.figures import style
-from kvlab.lab.records import RunRecord
+from kvlab.lab.results.records import RunRecord
 
 _MARKERS, _DASHES = "osD^vP", ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 

@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from kvlab.lab.figures import style
-from kvlab.lab.replay.curves import ReplayCurves
-from kvlab.lab.replay.replay import BELADY
+from kvlab.lab.prefix_replay.curves import ReplayCurves
+from kvlab.lab.prefix_replay.replay import BELADY
 
 _MARKERS = "osD^vPX"
 

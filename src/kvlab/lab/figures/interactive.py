@@ -10,7 +10,6 @@ import numpy as np
 import plotly.graph_objects as go
 
 from kvlab.core import RequestRecord
-from kvlab.lab import catalogue
 from kvlab.lab.figures import style
 from kvlab.lab.figures.blocks import PoolGrid
 from kvlab.lab.figures.metric_charts import cell_texts
@@ -18,6 +17,7 @@ from kvlab.lab.figures.pareto import X_LABEL, Y_LABEL, measured_points, pareto_f
 from kvlab.lab.figures.points import THROUGHPUT, Grid, Point
 from kvlab.lab.figures.pool_map import HOLDERS, has_one_colour, holder_colours
 from kvlab.lab.figures.timeline import from_arrivals, phase_spans, shown_requests
+from kvlab.lab.results import catalogue
 
 
 def timeline_hover(records: Sequence[RequestRecord]) -> Any:

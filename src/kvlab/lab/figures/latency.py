@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from kvlab.core import RequestRecord
 from kvlab.lab.figures import style
-from kvlab.lab.requests import latencies_ms
-from kvlab.lab.tables import count
+from kvlab.lab.results.requests import latencies_ms
+from kvlab.lab.results.tables import count
 
 _LATENCIES = {
     "ttft": ("First token", "request"),

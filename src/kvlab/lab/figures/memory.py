@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from kvlab.core import StepRecord
 from kvlab.engine.protocol import EngineSeries
 from kvlab.lab.figures import style
-from kvlab.lab.steps import StepLog
-from kvlab.lab.tables import count
+from kvlab.lab.results.steps import StepLog
+from kvlab.lab.results.tables import count
 
 Column = NDArray[np.float64]
 _LEVELS: tuple[str, ...] = ("kv_usage", "running", "waiting")

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from kvlab.lab.catalogue import metric as entry_of
 from kvlab.lab.figures import style
 from kvlab.lab.figures.points import (
     THROUGHPUT,
@@ -23,6 +22,7 @@ from kvlab.lab.figures.points import (
     varied_amounts,
     varied_keys,
 )
+from kvlab.lab.results.catalogue import metric as entry_of
 
 FAILED = "failed"
 _FAR = 1.4  # times the largest median: repeats beyond it are shown at the edge

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from kvlab.lab.catalogue import metric
 from kvlab.lab.figures import style
 from kvlab.lab.figures.points import THROUGHPUT, Point, by_settings, varied_keys
+from kvlab.lab.results.catalogue import metric
 
 LATENCY = "latency/tpot_ms_p50"
 X_LABEL, Y_LABEL = metric(LATENCY).axis, metric(THROUGHPUT).axis

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.lab.compare.groups import differing, settings, short_keys, value_of
-from kvlab.lab.records import RunRecord
+from kvlab.lab.results.records import RunRecord
 from kvlab.lab.settings import measured
 
 THROUGHPUT = "throughput/output_tokens_per_s"

@@ -27,9 +27,9 @@ from kvlab.lab.figures.blocks import (
     colour_numbers,
     pool_grids,
 )
-from kvlab.lab.records import RunRecord
-from kvlab.lab.steps import StepLog
-from kvlab.lab.tables import count
+from kvlab.lab.results.records import RunRecord
+from kvlab.lab.results.steps import StepLog
+from kvlab.lab.results.tables import count
 
 _PALEST = 0.35  # of a colour, where a single block of a row is in use
 _PALEST_ALONE = 0.1  # of the one colour that all sequences have, which no other has to be told from

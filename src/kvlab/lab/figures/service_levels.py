@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from kvlab.core import RequestRecord
 from kvlab.lab.figures import style
-from kvlab.lab.requests import is_within
-from kvlab.lab.tables import count
+from kvlab.lab.results.requests import is_within
+from kvlab.lab.results.tables import count
 
 _WORDS = {"ttft": "first token", "tpot": "per output token"}
 _WINDOWS = 60  # at most

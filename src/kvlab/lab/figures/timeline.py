@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from kvlab.core import RequestRecord
 from kvlab.lab.figures import style
-from kvlab.lab.requests import request_phases
+from kvlab.lab.results.requests import request_phases
 
 MOST_ROWS = 400
 _LEAST_ROWS = 60  # fewer can be told apart however short they are

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from statistics import median
 
 from kvlab.errors import ConfigError, RecordError
-from kvlab.lab.answers import Answer, sample_answers
-from kvlab.lab.catalogue import metric as entry_of
 from kvlab.lab.compare.gate import check
 from kvlab.lab.compare.groups import Group, RunSet, differing, group_runs, pairs_of, settings, short_keys, value_of
 from kvlab.lab.compare.interval import SAME, Estimate, estimate, is_worse, verdict
@@ -23,6 +21,8 @@ from kvlab.lab.report.rows import (
     primary_metric,
     value_text,
 )
+from kvlab.lab.results.answers import Answer, sample_answers
+from kvlab.lab.results.catalogue import metric as entry_of
 
 _NARROW = 0.05  # an interval within this says `same` without a reservation
 _MOST_HEADLINES = 6

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvlab.lab.answers import Answer
 from kvlab.lab.compare.gate import Finding
 from kvlab.lab.compare.groups import Group
+from kvlab.lab.results.answers import Answer
 
 
 class Cell(NamedTuple):

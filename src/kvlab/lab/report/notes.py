@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from kvlab.lab.compare.groups import Group, pairs_of
 from kvlab.lab.report.options import ReportOptions
-from kvlab.lab.tables import count
+from kvlab.lab.results.tables import count
 
 _MACHINE = ("machine", "device", "threads")
 

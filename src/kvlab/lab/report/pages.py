@@ -11,10 +11,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvlab.errors import OutputError
-from kvlab.lab.catalogue import SPEED, TIME, metric
 from kvlab.lab.files import attempt, replacing, write_text
 from kvlab.lab.report.model import Report, Row
 from kvlab.lab.report.rows import value_text
+from kvlab.lab.results.catalogue import SPEED, TIME, metric
 
 if TYPE_CHECKING:
     import jinja2

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from kvlab.errors import ConfigError
-from kvlab.lab.catalogue import CATALOGUE, Metric
 from kvlab.lab.compare.groups import Group
 from kvlab.lab.compare.interval import Estimate
+from kvlab.lab.results.catalogue import CATALOGUE, Metric
 
 
 def choose_metrics(groups: Sequence[Group], wanted: Sequence[str]) -> list[str]:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from kvlab.errors import KvlabError, RecordError, TrackingError
 from kvlab.lab.compare.groups import RunSet
-from kvlab.lab.records import SUMMARY, RunRecord, read_run, read_summary, read_sweep
 from kvlab.lab.report.options import ReportOptions
+from kvlab.lab.results.records import SUMMARY, RunRecord, read_run, read_summary, read_sweep
 from kvlab.lab.tracking import Store, open_store
 from kvlab.lab.tracking.search import TrackedRun, fetch_files, find_runs
 

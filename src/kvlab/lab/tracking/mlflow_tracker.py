@@ -19,7 +19,7 @@ import numpy as np
 from kvlab.config import TrackingConfig
 from kvlab.errors import OutputError, TrackingError
 from kvlab.lab.files import attempt, replacing, sentences
-from kvlab.lab.provenance import provenance
+from kvlab.lab.results.provenance import provenance
 from kvlab.lab.tracking.base import Point, RunStatus, Tracker
 from kvlab.lab.tracking.store import Store
 from kvlab.lab.tracking.system import SystemMetrics

@@ -15,14 +15,14 @@ from typing import Any, NoReturn
 
 from kvlab.config import RunConfig, TrackingConfig
 from kvlab.errors import CapacityError, KvlabError, OutputError, RecordError, TrackingError
-from kvlab.lab.artifacts import write_summary
+from kvlab.lab.campaigns.sweep.history import History, close_parent, open_history
+from kvlab.lab.campaigns.sweep.plan import Point, SweepPlan
+from kvlab.lab.campaigns.sweep.results import metric_names, read_results, status_of, write_csv
+from kvlab.lab.campaigns.sweep.status import SweepProgress, announcement, print_results
 from kvlab.lab.files import attempt, check_directory, sentences
-from kvlab.lab.provenance import provenance, uncommitted
-from kvlab.lab.records import read_run, read_summary
-from kvlab.lab.sweep.history import History, close_parent, open_history
-from kvlab.lab.sweep.plan import Point, SweepPlan
-from kvlab.lab.sweep.results import metric_names, read_results, status_of, write_csv
-from kvlab.lab.sweep.status import SweepProgress, announcement, print_results
+from kvlab.lab.results.artifacts import write_summary
+from kvlab.lab.results.provenance import provenance, uncommitted
+from kvlab.lab.results.records import read_run, read_summary
 from kvlab.lab.terminal import Terminal, print_note
 from kvlab.lab.tracking import RunStatus, Tracker, send_all
 from kvlab.lab.tracking.search import TrackedRun

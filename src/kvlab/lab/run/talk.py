@@ -10,7 +10,7 @@ from kvlab.core import Request, RequestRecord, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.garbage import gc_frozen
 from kvlab.errors import TokenizerError
-from kvlab.lab.tables import count
+from kvlab.lab.results.tables import count
 from kvlab.models.tokenizer import Tokenizer, load_tokenizer
 
 

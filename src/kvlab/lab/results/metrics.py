@@ -14,10 +14,10 @@ from kvlab.config import SloConfig
 from kvlab.core import TIER_COUNTERS, FinishReason, PoolCounters, RequestRecord
 from kvlab.engine.protocol import EngineReport
 from kvlab.kv.sizing import PoolSize
-from kvlab.lab.catalogue import TENANT_HITS
-from kvlab.lab.drive import RunLog
-from kvlab.lab.requests import is_within, latencies_ms
-from kvlab.lab.steps import StepLog
+from kvlab.lab.results.catalogue import TENANT_HITS
+from kvlab.lab.results.requests import is_within, latencies_ms
+from kvlab.lab.results.steps import StepLog
+from kvlab.lab.run.drive import RunLog
 
 _NOT_METRICS = ("prompt_tokens", "hit_tokens", "merged_blocks")  # of the counters; hits have a name of their own
 _RETENTION = ("expired_blocks", "quota_evictions", "pinned_evictions", "pins_refused")  # where there is any

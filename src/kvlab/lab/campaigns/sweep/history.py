@@ -12,9 +12,9 @@ from typing import Any
 
 from kvlab.config import RunConfig, TrackingConfig
 from kvlab.errors import ConfigError, KvlabError
-from kvlab.lab.artifacts import write_summary
-from kvlab.lab.sweep.digest import config_digest
-from kvlab.lab.sweep.process import is_alive, this_process
+from kvlab.lab.campaigns.sweep.digest import config_digest
+from kvlab.lab.campaigns.sweep.process import is_alive, this_process
+from kvlab.lab.results.artifacts import write_summary
 from kvlab.lab.tracking import RunStatus, Store, Tracker, open_store, send_all, start_run
 from kvlab.lab.tracking.search import TrackedRun, continue_run, fetch_files, find_runs, mark_interrupted
 

@@ -12,8 +12,8 @@ from kvlab.config import RunConfig
 from kvlab.engine.build import planned_pool, resolve_device
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.pools import POOLS
-from kvlab.lab.build import plan_run
 from kvlab.lab.capacity import CapacityPlan, plan_capacity
+from kvlab.lab.run.build import plan_run
 from kvlab.models.tokenizer import load_tokenizer
 from kvlab.peers.engines import is_peer
 from kvlab.workloads import build_requests

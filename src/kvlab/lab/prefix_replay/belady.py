@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.kv.eviction import RankedEviction
 from kvlab.kv.prefix import Prefix
-from kvlab.lab.replay.traffic import NEVER, Visit
+from kvlab.lab.prefix_replay.traffic import NEVER, Visit
 
 
 class BeladyEviction(RankedEviction):

@@ -6,8 +6,8 @@ from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.eviction import EVICTION_POLICIES, EvictionPolicy
 from kvlab.kv.eviction.cost import CostEviction
 from kvlab.kv.prefix import Prefix, PrefixIndex
-from kvlab.lab.replay.belady import BeladyEviction
-from kvlab.lab.replay.traffic import Traffic, Visit
+from kvlab.lab.prefix_replay.belady import BeladyEviction
+from kvlab.lab.prefix_replay.traffic import Traffic, Visit
 
 BELADY = "belady"
 

@@ -18,18 +18,18 @@ import pyarrow as pa
 
 from kvlab.config import RunConfig
 from kvlab.errors import OutputError, TrackingError
-from kvlab.lab.artifacts import write_artifacts
-from kvlab.lab.build import PeerPlan, RunPlan
-from kvlab.lab.catalogue import SERIES
-from kvlab.lab.drive import RunLog
+from kvlab.lab.campaigns.sweep.digest import config_digest
+from kvlab.lab.campaigns.sweep.process import this_process
 from kvlab.lab.files import sentences
 from kvlab.lab.machine import peak_memory
-from kvlab.lab.provenance import provenance, uncommitted
-from kvlab.lab.records import RunRecord, make_run, step_table
-from kvlab.lab.roofline import run_costs
+from kvlab.lab.results.artifacts import write_artifacts
+from kvlab.lab.results.catalogue import SERIES
+from kvlab.lab.results.provenance import provenance, uncommitted
+from kvlab.lab.results.records import RunRecord, make_run, step_table
+from kvlab.lab.results.roofline import run_costs
+from kvlab.lab.run.build import PeerPlan, RunPlan
+from kvlab.lab.run.drive import RunLog
 from kvlab.lab.settings import as_recorded, flatten
-from kvlab.lab.sweep.digest import config_digest
-from kvlab.lab.sweep.process import this_process
 from kvlab.lab.terminal import Terminal, print_note
 from kvlab.lab.tracking import RunStatus, Tracker, send_all, start_run
 from kvlab.lab.tracking.access import in_background

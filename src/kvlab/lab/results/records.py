@@ -30,9 +30,9 @@ from kvlab.core import (
 from kvlab.engine.protocol import EngineReport, EngineSeries
 from kvlab.errors import RecordError
 from kvlab.kv.journal import BlockEvent, BlockEvents
-from kvlab.lab.drive import RunLog
+from kvlab.lab.results.steps import StepLog
+from kvlab.lab.run.drive import RunLog
 from kvlab.lab.settings import flatten
-from kvlab.lab.steps import StepLog
 from kvlab.secrets import redact
 
 SIMULATED = "simulated "  # how the machine of a simulated run begins in its summary

@@ -11,8 +11,8 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple
 
 from kvlab.errors import CapacityError
-from kvlab.lab.replay.replay import replay
-from kvlab.lab.replay.traffic import Traffic
+from kvlab.lab.prefix_replay.replay import replay
+from kvlab.lab.prefix_replay.traffic import Traffic
 
 _BLOCK_BYTES = 1_000  # of a replay, for each block of its pool
 _WORTH = 300_000  # blocks to be looked up and stored, below which processes take longer than they save

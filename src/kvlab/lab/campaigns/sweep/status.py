@@ -9,11 +9,11 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from kvlab.lab.progress import clock
-from kvlab.lab.records import SIMULATED
-from kvlab.lab.sweep.plan import SweepPlan
-from kvlab.lab.sweep.results import best, medians, read_results
-from kvlab.lab.tables import comparison_table, count, memory_sentence, points_table
+from kvlab.lab.campaigns.sweep.plan import SweepPlan
+from kvlab.lab.campaigns.sweep.results import best, medians, read_results
+from kvlab.lab.results.records import SIMULATED
+from kvlab.lab.results.tables import comparison_table, count, memory_sentence, points_table
+from kvlab.lab.run.progress import clock
 from kvlab.lab.terminal import Terminal
 
 _SIDE_BY_SIDE = 3  # more points than this get a row each instead of a column

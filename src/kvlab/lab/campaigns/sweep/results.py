@@ -10,10 +10,10 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any
 
-from kvlab.lab.catalogue import direction
+from kvlab.lab.campaigns.sweep.plan import SweepPlan
 from kvlab.lab.files import replacing
-from kvlab.lab.records import read_summary
-from kvlab.lab.sweep.plan import SweepPlan
+from kvlab.lab.results.catalogue import direction
+from kvlab.lab.results.records import read_summary
 from kvlab.lab.tracking import RunStatus
 
 BEST_BY = "throughput/output_tokens_per_s"  # where `optimize` names nothing

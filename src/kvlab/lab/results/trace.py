@@ -14,9 +14,9 @@ from typing import Any
 
 from kvlab.core import RequestRecord, StepRecord
 from kvlab.lab.files import replacing
-from kvlab.lab.profile import Part, ProfiledStep, Span
-from kvlab.lab.requests import request_phases
-from kvlab.lab.steps import StepLog
+from kvlab.lab.results.requests import request_phases
+from kvlab.lab.results.steps import StepLog
+from kvlab.lab.run.profile import Part, ProfiledStep, Span
 
 _MAX_SLICES = 200_000  # of parts, some 20 MB: later steps have a slice and counters alone
 _MAX_STEPS = 100_000  # later steps are not in the trace

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvlab.errors import ConfigError
-from kvlab.lab.replay.parallel import Task, replay_all
-from kvlab.lab.replay.replay import BELADY
-from kvlab.lab.replay.traffic import Traffic
+from kvlab.lab.prefix_replay.parallel import Task, replay_all
+from kvlab.lab.prefix_replay.replay import BELADY
+from kvlab.lab.prefix_replay.traffic import Traffic
 
 _SIZES = 6
 

@@ -20,26 +20,26 @@ from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pools import POOLS
 from kvlab.kv.tiers.build import tier_pages
-from kvlab.lab.answers import sample_answers, with_text
-from kvlab.lab.build import PeerPlan, RunPlan, plan_peer, plan_run, planned_metrics
-from kvlab.lab.drive import RunLog, drive
 from kvlab.lab.files import attempt, check_directory, sentences
-from kvlab.lab.front_end import behind_front_end
-from kvlab.lab.interrupt import stop_on_signal
 from kvlab.lab.machine import CpuWatch, oversubscription
-from kvlab.lab.metrics import run_metrics, speculation_metrics
-from kvlab.lab.playback import Playback
-from kvlab.lab.profile import Part, Profiler
-from kvlab.lab.progress import show_progress
-from kvlab.lab.quality import quality_metrics
 from kvlab.lab.rates import known_rates, measure_and_keep
-from kvlab.lab.recording import Recording
-from kvlab.lab.recording import RunContext as RunContext
-from kvlab.lab.roofline import roofline, run_costs
+from kvlab.lab.results.answers import sample_answers, with_text
+from kvlab.lab.results.metrics import run_metrics, speculation_metrics
+from kvlab.lab.results.quality import quality_metrics
+from kvlab.lab.results.recording import Recording
+from kvlab.lab.results.recording import RunContext as RunContext
+from kvlab.lab.results.roofline import roofline, run_costs
+from kvlab.lab.results.tables import comparison_table, config_tree, profile_table
+from kvlab.lab.results.trace import trace_events, write_trace
+from kvlab.lab.run.build import PeerPlan, RunPlan, plan_peer, plan_run, planned_metrics
+from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.run.front_end import behind_front_end
+from kvlab.lab.run.interrupt import stop_on_signal
+from kvlab.lab.run.playback import Playback
+from kvlab.lab.run.profile import Part, Profiler
+from kvlab.lab.run.progress import show_progress
 from kvlab.lab.settings import as_recorded, flatten
-from kvlab.lab.tables import comparison_table, config_tree, profile_table
 from kvlab.lab.terminal import Terminal, marked, print_note
-from kvlab.lab.trace import trace_events, write_trace
 from kvlab.lab.tracking import RunStatus, Tracker
 from kvlab.secrets import redact
 

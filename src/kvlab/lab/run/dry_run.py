@@ -13,7 +13,7 @@ from kvlab.core import Request
 from kvlab.kv.pools import POOLS
 from kvlab.lab.files import check_directory
 from kvlab.lab.machine import available_memory
-from kvlab.lab.tables import count, new_table
+from kvlab.lab.results.tables import count, new_table
 from kvlab.lab.terminal import Terminal, marked
 from kvlab.models.families import decoder_config
 from kvlab.models.tokenizer import load_tokenizer

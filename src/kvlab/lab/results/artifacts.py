@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 
 from kvlab.errors import OutputError
 from kvlab.kv.journal import BlockEvents
-from kvlab.lab import records
-from kvlab.lab.drive import RunLog
 from kvlab.lab.files import attempt, replacing, write_text
+from kvlab.lab.results import records
+from kvlab.lab.run.drive import RunLog
 
 
 def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], config_yaml: str) -> list[OutputError]:

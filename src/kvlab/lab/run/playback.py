@@ -12,8 +12,8 @@ import numpy as np
 from kvlab.core import StepRecord
 from kvlab.engine.clock import LogicalClock
 from kvlab.errors import ReplayError, shown
-from kvlab.lab.drive import RunLog
-from kvlab.lab.records import read_run, request_row, step_row
+from kvlab.lab.results.records import read_run, request_row, step_row
+from kvlab.lab.run.drive import RunLog
 from kvlab.simulation.recording import Recording
 
 _MEASURED = ("end_s", "schedule_ms", "execute_ms")  # of a step: what the host took is in none that is replayed

@@ -12,11 +12,11 @@ from jinja2 import Template
 from matplotlib.figure import Figure
 from optuna.trial import FrozenTrial, TrialState
 
-from kvlab.lab import catalogue
+from kvlab.lab.campaigns.tune.space import SEARCHED
 from kvlab.lab.figures.style import BLUE, INK, VERMILION, new_figure, plain, tidy
 from kvlab.lab.files import replacing, write_text
-from kvlab.lab.tables import count
-from kvlab.lab.tune.space import SEARCHED
+from kvlab.lab.results import catalogue
+from kvlab.lab.results.tables import count
 
 
 def write_trials(study: optuna.Study, path: Path) -> None:

@@ -1,0 +1,1 @@
+"""What runs leave: records, metrics computed from them, and their tables."""
