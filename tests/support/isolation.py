@@ -22,7 +22,7 @@ KEPT = frozenset(
     f"KVLAB_{name}"
     for name in (
         *("CPU_ARCH", "CPU_PATHS", "CXXFLAGS"),
-        *("EXAMPLES", "PARITY", "SANITIZE", "SOAK_REQUESTS", "THIRD_OF_CASES", "WHOLE_BURST"),
+        *("EXAMPLES", "KERNEL_CASES", "PARITY", "SANITIZE", "SOAK_REQUESTS", "WHOLE_BURST"),
     )
 )
 _LOCAL = "localhost,127.0.0.1,::1"
