@@ -60,7 +60,7 @@ features: $(READY) ## Run the requirements alone
 	$(BIN)/python -m pytest features
 
 requirements: $(READY) ## Run the requirements, and write docs/requirements.md
-	$(BIN)/kvlab requirements
+	$(BIN)/python -m features.requirements
 
 lint: $(READY) ## Check style, types and the direction of imports
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""kvlab requirements: run every scenario, and write which requirement they show to docs/requirements.md.
+"""make requirements: run every scenario, and write which requirement they show to docs/requirements.md.
 
 The requirements are in features/requirements.yaml; a scenario says by its tag, @R1.2 for instance, what it shows.
 Ends with 1 where one fails or a requirement has no scenario, and with 2 where the list and the tags disagree.

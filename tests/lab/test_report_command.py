@@ -1,4 +1,4 @@
-"""python -m src.report: where runs come from, exit codes, sentences for mistakes."""
+"""kvlab report: where runs come from, exit codes, sentences for mistakes."""
 
 from __future__ import annotations
 

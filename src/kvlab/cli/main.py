@@ -32,7 +32,6 @@ COMMANDS = {
     "serve": Command("answer OpenAI's protocol over HTTP", "model=smollm2_135m server.port=8000"),
     "peers": Command("make an environment for another engine", "install vllm"),
     "ui": Command("open the tracked runs in the browser", "--port 5000"),
-    "requirements": Command("run every scenario and write docs/requirements.md (in a checkout)", ""),
 }
 _COMPLETED = ("run", "tune", "capacity")  # those that take the settings of a run
 
@@ -46,7 +45,7 @@ def help_page() -> str:
         "",
     ]
     for name, command in COMMANDS.items():
-        lines += [f"  {name:<14}{command.purpose}", f"  {'':<14}  kvlab {name} {command.example}".rstrip()]
+        lines += [f"  {name:<14}{command.purpose}", f"  {'':<14}  kvlab {name} {command.example}"]
     lines += [
         "",
         "kvlab COMMAND --help lists its settings. Results and the tracking store go to the working directory.",

@@ -147,7 +147,7 @@ def _advice(problem: str, shown: str) -> str:
 
         (package,) = mlflow.store.db_migrations.__path__
         if any(Path(package, "versions").glob(f"{versions[1]}_*.py")):
-            return f"after a backup, mlflow db upgrade {shown} brings it up to date"
+            return f"after a backup, mlflow db upgrade {shown} brings it up to date; or move the file away"
         return f"a newer MLflow made it: install that one, or take another store: {_OTHER_STORES}"
     if re.search(r"error code 40[13]\b", problem):
         return (
@@ -158,6 +158,8 @@ def _advice(problem: str, shown: str) -> str:
         return "put the right user and password into tracking.uri=postgresql://<user>:<password>@<host>/<database>"
     if re.search(r"malformed|not a database", problem):
         return f"bring back a copy of the file from before, or use {_OTHER_STORES}"
+    if re.search(r"already exists|duplicate column|no such (table|column)", problem):
+        return f"MLflow may have been killed while it made this store; move the file away, or use {_OTHER_STORES}"
     if "disk is full" in problem:
         return f"free some space there, or use {_OTHER_STORES}"
     return f"use {_OTHER_STORES}"
