@@ -29,7 +29,7 @@ $(READY): pyproject.toml setup.py constraints.txt
 run: $(READY) ## Compare contiguous slots, pages and shared pages: on a real model, then simulated on an H100; two minutes
 	$(BIN)/kvlab run experiment=contiguous_vs_paged
 	@echo
-	@echo "The same on one H100 that is not here: the engine's decisions are real, the time of each step is computed."
+	@echo "The same on one simulated H100: the engine's decisions are real, the time of each step is computed."
 	$(BIN)/kvlab run experiment=contiguous_vs_paged_h100
 
 model: $(READY) ## Bring the published model SmolLM2 to this machine, once (98 MB)

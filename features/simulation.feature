@@ -1,5 +1,5 @@
 Feature: Simulation
-  A run on a device that is not here: the engine decides, the device's time is computed.
+  A run on a simulated device: the engine decides, the device's time is computed.
 
   Rule: A device is a choice like any other, and nothing hides that it is simulated
 

@@ -14,11 +14,11 @@ from statistics import median
 import torch
 
 from kvlab.cli.compose import compose_run
-from kvlab.engine.memory import Matrix, matrices
 from kvlab.kernels.cpu.interface import WeightFormat
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.models.families import decoder_config
 from kvlab.models.gguf import read_gguf
+from kvlab.planning.memory import Matrix, matrices
 
 ROWS = (1, 8, 16, 32, 48, 256, 1024)
 TURNS = 5

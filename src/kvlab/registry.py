@@ -64,7 +64,7 @@ class Registry(Generic[T]):
         return add
 
     def names(self) -> tuple[str, ...]:
-        """What can be chosen, by the alphabet."""
+        """What can be chosen, sorted."""
         return tuple(sorted({*self._entries, *self._modules()}))
 
     def get(self, name: str) -> T:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from kvlab.engine.memory import weight_bytes
 from kvlab.errors import CapacityError, ConfigError, OutOfBlocksError
 from kvlab.kv.sizing import PoolSize
 from kvlab.lab.capacity import (
@@ -15,6 +14,7 @@ from kvlab.lab.capacity import (
 )
 from kvlab.lab.run import build
 from kvlab.lab.run.build import RunPlan, planned_metrics
+from kvlab.planning.memory import weight_bytes
 from tests.support.plans import GIB, composed, planned
 
 
@@ -228,3 +228,18 @@ def test_settings_of_a_plan_are_those_of_a_run(overrides: tuple[str, ...]) -> No
 )
 def test_a_plan_for_a_gpu_needs_none(overrides: tuple[str, ...], backend: str) -> None:
     assert planned("model=qwen3_tiny", *overrides, device="cuda").settings.attention == backend
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("model=qwen3_8b", "hardware=h100_sxm"),
+        ("model=llama3_1_70b", "hardware=h100_sxm", "executor.tensor_parallel=4", "executor.weights=fp8"),
+        ("model=gemma3_27b", "hardware=h200_sxm", "model.max_seq_len=8192"),
+    ],
+)
+def test_capacity_and_a_simulated_run_have_one_answer(overrides: tuple[str, ...]) -> None:
+    overrides = ("executor=simulated", *overrides)
+    plan, run = planned(*overrides, memory=None), build.plan_run(composed(*overrides))
+    assert plan.paged == run.pool
+    assert (plan.weights, plan.working, plan.memory) == (run.weights, run.working, run.memory)

@@ -15,7 +15,6 @@ from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.attention.backends.concat import ConcatAttention
 from kvlab.engine.build import EnginePlan, build_engine, plan_engine
 from kvlab.engine.executors.torch import build_decoder
-from kvlab.engine.memory import matrices
 from kvlab.kernels.cpu.interface import WeightFormat
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kernels.cpu.native import load
@@ -26,6 +25,7 @@ from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.ops.cpu_layers import NativeStack
 from kvlab.models.rope import RotaryEmbedding
 from kvlab.models.weights import DummyWeights
+from kvlab.planning.memory import matrices
 from tests.support.engines import sampling_batch
 from tests.support.plans import GIB, MODELS, composed, planned
 from tests.support.processors import as_on_a_processor

@@ -53,7 +53,7 @@ class AttentionBackend(Protocol):
     A class may set
     - `preference: int` (default 0): `auto` tries the backends from the highest to the lowest;
     - `is_kernel: bool` (default False): `executor.kernels=false` leaves it out;
-    - `working_bytes(model, settings) -> int`, static: bytes that the largest step needs (see `engine/memory.py`);
+    - `working_bytes(model, settings) -> int`, static: bytes that the largest step needs (see `planning/memory.py`);
     - `layout: PageLayout` (default HND): how K and V are to be laid out in memory. The cache of an engine is
       allocated so. `view.keys(layer)` is indexed `[blocks, kv_heads, block_size, head_dim]` in any layout.
     """

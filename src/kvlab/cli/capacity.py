@@ -84,10 +84,10 @@ def compose_config(overrides: Sequence[str]) -> RunConfig:
 
 def plan(settings: CapacitySettings, overrides: Sequence[str]) -> CapacityPlan:
     """Compute every figure. Raises a KvlabError."""
-    from kvlab.engine.build import resolve_device
     from kvlab.lab.capacity import plan_capacity
     from kvlab.lab.machine import available_memory
     from kvlab.lab.model_file import check_model_file
+    from kvlab.planning.settings import resolve_device
 
     chosen = [text for override in overrides for text in _model_override(override)]
     if (devices := settings.tensor_parallel) is not None:

@@ -13,7 +13,6 @@ from kvlab.cli.compose import compose_run
 from kvlab.cli.settings import refuse_memory
 from kvlab.cli.trials import Trials
 from kvlab.config import format_bytes, parse_bytes
-from kvlab.engine.build import resolve_device
 from kvlab.errors import ConfigError, OutputError
 from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
 from kvlab.lab.campaigns.tune.pictures import draw_search, write_page, write_trials
@@ -31,6 +30,7 @@ from kvlab.lab.capacity import plan_capacity
 from kvlab.lab.files import attempt, replacing
 from kvlab.lab.machine import available_memory
 from kvlab.lab.run.progress import clock
+from kvlab.planning.settings import resolve_device
 from kvlab.secrets import redact, redacted_setting
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ class AttentionConfig:
 class ExecutorConfig:
     """What runs the model, and where."""
 
-    kind: str = "torch"  # torch: PyTorch and kvlab's kernels on this machine; simulated: a device that is not here
+    kind: str = "torch"  # torch: PyTorch and kvlab's kernels on this machine; simulated: a simulated device
     device: str = "auto"  # cpu, cuda, or auto: cuda where there is one
     dtype: str = "bfloat16"  # of weights and activations: float32, bfloat16 or float16
     weights: str = "auto"  # plain: in dtype; compact: exact, 12 bits; int8; fp8; auto: plain or compact

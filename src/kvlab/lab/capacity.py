@@ -12,29 +12,21 @@ The figures are those of the run that the configuration describes, from the func
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import count, takewhile
 from typing import Any, NamedTuple, cast
 
 from kvlab.config import EngineConfig, KVConfig, RunConfig, format_bytes
-from kvlab.config.executor import PACKED_WEIGHTS
-from kvlab.engine.build import attention_elsewhere, kv_spec, memory_settings, refuse_fp8, refuse_packed
-from kvlab.engine.executors.simulated import (
-    check_devices,
-    check_model_on_devices,
-    memory_of_devices,
-    name_of_devices,
-    settings_of_devices,
-)
-from kvlab.engine.memory import EngineSettings, WeightBytes, WorkingMemory, weight_bytes, working_memory
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.groups import LayerGroup
 from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import PoolSize, size_pool
-from kvlab.kv.spec import KVSpec
-from kvlab.models.config import DecoderConfig, TransformersConfig
 from kvlab.models.families import decoder_config
+from kvlab.planning.cache import kv_spec
+from kvlab.planning.devices import check_devices, name_of_devices, plan_on_devices
+from kvlab.planning.plan import MemoryPlan, plan_memory
+from kvlab.planning.settings import settings_elsewhere
 from kvlab.workloads import may_sample
 
 FIRST_LENGTH = 256
@@ -69,17 +61,11 @@ class AtLength:
 
 
 @dataclass(frozen=True, slots=True)
-class CapacityPlan:
+class CapacityPlan(MemoryPlan):
     """What there is, what takes it, and how many sequences that leaves room for."""
 
     name: str
-    model: DecoderConfig
-    settings: EngineSettings
-    spec: KVSpec
     device: str  # in words
-    memory: int | None  # of the device, in bytes; None: the cache's size was given instead
-    weights: WeightBytes
-    working: WorkingMemory
     pools: Mapping[str, PoolSize | None]  # by backend; None: not one slot fits
     lengths: tuple[AtLength, ...]
 
@@ -132,32 +118,28 @@ def plan_capacity(
     A cache whose size the configuration gives is taken as it is. Raises CapacityError where the weights do not fit,
     or no block beside them; ConfigError for a length that is not served, and where a run would.
     """
-    model = decoder_config(config.model)
     # With whole slots as blocks PyTorch's attention needs more working memory. What small blocks need is shown.
     backend, _ = compared_backends()
     config = replace(config, kv=replace(config.kv, backend=backend))
-    spec = kv_spec(config, model)
-    native = config.executor.kernels and device == "cpu" and config.executor.dtype in ("float32", "bfloat16")
-    native = native and not isinstance(model, TransformersConfig)
-    if config.hardware is not None:
-        check_model_on_devices(config, model)
-        settings = settings_of_devices(config, model)
+    hardware, kv = config.hardware, config.kv
+    if hardware is not None:
+        planned, device = plan_on_devices(config, hardware), name_of_devices(config, hardware)
     else:
-        attention, sampled = attention_elsewhere(config, model, device), may_sample(config.workload)
-        settings = memory_settings(config, device, attention, native=native, random_sampling=sampled)
-        _check_stored(config, model, settings)
-    weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
-    if config.hardware is not None:
-        memory = memory_of_devices(config, config.hardware, working)
-    name = device if config.hardware is None else name_of_devices(config, config.hardware)
-    plan = CapacityPlan(config.model.name, model, settings, spec, name, memory, weights, working, {}, ())
-    kv, block = config.kv, config.kv.block_size * spec.bytes_per_token
+        model, sampled = decoder_config(config.model), may_sample(config.workload)
+        spec = kv_spec(config, model)
+        planned = plan_memory(
+            model, spec, settings_elsewhere(config, model, device, random_sampling=sampled), memory
+        )
+    parts = {field.name: getattr(planned, field.name) for field in fields(planned)}
+    plan = CapacityPlan(**parts, name=config.model.name, device=device, pools={}, lengths=())
+    memory, settings, spec = plan.memory, plan.settings, plan.spec
     if memory is not None and kv.memory is None and kv.num_blocks is None:
-        if config.hardware is not None:
-            check_devices(config, config.hardware, model, spec)
-        elif memory < _needed(weights, working, block):
+        block = kv.block_size * spec.bytes_per_token
+        if hardware is not None:
+            check_devices(config, hardware, plan)
+        elif memory < plan.needed(block):
             raise _too_small(config, plan, memory, block)
-        kv = replace(kv, memory=f"{memory - weights.total - working.peak}B")
+        kv = replace(kv, memory=f"{plan.left(memory)}B")
     size = partial(
         size_pool,
         spec=spec,
@@ -173,7 +155,7 @@ def plan_capacity(
             if name == backend:
                 raise
     plan = replace(plan, pools=pools)
-    needed = weights.total + working.peak + plan.paged.num_bytes
+    needed = plan.weights.total + plan.working.peak + plan.paged.num_bytes
     if memory is not None and needed > memory:
         raise CapacityError(
             f"memory={format_bytes(memory)}: a KV cache of {format_bytes(plan.paged.num_bytes)} needs "
@@ -226,28 +208,6 @@ def capacity_curve(
     return curves
 
 
-def _refuse_weights(config: EngineConfig, device: str) -> None:
-    """Say, as a run would, why there are no weights in a format of the kernels."""
-    import torch
-
-    from kvlab.models.ops import select_ops
-
-    executor = config.executor
-    select_ops(getattr(torch, executor.dtype), device, kernels=executor.kernels, weights=executor.weights)
-
-
-def _check_stored(config: EngineConfig, model: DecoderConfig, settings: EngineSettings) -> None:
-    """Raise ConfigError for weights or K and V that this machine's kind of device does not store."""
-    if config.executor.tensor_parallel > 1:
-        text = "devices of which kind? As hardware=h100_sxm"
-        raise ConfigError("executor.tensor_parallel", config.executor.tensor_parallel, text)
-    if settings.weights in PACKED_WEIGHTS and not (settings.native and settings.dtype == "bfloat16"):
-        refuse_packed(config, model)
-        _refuse_weights(config, settings.device)
-    if settings.device == "cpu":
-        refuse_fp8(config)
-
-
 def _at_length(plan: CapacityPlan, length: int) -> AtLength:
     # Lengths that vary end anywhere in a small block: on average half of it, less half a token, is not used. A
     # window begins anywhere in one, too, and the last group of a kind may have fewer layers than a block has.
@@ -274,15 +234,10 @@ def _pool_figures(pool: PoolSize) -> dict[str, Any]:
     return figures | {"groups": [{"layers": len(each.layers), "window": each.window} for each in pool.groups]}
 
 
-def _needed(weights: WeightBytes, working: WorkingMemory, block: int) -> int:
-    """Bytes that loading the weights, and then steps with a cache of one block, need."""
-    return weights.total + max(working.peak + block, working.loading)
-
-
 def _too_small(config: EngineConfig, plan: CapacityPlan, memory: int, block: int) -> CapacityError:
     """What is missing, and what would do."""
     model, settings, weights, working = plan.model, plan.settings, plan.weights, plan.working
-    needed = _needed(weights, working, block)
+    needed = plan.needed(block)
     advice = [f"memory={-(-needed // 2**20)}MiB would do"]
     override, narrower = "", settings
     if settings.dtype == "float32":
@@ -290,9 +245,9 @@ def _too_small(config: EngineConfig, plan: CapacityPlan, memory: int, block: int
     elif settings.native and settings.weights != "int8":
         override, narrower = "executor.weights=int8", replace(settings, weights="int8")
     spec = kv_spec(replace(config, executor=replace(config.executor, dtype=narrower.dtype)), model)
-    less = weight_bytes(model, narrower)
-    if override and _needed(less, working_memory(model, spec, narrower), block) <= memory:
-        advice.append(f"{override} takes {format_bytes(less.total)} and would fit")
+    less = plan_memory(model, spec, narrower)
+    if override and less.needed(block) <= memory:
+        advice.append(f"{override} takes {format_bytes(less.weights.total)} and would fit")
     if weights.total + working.loading < memory:
         advice.append("fewer scheduler.max_batched_tokens or scheduler.max_batch_size need less working memory")
     beside = f"{format_bytes(working.peak)} of working memory and {format_bytes(block)} for one block"

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from kvlab.config import format_bytes
-from kvlab.engine.memory import layer_tensors
 from kvlab.kv.pools import unit_of
 from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES, KVSpec
 from kvlab.lab.capacity import CapacityPlan
+from kvlab.planning.memory import layer_tensors
 
 
 def capacity_lines(plan: CapacityPlan) -> Iterator[tuple[str, str, str]]:

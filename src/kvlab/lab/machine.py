@@ -69,7 +69,9 @@ def oversubscription(threads: int, busy: float) -> str | None:
     if busy + threads <= cores + _SLACK_CORES:
         return None
     fewer = max(1, math.floor(cores - busy + _SLACK_CORES))
-    advice = f"executor.threads={fewer} leaves the others theirs" if fewer < threads else "wait until they are done"
+    advice = "wait until they are done"
+    if fewer < threads:
+        advice = f"executor.threads={fewer} leaves cores for other processes"
     return (
         f"{threads} thread{'s' * (threads > 1)} of this run and other processes that keep {busy:.1f} busy share "
         f"{cores} cores: they will wait for each other, and the figures will say little about speed; {advice}"

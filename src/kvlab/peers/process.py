@@ -57,7 +57,7 @@ class Program(NamedTuple):
 
 
 def check_settings(config: RunConfig, program: Program) -> None:
-    """Raise ConfigError for settings that such an engine lacks or does not have."""
+    """Raise ConfigError for settings that such an engine does not support."""
     interpreter(config, program)
     model = config.model
     for key, path in (("model.path", model.path), ("model.weights", model.weights)):
@@ -147,7 +147,7 @@ class ProcessEngine(RemoteEngine):
         )
         for name in fields:
             if getattr(asked, name) != getattr(plain, name):
-                text = f"request {request.request_id}: {name} is nothing that engine={self._program.name} is asked"
+                text = f"request {request.request_id}: engine={self._program.name} does not support {name}"
                 raise RequestRefusedError(text, name)
 
     def _send(self, exchange: Exchange) -> None:

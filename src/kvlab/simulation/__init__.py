@@ -1,1 +1,1 @@
-"""How long a device that is not here would take for a step."""
+"""How long a simulated device takes for a step."""

@@ -1,4 +1,4 @@
-"""A device that is not here: tokens are drawn, and a step takes the time that the device would take.
+"""A simulated device: tokens are drawn, and a step takes the time that the device would take.
 
 Scheduler, block tables, prefix index and eviction are the engine's own, on a clock that moves only by what steps
 take: two runs are the same to the byte, on any machine and under any load.
@@ -9,36 +9,32 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
-from itertools import count, takewhile
 from typing import TYPE_CHECKING
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.config import EngineConfig, FrameworkConfig, HardwareConfig, format_bytes
+from kvlab.config import EngineConfig, FrameworkConfig, HardwareConfig
 from kvlab.core import SequenceSpec
-from kvlab.engine.build import EnginePlan, attention_elsewhere, kv_spec, memory_settings, planned_pool
+from kvlab.engine.build import EnginePlan
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
-from kvlab.engine.memory import EngineSettings, WorkingMemory, weight_bytes, working_memory
 from kvlab.engine.replay import ReplayClock, ReplayedExecutor
 from kvlab.engine.step import Executor, StepInput, StepResult
-from kvlab.errors import CapacityError, ConfigError
-from kvlab.kv.spec import KVSpec
+from kvlab.errors import ConfigError
 from kvlab.kv.tiers.base import Link
 from kvlab.kv.tiers.build import Links
 from kvlab.kv.tiers.link import SimulatedLink
 from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig
-from kvlab.models.families import decoder_config
+from kvlab.planning.cache import planned_pool
+from kvlab.planning.devices import check_devices, name_of_devices, plan_on_devices
 from kvlab.simulation.timings import TIMINGS, Deployment, StepTiming
 from kvlab.splitmix import STEP, mix
 
 if TYPE_CHECKING:
     from kvlab.engine.sampler import Sampler
-
-_MOST_DEVICES = 64
 
 
 class SimulatedExecutor(Executor):
@@ -102,34 +98,30 @@ class SimulatedExecution(ExecutorKind):
         if (method := config.scheduler.speculation.method) is not None:
             text = "executor=simulated computes no tokens, so that it cannot check proposed ones; leave it null"
             raise ConfigError("scheduler.speculation.method", method, text)
-        model = decoder_config(config.model)
-        check_model_on_devices(config, model)
-        spec = kv_spec(config, model)
-        settings = settings_of_devices(config, model)
-        weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
+        planned = plan_on_devices(config, hardware)
+        model, spec, weights, memory = planned.model, planned.spec, planned.weights, planned.memory or 0
         each = weights.parameters / weights.stored
         sizes = (each, weights.body, weights.output, spec.bytes_per_token)
         timing = TIMINGS.get(config.executor.timing).of(Deployment(config, model, hardware, *sizes))
         if config.executor.weights == "compact" and timing.recording is None:
             text = "is a format of kvlab's kernels for CPUs; simulated devices have auto, int8 or fp8"
             raise ConfigError("executor.weights", "compact", text)
-        memory = memory_of_devices(config, hardware, working)
         check_links(config, hardware)
         if timing.recording is not None and (config.kv.offload or config.kv.offload_disk):
             text = "when blocks came back is not recorded, so that such a run cannot be replayed; leave it null"
             raise ConfigError("kv.offload", config.kv.offload, text)
-        kv, left = config.kv, memory - weights.total - working.peak
+        kv = config.kv
         if kv.num_blocks is None and kv.memory is None:
             if timing.recording is not None:
                 kv = replace(kv, num_blocks=timing.recording.num_blocks)
             else:
-                check_devices(config, hardware, model, spec)
-                kv = replace(kv, memory=f"{left}B")
+                check_devices(config, hardware, planned)
+                kv = replace(kv, memory=f"{planned.left(memory)}B")
         pool = planned_pool(replace(config, kv=kv), spec)
         if pool.groups and kv.num_blocks != config.kv.num_blocks and timing.recording is not None:
             pool = replace(pool, num_blocks=timing.recording.num_blocks)  # whose blocks are those of groups
         name = name_of_devices(config, hardware)
-        return EnginePlan(config, name, model, weights, working, pool, None, memory=memory, timing=timing)
+        return EnginePlan(config, name, model, weights, planned.working, pool, None, memory=memory, timing=timing)
 
     @staticmethod
     def build(plan: EnginePlan, *, sampler: Sampler | None = None) -> Execution:
@@ -173,60 +165,3 @@ def check_links(config: EngineConfig, hardware: HardwareConfig) -> None:
         if room is not None and not getattr(hardware, name):
             text = f"{key}={room} copies blocks with this bandwidth; set it, as {example}"
             raise ConfigError(f"hardware.{name}", getattr(hardware, name), text)
-
-
-def check_model_on_devices(config: EngineConfig, model: DecoderConfig) -> None:
-    """Raise ConfigError for heads that cannot be divided among the devices."""
-    devices = config.executor.tensor_parallel
-    if model.num_kv_heads % devices or model.num_heads % devices:
-        text = f"{config.model.name} has {model.num_kv_heads} KV heads, which have to be a multiple of it"
-        raise ConfigError("executor.tensor_parallel", devices, text)
-
-
-def settings_of_devices(config: EngineConfig, model: DecoderConfig) -> EngineSettings:
-    """What decides the memory of an engine on simulated devices. Serving frameworks size their caches before they
-    know the requests: so that any of them may be sampled, with top-k and top-p.
-    """
-    attention, devices = attention_elsewhere(config, model, "cuda"), config.executor.tensor_parallel
-    return memory_settings(config, "cuda", attention, native=False, devices=devices)
-
-
-def name_of_devices(config: EngineConfig, hardware: HardwareConfig) -> str:
-    """In words, as 4 x h100_sxm."""
-    devices = config.executor.tensor_parallel
-    return hardware.name if devices == 1 else f"{devices} x {hardware.name}"
-
-
-def memory_of_devices(
-    config: EngineConfig, hardware: HardwareConfig, working: WorkingMemory, devices: int | None = None
-) -> int:
-    """Bytes on all devices together for weights, cache and steps, which need their working memory on each device:
-    counted here is that of one.
-    """
-    devices = devices or config.executor.tensor_parallel
-    each = int(hardware.usable_bytes * config.executor.memory_utilization)
-    return devices * each - (devices - 1) * working.peak
-
-
-def check_devices(config: EngineConfig, hardware: HardwareConfig, model: DecoderConfig, spec: KVSpec) -> None:
-    """Raise CapacityError, saying how many devices would do, unless one block fits beside weights and steps."""
-    settings, block = settings_of_devices(config, model), config.kv.block_size * spec.bytes_per_token
-    weights = weight_bytes(model, settings).total
-
-    def left(devices: int) -> int:
-        working = working_memory(model, spec, replace(settings, devices=devices))
-        return memory_of_devices(config, hardware, working, devices) - weights - working.peak - block
-
-    devices = config.executor.tensor_parallel
-    if left(devices) >= 0:
-        return
-    counts = takewhile(lambda count: count <= _MOST_DEVICES, (devices << times for times in count(1)))
-    enough = next((each for each in counts if left(each) >= 0 and model.num_kv_heads % each == 0), None)
-    advice = f"executor.tensor_parallel={enough} would do" if enough else "take a smaller model"
-    working = working_memory(model, spec, settings)
-    memory, needed = max(0, memory_of_devices(config, hardware, working)), weights + working.peak + block
-    raise CapacityError(
-        f"{config.model.name} needs {format_bytes(needed)} for weights, steps and one block, "
-        f"and {hardware.memory} on each of {devices} {hardware.name} are {format_bytes(memory)} at "
-        f"executor.memory_utilization={config.executor.memory_utilization}, which is less; {advice}"
-    )

@@ -11,19 +11,9 @@ from numpy.typing import NDArray
 from kvlab.attention.base import layout_of
 from kvlab.attention.registry import attention_backends, select_backend
 from kvlab.config import EngineConfig
-from kvlab.engine.build import (
-    EnginePlan,
-    Kernels,
-    kv_spec,
-    memory_settings,
-    planned_pool,
-    refuse_fp8,
-    refuse_packed,
-    resolve_device,
-)
+from kvlab.engine.build import EnginePlan, Kernels
 from kvlab.engine.clock import WallClock
 from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
-from kvlab.engine.memory import weight_bytes, working_memory
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.engine.threads import resolve_threads
@@ -36,6 +26,9 @@ from kvlab.models.families import decoder_config
 from kvlab.models.ops import select_ops
 from kvlab.models.ops.cpu_ops import CpuOps
 from kvlab.models.weights import DigestedWeights, WeightSource, open_weights
+from kvlab.planning.cache import kv_spec, planned_pool
+from kvlab.planning.plan import plan_memory
+from kvlab.planning.settings import memory_settings, refuse_fp8, refuse_packed, resolve_device
 
 
 class TorchExecutor(Executor):
@@ -88,9 +81,10 @@ class TorchExecution(ExecutorKind):
         ops = select_ops(dtype, device, kernels=kernels, weights=config.executor.weights)
         native = isinstance(ops, CpuOps) and not isinstance(model, TransformersConfig)
         settings = memory_settings(config, device, attention.name, native=native, random_sampling=random_sampling)
-        weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
-        computing = Kernels(attention, specs, ops, threads)
-        return EnginePlan(config, device, model, weights, working, pool, computing, memory=None, timing=None)
+        planned, computing = plan_memory(model, spec, settings), Kernels(attention, specs, ops, threads)
+        return EnginePlan(
+            config, device, model, planned.weights, planned.working, pool, computing, memory=None, timing=None
+        )
 
     @staticmethod
     def build(plan: EnginePlan, *, sampler: Sampler | None = None) -> Execution:

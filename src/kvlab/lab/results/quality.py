@@ -10,11 +10,12 @@ import torch
 from kvlab.attention.base import layout_of
 from kvlab.config import format_bytes
 from kvlab.core import Request
-from kvlab.engine.build import EnginePlan, kv_spec, plan_engine
+from kvlab.engine.build import EnginePlan, plan_engine
 from kvlab.engine.executors.torch import build_decoder
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.storage import KVStorage
 from kvlab.lab.machine import available_memory
+from kvlab.planning.cache import kv_spec
 
 _PROMPTS = 4
 _POSITIONS = 16  # the last of each prompt

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from kvlab.core import StepRecord
 from kvlab.engine.build import EnginePlan
-from kvlab.engine.memory import COMPACT_BYTES
 from kvlab.models.config import DecoderConfig
+from kvlab.planning.memory import COMPACT_BYTES
 
 
 class MachineRates(NamedTuple):

@@ -85,7 +85,7 @@ def plan_peer(config: RunConfig) -> PeerPlan | None:
         ("debug.faults.rate", config.debug.faults.rate > 0),
     ):
         if is_set:
-            text = f"looks into kvlab's own engine; engine={config.engine.kind} has no such door"
+            text = f"looks into kvlab's own engine, and engine={config.engine.kind} is another"
             raise ConfigError(key, "true", text)
     if (method := config.scheduler.speculation.method) is not None:
         text = f"is for kvlab's own engine, and engine={config.engine.kind} is another; leave it null"

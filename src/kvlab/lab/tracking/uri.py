@@ -1,4 +1,4 @@
-"""Which store is meant."""
+"""The address of the tracking store: from the settings, the environment, or the working directory."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class EngineKind(ABC):
     @staticmethod
     @abstractmethod
     def check(config: RunConfig) -> None:
-        """Raise ConfigError for settings that the engine lacks or does not have. Starts nothing."""
+        """Raise ConfigError for settings that the engine does not support. Starts nothing."""
 
     @staticmethod
     @abstractmethod

@@ -9,13 +9,14 @@ from functools import partial
 import optuna
 
 from kvlab.config import RunConfig
-from kvlab.engine.build import planned_pool, resolve_device
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.pools import POOLS
 from kvlab.lab.capacity import CapacityPlan, plan_capacity
 from kvlab.lab.run.build import plan_run
 from kvlab.models.tokenizer import load_tokenizer
 from kvlab.peers.engines import is_peer
+from kvlab.planning.cache import planned_pool
+from kvlab.planning.settings import resolve_device
 from kvlab.workloads import build_requests
 from kvlab.workloads.prompts import grown_lengths
 

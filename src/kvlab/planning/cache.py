@@ -1,0 +1,62 @@
+"""The cache of a configuration: what it stores for a token, and the size of its pool."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvlab.config import EngineConfig
+from kvlab.errors import ConfigError
+from kvlab.kv.groups import LayerGroup, layer_groups
+from kvlab.kv.pools import POOLS
+from kvlab.kv.sizing import PoolSize, size_pool
+from kvlab.kv.spec import INT4_GROUP, KVSpec
+from kvlab.models.config import DecoderConfig
+
+
+def kv_spec(config: EngineConfig, model: DecoderConfig) -> KVSpec:
+    """What the cache stores for a token, in groups of layers if some have a sliding window that sequences leave.
+
+    Raises ConfigError for heads that a format cannot hold, where it saves nothing, and for what the groups refuse.
+    """
+    # Serving frameworks, which simulated devices stand for, have one scale in fp8 for a whole tensor.
+    spec = replace(model.kv_spec(*config.kv_dtypes), tensor_scales=config.hardware is not None)
+    plain = model.kv_spec(config.executor.dtype)
+    for name, own, dtype in zip(
+        ("key", "value"), (config.kv.key_dtype, config.kv.value_dtype), spec.dtypes, strict=True
+    ):
+        key = "kv.dtype" if own is None else f"kv.{name}_dtype"
+        if dtype == "int4" and model.head_dim % INT4_GROUP:
+            text = f"has a scale for every {INT4_GROUP} numbers, which heads of {model.head_dim} are no multiple of"
+            raise ConfigError(key, dtype, f"{text}; use int8, fp8_e4m3 or auto")
+        one = model.kv_spec(dtype).bytes_per_token
+        if dtype != plain.dtype and one >= plain.bytes_per_token:
+            text = f"with their scales, heads of {model.head_dim} numbers take {one} bytes per token"
+            instead = f"in {plain.dtype} {plain.bytes_per_token}; use {key}=auto"
+            raise ConfigError(key, dtype, f"{text} and {instead}")
+    return replace(spec, groups=_groups(config, model))
+
+
+def planned_pool(config: EngineConfig, spec: KVSpec) -> PoolSize:
+    """The pool's size. Raises CapacityError where not one block fits."""
+    scheduler = config.scheduler
+    return size_pool(
+        config.kv,
+        spec,
+        max_batch_size=scheduler.max_batch_size,
+        max_seq_len=config.model.max_seq_len,
+        step_tokens=scheduler.step_tokens,
+    )
+
+
+def _groups(config: EngineConfig, model: DecoderConfig) -> tuple[LayerGroup, ...]:
+    """Groups of the layers; (): all need all of a sequence. Raises ConfigError for what groups do not support."""
+    groups = layer_groups([layer.sliding_window for layer in model.layers], config.model.max_seq_len)
+    windows = [group.window for group in groups if group.window is not None]
+    if not (config.kv.windows and windows and getattr(POOLS.get(config.kv.backend), "frees_windows", False)):
+        return ()
+    text = f"layers of {config.model.name} keep the last {min(windows):,} tokens; use kv.windows=false"
+    if config.kv.pinned_share:
+        raise ConfigError("kv.pinned_share", config.kv.pinned_share, f"pins whole prefixes, and {text}")
+    if (mode := config.scheduler.preemption.mode) == "swap":
+        raise ConfigError("scheduler.preemption.mode", mode, f"copies whole sequences, and {text}, or recompute")
+    return groups

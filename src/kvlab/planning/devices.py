@@ -1,0 +1,80 @@
+"""Simulated devices: whether a model fits on them, and what they leave for its cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count, takewhile
+
+from kvlab.config import EngineConfig, HardwareConfig, format_bytes
+from kvlab.errors import CapacityError, ConfigError
+from kvlab.models.config import DecoderConfig
+from kvlab.models.families import decoder_config
+from kvlab.planning.cache import kv_spec
+from kvlab.planning.memory import EngineSettings, WorkingMemory
+from kvlab.planning.plan import MemoryPlan, plan_memory
+from kvlab.planning.settings import attention_elsewhere, memory_settings
+
+_MOST_DEVICES = 64
+
+
+def plan_on_devices(config: EngineConfig, hardware: HardwareConfig) -> MemoryPlan:
+    """The memory of an engine on simulated devices. Raises ConfigError for a model that they cannot divide."""
+    model = decoder_config(config.model)
+    check_model_on_devices(config, model)
+    plan = plan_memory(model, kv_spec(config, model), settings_of_devices(config, model))
+    return replace(plan, memory=memory_of_devices(config, hardware, plan.working))
+
+
+def check_model_on_devices(config: EngineConfig, model: DecoderConfig) -> None:
+    """Raise ConfigError for heads that cannot be divided among the devices."""
+    devices = config.executor.tensor_parallel
+    if model.num_kv_heads % devices or model.num_heads % devices:
+        text = f"{config.model.name} has {model.num_kv_heads} KV heads, which have to be a multiple of it"
+        raise ConfigError("executor.tensor_parallel", devices, text)
+
+
+def settings_of_devices(config: EngineConfig, model: DecoderConfig) -> EngineSettings:
+    """What decides the memory of an engine on simulated devices. Serving frameworks size their caches before they
+    know the requests: so that any of them may be sampled, with top-k and top-p.
+    """
+    attention, devices = attention_elsewhere(config, model, "cuda"), config.executor.tensor_parallel
+    return memory_settings(config, "cuda", attention, native=False, devices=devices)
+
+
+def name_of_devices(config: EngineConfig, hardware: HardwareConfig) -> str:
+    """In words, as 4 x h100_sxm."""
+    devices = config.executor.tensor_parallel
+    return hardware.name if devices == 1 else f"{devices} x {hardware.name}"
+
+
+def memory_of_devices(
+    config: EngineConfig, hardware: HardwareConfig, working: WorkingMemory, devices: int | None = None
+) -> int:
+    """Bytes on all devices together for weights, cache and steps, which need their working memory on each device:
+    counted here is that of one.
+    """
+    devices = devices or config.executor.tensor_parallel
+    each = int(hardware.usable_bytes * config.executor.memory_utilization)
+    return devices * each - (devices - 1) * working.peak
+
+
+def check_devices(config: EngineConfig, hardware: HardwareConfig, plan: MemoryPlan) -> None:
+    """Raise CapacityError, saying how many devices would do, unless one block fits beside weights and steps."""
+    model, block = plan.model, config.kv.block_size * plan.spec.bytes_per_token
+
+    def left(devices: int) -> int:
+        on_so_many = plan_memory(model, plan.spec, replace(plan.settings, devices=devices))
+        return on_so_many.left(memory_of_devices(config, hardware, on_so_many.working, devices)) - block
+
+    devices = config.executor.tensor_parallel
+    if left(devices) >= 0:
+        return
+    counts = takewhile(lambda count: count <= _MOST_DEVICES, (devices << times for times in count(1)))
+    enough = next((n for n in counts if left(n) >= 0 and model.num_kv_heads % n == 0), None)
+    advice = f"executor.tensor_parallel={enough} would do" if enough else "take a smaller model"
+    memory, needed = max(0, plan.memory or 0), plan.weights.total + plan.working.peak + block
+    raise CapacityError(
+        f"{config.model.name} needs {format_bytes(needed)} for weights, steps and one block, "
+        f"and {hardware.memory} on each of {devices} {hardware.name} are {format_bytes(memory)} at "
+        f"executor.memory_utilization={config.executor.memory_utilization}, which is less; {advice}"
+    )

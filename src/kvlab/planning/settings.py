@@ -1,0 +1,106 @@
+"""What of a configuration decides the memory of an engine, on this machine or on another."""
+
+from __future__ import annotations
+
+import torch
+
+from kvlab.attention.registry import attention_backends, select_backend
+from kvlab.config import EngineConfig
+from kvlab.config.executor import PACKED_WEIGHTS
+from kvlab.errors import ConfigError, DeviceError
+from kvlab.kv.pools import POOLS
+from kvlab.models.config import DecoderConfig, TransformersConfig
+from kvlab.models.decoder import attention_specs
+from kvlab.models.ops import select_ops, torch_ops
+from kvlab.planning.memory import EngineSettings
+
+
+def memory_settings(
+    config: EngineConfig,
+    device: str,
+    attention: str,
+    *,
+    native: bool,
+    random_sampling: bool = True,
+    devices: int | None = None,
+) -> EngineSettings:
+    """What of a configuration decides the memory of an engine with this attention backend, on this device or on
+    simulated `devices` of its kind.
+    """
+    return EngineSettings(
+        dtype=config.executor.dtype,
+        device=device,
+        attention=attention,
+        native=native,
+        onednn=device == "cpu" and torch_ops.packs_bfloat16(),
+        weights=config.executor.weights,
+        max_batched_tokens=config.scheduler.max_batched_tokens,
+        max_batch_size=config.scheduler.max_batch_size,
+        speculated=config.scheduler.speculation.most_tokens,
+        max_seq_len=config.model.max_seq_len,
+        block_size=POOLS.get(config.kv.backend).block_size_for(config.kv, config.model.max_seq_len),
+        random_sampling=random_sampling,
+        devices=devices,
+    )
+
+
+def attention_elsewhere(config: EngineConfig, model: DecoderConfig, device: str) -> str:
+    """The backend that a run on such a device takes. It may be another machine: there, kvlab's kernels work."""
+    if config.attention.backend != "auto":
+        return config.attention.backend
+    dtype, formats = config.executor.dtype, config.kv_dtypes
+    kernel, works = "cpu", dtype != "float16"
+    if device == "cuda":
+        # kvlab's kernel reads no format but its own; those of serving frameworks, which are simulated, read fp8.
+        fp8 = config.hardware is not None
+        kernel, works = "triton", all(each == dtype or (fp8 and each.startswith("fp8")) for each in formats)
+    among = attention_backends(kernels=config.executor.kernels, prefer=config.attention.prefer)
+    specs = attention_specs(model, dtype, device, formats)
+    return select_backend(specs, among=among, assume=kernel if works else None).name
+
+
+def settings_elsewhere(
+    config: EngineConfig, model: DecoderConfig, device: str, *, random_sampling: bool
+) -> EngineSettings:
+    """The settings of a "cpu" or "cuda" device that may be another machine's: there, kvlab's kernels work.
+
+    Raises ConfigError for weights or K and V that such a device does not store.
+    """
+    executor = config.executor
+    native = executor.kernels and device == "cpu" and executor.dtype in ("float32", "bfloat16")
+    native = native and not isinstance(model, TransformersConfig)
+    attention = attention_elsewhere(config, model, device)
+    settings = memory_settings(config, device, attention, native=native, random_sampling=random_sampling)
+    if executor.tensor_parallel > 1:
+        text = "needs the kind of the devices, as hardware=h100_sxm"
+        raise ConfigError("executor.tensor_parallel", executor.tensor_parallel, text)
+    if executor.weights in PACKED_WEIGHTS and not (native and executor.dtype == "bfloat16"):
+        refuse_packed(config, model)
+        # Says, as a run would, why there are no weights in a format of the kernels.
+        select_ops(getattr(torch, executor.dtype), device, kernels=executor.kernels, weights=executor.weights)
+    if device == "cpu":
+        refuse_fp8(config)
+    return settings
+
+
+def refuse_packed(config: EngineConfig, model: DecoderConfig) -> None:
+    """Raise ConfigError for weights in a format of kvlab's kernels, which transformers' models do not have."""
+    weights = config.executor.weights
+    if weights in PACKED_WEIGHTS and isinstance(model, TransformersConfig):
+        text = f"is for kvlab's own decoder, and transformers runs {model.family}; use executor.weights=auto"
+        raise ConfigError("executor.weights", weights, text)
+
+
+def refuse_fp8(config: EngineConfig) -> None:
+    """Raise ConfigError for weights in fp8, which nothing on this machine has."""
+    if config.executor.weights == "fp8":
+        text = "is stored by simulated devices alone (executor=simulated hardware=h100_sxm)"
+        raise ConfigError("executor.weights", "fp8", f"{text}; here use int8 or auto")
+
+
+def resolve_device(setting: str) -> str:
+    """`cpu` or `cuda` for `auto`, `cpu` or `cuda`. Raises DeviceError where CUDA is asked for and absent."""
+    available = torch.cuda.is_available()
+    if setting == "cuda" and not available:
+        raise DeviceError("executor.device=cuda: PyTorch finds no CUDA device here; use executor.device=cpu")
+    return "cuda" if setting != "cpu" and available else "cpu"
