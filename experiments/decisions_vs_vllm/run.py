@@ -22,7 +22,7 @@ from typing import Any
 from experiments.runs import configure
 from kvlab.core import Request, RequestRecord
 from kvlab.engine.build import build_engine
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.lab.run.build import plan_run
 from kvlab.lab.run.drive import RunLog, drive
 from kvlab.simulation.timings import Deployment, StepTiming, Timing
@@ -121,7 +121,7 @@ def ours(overrides: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return trace, steps
 
 
-def _scheduled_tokens(engine: Engine) -> list[dict[str, int]]:
+def _scheduled_tokens(engine: EngineCore) -> list[dict[str, int]]:
     """Filled with the tokens of each sequence in each step, while the engine runs."""
     found: list[dict[str, int]] = []
     build = engine._batches.build

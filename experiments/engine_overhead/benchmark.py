@@ -20,7 +20,7 @@ import numpy as np
 from kvlab.config import SchedulerConfig
 from kvlab.core import Request, SamplingParams, Sequence
 from kvlab.engine.clock import WallClock
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.garbage import gc_frozen
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.step import StepInput, StepResult
@@ -55,7 +55,7 @@ class Service:
         pool = PagedKVCachePool(blocks, BLOCK, PROMPT + OUTPUT, prefix_sharing=sharing)
         budget = running + min(8 * running, 8_192)
         config = SchedulerConfig(max_batch_size=running, max_batched_tokens=budget, admission_reserve=0.0)
-        self.engine = Engine(pool, build_scheduler(config), InstantExecutor(), WallClock())
+        self.engine = EngineCore(pool, build_scheduler(config), InstantExecutor(), WallClock())
         self._generator = np.random.default_rng(0)
         self._count = 0
         self._live: list[Sequence] = []

@@ -23,7 +23,7 @@ from kvlab.attention.registry import select_backend
 from kvlab.config import KVConfig, ModelConfig, SchedulerConfig, WorkloadConfig
 from kvlab.core import Request
 from kvlab.engine.clock import WallClock
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.executors.torch import TorchExecutor
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
@@ -242,7 +242,7 @@ def _engine(
     workload: WorkloadConfig,
     seed: int = 0,
     sampler: Sampler | None = None,
-) -> tuple[Engine, list[Request], PoolSize]:
+) -> tuple[EngineCore, list[Request], PoolSize]:
     """An engine, the requests it is to serve, and the size of its pool."""
     scheduler = SchedulerConfig(max_batched_tokens=2048)
     decoder, limit = decoder_config(config), config.max_seq_len
@@ -259,7 +259,7 @@ def _engine(
         if kv.backend == "paged"
         else ContiguousKVCachePool(size.num_blocks, limit, storage)
     )
-    engine = Engine(pool, build_scheduler(scheduler), executor, WallClock(), vocab_size=decoder.vocab_size)
+    engine = EngineCore(pool, build_scheduler(scheduler), executor, WallClock(), vocab_size=decoder.vocab_size)
     return engine, build_requests(workload, vocab_size=decoder.vocab_size, seed=seed), size
 
 

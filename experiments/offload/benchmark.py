@@ -21,7 +21,7 @@ import numpy as np
 from experiments.runs import configure, measure
 from kvlab.core import Request, RequestRecord, SamplingParams
 from kvlab.engine.build import build_engine
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.lab.run.build import plan_run
 
 BLOCK = 16
@@ -88,7 +88,7 @@ class Point(NamedTuple):
         return self.tokens * self.bytes_per_token / (self.computed_ms - self.in_pool_ms) / 1e6
 
 
-def answer(engine: Engine, name: str, prompt: tuple[int, ...]) -> RequestRecord:
+def answer(engine: EngineCore, name: str, prompt: tuple[int, ...]) -> RequestRecord:
     """Ask for one token, and wait for it."""
     ended: list[RequestRecord] = []
     arrival_s = engine.clock.now()

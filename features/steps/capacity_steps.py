@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from kvlab.cli import capacity
 from kvlab.engine.build import build_engine, plan_engine
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.errors import OutOfBlocksError
 from tests.support.commands import Command, call
 
@@ -32,7 +32,7 @@ class Planner:
         found: dict[str, Any] = json.loads(self(*(a for a in self.arguments if a != "--json"), "--json").output)
         return found
 
-    def server(self, backend: str, size: int) -> Engine:
+    def server(self, backend: str, size: int) -> EngineCore:
         """With the last command's settings, one backend and so many bytes of KV memory."""
         own = ("memory=", "lengths=", "kv.memory=", "--json")
         settings = [text for text in self.arguments if not text.startswith(own)]
@@ -87,14 +87,14 @@ def has(model_directory: Path, value: str, key: str) -> None:
 
 
 @when(parsers.parse("a server starts with kv={backend} and the KV memory of the plan"), target_fixture="started")
-def started(planner: Planner, backend: str) -> tuple[str, dict[str, Any], Engine]:
+def started(planner: Planner, backend: str) -> tuple[str, dict[str, Any], EngineCore]:
     figures = planner.figures()
     left = figures["memory_bytes"] - figures["weights"]["total"] - figures["working"]["peak"]
     return backend, figures, planner.server(backend, left)
 
 
 @then("its pool is as planned, and its tensors take the planned bytes")
-def as_planned(started: tuple[str, dict[str, Any], Engine]) -> None:
+def as_planned(started: tuple[str, dict[str, Any], EngineCore]) -> None:
     backend, figures, engine = started
     pool, storage = figures["pools"][backend], engine.pool.storage  # type: ignore[attr-defined]
     stats = engine.pool.stats()
@@ -105,7 +105,7 @@ def as_planned(started: tuple[str, dict[str, Any], Engine]) -> None:
 
 
 @then(parsers.parse("less than one block of the {size:d} MiB is left over"))
-def nothing_left(started: tuple[str, dict[str, Any], Engine], size: int) -> None:
+def nothing_left(started: tuple[str, dict[str, Any], EngineCore], size: int) -> None:
     backend, figures, _ = started
     pool = figures["pools"][backend]
     left = size * 2**20 - figures["weights"]["total"] - figures["working"]["peak"] - pool["bytes"]

@@ -15,7 +15,7 @@ from features.steps.offload_steps import Tiered
 from kvlab.config import PreemptionConfig
 from kvlab.core import Request, RequestRecord, SamplingParams, Sequence
 from kvlab.engine.build import build_engine, plan_engine
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.errors import ConfigError
 from tests.support.disks import engine_for, outputs
 from tests.support.engines import make_engine, request, run
@@ -30,7 +30,7 @@ class Disk:
     """A directory, the engine that uses it, and what each of the engines answered."""
 
     directory: Path
-    engine: Engine
+    engine: EngineCore
     answers: list[Answers] = field(default_factory=list)
     refusal: str = ""
 

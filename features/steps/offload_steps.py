@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pytest_bdd import given, parsers, then, when
 
 from kvlab.core import FinishReason, Sequence, SequenceStatus
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.kv.tiers.base import key_behind
 from tests.support.engines import drain, make_engine, request, run, step_until
 from tests.support.model import expected_tokens, prompt_for
@@ -19,7 +19,7 @@ from tests.support.tiers import SlowStore, tiered_pool
 class Tiered:
     """An engine, the memory behind its pool if it is slow, and what became of each prompt."""
 
-    engine: Engine
+    engine: EngineCore
     store: SlowStore = field(default_factory=SlowStore)
     asked: dict[str, list[Sequence]] = field(default_factory=dict)
     waiting: list[Sequence] = field(default_factory=list)

@@ -9,7 +9,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from kvlab.config import SchedulerConfig
 from kvlab.engine.clock import WallClock
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.step import StepInput, StepResult
@@ -28,7 +28,7 @@ class SaidModel:
         self.vocab_size = tokenizer._backend.get_vocab_size()
         self._fails = fails
         self._end: int = tokenizer._backend.get_vocab()["<|im_end|>"]
-        self.engine = Engine(
+        self.engine = EngineCore(
             PagedKVCachePool(num_blocks=256, block_size=16, max_seq_len=128),
             build_scheduler(SchedulerConfig(max_batch_size=128)),
             self,

@@ -11,7 +11,7 @@ from kvlab.config import SchedulerConfig, SpeculationConfig
 from kvlab.core import Request, SamplingParams, StepOutput, StepRecord
 from kvlab.core import Sequence as Answer
 from kvlab.engine.clock import WallClock
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.step import StepInput, StepResult
@@ -36,7 +36,7 @@ class ScriptedModel:
         pool = PagedKVCachePool(num_blocks=16, block_size=4, max_seq_len=64)
         config = SchedulerConfig(max_batch_size=2, max_batched_tokens=16, speculation=self.speculation)
         scheduler = build_scheduler(config)
-        self.engine = Engine(
+        self.engine = EngineCore(
             pool,
             scheduler,
             self,

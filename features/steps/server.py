@@ -10,7 +10,7 @@ from features.steps.support import Memory, MemorySize
 from kvlab.config import SchedulerConfig
 from kvlab.core import Request, SamplingParams, Sequence, StepOutput, StepRecord
 from kvlab.engine.clock import LogicalClock, WallClock
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.step import Executor
 from kvlab.hashed_prompt import TokenIds
@@ -23,7 +23,7 @@ _MANY = 2000  # steps; no scenario takes as many
 class Server:
     """An engine and what it did. The pool is audited after each step."""
 
-    engine: Engine
+    engine: EngineCore
     memory: Memory
     executor: Executor
     passes: list[list[tuple[str, int]]]  # who took part in each forward pass, with how many tokens
@@ -51,7 +51,7 @@ class Server:
         scheduler = build_scheduler(scheduling)
         executor = RecordingExecutor(model.decoder, step_s)
         clock = WallClock() if step_s is None else LogicalClock()
-        return cls(Engine(pool, scheduler, executor, clock), Memory(pool), executor, executor.passes)
+        return cls(EngineCore(pool, scheduler, executor, clock), Memory(pool), executor, executor.passes)
 
     def submit(
         self,

@@ -23,7 +23,7 @@ from kvlab.config import (
 )
 from kvlab.core import FinishReason, Request
 from kvlab.engine.build import build_engine
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.errors import KvlabError
 from kvlab.kv.pool import BlockPool
 from kvlab.lab.run.build import plan_run
@@ -42,7 +42,7 @@ class Setup:
 class Attempt:
     """A start that gave an engine, or a refusal."""
 
-    engine: Engine | None = None
+    engine: EngineCore | None = None
     requests: list[Request] = field(default_factory=list)
     refusal: str = ""
 

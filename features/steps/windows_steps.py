@@ -13,7 +13,7 @@ from kvlab.cli.compose import compose_run
 from kvlab.config import KVConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.errors import ConfigError
 from kvlab.kv.groups import LayerGroup
 from kvlab.kv.pools.paged import PagedKVCachePool
@@ -131,12 +131,12 @@ def model_with_windows(tmp_path: Path, family: str) -> AskedFourTimes:
 
 @when("they are asked for in turn: cold, warm, without sharing, and with every token kept")
 def asked_four_times(asked: AskedFourTimes) -> None:
-    def engine(**kv: Any) -> Engine:
+    def engine(**kv: Any) -> EngineCore:
         memory = KVConfig(block_size=4, num_blocks=200, **kv)
         limits = {"max_batched_tokens": 28, "max_batch_size": 4}
         return build_engine(plan_engine(engine_config(asked.written.directory, memory, "auto", "auto", **limits)))
 
-    def answers(engine: Engine) -> list[list[int]]:
+    def answers(engine: EngineCore) -> list[list[int]]:
         sampling = SamplingParams(max_tokens=OUTPUT, ignore_eos=True)
         requests = [Request(f"r{index}", prompt, sampling) for index, prompt in enumerate(PROMPTS)]
         return [list(record.output_token_ids) for record in drive(engine, requests).records]

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from kvlab.cli import chat, generate
-from kvlab.cli.words import sampling_of
+from kvlab.cli.talk_settings import sampling_of
 from kvlab.core import Message
 from kvlab.errors import TokenizerError, printable
-from kvlab.lab.run.talk import Speaker
+from kvlab.lab.run.speaker import Speaker
 from kvlab.models.conversation import Conversation
 from kvlab.models.tokenizer import Tokenizer, load_tokenizer
 from tests.support.plans import compose_run

@@ -25,7 +25,7 @@ import torch
 from kvlab.config import FaultsConfig, PreemptionConfig, SchedulerConfig
 from kvlab.core import FinishReason, Request, RequestRecord, SamplingParams, StepOutput
 from kvlab.engine.clock import WallClock
-from kvlab.engine.engine import Engine as StepEngine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.faults import FaultyExecutor
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
@@ -265,7 +265,7 @@ class Storm:
             admission_reserve=draws.choice([0.0, 0.2]),
             max_waiting_requests=draws.choice([None, 12]),
         )
-        core = StepEngine(
+        core = EngineCore(
             POOLS[config.pool](),
             build_scheduler(settings),
             executor,

@@ -9,7 +9,7 @@ import pytest
 
 from kvlab.config import FaultsConfig
 from kvlab.core import FinishReason, Request, SamplingParams, Sequence
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.faults import FaultyExecutor, InjectedFault
 from kvlab.engine.step import StepInput, StepResult
 from kvlab.errors import SamplingError
@@ -52,7 +52,7 @@ def asked(number: int, prompt_len: int = 9, max_tokens: int = 6) -> Request:
     return Request(f"r{number}", tuple(range(first, first + prompt_len)), SamplingParams(max_tokens))
 
 
-def submit(engine: Engine, count: int) -> list[Sequence]:
+def submit(engine: EngineCore, count: int) -> list[Sequence]:
     return [engine.add_request(asked(number)) for number in range(count)]
 
 

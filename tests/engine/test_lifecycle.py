@@ -7,7 +7,7 @@ from itertools import zip_longest
 import pytest
 
 from kvlab.core import FinishReason, Request, SamplingParams, SequenceStatus, StepOutput
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.protocol import OutputCallback
 from kvlab.errors import RequestRefusedError
 from tests.support.engines import Stream, assert_empty, drain, make_engine, request, run, steps
@@ -247,7 +247,7 @@ class TestStreams:
         assert sequence.output_token_ids == expected_tokens(sequence.request)
 
 
-def aborting(engine: Engine, request_id: str) -> OutputCallback:
+def aborting(engine: EngineCore, request_id: str) -> OutputCallback:
     """An output callback that aborts a request at any output."""
 
     def callback(output: StepOutput) -> None:

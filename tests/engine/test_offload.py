@@ -9,7 +9,7 @@ import pytest
 from kvlab.attention.base import layout_of
 from kvlab.attention.registry import select_backend
 from kvlab.core import FinishReason, SequenceStatus
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.executors.torch import TorchExecutor
 from kvlab.engine.sampler import Sampler
 from kvlab.models.decoder import attention_specs
@@ -20,7 +20,7 @@ from tests.support.tiers import SlowStore, tier_of, tiered_pool
 LONG = 40  # tokens of a prompt, of which 36 are in whole blocks that are not run again
 
 
-def filler(engine: Engine, number: int) -> None:
+def filler(engine: EngineCore, number: int) -> None:
     """Another prompt, which takes the whole pool."""
     run(engine, request(f"filler {number}", 44, 4))
 

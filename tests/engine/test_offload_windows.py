@@ -10,7 +10,7 @@ import pytest
 from kvlab.cli.compose import compose_run
 from kvlab.core import Request, SamplingParams, Sequence
 from kvlab.engine.build import build_engine, plan_engine
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.tiers.host import BlockPages
 from tests.support.engines import run
@@ -29,7 +29,7 @@ SETTINGS = (
 )
 
 
-def engine_with(*settings: str) -> Engine:
+def engine_with(*settings: str) -> EngineCore:
     engine = build_engine(plan_engine(compose_run([*SETTINGS, *settings]).config))
     if "kv.offload=1MiB" in settings:
         assert isinstance(engine.pool, BlockPool)

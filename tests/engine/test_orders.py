@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvlab.core import FinishReason, Request, SamplingParams
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.scheduler.orders import ORDERS
 from kvlab.errors import RequestRefusedError
 from tests.support.engines import drain
@@ -28,7 +28,7 @@ def first_steps(executor: TableExecutor) -> list[str]:
     return list(dict.fromkeys(name for step in names(executor) for name in step))
 
 
-def serve(engine: Engine, *requests: Request) -> None:
+def serve(engine: EngineCore, *requests: Request) -> None:
     sequences = [engine.add_request(each) for each in requests]
     drain(engine)
     for sequence in sequences:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvlab.core import Request, SamplingParams, Sequence
-from kvlab.engine.plan import Chunk, DecodeBatch, StepPlan, slots_of
 from kvlab.engine.step import StepInput
+from kvlab.engine.step_plan import Chunk, DecodeBatch, StepPlan, slots_of
 
 
 def decoding(

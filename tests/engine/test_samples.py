@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvlab.core import FinishReason, Sequence, StepOutput
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.errors import RequestRefusedError
 from kvlab.kv.pool import BlockPool
 from tests.support.engines import Aborting, assert_empty, drain, make_engine, request
@@ -143,7 +143,7 @@ def test_streams_tell_the_samples_apart() -> None:
 
 
 def test_a_reader_that_aborts_at_the_first_token_ends_all_of_them() -> None:
-    engine: Engine = make_engine()
+    engine: EngineCore = make_engine()
     first = engine.add_request(request("x", 14, 8, n=3), Aborting(engine, "x"))
     drain(engine)
     assert [s.finish_reason for s in family(first)] == [FinishReason.ABORTED] * 3

@@ -18,7 +18,7 @@ import pytest
 from kvlab.config import FaultsConfig, PreemptionConfig
 from kvlab.core import FinishReason, Request, SamplingParams, StepOutput
 from kvlab.engine.clock import LogicalClock
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.errors import RequestRefusedError
 from tests.support.engines import assert_empty
 from tests.support.table import TableExecutor, table_engine, table_pool, undisturbed
@@ -34,7 +34,7 @@ class Soak:
     def __init__(self, order: str, victim: str, faults: float) -> None:
         self.clock = LogicalClock()
         self.executor = TableExecutor(step_s=1e-3, token_s=2e-5)
-        self.engine: Engine = table_engine(
+        self.engine: EngineCore = table_engine(
             table_pool(80, 8, max_seq_len=160, sharing=True),
             self.executor,
             self.clock,

@@ -8,7 +8,7 @@ import pytest
 
 from kvlab.config import PreemptionConfig, SpeculationConfig
 from kvlab.core import FinishReason, Request, SamplingParams, Sequence, StepRecord
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.executors.torch import TorchExecutor
 from kvlab.engine.per_sequence import PerSequenceExecutor
 from kvlab.engine.sampler import Sampler
@@ -35,7 +35,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 NGRAM = SpeculationConfig("ngram", 4, prompt_lookup_min=1)
 
 
-def serve(engine: Engine, *requests: Request) -> tuple[list[Sequence], list[StepRecord]]:
+def serve(engine: EngineCore, *requests: Request) -> tuple[list[Sequence], list[StepRecord]]:
     firsts = [engine.add_request(each) for each in requests]
     records = drain(engine)
     return [each for first in firsts for each in (first, *first.siblings)], records

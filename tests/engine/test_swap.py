@@ -7,7 +7,7 @@ import pytest
 from kvlab.config import PreemptionConfig
 from kvlab.core import Sequence
 from kvlab.engine.build import build_engine
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.errors import ConfigError
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.tiers.swap import Swaps
@@ -19,13 +19,13 @@ from tests.support.plans import composed
 from tests.support.tiers import SlowStore, tier_of, tiered_pool
 
 
-def crowded(pool: PagedKVCachePool) -> tuple[Engine, list[Sequence]]:
+def crowded(pool: PagedKVCachePool) -> tuple[EngineCore, list[Sequence]]:
     """Six sequences that grow until they do not fit."""
     engine = make_engine(pool, admission_reserve=0.0, preemption=PreemptionConfig(mode="swap"))
     return engine, [engine.add_request(request(f"r{number}", 9 + number, 26)) for number in range(6)]
 
 
-def finished(engine: Engine, sequences: list[Sequence]) -> int:
+def finished(engine: EngineCore, sequences: list[Sequence]) -> int:
     """Run to the end, auditing each step, and return how many tokens were computed again."""
     while engine.has_work():
         engine.step()
@@ -39,7 +39,7 @@ def finished(engine: Engine, sequences: list[Sequence]) -> int:
     return sum(sequence.recomputed_tokens for sequence in sequences)
 
 
-def swaps_of(engine: Engine) -> Swaps:
+def swaps_of(engine: EngineCore) -> Swaps:
     assert isinstance(engine.pool, PagedKVCachePool)
     assert engine.pool.offload is not None
     return engine.pool.offload.swaps

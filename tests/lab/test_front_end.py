@@ -9,7 +9,7 @@ from kvlab.config import FrameworkConfig
 from kvlab.core import FinishReason, Request, SamplingParams, StepRecord
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.clock import LogicalClock
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.run.front_end import FrontEnd, behind_front_end
 from tests.simulation.test_executor import config, traffic
@@ -21,7 +21,7 @@ from tests.support.model import prompt_for
 SLOW = FrameworkConfig(request_us=500_000, prompt_token_us=125_000, output_token_us=250_000)
 
 
-def engine(**scheduler: Any) -> Engine:
+def engine(**scheduler: Any) -> EngineCore:
     """Takes a second for a step."""
     return make_engine(None, RecordingExecutor(step_s=1.0), LogicalClock(), **scheduler)
 

@@ -12,7 +12,7 @@ from kvlab.core import FinishReason, PoolCounters, PoolStats, Request, RequestRe
 from kvlab.kv.sizing import PoolSize
 from kvlab.lab.results.metrics import run_metrics, speculation_metrics
 from kvlab.lab.results.requests import latencies_ms
-from kvlab.lab.results.steps import StepLog
+from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.run.drive import RunLog
 from kvlab.lab.run.progress import RemainingTime
 

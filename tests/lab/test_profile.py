@@ -16,7 +16,7 @@ import torch
 from omegaconf import OmegaConf
 
 import kvlab.cli.roofline
-import kvlab.lab.rates
+import kvlab.lab.machine_rates
 from kvlab.config import RunConfig
 from kvlab.lab.results import trace
 from kvlab.lab.results.roofline import MachineRates
@@ -46,7 +46,7 @@ RATES = MachineRates(read_bytes_per_s=1e9, flops_per_s=1e10)
 def known_machine() -> Iterator[None]:
     """The machine as if it had been measured."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (lab, kvlab.lab.rates):
+        for module in (lab, kvlab.lab.machine_rates):
             patch.setattr(module, "known_rates", lambda _: RATES)
         yield
 
@@ -140,9 +140,9 @@ def test_rates_measured_beside_others_are_not_kept(
         return RATES
 
     monkeypatch.setattr("kvlab.lab.machine.oversubscription", lambda threads, busy: crowded)
-    monkeypatch.setattr(kvlab.lab.rates, "known_rates", lambda dtype: None)
-    monkeypatch.setattr(kvlab.lab.rates, "measure", lambda dtype: measuring(False))
-    monkeypatch.setattr(kvlab.lab.rates, "measure_and_keep", lambda dtype: measuring(True))
+    monkeypatch.setattr(kvlab.lab.machine_rates, "known_rates", lambda dtype: None)
+    monkeypatch.setattr(kvlab.lab.machine_rates, "measure", lambda dtype: measuring(False))
+    monkeypatch.setattr(kvlab.lab.machine_rates, "measure_and_keep", lambda dtype: measuring(True))
     monkeypatch.setattr(sys, "argv", ["roofline"])
     kvlab.cli.roofline.main()
     assert measured == [kept, kept]  # float32, bfloat16

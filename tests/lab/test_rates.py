@@ -12,8 +12,8 @@ from kvlab.cli import compose
 from kvlab.config.values import parse_bytes
 from kvlab.engine.build import plan_engine
 from kvlab.errors import ConfigError
-from kvlab.lab import rates
-from kvlab.lab.rates import known_rates, measure, measure_and_keep
+from kvlab.lab import machine_rates
+from kvlab.lab.machine_rates import known_rates, measure, measure_and_keep
 from kvlab.lab.results.roofline import MachineRates
 from tests.support.plans import compose_run
 
@@ -27,7 +27,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(dtype)
         return MachineRates(1e9 * 2 ** len(asked), 2e11, 1e11)
 
-    monkeypatch.setattr(rates, "measure", fake)
+    monkeypatch.setattr(machine_rates, "measure", fake)
     monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "cache"))
     return asked
 
@@ -76,8 +76,8 @@ def test_a_folder_that_others_may_write_to_is_left_alone(measured: list[str], tm
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_measurement_is_of_this_world(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "_SHAPES", ((64, 64),))
-    monkeypatch.setattr(rates, "_ROUNDS_S", 0.0)
+    monkeypatch.setattr(machine_rates, "_SHAPES", ((64, 64),))
+    monkeypatch.setattr(machine_rates, "_ROUNDS_S", 0.0)
     found = measure(dtype, read_bytes=2**16, rows=8)
     assert 1e6 < found.read_bytes_per_s < 1e13
     assert 1e6 < found.product_flops_per_s <= found.flops_per_s < 1e15
@@ -85,26 +85,26 @@ def test_a_measurement_is_of_this_world(dtype: str, monkeypatch: pytest.MonkeyPa
 
 def test_no_product_is_faster_than_registers(monkeypatch: pytest.MonkeyPatch) -> None:
     """bfloat16 by the fastest instructions there are, float32 by those of float32."""
-    monkeypatch.setattr(rates, "_SHAPES", ((64, 64),))
-    monkeypatch.setattr(rates, "_ROUNDS_S", 0.0)
-    monkeypatch.setattr(rates, "rates_in_registers", lambda *_: {"avx512": 1e15, "amx": 1e16})
-    if rates._library() is not None:
+    monkeypatch.setattr(machine_rates, "_SHAPES", ((64, 64),))
+    monkeypatch.setattr(machine_rates, "_ROUNDS_S", 0.0)
+    monkeypatch.setattr(machine_rates, "rates_in_registers", lambda *_: {"avx512": 1e15, "amx": 1e16})
+    if machine_rates._library() is not None:
         found = [measure(dtype, read_bytes=2**16, rows=8).flops_per_s for dtype in ("bfloat16", "float32")]
         assert found == [1e16, 1e15]
-    monkeypatch.setattr(rates, "_library", lambda: None)
+    monkeypatch.setattr(machine_rates, "_library", lambda: None)
     assert measure("bfloat16", read_bytes=2**16, rows=8).flops_per_s < 1e15  # without kernels: of products
 
 
 def test_the_faster_way_of_reading_is_the_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    if rates._library() is None:
+    if machine_rates._library() is None:
         pytest.skip("no native kernels")
-    monkeypatch.setattr(rates, "_SHAPES", ())
-    monkeypatch.setattr(rates, "_fastest", lambda call: 0.5 if isinstance(call, partial) else 2.0)
+    monkeypatch.setattr(machine_rates, "_SHAPES", ())
+    monkeypatch.setattr(machine_rates, "_fastest", lambda call: 0.5 if isinstance(call, partial) else 2.0)
     assert measure("float32", read_bytes=2**16).read_bytes_per_s == 2**17
 
 
 def test_this_machine_is_a_device_to_simulate(measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compose, "_rates", cache(rates.rates_here))
+    monkeypatch.setattr(compose, "_rates", cache(machine_rates.rates_here))
     chosen = ("executor=simulated", "hardware=here", "model=qwen3_tiny", "executor.threads=1")
     other = compose_run(*chosen, "executor.timing=fitted").hardware
     assert other is not None
@@ -118,4 +118,4 @@ def test_this_machine_is_a_device_to_simulate(measured: list[str], monkeypatch: 
 
 
 def test_a_context_that_was_read_before_takes_less_time_or_as_much() -> None:
-    assert 0 <= rates.repeated_share(4, 2, 32, "float32", context=64, num_bytes=2**20) <= 1
+    assert 0 <= machine_rates.repeated_share(4, 2, 32, "float32", context=64, num_bytes=2**20) <= 1

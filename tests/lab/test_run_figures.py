@@ -17,7 +17,7 @@ from kvlab.lab.figures.points import THROUGHPUT, sweep_points
 from kvlab.lab.figures.service_levels import service_level_figure
 from kvlab.lab.results.recording import draw_figures
 from kvlab.lab.results.records import RunRecord, read_run, step_table
-from kvlab.lab.results.steps import StepLog
+from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.terminal import Terminal
 from tests.lab.test_profile import run
 from tests.support.drawn import png

@@ -13,7 +13,7 @@ from kvlab.attention.registry import select_backend
 from kvlab.config import AttentionConfig, EngineConfig, ExecutorConfig, KVConfig, ModelConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
-from kvlab.engine.engine import Engine as StepEngine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.service import Engine
 from kvlab.errors import BackendError
 from kvlab.kv.pool import BlockPool
@@ -100,7 +100,7 @@ def test_a_layout_that_no_cache_has_is_refused_by_name() -> None:
     assert select_backend(spec, among={"blocked": Blocked, "nhd": NhdAttention}).name == "nhd"
 
 
-def storage_of(core: StepEngine) -> KVStorage:
+def storage_of(core: EngineCore) -> KVStorage:
     assert isinstance(core.pool, BlockPool)
     assert core.pool.storage is not None
     return core.pool.storage

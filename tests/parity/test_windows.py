@@ -13,7 +13,7 @@ from kvlab.attention.registry import attention_backends
 from kvlab.config import KVConfig, SpeculationConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import BackendError
 from kvlab.kv.pool import BlockPool
@@ -52,7 +52,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> GetModel:
     return get
 
 
-def engine_of(written: Written, kv: KVConfig, backend: str = "auto", **scheduler: Any) -> Engine:
+def engine_of(written: Written, kv: KVConfig, backend: str = "auto", **scheduler: Any) -> EngineCore:
     config = engine_config(
         written.directory, kv, backend, "auto", **{"max_batched_tokens": 28, "max_batch_size": 4, **scheduler}
     )
@@ -67,7 +67,7 @@ def engine_of(written: Written, kv: KVConfig, backend: str = "auto", **scheduler
     return engine
 
 
-def answers(engine: Engine, count: int = len(PROMPTS), tokens: int = OUTPUT) -> list[list[int]]:
+def answers(engine: EngineCore, count: int = len(PROMPTS), tokens: int = OUTPUT) -> list[list[int]]:
     sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
     requests = [Request(str(number), prompt, sampling) for number, prompt in enumerate(PROMPTS[:count])]
     found = {each.request_id: list(each.output_token_ids) for each in drive(engine, requests).records}

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from kvlab.config import FaultsConfig, PreemptionConfig, SchedulerConfig, SpeculationConfig
 from kvlab.core import FinishReason, Request, SamplingParams, Sequence, StepOutput
-from kvlab.engine.engine import Engine
-from kvlab.engine.plan import DecodeBatch
+from kvlab.engine.core import EngineCore
 from kvlab.engine.scheduler.orders import ORDERS
 from kvlab.engine.scheduler.victims import VICTIMS
+from kvlab.engine.step_plan import DecodeBatch
 from kvlab.errors import RequestRefusedError
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pool import BlockPool
@@ -126,7 +126,7 @@ class Watched:
     first, and the columns of those that decode are up to date.
     """
 
-    engine: Engine
+    engine: EngineCore
     outputs: list[StepOutput] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
 

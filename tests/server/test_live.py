@@ -18,7 +18,7 @@ import pytest
 
 from kvlab.config.server import ServerConfig
 from kvlab.core import PoolCounters, PoolStats, Request, SamplingParams, StepRecord
-from kvlab.engine.engine import Engine as StepEngine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.service import Engine
 from kvlab.engine.step import StepInput, StepResult
 from kvlab.kv.allocator import BlockState
@@ -34,11 +34,11 @@ from tests.support.pools import BLOCK_SIZE, NUM_BLOCKS, sharing_pool
 from tests.support.serving import Served, served
 
 
-def view_of(core: StepEngine) -> LiveView:
+def view_of(core: EngineCore) -> LiveView:
     return LiveView(Engine(core), History(), {"version": "1"}, lambda: "ready")
 
 
-def look(core: StepEngine) -> dict[str, Any]:
+def look(core: EngineCore) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(asyncio.run(view_of(core).body()))
     return found
 

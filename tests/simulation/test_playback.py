@@ -12,7 +12,7 @@ from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.clock import LogicalClock
 from kvlab.errors import ConfigError, ReplayError
 from kvlab.lab.results.artifacts import write_artifacts
-from kvlab.lab.results.steps import StepLog
+from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.run.playback import Playback
 from kvlab.simulation.timings.replay import read_recording

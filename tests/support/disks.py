@@ -6,13 +6,13 @@ from pathlib import Path
 
 from kvlab.core import Request, RequestRecord, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from tests.support.plans import composed
 
 PROMPTS = [tuple(range(start, start + 100)) for start in (0, 100, 200)]
 
 
-def engine_for(directory: Path, *overrides: str) -> Engine:
+def engine_for(directory: Path, *overrides: str) -> EngineCore:
     """Its pool has room for one of the prompts."""
     given = {text.partition("=")[0] for text in overrides}
     settings = [
@@ -29,7 +29,7 @@ def engine_for(directory: Path, *overrides: str) -> Engine:
     )
 
 
-def outputs(engine: Engine, *, close: bool = True) -> tuple[list[tuple[int, ...]], list[int]]:
+def outputs(engine: EngineCore, *, close: bool = True) -> tuple[list[tuple[int, ...]], list[int]]:
     """What each prompt is answered with, and how many of its tokens were found."""
     records: list[RequestRecord] = []
     for number, prompt in enumerate(PROMPTS):

@@ -10,7 +10,7 @@ import numpy as np
 from kvlab.config import SchedulerConfig
 from kvlab.core import FinishReason, Request, SamplingParams, Sequence, StepOutput, StepRecord
 from kvlab.engine.clock import Clock, LogicalClock
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.executors.torch import TorchExecutor
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.scheduler import build_scheduler
@@ -42,7 +42,7 @@ class Stream:
 class Aborting:
     """An output callback that aborts a request."""
 
-    def __init__(self, engine: Engine, request_id: str) -> None:
+    def __init__(self, engine: EngineCore, request_id: str) -> None:
         self.engine, self.request_id = engine, request_id
 
     def __call__(self, output: StepOutput) -> None:
@@ -66,11 +66,11 @@ def make_engine(
     detokenize: Detokenizer | None = None,
     vocab_size: int | None = None,
     **scheduler: Any,
-) -> Engine:
+) -> EngineCore:
     """An engine over the tiny decoder; `scheduler` are fields of SchedulerConfig."""
     pool = paged_pool() if pool is None else pool
     config = SchedulerConfig(**({"max_batch_size": 8, "max_batched_tokens": 64} | scheduler))
-    return Engine(
+    return EngineCore(
         pool,
         build_scheduler(config),
         executor or TorchExecutor(tiny_decoder(), Sampler()),
@@ -95,7 +95,7 @@ def request(
     return Request(name, ids, SamplingParams(max_tokens, **sampling), arrival_s)
 
 
-def steps(engine: Engine, limit: int = 2000) -> Iterator[StepRecord | None]:
+def steps(engine: EngineCore, limit: int = 2000) -> Iterator[StepRecord | None]:
     """Step until nothing is left, auditing the pool after each; fails rather than step for ever."""
     for _ in range(limit):
         if not engine.has_work():
@@ -106,27 +106,27 @@ def steps(engine: Engine, limit: int = 2000) -> Iterator[StepRecord | None]:
     raise AssertionError(f"the engine still has work after {limit} steps")
 
 
-def step_until(engine: Engine, condition: Callable[[], bool]) -> None:
+def step_until(engine: EngineCore, condition: Callable[[], bool]) -> None:
     for _ in steps(engine):
         if condition():
             return
     raise AssertionError("the engine came to its end before that")
 
 
-def drain(engine: Engine) -> list[StepRecord]:
+def drain(engine: EngineCore) -> list[StepRecord]:
     """All steps until nothing is left; the pool is then empty."""
     records = [record for record in steps(engine) if record is not None]
     assert_empty(engine)
     return records
 
 
-def run(engine: Engine, *requests: Request) -> list[Sequence]:
+def run(engine: EngineCore, *requests: Request) -> list[Sequence]:
     sequences = [engine.add_request(each) for each in requests]
     drain(engine)
     return sequences
 
 
-def assert_empty(engine: Engine) -> None:
+def assert_empty(engine: EngineCore) -> None:
     stats = engine.pool.stats()
     assert (stats.blocks_in_use, stats.sequences, stats.tokens_stored) == (0, 0, 0)
     assert engine.pool.counters().blocks_allocated == engine.pool.counters().blocks_freed

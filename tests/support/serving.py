@@ -12,7 +12,7 @@ from typing import Any
 from kvlab.config.server import ServerConfig
 from kvlab.core import Message, StepRecord
 from kvlab.engine.clock import WallClock
-from kvlab.engine.engine import Engine as StepEngine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.service import Engine
 from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import ConfigError
@@ -98,7 +98,7 @@ def served(*, words: bool = True, config: ServerConfig | None = None, **engine: 
 
 
 def serving_of(
-    core: StepEngine,
+    core: EngineCore,
     name: str,
     vocab_size: int,
     tokenizer: Tokenizer | None,

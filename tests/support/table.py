@@ -13,7 +13,7 @@ import pytest
 from kvlab.config import FaultsConfig, SchedulerConfig
 from kvlab.core import Request
 from kvlab.engine.clock import Clock, LogicalClock
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.faults import FaultyExecutor
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.engine.speculation import PROPOSERS, Proposer
@@ -136,10 +136,10 @@ def table_engine(
     clock: Clock | None = None,
     faults: FaultsConfig | None = None,
     **scheduler: Any,
-) -> Engine:
+) -> EngineCore:
     """An engine over the table; `scheduler` are fields of SchedulerConfig."""
     config = SchedulerConfig(**({"max_batch_size": 8, "max_batched_tokens": 64} | scheduler))
     executor = executor or TableExecutor()
     if faults is not None:
         executor = FaultyExecutor(executor, faults)
-    return Engine(pool, build_scheduler(config), executor, clock or LogicalClock(), vocab_size=VOCAB)
+    return EngineCore(pool, build_scheduler(config), executor, clock or LogicalClock(), vocab_size=VOCAB)

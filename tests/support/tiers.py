@@ -7,7 +7,7 @@ from threading import Event
 
 import numpy as np
 
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.errors import TierError
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pool import BlockPool
@@ -123,8 +123,8 @@ def modelled_pool(num_blocks: int, *tiers: Tier, block_size: int = BLOCK_SIZE) -
     return PagedKVCachePool(num_blocks, block_size, MAX_SEQ_LEN, prefix_sharing=True, offload=Offload(tiers))
 
 
-def tier_of(engine_or_pool: Engine | BlockPool, index: int = 0) -> Tier:
-    pool = engine_or_pool.pool if isinstance(engine_or_pool, Engine) else engine_or_pool
+def tier_of(engine_or_pool: EngineCore | BlockPool, index: int = 0) -> Tier:
+    pool = engine_or_pool.pool if isinstance(engine_or_pool, EngineCore) else engine_or_pool
     assert isinstance(pool, BlockPool)
     assert pool.offload is not None
     return pool.offload.tiers[index]

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from kvlab.config import AttentionConfig, EngineConfig, ExecutorConfig, KVConfig, ModelConfig, SchedulerConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.protocol import EngineStats
 from kvlab.lab.run.drive import drive
 
@@ -167,7 +167,7 @@ def expected_tokens(written: Written) -> list[list[int]]:
     return found
 
 
-def answers(engine: Engine) -> list[list[int]]:
+def answers(engine: EngineCore) -> list[list[int]]:
     """An engine's answers to all prompts at once."""
     params = SamplingParams(max_tokens=OUTPUT, ignore_eos=True)
     requests = [Request(f"r{index}", prompt, params) for index, prompt in enumerate(PROMPTS)]

@@ -107,11 +107,11 @@ def show(fit: Fit, console: Terminal) -> None:
 
 
 def _repeated_share(runs: list[RealRun], console: Terminal) -> float:
-    """That of `kvlab.lab.rates`, where no run has sequences that share blocks and this is their machine."""
+    """That of `kvlab.lab.machine_rates`, where no run has sequences that share blocks and this is their machine."""
     import torch
 
     from kvlab.lab.machine import CpuWatch, describe, oversubscription
-    from kvlab.lab.rates import repeated_share
+    from kvlab.lab.machine_rates import repeated_share
     from kvlab.lab.terminal import print_note
     from kvlab.simulation.work import Work
 

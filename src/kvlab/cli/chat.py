@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from kvlab.cli.generate import write
 from kvlab.cli.settings import read_settings, run_command, setting
-from kvlab.cli.words import MAX_TOKENS, sampling_of, split, talking_config
+from kvlab.cli.talk_settings import MAX_TOKENS, sampling_of, split, talking_config
 from kvlab.errors import ConfigError, KvlabError
 
 _PROMPT = "> "
@@ -40,7 +40,7 @@ def _answer(arguments: list[str]) -> int:
     sampling = sampling_of(settings.max_tokens, settings.temperature, config.seed)
     # Imported this late so that --help and a mistake answer at once.
     from kvlab.lab.run.interrupt import stop_on_signal
-    from kvlab.lab.run.talk import Speaker
+    from kvlab.lab.run.speaker import Speaker
     from kvlab.lab.terminal import Terminal
     from kvlab.models.conversation import Conversation
 

@@ -46,7 +46,7 @@ def _names(plugins: Sequence[str]) -> str:
 
 @cache  # so that a configuration that is read twice is the same
 def _rates(dtype: str, threads: int | None) -> MachineRates:
-    from kvlab.lab.rates import rates_here
+    from kvlab.lab.machine_rates import rates_here
 
     return rates_here(dtype, threads)
 

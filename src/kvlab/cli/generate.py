@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 
 from kvlab.cli.settings import read_settings, run_command, setting
-from kvlab.cli.words import MAX_TOKENS, sampling_of, split, talking_config
+from kvlab.cli.talk_settings import MAX_TOKENS, sampling_of, split, talking_config
 from kvlab.errors import ConfigError
 
 
@@ -42,7 +42,7 @@ def _answer(arguments: list[str]) -> int:
         raise ConfigError("prompt", None, 'give the words: kvlab generate "Why is the sky blue?"')
     # Imported this late so that --help and a mistake answer at once.
     from kvlab.lab.run.interrupt import stop_on_signal
-    from kvlab.lab.run.talk import Speaker
+    from kvlab.lab.run.speaker import Speaker
     from kvlab.lab.terminal import Terminal
     from kvlab.models.conversation import Conversation
 

@@ -93,7 +93,7 @@ def _rates(dtype: str, *, again: bool) -> MachineRates:
     import torch
 
     from kvlab.lab.machine import CpuWatch, describe, oversubscription
-    from kvlab.lab.rates import known_rates, measure, measure_and_keep
+    from kvlab.lab.machine_rates import known_rates, measure, measure_and_keep
 
     threads = torch.get_num_threads()
     rates = None if again else known_rates(dtype)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from kvlab.core import Sequence
 from kvlab.engine.admission import Admission
-from kvlab.engine.plan import Chunk, DecodeBatch, StepPlan, slots_of
 from kvlab.engine.preemption import Preemption
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.scheduler.orders import Stage
+from kvlab.engine.step_plan import Chunk, DecodeBatch, StepPlan, slots_of
 from kvlab.errors import OutOfBlocksError
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.protocol import KVCachePool

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvlab.attention.base import AttentionBackend, AttentionSpec, layout_of
 from kvlab.config import EngineConfig
 from kvlab.engine.clock import Clock
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.executors import EXECUTORS
 from kvlab.engine.per_sequence import PerSequenceExecutor
 from kvlab.engine.scheduler import build_scheduler
@@ -103,7 +103,7 @@ def build_engine(
     sampler: Sampler | None = None,
     wrap: Callable[[Executor], Executor] | None = None,
     clock: Clock | None = None,
-) -> Engine:
+) -> EngineCore:
     """Load the weights, allocate the pool, put the engine together. Raises WeightsError or CapacityError.
 
     Block events go to the `journal`. `sampler` replaces the executor's own; `wrap` puts another executor around it,
@@ -122,7 +122,7 @@ def build_engine(
     executor = execution.executor
     if config.executor.batching == "per_sequence":
         executor = PerSequenceExecutor(executor)
-    return Engine(
+    return EngineCore(
         pool,
         build_scheduler(config.scheduler),
         wrap(executor) if wrap is not None else executor,

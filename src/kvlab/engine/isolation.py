@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab import core
-from kvlab.engine.plan import Chunk, DecodeBatch, StepPlan
 from kvlab.engine.step import Executor, StepInput, StepResult
+from kvlab.engine.step_plan import Chunk, DecodeBatch, StepPlan
 from kvlab.errors import OutOfBlocksError
 from kvlab.kv.protocol import KVCachePool
 from kvlab.kv.view import CacheView

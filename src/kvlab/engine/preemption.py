@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvlab.core import Sequence
-from kvlab.engine.plan import slots_of
+from kvlab.engine.step_plan import slots_of
 from kvlab.kv.protocol import KVCachePool
 
 _WEIGHT = 0.2  # of a new measurement

@@ -17,7 +17,7 @@ from kvlab.config import EngineConfig
 from kvlab.core import Request, StepOutput, StepRecord
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.clock import Clock
-from kvlab.engine.engine import Engine as StepEngine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.garbage import gc_frozen
 from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback
 from kvlab.engine.text import Detokenizer
@@ -41,7 +41,7 @@ class Engine:
     `core` is the engine that steps; its pool and statistics are there.
     """
 
-    def __init__(self, core: StepEngine, *, on_step: Callable[[StepRecord], None] | None = None) -> None:
+    def __init__(self, core: EngineCore, *, on_step: Callable[[StepRecord], None] | None = None) -> None:
         self.core = core
         self._on_step = on_step
         self._stepping = threading.RLock()  # held by the thread that steps; it guards the core
@@ -186,7 +186,7 @@ class Engine:
         """See Auditable. From any thread; between two steps where another thread steps."""
         return self._between_steps(self.core.audit).result()
 
-    def inspect(self, look: Callable[[StepEngine], T]) -> Future[T]:
+    def inspect(self, look: Callable[[EngineCore], T]) -> Future[T]:
         """What `look` finds in the engine that steps. From any thread; between two steps, which it delays."""
         return self._between_steps(lambda: look(self.core))
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.core import SequenceSpec, TokenLogprobs
-from kvlab.engine.plan import StepPlan
+from kvlab.engine.step_plan import StepPlan
 
 if TYPE_CHECKING:
     from kvlab.kv.view import CacheView

@@ -16,20 +16,20 @@ from kvlab.core import PoolCounters, PoolStats
 from kvlab.errors import CapacityError, SlotError
 from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.audit import Finding, audit
+from kvlab.kv.block_run import BlockRun
 from kvlab.kv.copy_on_write import CopyOnWrite
 from kvlab.kv.eviction import EvictionPolicy
 from kvlab.kv.group_blocks import GroupBlocks
 from kvlab.kv.groups import LayerGroup, longest_sequence
-from kvlab.kv.hits import PrefixHits, match
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.ledger import BlockLedger, reclaim
 from kvlab.kv.occupancy import Occupancy
 from kvlab.kv.prefix import PrefixIndex, salt_bytes
+from kvlab.kv.prefix_hits import PrefixHits, match
 from kvlab.kv.protocol import KVCachePool, Numbers, Salt
 from kvlab.kv.retention import Retention
-from kvlab.kv.run import BlockRun
 from kvlab.kv.sharing import PrefixSharing
-from kvlab.kv.step import StepPreparation
+from kvlab.kv.step_preparation import StepPreparation
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.table import BlockTables
 from kvlab.kv.tiers.base import Key

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvlab.kv.group_blocks import GroupBlocks
-from kvlab.kv.hits import TierHits, match_with_tiers
 from kvlab.kv.prefix import PrefixIndex
+from kvlab.kv.prefix_hits import TierHits, match_with_tiers
 from kvlab.kv.protocol import Salt
 from kvlab.kv.retention import Retention
 from kvlab.kv.tiers.loads import Wait

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.core import Sequence, StepRecord
-from kvlab.engine.engine import Engine as StepEngine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.service import Engine
 from kvlab.kv.allocator import BlockState
 from kvlab.kv.pool import BlockPool
@@ -100,7 +100,7 @@ class LiveView:
             pool["map"] = b64encode(pool["map"]).decode()
         return json.dumps({"status": self._status(), **self._about, **found}, separators=(",", ":")).encode()
 
-    def _look(self, core: StepEngine) -> dict[str, Any]:
+    def _look(self, core: EngineCore) -> dict[str, Any]:
         """Between two steps: nothing here may take long."""
         now, scheduler, pool = core.clock.now(), core.scheduler, core.pool
         running = [sequence for sequence in scheduler.running if sequence.finish_reason is None]

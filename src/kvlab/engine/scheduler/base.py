@@ -10,11 +10,11 @@ from operator import attrgetter
 
 from kvlab.config import SchedulerConfig
 from kvlab.core import Sequence, SequenceStatus
-from kvlab.engine.plan import Chunk, DecodeBatch
 from kvlab.engine.scheduler.orders import ORDERS, Order, Stage, StepState
 from kvlab.engine.scheduler.victims import VICTIMS
 from kvlab.engine.scheduler.waiting_queue import WaitingQueue
 from kvlab.engine.speculation import Speculation
+from kvlab.engine.step_plan import Chunk, DecodeBatch
 from kvlab.registry import Registry
 
 POLICIES: Registry[type[Scheduler]] = Registry("scheduler.policy")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvlab.core import StepRecord
 from kvlab.engine.protocol import EngineSeries
 from kvlab.lab.figures import style
-from kvlab.lab.results.steps import StepLog
+from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.results.tables import count
 
 Column = NDArray[np.float64]

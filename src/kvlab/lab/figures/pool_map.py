@@ -28,7 +28,7 @@ from kvlab.lab.figures.blocks import (
     pool_grids,
 )
 from kvlab.lab.results.records import RunRecord
-from kvlab.lab.results.steps import StepLog
+from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.results.tables import count
 
 _PALEST = 0.35  # of a colour, where a single block of a row is in use

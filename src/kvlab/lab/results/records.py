@@ -30,7 +30,7 @@ from kvlab.core import (
 from kvlab.engine.protocol import EngineReport, EngineSeries
 from kvlab.errors import RecordError
 from kvlab.kv.journal import BlockEvent, BlockEvents
-from kvlab.lab.results.steps import StepLog
+from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.run.drive import RunLog
 from kvlab.lab.settings import flatten
 from kvlab.secrets import redact

@@ -15,7 +15,7 @@ from typing import Any
 from kvlab.core import RequestRecord, StepRecord
 from kvlab.lab.files import replacing
 from kvlab.lab.results.requests import request_phases
-from kvlab.lab.results.steps import StepLog
+from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.run.profile import Part, ProfiledStep, Span
 
 _MAX_SLICES = 200_000  # of parts, some 20 MB: later steps have a slice and counters alone

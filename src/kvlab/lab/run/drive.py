@@ -15,7 +15,7 @@ from kvlab.engine.garbage import gc_frozen
 from kvlab.engine.protocol import EngineReport, Repeating, ServingEngine
 from kvlab.errors import RequestRefusedError
 from kvlab.kv.journal import BlockEvents
-from kvlab.lab.results.steps import StepLog
+from kvlab.lab.results.step_log import StepLog
 
 _MAX_SLEEP_S = 0.05  # so that a request to stop is seen soon
 

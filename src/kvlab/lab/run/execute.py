@@ -22,7 +22,7 @@ from kvlab.kv.pools import POOLS
 from kvlab.kv.tiers.build import tier_pages
 from kvlab.lab.files import attempt, check_directory, sentences
 from kvlab.lab.machine import CpuWatch, oversubscription
-from kvlab.lab.rates import known_rates, measure_and_keep
+from kvlab.lab.machine_rates import known_rates, measure_and_keep
 from kvlab.lab.results.answers import sample_answers, with_text
 from kvlab.lab.results.metrics import run_metrics, speculation_metrics
 from kvlab.lab.results.quality import quality_metrics

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kvlab.config import FrameworkConfig
 from kvlab.core import FinishReason, Request, RequestRecord, StepRecord
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback, ServingEngine
 from kvlab.errors import RequestRefusedError
 from kvlab.kv.audit import Finding
@@ -35,7 +35,7 @@ class _Asked(NamedTuple):
             )
 
 
-def behind_front_end(engine: Engine, framework: FrameworkConfig) -> ServingEngine:
+def behind_front_end(engine: EngineCore, framework: FrameworkConfig) -> ServingEngine:
     """The engine as its clients see it; itself where the front end costs nothing."""
     costs = framework.request_us, framework.prompt_token_us, framework.output_token_us
     return FrontEnd(engine, framework) if any(costs) else engine
@@ -53,7 +53,7 @@ class FrontEnd:
     A request that the engine refuses when the front end is through with it has failed.
     """
 
-    def __init__(self, engine: Engine, framework: FrameworkConfig) -> None:
+    def __init__(self, engine: EngineCore, framework: FrameworkConfig) -> None:
         self._engine, self._framework, self.clock = engine, framework, engine.clock
         self._free_s = 0.0  # when the front end has done all that has come
         self._arriving: list[_Asked] = []

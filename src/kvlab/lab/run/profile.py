@@ -17,7 +17,7 @@ from kvlab.attention.base import AttentionBackend
 from kvlab.core import StepRecord
 from kvlab.engine.build import EnginePlan, build_engine
 from kvlab.engine.clock import Clock
-from kvlab.engine.engine import Engine
+from kvlab.engine.core import EngineCore
 from kvlab.engine.sampler import Sampler
 from kvlab.models.ops.base import LayerPart, Ops, Stack
 from kvlab.models.ops.cpu_layers import NativeStack
@@ -76,7 +76,7 @@ class Profiler:
         self._spans: list[tuple[Part, float, float]] = []  # of the current step, made into Spans at its end
         self._measuring = False
 
-    def build(self, plan: EnginePlan, **options: Any) -> Engine:
+    def build(self, plan: EnginePlan, **options: Any) -> EngineCore:
         """The plan's engine, its parts timed; `options` are those of `build_engine`."""
         kernels = plan.computed_by
         attention = timed(kernels.attention, self, forward=Part.ATTENTION)

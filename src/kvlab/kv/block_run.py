@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from kvlab.kv.group_blocks import GroupBlocks
-from kvlab.kv.step import Rows
+from kvlab.kv.step_preparation import Rows
 
 
 class BlockRun:

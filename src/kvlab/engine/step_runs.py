@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.core import PoolCounters, Sequence, SequenceSpec, StepRecord
-from kvlab.engine.plan import Chunk, DecodeBatch, slots_of
+from kvlab.engine.step_plan import Chunk, DecodeBatch, slots_of
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pool import BlockPool
 

@@ -15,11 +15,11 @@ from kvlab.engine.batching import BatchBuilder, StepBatch
 from kvlab.engine.clock import Clock, LogicalClock
 from kvlab.engine.isolation import PassRunner
 from kvlab.engine.outputs import OutputProcessor
-from kvlab.engine.plan import Chunk, DecodeBatch, StepPlan, slots_of
 from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback
-from kvlab.engine.runs import RunExecutor, StepRun
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.step import Executor, StepResult
+from kvlab.engine.step_plan import Chunk, DecodeBatch, StepPlan, slots_of
+from kvlab.engine.step_runs import RunExecutor, StepRun
 from kvlab.engine.text import Detokenizer
 from kvlab.engine.validation import check_fits, check_pin, check_prompt, check_queue, check_sampling, check_urgency
 from kvlab.errors import RequestRefusedError
@@ -33,7 +33,7 @@ _NO_STOPS: frozenset[int] = frozenset()
 _log = logging.getLogger(__name__)
 
 
-class Engine:
+class EngineCore:
     """Serves requests from one pool with one scheduler and one executor.
 
     `eos_token_ids` end a sequence whose request does not ignore them; prompts with ids outside `vocab_size` are
@@ -201,7 +201,7 @@ class Engine:
         )
 
     def repeat(self, until_s: float = math.inf) -> list[StepRecord]:
-        """See Repeating, and kvlab.engine.runs."""
+        """See Repeating, and kvlab.engine.step_runs."""
         executor, pool, scheduler, clock = self._runner.executor, self.pool, self.scheduler, self.clock
         if not isinstance(executor, RunExecutor) or not isinstance(clock, LogicalClock):
             return []
