@@ -8,7 +8,7 @@ import pytest
 
 from kvlab.engine.build import plan_engine
 from kvlab.kernels.cpu.native import paths
-from kvlab.lab.results.roofline import MachineRates, RunCosts, Work, roofline, run_costs
+from kvlab.lab.results.roofline import MachineRates, RunCosts, StepCost, roofline, run_costs
 from kvlab.models.config import DecoderConfig, LayerConfig, RopeConfig
 from tests.lab.test_metrics import step
 from tests.support.plans import compose_run
@@ -38,7 +38,7 @@ COSTS = RunCosts(MODEL, bytes_per_weight=2, kv_bytes_per_token=KV)
 
 def test_a_decode_step_reads_all_weights_and_its_contexts() -> None:
     decode = step(0, 1, running=3, decode_tokens=3, sampled_tokens=3, context_tokens=30, attended_tokens=30)
-    assert COSTS.step(decode) == Work(
+    assert COSTS.step(decode) == StepCost(
         num_bytes=2 * (BODY + HEAD) + KV * (30 + 3),
         flops=2 * 3 * (BODY + HEAD) + 2 * (4 * 4 * 4 * 30),
     )
@@ -46,7 +46,7 @@ def test_a_decode_step_reads_all_weights_and_its_contexts() -> None:
 
 def test_a_chunk_that_ends_no_prompt_has_no_logits() -> None:
     chunk = step(0, 1, prefill_tokens=5, context_tokens=5, attended_tokens=15)
-    assert COSTS.step(chunk) == Work(2 * BODY + KV * (5 + 5), 2 * 5 * BODY + 2 * (4 * 4 * 4 * 15))
+    assert COSTS.step(chunk) == StepCost(2 * BODY + KV * (5 + 5), 2 * 5 * BODY + 2 * (4 * 4 * 4 * 15))
 
 
 def test_embeddings_of_their_own_are_not_read() -> None:

@@ -1,7 +1,15 @@
 """The nouns that every layer shares: requests, sequences, and what happens to them in one step."""
 
 from kvlab.core.pool import TIER_COUNTERS, PoolCounters, PoolStats
-from kvlab.core.records import UNKNOWN_TOKEN, FinishReason, RequestRecord, StepOutput, StepRecord, TokenLogprobs
+from kvlab.core.records import (
+    UNKNOWN_TOKEN,
+    FinishReason,
+    RequestRecord,
+    StepOutput,
+    StepRecord,
+    TokenLogprobs,
+    attended_pairs,
+)
 from kvlab.core.request import (
     MAX_BIAS,
     MAX_BIASES,
@@ -45,4 +53,5 @@ __all__ = [
     "StepOutput",
     "StepRecord",
     "TokenLogprobs",
+    "attended_pairs",
 ]

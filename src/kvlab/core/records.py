@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from kvlab.core.pool import PoolCounters, PoolStats
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Whole = TypeVar("Whole", int, "NDArray[np.int64]")
 UNKNOWN_TOKEN = -1  # stands for an output token whose id an engine does not tell
 
 
@@ -161,3 +166,10 @@ class StepRecord:
     def output_tokens(self) -> int:
         """Tokens that sequences got: one for each row of logits but those of proposals that were not accepted."""
         return self.sampled_tokens - self.proposed_tokens + self.accepted_tokens
+
+
+def attended_pairs(new_tokens: Whole, length: Whole) -> Whole:
+    """Pairs of a token and one it attends to, of the last `new_tokens` of `length` tokens: each attends to itself
+    and to all before it. Numbers, or arrays with one for each sequence.
+    """
+    return new_tokens * (2 * length - new_tokens + 1) // 2

@@ -10,7 +10,16 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.core import FinishReason, PoolCounters, PoolStats, Request, Sequence, StepRecord, TokenLogprobs
+from kvlab.core import (
+    FinishReason,
+    PoolCounters,
+    PoolStats,
+    Request,
+    Sequence,
+    StepRecord,
+    TokenLogprobs,
+    attended_pairs,
+)
 from kvlab.engine.batching import BatchBuilder, StepBatch
 from kvlab.engine.clock import Clock, LogicalClock
 from kvlab.engine.isolation import PassRunner
@@ -310,7 +319,7 @@ class EngineCore:
         """Give each sequence the tokens that were picked behind its newest and behind its accepted proposals."""
         known, first = batch.lengths, 0
         self._batch.context += int((known + proposed).sum())
-        self._batch.attended += int(((proposed + 1) * (2 * known + proposed) // 2).sum())  # known, known + 1, ...
+        self._batch.attended += int(attended_pairs(proposed + 1, known + proposed).sum())
         self._batch.proposed += int(proposed.sum())
         self._batch.accepted += int(accepted.sum())
         newest: list[int] = []
@@ -326,10 +335,10 @@ class EngineCore:
     ) -> None:
         batch, sampled = self._batch, iter(zip(tokens, logprobs, strict=True))
         for sequence, count in chunks:
-            before, after = sequence.num_computed, sequence.num_computed + count
+            after = sequence.num_computed + count
             batch.recomputed += sequence.advance(count)
             batch.context += after
-            batch.attended += count * (before + after + 1) // 2  # before + 1, before + 2, ..., after
+            batch.attended += attended_pairs(count, after)
             if after < len(sequence.token_ids):
                 continue
             token, entry = next(sampled)

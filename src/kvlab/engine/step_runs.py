@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.core import PoolCounters, Sequence, SequenceSpec, StepRecord
+from kvlab.core import PoolCounters, Sequence, SequenceSpec, StepRecord, attended_pairs
 from kvlab.engine.step_plan import Chunk, DecodeBatch, slots_of
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pool import BlockPool
@@ -96,7 +96,7 @@ class StepRun:
         self.ended = [(sequences[row], int(tokens[-1, row])) for row in rows]
         chunk, count = (None, 0) if self._chunk is None else self._chunk
         context = self._lengths.sum(axis=1).tolist()
-        attended = (self._new * (2 * self._lengths - self._new + 1) // 2).sum(axis=1).tolist()
+        attended = attended_pairs(self._new, self._lengths).sum(axis=1).tolist()
         stats, records = pool.stats(), []
         for step, (start_s, end_s) in enumerate(pairwise(times)):
             expired = pool.expire(start_s)

@@ -34,7 +34,7 @@ class MachineRates(NamedTuple):
     product_flops_per_s: float = 0.0  # of large matrix products, where it was measured
 
 
-class Work(NamedTuple):
+class StepCost(NamedTuple):
     """What has to be moved and computed."""
 
     num_bytes: float
@@ -53,7 +53,7 @@ class RunCosts:
     bytes_per_weight: float  # scales of quantised weights included, spread over the weights
     kv_bytes_per_token: int  # of all layers
 
-    def step(self, step: StepRecord) -> Work:
+    def step(self, step: StepRecord) -> StepCost:
         """What a step has to move and compute.
 
         A layer with a sliding window of w tokens reads at most w + (new tokens) of each sequence and attends to at
@@ -62,7 +62,7 @@ class RunCosts:
         """
         model, tokens = self.model, step.prefill_tokens + step.decode_tokens
         if not step.batch_seqs:
-            return Work(0.0, 0.0)
+            return StepCost(0.0, 0.0)
         head = model.vocab_size * model.hidden_size
         body = model.body_parameters
         read = attended = 0
@@ -74,7 +74,7 @@ class RunCosts:
         weights = body + (head if step.sampled_tokens else 0)
         flops = 2 * body * tokens + 2 * head * step.sampled_tokens
         flops += 4 * model.num_heads * model.head_dim * attended
-        return Work(weights * self.bytes_per_weight + kv_bytes, flops)
+        return StepCost(weights * self.bytes_per_weight + kv_bytes, flops)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvlab.core import StepRecord
+from kvlab.core import StepRecord, attended_pairs
 from kvlab.errors import ConfigError
 from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig
@@ -69,7 +69,7 @@ class FittedTiming(StepTiming):
             sampled=sampled,
             context=int(lengths.sum()),
             repeated=repeated,
-            attended=int((new_tokens * (2 * lengths - new_tokens + 1) // 2).sum()),
+            attended=int(attended_pairs(new_tokens, lengths).sum()),
         )
         return float(self.calibration.step_s(self.model, [work])[0])
 

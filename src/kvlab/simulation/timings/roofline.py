@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.config import HardwareConfig
+from kvlab.core import attended_pairs
 from kvlab.errors import ConfigError
 from kvlab.kv.spec import DTYPE_BYTES
 from kvlab.models.config import DecoderConfig
@@ -144,12 +145,12 @@ class RooflineTiming(StepTiming):
             share, before = layers / self.model.num_layers, lengths - new
             if window is None:
                 read += share * lengths.sum(axis=-1)
-                pairs += share * (new * (before + lengths + 1) / 2).sum(axis=-1)
+                pairs += share * attended_pairs(new, lengths).sum(axis=-1)
                 continue
             # The query at position p attends to min(p + 1, window) tokens: those before the window's width grow.
             growing = np.clip(window - before, 0, new)
             read += share * np.minimum(lengths, window - 1 + new).sum(axis=-1)
-            grown = growing * (2 * before + growing + 1) / 2 + (new - growing) * window
+            grown = attended_pairs(growing, before + growing) + (new - growing) * window
             pairs += share * grown.sum(axis=-1)
         return read, pairs
 
