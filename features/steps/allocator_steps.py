@@ -34,7 +34,7 @@ class AllocatorCase:
             "free": (allocator.num_free(), allocator.free_block_ids(), twin.allocate(twin.num_free())),
             "allocated": (allocator.num_allocated(), allocator.allocated_block_ids(), allocator.num_references),
             "counts": (allocator.total_allocated, allocator.total_freed, allocator.evicted_blocks),
-            "owned": {owner: allocator.owned_blocks(owner) for owner in self.owned},
+            "owned": {owner: allocator.owners.blocks_of(owner) for owner in self.owned},
         }
 
     def refuse(self, call: Callable[[], object]) -> None:

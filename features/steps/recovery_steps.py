@@ -96,7 +96,7 @@ def names_slots(memory: Texts, refusal: OutOfBlocksError, names: list[str]) -> N
 
 @then(parsers.re(r"the blocks of owners that are gone are (?P<wanted>.+)"))
 def gone_owners(memory: Texts, wanted: str) -> None:
-    leaked = memory.pool.allocator.find_leaked_blocks(memory.pool.tables.live)
+    leaked = memory.pool.allocator.owners.leaked_blocks(memory.pool.tables.live)
     counts = {part.split('"')[1]: int(part.split()[0]) for part in wanted.split(" and ")}
     assert leaked == {memory.gone.get(name, name): sorted(memory.last_blocks[name]) for name in counts}
     assert {name: len(memory.last_blocks[name]) for name in counts} == counts
@@ -181,5 +181,5 @@ def _named(memory: Memory) -> set[int]:
 
 def _leaks(memory: Memory) -> tuple[dict[object, list[int]], list[int]]:
     allocator = memory.pool.allocator
-    gone = dict(allocator.find_leaked_blocks(memory.pool.tables.live))
+    gone = dict(allocator.owners.leaked_blocks(memory.pool.tables.live))
     return gone, allocator.find_unreferenced_blocks(_named(memory))

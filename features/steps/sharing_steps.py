@@ -38,7 +38,7 @@ def a_sharing_pool_with(size: MemorySize, policy: str) -> Texts:
 )
 def a_colliding_pool(size: MemorySize, collision: str) -> Texts:
     pool = size.build(SPEC, sharing=True)
-    assert pool.index is not None
+    assert pool.shares_prefixes
     collide(pool.index, _HASHES[collision])
     return Texts(pool)
 

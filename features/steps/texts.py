@@ -107,7 +107,7 @@ class Texts(Memory):
 
     def cached_blocks(self, name: str) -> int:
         """With how many blocks the cache could serve a text now; asking is no use of them."""
-        assert self.pool.index is not None
+        assert self.pool.shares_prefixes
         return len(self.pool.index.match(self.tokens[name]))
 
 
@@ -119,7 +119,7 @@ def pool_state(memory: Memory) -> dict[str, Any]:
         "tables": {slot: pool.tables.blocks(slot) for slot in pool.tables.live},
         "lengths": {slot: pool.get_seq_len(slot) for slot in pool.tables.live},
         "references": [pool.allocator.ref_count(block) for block in range(pool.allocator.num_blocks)],
-        "owners": {slot: pool.allocator.owned_blocks(slot) for slot in range(len(pool.tables.counts))},
+        "owners": {slot: pool.allocator.owners.blocks_of(slot) for slot in range(len(pool.tables.counts))},
         "content": {block: id(pool.allocator.content(block)) for block in range(pool.allocator.num_blocks)},
         "stats": pool.stats(),
         "keys": memory.storage.keys.tolist(),

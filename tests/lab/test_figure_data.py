@@ -207,7 +207,7 @@ class TestNumbers:
                 fill(allocator, block, content(1000 * slot + block))
             others = [block for blocks in held.values() for block in blocks if block not in mine]
             allocator.share(rng.sample(others, min(len(others), rng.randrange(3))), slot)
-            held[slot] = list(allocator.owned_blocks(slot).elements())
+            held[slot] = list(allocator.owners.blocks_of(slot).elements())
             while len(held) > rng.randrange(1, 8) or allocator.num_free() < 6:
                 gone = rng.choice(list(held))
                 allocator.free(held.pop(gone), gone)

@@ -9,6 +9,7 @@ import torch
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from kvlab.kv.pool import BlockPool
+from kvlab.kv.sharing import PrefixSharing
 from kvlab.kv.storage import KVStorage
 from tests.property.reference import Content, Guess, Step, block_of, indexed, look, stored_kv_of
 
@@ -107,7 +108,7 @@ class PoolInvariants(RuleBasedStateMachine):
     @invariant()
     def every_indexed_block_holds_what_the_index_says(self) -> None:
         """The cached ones too, that nobody references; all but those that the coming step fills."""
-        if self.pool.index is None:
+        if not self.pool.shares_prefixes:
             return
         assert self.storage is not None
         size, holders = self.pool.block_size, self.holders()
@@ -122,7 +123,7 @@ class PoolInvariants(RuleBasedStateMachine):
             assert torch.equal(block_of(self.storage, block), torch.stack(kv, dim=3))
         if not self.prepared and self.step is None:
             assert not pending
-        assert self.pool._sharing is not None
+        assert isinstance(self.pool._sharing, PrefixSharing)
         assert self.pool._sharing._pending == pending
 
     @invariant()
@@ -131,22 +132,24 @@ class PoolInvariants(RuleBasedStateMachine):
         found = indexed(self.pool)
         assert len(set(found.values())) == len(found)
         for slot, content in self.model.items():
-            if self.pool.index is None or not content.told:
+            if not self.pool.shares_prefixes or not content.told:
                 continue
             table = self.pool.tables.blocks(slot)
             filled = content.stored // self.pool.block_size
             sharing = self.pool._sharing
-            if sharing is not None and slot in sharing._behind:  # what it kept is published with its next step
+            if (
+                isinstance(sharing, PrefixSharing) and slot in sharing._late
+            ):  # what it kept is published with its next step
                 filled = sharing._slots[slot].computed
             for entry in range(filled):
                 assert found[content.key((entry + 1) * self.pool.block_size)] == table[entry]
 
     @invariant()
     def the_index_keeps_no_node_for_nothing(self) -> None:
-        if self.pool.index is None:
+        if not self.pool.shares_prefixes:
             return
         needed, roots = set(), set()
-        assert self.pool._sharing is not None
+        assert isinstance(self.pool._sharing, PrefixSharing)
         waiting = [node for each in self.pool._sharing._slots.values() for node in each.pending]
         for node in (*self.pool.allocator._contents.values(), *waiting):
             above = node
@@ -160,7 +163,7 @@ class PoolInvariants(RuleBasedStateMachine):
     @invariant()
     def figures_are_those_of_the_model(self) -> None:
         pool, stats, references = self.pool, self.pool.stats(), self.references()
-        pending = pool._sharing._pending if pool._sharing is not None else set()
+        pending = pool._sharing._pending if isinstance(pool._sharing, PrefixSharing) else set()
         tokens = 0
         for block, holders in self.holders().items():
             is_full = block in pool.allocator._contents and block not in pending
@@ -171,7 +174,7 @@ class PoolInvariants(RuleBasedStateMachine):
         assert pool.tables.live == set(self.model)
         for slot, content in self.model.items():
             assert len(pool.tables.blocks(slot)) == content.blocks
-            assert pool.allocator.owned_blocks(slot) == Counter(pool.tables.blocks(slot))
+            assert pool.allocator.owners.blocks_of(slot) == Counter(pool.tables.blocks(slot))
         for block in range(pool.allocator.num_blocks):
             assert pool.allocator.ref_count(block) == references[block]
         assert (stats.blocks_in_use, stats.sequences, stats.tokens_stored) == (in_use, len(self.model), tokens)
@@ -180,7 +183,7 @@ class PoolInvariants(RuleBasedStateMachine):
         assert counters.blocks_allocated - counters.blocks_freed == in_use
         assert stats.shared_blocks == references.total() - in_use
         assert stats.blocks_cached == len(cached)
-        assert stats.blocks_pinned == (pool.retention.num_pinned if pool.retention is not None else 0)
+        assert stats.blocks_pinned == (pool.eviction.num_pinned)
         assert pool.free_slot_count() == self.free_blocks
         assert pool.free_token_capacity() == (self.free_blocks * pool.block_size if pool.is_paged() else None)
         for name in ("prompt_tokens", "hit_tokens", "same_step_hit_tokens", "recompute_hit_tokens"):

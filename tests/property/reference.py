@@ -17,6 +17,7 @@ from kvlab.kv.pool import BlockPool
 from kvlab.kv.prefix import Prefix
 from kvlab.kv.protocol import Salt
 from kvlab.kv.retention import Retention
+from kvlab.kv.sharing import PrefixSharing
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
@@ -134,7 +135,7 @@ def look(pool: BlockPool, slots: list[int]) -> CacheView:
 
 def indexed(pool: BlockPool) -> dict[Key, int]:
     """Every content that the pool's index says it has, and the block that is to hold it."""
-    if pool.index is None:
+    if not pool.shares_prefixes:
         return {}
     found = {}
     for block, node in pool.allocator._contents.items():
@@ -165,38 +166,35 @@ def _tokens(node: Prefix) -> tuple[int, ...]:
 def state(pool: BlockPool) -> tuple[object, ...]:
     """All that a call which is refused has to leave as it was, the order of reuse and eviction included."""
     allocator, live = pool.allocator, sorted(pool.tables.live)
-    policy, kept = allocator._cached, tuple[object, ...]()
+    policy, kept = allocator.eviction, tuple[object, ...]()
     if isinstance(policy, Retention):
         kept = (list(policy._ordinary.items()), list(policy._kept.items()), set(policy._pinned), list(policy._over))
         policy = policy._queue
     order = getattr(policy, "_order", None)
     cached = list(order) if order is not None else sorted(policy._evictable.values())  # type: ignore[attr-defined]
     sharing = pool._sharing
-    contents = (
-        {}
-        if sharing is None
-        else {
-            slot: (list(each.tokens), id(each.node), list(map(id, each.pending)), each.computed, each.known)
-            for slot, each in sharing._slots.items()
-        }
-    )
+    slots = sharing._slots if isinstance(sharing, PrefixSharing) else {}
+    contents = {
+        slot: (list(each.tokens), id(each.node), list(map(id, each.pending)), each.computed, each.known)
+        for slot, each in slots.items()
+    }
     return (
         {slot: pool.tables.blocks(slot) for slot in live},
         {slot: (pool.get_seq_len(slot), int(pool.tables.stored[slot])) for slot in live},
         [allocator.ref_count(block) for block in range(allocator.num_blocks)],
-        {slot: allocator.owned_blocks(slot) for slot in live},
+        {slot: allocator.owners.blocks_of(slot) for slot in live},
         list(allocator._scratch),
         cached,
         kept,
         dict(getattr(policy, "hits", {})),
         indexed(pool),
-        {id(node): node.uses for node in pool.index.nodes()} if pool.index is not None else {},
-        set(pool.index._roots) if pool.index is not None else set(),
+        {id(node): node.uses for node in pool.index.nodes()},
+        set(pool.index._roots),
         contents,
-        set() if sharing is None else set(sharing._pending),
+        set(sharing._pending) if isinstance(sharing, PrefixSharing) else set(),
         pool.tables.reserved.tolist(),
         dict(pool._step._proposed),
-        set() if sharing is None else set(sharing._behind),
+        set(sharing._late) if isinstance(sharing, PrefixSharing) else set(),
         set(pool._copies._watched),
         pool.free_slot_count(),
         pool.free_token_capacity(),

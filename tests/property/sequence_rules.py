@@ -17,6 +17,8 @@ from kvlab.errors import OutOfBlocksError, SlotError
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.prefix import Prefix
 from kvlab.kv.protocol import Salt
+from kvlab.kv.retention import Retention
+from kvlab.kv.sharing import PrefixSharing
 from kvlab.kv.tiers.base import Key
 from tests.property.pool_invariants import PoolInvariants
 from tests.property.reference import Content, Guess, Step, indexed, state
@@ -45,7 +47,7 @@ class SequenceRules(PoolInvariants):
     def start(self, lengths: list[int]) -> None:
         self.pool = self.make_pool()
         self.storage = self.pool.storage
-        if self.pool.index is not None:
+        if self.pool.shares_prefixes:
             self.pool.allocator._on_drop = self.dropped
         self.model: dict[int, Content] = {}
         self.step: Step | None = None
@@ -164,7 +166,7 @@ class SequenceRules(PoolInvariants):
         fits = len(tokens) <= self.pool.max_seq_len
         behind = self.tiered(tokens, salt, len(hits)) if self.sharing and told and fits else []
         tail = self.tail_of(swapped, len(hits), behind) if swapped is not None and fits else 0
-        coming = self.pool.offload.loading_blocks(behind) if self.pool.offload is not None else []
+        coming = [block for key in behind if (block := self.pool.offload.block_of(key)) is not None]
         fresh = self.blocks_for(len(tokens)) - len(hits) - len(coming)
         if len(tokens) > self.pool.max_seq_len:
             with self.refused(SlotError, match=f"{len(tokens)} tokens"):
@@ -211,19 +213,19 @@ class SequenceRules(PoolInvariants):
 
     # Pins and time, of a pool that has any
 
-    @precondition(lambda self: self.model and self.pool.retention is not None)
+    @precondition(lambda self: self.model and isinstance(self.pool.eviction, Retention))
     @rule(pick=picks, tokens=lengths)
     def pin_prefix(self, pick: int, tokens: int) -> None:
         slot = self.slot(pick)
         self.pool.pin_prefix(slot, tokens)
         self.pinning[slot] = tokens // self.pool.block_size
 
-    @precondition(lambda self: self.pool.retention is not None)
+    @precondition(lambda self: isinstance(self.pool.eviction, Retention))
     @rule(seconds=st.integers(0, 4))
     def pass_time(self, seconds: int) -> None:
         """What is given up was cached, and for no longer than the rest."""
-        retention, before = self.pool.retention, self.pool.counters()
-        assert retention is not None
+        retention, before = self.pool.eviction, self.pool.counters()
+        assert isinstance(retention, Retention)
         self.now += seconds
         cached, pins = len(retention), retention.num_pinned
         changed = self.pool.expire(self.now)
@@ -282,8 +284,8 @@ class SequenceRules(PoolInvariants):
         alone = [block for block, held in self.references().items() if held == 1]
         released = len(set(alone) & set(self.pool.tables.blocks(slot)))
         before = self.pool.counters()
-        retention = self.pool.retention
-        wanted = set(self.pinned_by(slot)) - (set() if retention is None else retention._pinned)
+        retention = self.pool.eviction
+        wanted = set(self.pinned_by(slot)) - (retention._pinned if isinstance(retention, Retention) else set())
         self.pool.free_slot(slot)
         self.check_pins(wanted, self.pool.counters().pins_refused - before.pins_refused)
         assert self.pool.counters().blocks_freed - before.blocks_freed == released
@@ -299,12 +301,14 @@ class SequenceRules(PoolInvariants):
     def pinned_by(self, slot: int) -> list[int]:
         """The blocks that are to be kept when a slot is closed: those of them that are computed and known."""
         sharing, count = self.pool._sharing, self.pinning.pop(slot, 0)
-        return [] if sharing is None else self.pool.tables.blocks(slot)[: min(count, sharing._slots[slot].computed)]
+        if not isinstance(sharing, PrefixSharing):
+            return []
+        return self.pool.tables.blocks(slot)[: min(count, sharing._slots[slot].computed)]
 
     def check_pins(self, wanted: set[int], refused: int) -> None:
         """All of these are pinned, or none, and that is counted."""
-        retention = self.pool.retention
-        if retention is not None and wanted:
+        retention = self.pool.eviction
+        if isinstance(retention, Retention) and wanted:
             assert refused in (0, 1)
             found = wanted & retention._pinned
             assert found == (set() if refused else wanted)

@@ -46,7 +46,7 @@ class TieredRules(PoolMachine):
 
     def tiered(self, tokens: Sequence[int], salt: Salt, hits: int) -> list[Key]:
         """The contents behind these hits that a tier should have for a prompt."""
-        assert self.pool.index is not None
+        assert self.pool.shares_prefixes
         keys, key = list[Key](), key_behind(b"", salt_bytes(salt))
         for place, part in enumerate(self.pool.index.parts(tokens, 0)):
             key = key_behind(key, part)
@@ -160,7 +160,7 @@ class TieredRules(PoolMachine):
 
     def tail_of(self, ticket: int, hits: int, behind: list[Key]) -> int:
         """Add the key of the last block of a sequence that comes back, if a tier should give it; its tokens."""
-        assert self.pool.index is not None
+        assert self.pool.shares_prefixes
         swapped = self.swapped[ticket]
         whole, tail = divmod(swapped.length, self.pool.block_size)
         key = key_behind(b"", salt_bytes(swapped.salt))

@@ -71,13 +71,13 @@ class TestAudit:
     def test_a_running_block_that_the_index_alone_knows_of(self) -> None:
         pool = sharing()
         (block,) = pool.tables.blocks(pool.allocate_slot(4))
-        assert pool.index is not None
+        assert pool.shares_prefixes
         pool.index.extend(pool.index.root(), range(4), [block], {})
         assert self.broken(pool) == [("content", f"block {block}")]
 
     def test_a_cached_block_among_those_without_content(self) -> None:
         pool, block = self.with_cached_block()
-        pool.allocator._cached.remove(block)
+        pool.allocator.eviction.remove(block)
         pool.allocator._scratch.append(block)
         assert self.broken(pool) == [("content", f"block {block}")]
 
@@ -90,7 +90,7 @@ class TestAudit:
 
     def test_content_that_the_index_cannot_find(self) -> None:
         pool, block = self.with_cached_block()
-        assert pool.index is not None
+        assert pool.shares_prefixes
         pool.index._roots.clear()
         assert self.broken(pool) == [("content", f"block {block}")]
 

@@ -103,15 +103,15 @@ class TestEveryPolicy:
         allocator.free(blocks)
         for turn in range(2000):
             hit(allocator, blocks[turn % 4])
-        assert sum(map(len, getattr(allocator._cached, "_heaps", []))) <= 64 + 4 * 4 + 1
-        assert len(getattr(allocator._cached, "_order", [])) <= 64 + 4 * 4 + 1
+        assert sum(map(len, getattr(allocator.eviction, "_heaps", []))) <= 64 + 4 * 4 + 1
+        assert len(getattr(allocator.eviction, "_order", [])) <= 64 + 4 * 4 + 1
 
     def test_nothing_is_kept_of_a_block_whose_content_is_gone(self, policy: str) -> None:
         allocator, blocks, _ = full(policy)
         allocator.free(blocks)
         hit(allocator, blocks[0])
         allocator.allocate(4)
-        kept = allocator._cached
+        kept = allocator.eviction
         assert len(kept) == 0
         if isinstance(kept, RankedEviction):
             assert kept._births == kept._parents == kept._children == kept.hits == {}

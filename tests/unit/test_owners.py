@@ -16,16 +16,16 @@ class TestOwners:
         allocator = BlockAllocator(6)
         first, second = allocator.allocate(2, "a")
         allocator.share([first, first], "b")
-        assert allocator.owned_blocks("a") == Counter([first, second])
-        assert allocator.owned_blocks("b") == Counter({first: 2})
-        assert (allocator.holders(first), allocator.holders(second)) == (["a", "b"], ["a"])
-        assert allocator.owned_blocks("nobody") == Counter()
+        assert allocator.owners.blocks_of("a") == Counter([first, second])
+        assert allocator.owners.blocks_of("b") == Counter({first: 2})
+        assert (allocator.owners.holders(first), allocator.owners.holders(second)) == (["a", "b"], ["a"])
+        assert allocator.owners.blocks_of("nobody") == Counter()
 
     def test_what_they_have_is_a_copy(self) -> None:
         allocator = BlockAllocator(2)
         (block,) = allocator.allocate(1, "a")
-        allocator.owned_blocks("a").clear()
-        assert allocator.owned_blocks("a") == Counter([block])
+        allocator.owners.blocks_of("a").clear()
+        assert allocator.owners.blocks_of("a") == Counter([block])
 
     @pytest.mark.parametrize(("owner", "times"), [("b", 1), ("nobody", 1), ("a", 2)])
     def test_another_cannot_give_them_back(self, owner: str, times: int) -> None:
@@ -38,14 +38,14 @@ class TestOwners:
         ):
             allocator.free([block] * times, owner)
         assert (allocator.ref_count(block), allocator.ref_count(own)) == (2, 1)
-        assert allocator.holders(block) == ["a", "c"]
+        assert allocator.owners.holders(block) == ["a", "c"]
 
     def test_an_owner_without_references_is_forgotten(self) -> None:
         allocator = BlockAllocator(4)
         blocks = allocator.allocate(2, "a")
         allocator.free(blocks[:1], "a")
         allocator.free(blocks[1:], "a")
-        assert allocator._owned == {}
+        assert len(allocator.owners) == 0
 
 
 class TestFindLeakedBlocks:
@@ -53,13 +53,13 @@ class TestFindLeakedBlocks:
         allocator = BlockAllocator(8)
         kept, lost = allocator.allocate(2, "alive"), allocator.allocate(3, "gone")
         allocator.share([kept[0], lost[0]], "gone")
-        assert allocator.find_leaked_blocks({"alive"}) == {"gone": sorted([*lost, kept[0], lost[0]])}
-        assert allocator.find_leaked_blocks({"alive", "gone"}) == {}
+        assert allocator.owners.leaked_blocks({"alive"}) == {"gone": sorted([*lost, kept[0], lost[0]])}
+        assert allocator.owners.leaked_blocks({"alive", "gone"}) == {}
 
     def test_blocks_without_an_owner_belong_to_no_sequence(self) -> None:
         allocator = BlockAllocator(4)
         allocator.allocate(2)
-        assert allocator.find_leaked_blocks(()) == {}
+        assert allocator.owners.leaked_blocks(()) == {}
 
 
 class TestFindUnreferencedBlocks:
@@ -78,7 +78,7 @@ class TestForceFree:
         allocator.share([first])
         assert allocator.force_free([first, first]) == 1
         assert (allocator.ref_count(first), allocator.num_free(), allocator.num_references) == (0, 3, 1)
-        assert (allocator.owned_blocks("a"), allocator.owned_blocks("b")) == (Counter([second]), Counter())
+        assert (allocator.owners.blocks_of("a"), allocator.owners.blocks_of("b")) == (Counter([second]), Counter())
         assert allocator.total_freed == 1
         assert first in allocator.allocate(3)
 

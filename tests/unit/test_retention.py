@@ -89,7 +89,7 @@ def test_random_traffic_evicts_from_the_right_group(policy: str) -> None:
         pool.view([slot], [len(tokens) - pool.get_seq_len(slot)]).advance()
         slots.append(slot)
         assert not pool.audit()
-    retention, counters = pool.retention, pool.counters()
+    retention, counters = pool.eviction, pool.counters()
     assert isinstance(retention, Watched)
     assert retention.checked == counters.evicted_blocks > 100
     assert counters.quota_evictions
@@ -218,14 +218,14 @@ class TestQuotas:
 def test_the_audit_finds_what_does_not_agree() -> None:
     pool = make_pool(Limits(pinned=4, quota=4))
     visit(pool, "abcd", "a", pin=2)
-    retention = pool.retention
-    assert retention is not None
+    retention = pool.eviction
+    assert isinstance(retention, Retention)
     (tenant,) = retention._tenants.values()
-    first = pool.index.match([ord("a")], "a")[0] if pool.index is not None else -1
+    first = pool.index.match([ord("a")], "a")[0] if pool.shares_prefixes else -1
     tenant.contents += 1
     retention._pinned.remove(first)
     found = {(finding.rule, finding.subject) for finding in pool.audit()}
-    second = pool.index.match([ord("a"), ord("b")], "a")[1] if pool.index is not None else -1
+    second = pool.index.match([ord("a"), ord("b")], "a")[1] if pool.shares_prefixes else -1
     assert found == {
         ("retention", f"block {first}"),
         ("retention", f"block {second}"),

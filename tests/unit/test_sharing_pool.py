@@ -189,7 +189,7 @@ class TestSameStep:
         pool.reserve([first], [8])
         second = pool.allocate_slot(token_ids=PROMPT)
         pool.view([first, second], [8, 1]).rollback()
-        assert pool.index is not None
+        assert pool.shares_prefixes
         assert (list(pool.index.nodes()), pool.index._roots) == ([], {})
         assert pool.audit() == []
         assert pool.get_seq_len(pool.allocate_slot(token_ids=PROMPT)) == 0
@@ -218,7 +218,7 @@ class TestSameStep:
         slot = pool.allocate_slot(token_ids=PROMPT)
         pool.reserve([slot], [8])
         pool.free_slot(slot)
-        assert pool.index is not None
+        assert pool.shares_prefixes
         assert (list(pool.index.nodes()), pool.stats().blocks_cached, pool.audit()) == ([], 0, [])
 
     @pytest.mark.parametrize("make_pool", [sharing, paged])

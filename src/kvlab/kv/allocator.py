@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvlab.errors import BlockError, OutOfBlocksError
 from kvlab.kv.eviction import EvictionPolicy, LruEviction
 from kvlab.kv.journal import BlockEvent, BlockJournal
+from kvlab.kv.owners import BlockOwners
 from kvlab.kv.prefix import Prefix
 
 #: Given blocks that are about to be evicted, in order, and the contents of all blocks.
@@ -42,8 +43,7 @@ class BlockAllocator:
 
     Which block has which content is stored here and nowhere else (`set_contents`, `content`); the content's node
     names its block. Taking a block with content from the queue is its eviction, which `on_evict` hears of while the
-    block still has it. `on_drop` is given contents that have lost their block. References may have owners, so that
-    those of an owner that is gone can be found.
+    block still has it. `on_drop` is given contents that have lost their block. References may have `owners`.
     With a `journal`, what happens to each block is written there.
     """
 
@@ -61,10 +61,9 @@ class BlockAllocator:
         self._references = [0] * num_blocks
         # The queue's head is the list's end, so that taking and returning blocks moves no other.
         self._scratch = list(range(num_blocks - 1, -1, -1))
-        self._cached = LruEviction() if eviction is None else eviction  # unreferenced, with content
+        self.eviction = LruEviction() if eviction is None else eviction  # of what is unreferenced, with content
         self._contents: dict[int, Prefix] = {}
-        # An owner's references: as they came, until some of them go alone and are counted from then on.
-        self._owned: dict[Hashable, list[int] | Counter[int]] = {}
+        self.owners = BlockOwners()
         self._on_drop = on_drop
         self._journal = journal
         self._on_evict = on_evict
@@ -76,11 +75,11 @@ class BlockAllocator:
 
     def num_free(self) -> int:
         """Blocks that nobody references, with or without content."""
-        return len(self._scratch) + len(self._cached)
+        return len(self._scratch) + len(self.eviction)
 
     def num_evictable(self) -> int:
         """Part of the free blocks that holds content."""
-        return len(self._cached)
+        return len(self.eviction)
 
     def num_allocated(self) -> int:
         """Blocks with at least one reference."""
@@ -105,17 +104,17 @@ class BlockAllocator:
 
     def free_block_ids(self) -> set[int]:
         """The blocks in the free queue."""
-        return {*self._scratch, *self._cached.blocks()}
+        return {*self._scratch, *self.eviction.blocks()}
 
     def evictable_block_ids(self) -> set[int]:
         """The blocks in the free queue that hold content."""
-        return set(self._cached.blocks())
+        return set(self.eviction.blocks())
 
     def states(self) -> NDArray[np.uint8]:
         """The BlockState of each block, `[num_blocks]`; pinned ones are CACHED here."""
         references = np.fromiter(self._references, np.int32, self.num_blocks)
         states = np.where(references > 1, BlockState.SHARED, 2 * references).astype(np.uint8)
-        states[np.fromiter(self._cached.blocks(), np.int64, len(self._cached))] = BlockState.CACHED
+        states[np.fromiter(self.eviction.blocks(), np.int64, len(self.eviction))] = BlockState.CACHED
         return states
 
     def allocate(self, count: int, owner: Hashable = None) -> list[int]:
@@ -128,7 +127,7 @@ class BlockAllocator:
         blocks, evicted = self._take(count)
         self.evictions += evicted > 0
         if owner is not None and blocks:
-            self._own(blocks, owner)
+            self.owners.add(owner, blocks)
         if self._journal is not None and blocks:
             self._journal.add(BlockEvent.ALLOCATED, blocks, owner)
         return blocks
@@ -138,7 +137,7 @@ class BlockAllocator:
         blocks, evicted = self._take(len(owners))
         self.evictions += evicted
         for block, owner in zip(blocks, owners, strict=True):
-            self._own((block,), owner)
+            self.owners.add(owner, (block,))
             if self._journal is not None:
                 self._journal.add(BlockEvent.ALLOCATED, (block,), owner)
         return blocks
@@ -156,20 +155,20 @@ class BlockAllocator:
                 raise BlockError(f"share: block {block} is neither allocated nor cached")
         for block in blocks:
             if not self._references[block]:
-                self._cached.remove(block)
+                self.eviction.remove(block)
                 reused.append(block)
             self._references[block] += 1
         self.num_references += len(blocks)
         self.total_allocated += len(reused)
         if owner is not None and blocks:
-            self._own(blocks, owner)
+            self.owners.add(owner, blocks)
         if self._journal is not None:
             self._journal.add(BlockEvent.SHARED, blocks, owner)
         return reused
 
     def touch(self, blocks: Sequence[int]) -> None:
         """Record for the eviction policy that the content of these blocks was hit."""
-        self._cached.used(blocks)
+        self.eviction.used(blocks)
 
     def free(self, blocks: Sequence[int], owner: Hashable = None) -> list[int]:
         """Drop one reference of each block; returns the blocks that nobody references any more.
@@ -180,7 +179,7 @@ class BlockAllocator:
         Raises BlockError, naming the block, for one that is not allocated, given more often than it is
         referenced, or not `owner`'s.
         """
-        all_of_owner = owner is not None and self._check_owner(blocks, owner)
+        all_of_owner = owner is not None and self.owners.holds_just(owner, blocks)
         released = self._drop_references(blocks)
         if self._journal is not None:
             self._journal.add(BlockEvent.FREED, blocks, owner)
@@ -188,15 +187,15 @@ class BlockAllocator:
         self.num_references -= len(blocks)
         self.total_freed += len(released)
         if all_of_owner:
-            del self._owned[owner]
+            self.owners.remove_all(owner)
         elif owner is not None and blocks:
-            self._disown(blocks, owner)
+            self.owners.remove(owner, blocks)
         return released
 
     def set_contents(self, contents: Mapping[int, Prefix]) -> None:
         """Referenced blocks without content hold those of nodes that name them now: others may share them."""
         self._contents.update(contents)
-        self._cached.filled(contents)
+        self.eviction.filled(contents)
 
     def clear_content(self, block: int) -> None:
         """A block's content may not be shared any more; unreferenced, it goes to the queue's head."""
@@ -205,7 +204,7 @@ class BlockAllocator:
         if self._references[block]:
             self._drop([block])
         else:
-            self._cached.remove(block)
+            self.eviction.remove(block)
             self.give_up([block])
 
     def give_up(self, blocks: list[int]) -> None:
@@ -216,22 +215,6 @@ class BlockAllocator:
         if self._journal is not None:
             self._journal.add(BlockEvent.DROPPED, blocks)
         self._drop(blocks)
-
-    def owned_blocks(self, owner: Hashable) -> Counter[int]:
-        """An owner's references by block."""
-        return Counter(self._owned.get(owner, ()))
-
-    def holders(self, block: int) -> list[Hashable]:
-        """The owners of a block's references."""
-        return [owner for owner, blocks in self._owned.items() if block in blocks]
-
-    def find_leaked_blocks(self, active_owners: Collection[Hashable]) -> dict[Hashable, list[int]]:
-        """Blocks that owners outside `active_owners` still reference, by owner, once for each reference."""
-        return {
-            owner: sorted(self.owned_blocks(owner).elements())
-            for owner in self._owned
-            if owner not in active_owners
-        }
 
     def find_unreferenced_blocks(self, referenced: Collection[int]) -> list[int]:
         """Allocated blocks that are not among `referenced`, such as the entries of all live tables."""
@@ -248,12 +231,7 @@ class BlockAllocator:
         for block in wanted:
             self._check_id(block)
         lost = [block for block in wanted if self._references[block]]
-        for owner in list(self._owned):
-            owned = self._counted(owner)
-            for block in lost:
-                owned.pop(block, None)
-            if not owned:
-                del self._owned[owner]
+        self.owners.forget(lost)
         for block in lost:
             if self._journal is not None:
                 self._journal.add(BlockEvent.FREED, [block] * self._references[block])
@@ -313,12 +291,12 @@ class BlockAllocator:
             self.total_allocated += 1
             return [block], 0
         evict = max(count - len(scratch), 0)
-        if evict > len(self._cached):
-            raise OutOfBlocksError(count, self.num_free(), self.num_blocks, evictable=len(self._cached))
+        if evict > len(self.eviction):
+            raise OutOfBlocksError(count, self.num_free(), self.num_blocks, evictable=len(self.eviction))
         blocks = scratch[: -(count - evict) - 1 : -1]
         del scratch[len(scratch) - len(blocks) :]
         if evict:
-            evicted = self._cached.victims(evict)
+            evicted = self.eviction.victims(evict)
             if self._on_evict is not None:
                 self._on_evict(evicted, self._contents)
             self._drop(evicted)
@@ -338,7 +316,7 @@ class BlockAllocator:
         nodes = list(map(self._contents.pop, blocks))
         for node in nodes:
             node.block = None
-        self._cached.forget(blocks)
+        self.eviction.forget(blocks)
         if self._on_drop is not None:
             self._on_drop(nodes)
 
@@ -353,47 +331,10 @@ class BlockAllocator:
         if kept:
             if self._journal is not None:
                 self._journal.add(BlockEvent.CACHED, kept)
-            self._cached.add_all(kept, self._contents)
+            self.eviction.add_all(kept, self._contents)
 
     def _check_id(self, block: int) -> None:
         if type(block) is not int:
             raise BlockError(f"block {block!r}: a block id is a whole number")
         if not 0 <= block < self.num_blocks:
             raise BlockError(f"block {block}: outside the pool of {self.num_blocks} blocks")
-
-    def _check_owner(self, blocks: Sequence[int], owner: Hashable) -> bool:
-        """Raise BlockError for a reference that is not the owner's; returns whether these are all it has."""
-        if self._owned.get(owner, ()) == blocks[::-1]:  # as a sequence ends: last to first
-            return bool(blocks)
-        owned, wanted = self._counted(owner), Counter(blocks)
-        for block, times in wanted.items():
-            if times > owned[block]:
-                raise BlockError(f"free: {owner!r} holds {owned[block]} reference(s) to block {block}, not {times}")
-        return bool(blocks) and owned == wanted
-
-    def _own(self, blocks: Sequence[int], owner: Hashable) -> None:
-        owned = self._owned.get(owner)
-        if owned is None:
-            self._owned[owner] = list(blocks)
-        elif isinstance(owned, list):
-            owned += blocks
-        else:
-            owned.update(blocks)
-
-    def _disown(self, blocks: Sequence[int], owner: Hashable) -> None:
-        owned = self._owned[owner] = self._counted(owner)
-        owned.subtract(blocks)
-        for block in blocks:
-            if not owned[block]:
-                del owned[block]
-        if not owned:
-            del self._owned[owner]
-
-    def _counted(self, owner: Hashable) -> Counter[int]:
-        """An owner's references by block, to be changed."""
-        owned = self._owned.get(owner, ())
-        if not isinstance(owned, Counter):
-            owned = Counter(owned)
-            if owner in self._owned:
-                self._owned[owner] = owned
-        return owned

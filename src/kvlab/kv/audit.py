@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.prefix import PrefixIndex
-from kvlab.kv.retention import Retention
 from kvlab.kv.table import BlockTables
 from kvlab.kv.tiers.offload import Offload
 
@@ -43,11 +42,10 @@ class Finding:
 def audit(
     allocator: BlockAllocator,
     groups: Sequence[GroupBlocks],
-    index: PrefixIndex | None = None,
-    retention: Retention | None = None,
-    offload: Offload | None = None,
+    index: PrefixIndex,
+    offload: Offload,
 ) -> list[Finding]:
-    """Every way in which tables, allocator, index, retention and tiers disagree; empty for a sound pool."""
+    """Every way in which tables, allocator, index, eviction and tiers disagree; empty for a sound pool."""
     tables, size = groups[0].tables, groups[0].tables.block_size
     findings = _references(allocator, [group.tables for group in groups])
     free = allocator.free_block_ids()
@@ -66,8 +64,8 @@ def audit(
             detail = f"{int(tables.lengths[slot])} tokens computed, {stored} stored, blocks for {room}"
             findings.append(Finding("overrun", f"slot {slot}", detail))
         findings += _groups(slot, groups)
-    kept = [] if retention is None else [Finding("retention", *each) for each in retention.broken()]
-    below = [] if offload is None else [Finding("tier", *each) for each in offload.broken(tables, allocator)]
+    kept = [Finding("retention", *each) for each in allocator.eviction.broken()]
+    below = [Finding("tier", *each) for each in offload.broken(tables, allocator)]
     return findings + _contents(allocator, index) + kept + below
 
 
@@ -93,14 +91,14 @@ def _references(allocator: BlockAllocator, groups: Sequence[BlockTables]) -> lis
         if held != named:
             rule = "leaked" if held > named else "dangling"
             detail = f"{held} reference(s), {named} table entry(ies)"
-            findings.append(Finding(rule, f"block {block}", detail, tuple(allocator.holders(block))))
+            findings.append(Finding(rule, f"block {block}", detail, tuple(allocator.owners.holders(block))))
     return findings
 
 
-def _contents(allocator: BlockAllocator, index: PrefixIndex | None) -> list[Finding]:
+def _contents(allocator: BlockAllocator, index: PrefixIndex) -> list[Finding]:
     wrong: dict[int, str] = {}
     evictable, free = allocator.evictable_block_ids(), allocator.free_block_ids()
-    indexed = {id(node) for node in index.nodes()} if index is not None else set()
+    indexed = {id(node) for node in index.nodes()}
     held = set()
     for block in range(allocator.num_blocks):
         node = allocator.content(block)
@@ -111,10 +109,10 @@ def _contents(allocator: BlockAllocator, index: PrefixIndex | None) -> list[Find
             wrong[block] = "its content is not indexed"
         elif block in free and (node is not None) != (block in evictable):
             wrong[block] = "free with content, but not evictable" if node else "evictable, but without content"
-    for node in index.nodes() if index is not None else ():
+    for node in index.nodes():
         if node.block is not None and id(node) not in held:
             wrong[node.block] = "indexed, but without content"
     return [
-        Finding("content", f"block {block}", detail, tuple(allocator.holders(block)))
+        Finding("content", f"block {block}", detail, tuple(allocator.owners.holders(block)))
         for block, detail in sorted(wrong.items())
     ]

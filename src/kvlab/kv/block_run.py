@@ -58,8 +58,7 @@ class BlockRun:
             rows = self._decoding[filling]
             lengths = self._before[filling] + self._steps + 1
             ledger.occupancy.hold(ledger.tables.entries[rows, lengths // size - 1], size)
-            if sharing is not None:
-                sharing.complete(rows.tolist(), lengths.tolist())
+            sharing.complete(rows.tolist(), lengths.tolist())
         self._steps += 1
         ledger.occupancy.tokens += len(self._decoding)
         fills = self._chunk is not None and self._compute(*self._chunk)
@@ -83,7 +82,7 @@ class BlockRun:
         if after % size:
             self._ledger.occupancy.hold(tables.entries[slot, after // size], after % size)
         self._ledger.occupancy.tokens += count
-        if fills and self._sharing is not None:
+        if fills:
             self._sharing.complete([slot], [after])
         return fills
 

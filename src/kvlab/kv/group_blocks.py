@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlab.kv.block_sharing import BlockSharing
 from kvlab.kv.copy_on_write import CopyOnWrite
 from kvlab.kv.groups import LayerGroup
 from kvlab.kv.ledger import BlockLedger
-from kvlab.kv.sharing import PrefixSharing
 from kvlab.kv.table import BlockTables
 
 
@@ -21,31 +21,29 @@ class GroupBlocks:
     layers: LayerGroup
     ledger: BlockLedger
     copies: CopyOnWrite
-    sharing: PrefixSharing | None
+    sharing: BlockSharing
 
     @property
     def tables(self) -> BlockTables:
         """The group's block tables."""
         return self.ledger.tables
 
-    def leave_behind(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+    def drop_before_window(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         """These slots have so many tokens: give back the blocks that no query to come can see."""
         window, tables = self.layers.window, self.tables
         if window is None:
             return
         needed = np.maximum(lengths - window, 0) // tables.block_size
         for row in np.flatnonzero(needed > tables.first[rows]).tolist():
-            slot, first = int(rows[row]), int(needed[row])
-            if self.sharing is not None:
-                first = self.sharing.left_behind(slot, first)
+            slot = int(rows[row])
+            first = self.sharing.droppable_entries(slot, int(needed[row]))
             if first > tables.first[slot]:
-                self.ledger.leave_behind(slot, first)
+                self.ledger.drop_first(slot, first)
 
     def restart(self, slot: int) -> None:
         """The slot has no tokens and no blocks."""
         tables = self.tables
-        if self.sharing is not None:
-            self.sharing.restart(slot)
+        self.sharing.restart(slot)
         self.ledger.shorten(slot, 0)
         for column in (tables.lengths, tables.stored, tables.cached, tables.reserved):
             column[slot] = 0

@@ -37,14 +37,13 @@ class BlockLedger:
             evictable = allocator.num_evictable()
             raise OutOfBlocksError(demand, free, allocator.num_blocks, evictable=evictable, slots=slots)
 
-    def open(self, shared: Sequence[int], fresh: int = 0, first: int = 0) -> int:
-        """A slot whose table has these `shared` blocks from entry `first` on, then `fresh` ones. There is room: see
-        `check_room`.
+    def open(self, shared: Sequence[int | None], first: int = 0) -> int:
+        """A slot whose table has these `shared` blocks from entry `first` on; None: an entry that `fill` gives a
+        block at once. There is room: see `check_room`.
         """
-        slot = self.tables.add(shared, first)
-        self.occupancy.reuse(self.allocator.share(shared, slot))
-        if fresh:
-            self.append(slot, fresh)
+        blocks = [block for block in shared if block is not None]
+        slot = self.tables.add([block or 0 for block in shared] if len(blocks) < len(shared) else blocks, first)
+        self.occupancy.reuse(self.allocator.share(blocks, slot))
         return slot
 
     def fill(self, slot: int, entries: Sequence[int]) -> None:
@@ -52,12 +51,6 @@ class BlockLedger:
         blocks = np.array(self.allocator.allocate(len(entries), slot), dtype=np.int32)
         self.occupancy.clear(blocks)
         self.tables.entries[slot, list(entries)] = blocks
-
-    def open_partly(self, shared: Sequence[int | None], first: int) -> int:
-        """As `open`; None: an entry that is to be filled at once."""
-        slot = self.tables.add([0 if block is None else block for block in shared], first)
-        self.occupancy.reuse(self.allocator.share([block for block in shared if block is not None], slot))
-        return slot
 
     def append(self, slot: int, count: int) -> None:
         """Blocks for the tokens behind a slot's last entry."""
@@ -96,9 +89,9 @@ class BlockLedger:
         if blocks:
             self._release(blocks[::-1], slot)
 
-    def leave_behind(self, slot: int, first: int) -> None:
+    def drop_first(self, slot: int, first: int) -> None:
         """Give back the blocks before entry `first`, which the slot does not need any more."""
-        self._release(self.tables.leave_behind(slot, first), slot)
+        self._release(self.tables.drop_first(slot, first), slot)
 
     def close(self, slot: int) -> None:
         """Free a slot's blocks, last to first, so that a prefix outlives its tail."""
@@ -120,7 +113,7 @@ def reclaim(ledgers: Sequence[BlockLedger]) -> int:
     """Free every block that no live slot names in one of the tables of a pool; returns how many."""
     ledger = ledgers[0]
     allocator, live, freed = ledger.allocator, ledger.tables.live, 0
-    for owner, blocks in allocator.find_leaked_blocks(live).items():
+    for owner, blocks in allocator.owners.leaked_blocks(live).items():
         released = allocator.free(blocks, owner)
         ledger.occupancy.release(released)
         freed += len(released)

@@ -1,7 +1,9 @@
 """A pool of blocks: opens slots, copies them, frees them, and says what they hold.
 
-To be read after `protocol.py`. The parts are `ledger` (who holds which block), `step` (from `reserve` to
-`advance`), `copy_on_write`, and `sharing` with its index `prefix`. Each group of layers has them (`group_blocks`).
+To be read after `protocol.py`. The parts are `ledger` (who holds which block), `step_preparation` (from `reserve`
+to `advance`), `copy_on_write`, and `sharing` with its index `prefix`; each group of layers has them
+(`group_blocks`). `prefix_lookup` finds what is known of a prompt, for
+`slot_opening`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from kvlab.errors import CapacityError, SlotError
 from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.audit import Finding, audit
 from kvlab.kv.block_run import BlockRun
+from kvlab.kv.block_sharing import BlockSharing
 from kvlab.kv.copy_on_write import CopyOnWrite
 from kvlab.kv.eviction import EvictionPolicy
 from kvlab.kv.group_blocks import GroupBlocks
@@ -25,17 +28,15 @@ from kvlab.kv.journal import BlockJournal
 from kvlab.kv.ledger import BlockLedger, reclaim
 from kvlab.kv.occupancy import Occupancy
 from kvlab.kv.prefix import PrefixIndex, salt_bytes
-from kvlab.kv.prefix_hits import PrefixHits, match
+from kvlab.kv.prefix_lookup import PoolLookup, PrefixLookup, TierLookup, WindowLookup
 from kvlab.kv.protocol import KVCachePool, Numbers, Salt
-from kvlab.kv.retention import Retention
 from kvlab.kv.sharing import PrefixSharing
+from kvlab.kv.slot_opening import SlotOpener
 from kvlab.kv.step_preparation import StepPreparation
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.table import BlockTables
-from kvlab.kv.tiers.base import Key
 from kvlab.kv.tiers.offload import Offload
 from kvlab.kv.view import CacheView
-from kvlab.kv.window_loads import WindowLoads
 
 
 class BlockPool(KVCachePool):
@@ -60,8 +61,8 @@ class BlockPool(KVCachePool):
         groups: Sequence[LayerGroup] = (),
         step_tokens: int | None = None,
     ) -> None:
-        """An `eviction` that is a Retention can pin, and is told the time. `groups` of layers have tables of their
-        own; (): all layers have the same. No step computes more than `step_tokens` of a sequence; None: any number.
+        """`groups` of layers have tables of their own; (): all layers have the same. No step computes more than
+        `step_tokens` of a sequence; None: any number.
         """
         if num_blocks < 1:
             raise CapacityError(
@@ -71,12 +72,12 @@ class BlockPool(KVCachePool):
         self.max_seq_len = max_seq_len
         self.storage = storage
         self.step_tokens = max_seq_len if step_tokens is None else step_tokens
-        self.index = PrefixIndex(block_size) if prefix_sharing else None
-        on_drop = None if self.index is None else self.index.prune
-        self.retention = eviction if isinstance(eviction, Retention) else None
-        self.offload = offload if self.index is not None else None
-        on_evict = None if self.offload is None else self.offload.evicted
-        self.allocator = BlockAllocator(num_blocks, eviction, on_drop, journal, on_evict)
+        self.shares_prefixes = prefix_sharing
+        self.index = PrefixIndex(block_size)
+        self.offload = offload if offload is not None and prefix_sharing else Offload(())
+        on_evict = self.offload.evicted if self.offload.tiers else None
+        self.allocator = BlockAllocator(num_blocks, eviction, self.index.prune, journal, on_evict)
+        self.eviction = self.allocator.eviction
         self._occupancy = Occupancy(num_blocks, block_size)
         self.groups = [
             self._group(number, layers, block_size) for number, layers in enumerate(groups or (LayerGroup(()),))
@@ -85,17 +86,24 @@ class BlockPool(KVCachePool):
         self.tables = first.tables
         self._ledger, self._copies, self._sharing = first.ledger, first.copies, first.sharing
         self._step = StepPreparation(self.groups, max_seq_len)
-        has_windows = any(group.layers.window is not None for group in self.groups)
-        self._windows: WindowLoads | None = None  # loads, where layers have windows
-        if has_windows and self.index is not None and self.offload is not None:
-            self._windows = WindowLoads(self.groups, self.index, self.offload, self.retention)
+        self._has_windows = any(group.layers.window is not None for group in self.groups)
+        self._lookup = self._prefix_lookup()
+        self._opener = SlotOpener(self.groups, self._lookup, self.offload, self.step_tokens, self.first_blocks)
         self._prompt_tokens = self._expired_blocks = 0
 
     def _group(self, number: int, layers: LayerGroup, block_size: int) -> GroupBlocks:
         tables = BlockTables(-(-self.max_seq_len // block_size), block_size)
         ledger = BlockLedger(self.allocator, tables, self._occupancy, self.storage)
-        sharing = None if self.index is None else PrefixSharing(self.index, ledger, self.retention, number)
+        sharing = PrefixSharing(self.index, ledger, number) if self.shares_prefixes else BlockSharing()
         return GroupBlocks(layers, ledger, CopyOnWrite(ledger), sharing)
+
+    def _prefix_lookup(self) -> PrefixLookup:
+        if not self.shares_prefixes:
+            return PrefixLookup(self.groups)
+        if not self.offload.tiers:
+            return PoolLookup(self.groups, self.index)
+        kind = WindowLookup if self._has_windows else TierLookup
+        return kind(self.groups, self.index, self.offload)
 
     @property
     def block_size(self) -> int:
@@ -130,70 +138,19 @@ class BlockPool(KVCachePool):
         swapped: int | None = None,
     ) -> int:
         tokens = initial_tokens if token_ids is None else len(token_ids)
+        self._check_opening(tokens, salt, keep_free)
+        slot = self._opener.open(tokens, token_ids, salt, keep_free=keep_free, resumed=resumed, swapped=swapped)
+        self._prompt_tokens += 0 if resumed else tokens
+        return slot
+
+    def _check_opening(self, tokens: int, salt: Salt, keep_free: int) -> None:
+        """Raise SlotError for a slot that cannot be."""
         if tokens < 0 or keep_free < 0:
             raise SlotError(f"initial_tokens={tokens}, keep_free={keep_free}: must be at least 0")
         if tokens > self.max_seq_len:
             raise SlotError(f"{tokens} tokens are more than max_seq_len={self.max_seq_len}")
         if salt is not None and not isinstance(salt, str | int):
             raise SlotError(f"salt={salt!r}: must be text or a whole number")
-        if token_ids and self._windows is not None and (behind := self._windows.match(token_ids, salt)) is not None:
-            computed = min(behind.count * self.block_size, tokens - 1)
-            counts = [self._fresh(group, tokens, computed) for group in self.groups]
-            slot = self._windows.open(behind, counts, token_ids, salt, keep_free=keep_free, resumed=resumed)
-            self._prompt_tokens += 0 if resumed else tokens
-            return slot
-        hits = self._match(token_ids, salt)
-        found = self._find(token_ids, salt, hits) if token_ids else []
-        tail = self._find_tail(swapped, hits.count, found) if swapped is not None else 0
-        coming = self.offload.loading_blocks(found) if self.offload is not None and found else []
-        # The last token of a prompt is run in any case: its logits pick the next one.
-        computed = min(hits.count * self.block_size, max(tokens - 1, 0))
-        plans = [
-            (group, blocks, self._fresh(group, tokens, computed) - hits.count - len(coming))
-            for group, blocks in zip(self.groups, hits.blocks, strict=True)
-        ]
-        fresh = sum(count for _, _, count in plans)
-        # A hit that nobody references takes a block out of the free queue too.
-        reused = sum(not self.allocator.ref_count(block) for _, blocks, _ in plans for block in blocks)
-        self._ledger.check_room(fresh + reused, keep_free)
-        if self.retention is not None:
-            self.retention.ask(salt, fresh)
-        if self.offload is not None and found:
-            self.offload.hold(found)
-        for group, blocks, _ in plans:  # hits first: what is allocated for a group may be another's hit else
-            slot = group.ledger.open(blocks + coming, 0, hits.count - len(blocks))
-        for group, _, count in plans:
-            if count:
-                group.ledger.append(slot, count)
-        if self.retention is not None:
-            self.retention.ask(salt, 0)
-        self._prompt_tokens += 0 if resumed else tokens
-        for group, blocks, _ in plans:
-            self.allocator.touch(blocks)
-            group.tables.stored[slot] = hits.count * self.block_size
-            group.tables.lengths[slot] = group.tables.cached[slot] = computed
-            if group.sharing is not None:
-                group.sharing.open(slot, token_ids, salt, blocks, resumed=resumed)
-        if self.offload is not None and found:
-            first, last = hits.count, hits.count + len(found)
-            self.offload.load(slot, first, found, self.tables.entries[slot, first:last].tolist(), tail=tail)
-        if self.offload is not None and swapped is not None:
-            self.offload.swaps.blocks_in += len(found)
-            self.offload.swaps.end(swapped)
-        return slot
-
-    def _match(self, token_ids: Sequence[int] | None, salt: Salt) -> PrefixHits:
-        if self.index is None or not token_ids:
-            return PrefixHits(0, [[] for _ in self.groups])
-        return match(self.index, self.groups, token_ids, salt)
-
-    def _fresh(self, group: GroupBlocks, tokens: int, computed: int) -> int:
-        """Entries of a slot that is opened for so many tokens: where there is a window, those that the next step
-        may compute, as others are given back meanwhile.
-        """
-        if group.layers.window is not None:
-            tokens = min(tokens, computed + self.step_tokens)
-        return max(-(-tokens // self.block_size), self.first_blocks)
 
     def fork_slot(self, slot: int, token_ids: Sequence[int] | None = None, *, rerun_last: bool = False) -> int:
         self.tables.check(slot)
@@ -207,10 +164,9 @@ class BlockPool(KVCachePool):
 
     def _fork(self, group: GroupBlocks, slot: int, token_ids: Sequence[int] | None, *, rerun_last: bool) -> int:
         tables = group.tables
-        if group.sharing is not None:
-            group.sharing.catch_up([slot])
+        group.sharing.publish_late([slot])
         blocks = tables.blocks(slot)
-        copy = group.ledger.open(blocks, 0, int(tables.first[slot]))
+        copy = group.ledger.open(blocks, int(tables.first[slot]))
         tables.lengths[copy] = max(tables.lengths[slot] - rerun_last, 0)
         tables.stored[copy], tables.cached[copy] = tables.stored[slot], tables.cached[slot]
         if self.fork_shares:
@@ -218,22 +174,19 @@ class BlockPool(KVCachePool):
         else:
             for entry in range(len(blocks)):
                 group.ledger.copy(copy, entry)
-        if group.sharing is not None:
-            group.sharing.fork(slot, copy, token_ids)
+        group.sharing.fork(slot, copy, token_ids)
         return copy
 
     def pin_prefix(self, slot: int, tokens: int) -> None:
         self.tables.check(slot)
-        if self._sharing is not None:
-            self._sharing.pin(slot, tokens)
+        self._sharing.pin(slot, tokens)
 
     def swap_out(self, slot: int, is_worth: Callable[[float, int], bool] | None = None) -> int | None:
         self.tables.check(slot)
-        if self.offload is None or self.index is None or self._sharing is None or self.is_loading(slot):
-            return None
         # Beside windows tokens are computed again from the blocks that the tiers have.
-        computed = self._sharing.computed(slot) if self._windows is None else None
-        if computed is None:
+        if not self.offload.tiers or self._has_windows or self.is_loading(slot):
+            return None
+        if (computed := self._sharing.computed(slot)) is None:
             return None
         (token_ids, salt), size = computed, self.block_size
         blocks = self.tables.blocks(slot)[: -(-len(token_ids) // size)]
@@ -246,60 +199,43 @@ class BlockPool(KVCachePool):
         return self.offload.swaps.add(keys, blocks, len(token_ids), has_tail=len(token_ids) % size > 0)
 
     def end_swap(self, ticket: int) -> None:
-        if self.offload is not None:
-            self.offload.swaps.end(ticket)
+        self.offload.swaps.end(ticket)
 
     def is_loading(self, slot: int) -> bool:
-        return self.offload is not None and slot in self.offload.waiting
+        return slot in self.offload.waiting
 
     def receive(self, now: float) -> list[int]:
-        if self.offload is None or self._sharing is None:
-            return []
         self.offload.now = now
         if self._sharing.is_preparing:
             return []
         arrived = self.offload.arrived()
         for slot, wait in arrived.items():
-            if self._windows is not None:
-                self._windows.receive(slot, wait)
-                continue
-            tiers = wait.loaded()
-            has_tail = wait.tail and len(tiers) == len(wait.keys)
-            whole = len(tiers) - bool(has_tail)
-            if self._sharing.load(slot, wait.first, whole, wait.tail if has_tail else 0):
-                self.offload.count_hits(tiers[:whole])
-            if len(tiers) < len(wait.keys):  # another slot may wait for the same blocks, and write them too
-                self._copies.watch(slot)
+            self._lookup.receive(slot, wait)
         return list(arrived)
 
     def next_arrival(self) -> float | None:
-        return None if self.offload is None else self.offload.next_arrival()
+        return self.offload.next_arrival()
 
     def await_arrival(self, seconds: float) -> None:
-        if self.offload is not None:
-            self.offload.wait(seconds)
+        self.offload.wait(seconds)
 
     def expire(self, now: float) -> bool:
-        if self.offload is not None:
-            self.offload.now = now
-        if self.retention is None:
-            return False
-        pinned, blocks = self.retention.num_pinned, self.retention.expire(now)
+        self.offload.now = now
+        pinned, blocks = self.eviction.num_pinned, self.eviction.expire(now)
         if blocks:
             self.allocator.give_up(blocks)
             self._expired_blocks += len(blocks)
-        return bool(blocks) or self.retention.num_pinned < pinned
+        return bool(blocks) or self.eviction.num_pinned < pinned
 
     def blocks(self, slot: int) -> NDArray[np.int32]:
         """The blocks that a slot holds, one group's behind the other's. Raises SlotError for a dead one."""
         self.tables.check(slot)
-        every = [group.tables for group in self.groups]
-        return np.concatenate([each.entries[slot, each.first[slot] : each.counts[slot]] for each in every])
+        tables = [group.tables for group in self.groups]
+        return np.concatenate([table.entries[slot, table.first[slot] : table.counts[slot]] for table in tables])
 
     def free_slot(self, slot: int) -> None:
         self.tables.check(slot)
-        if self.offload is not None:
-            self.offload.leave(slot)
+        self.offload.leave(slot)
         self._step.leave(slot)
         for group in self.groups:
             group.ledger.close(slot)
@@ -347,10 +283,7 @@ class BlockPool(KVCachePool):
         return int(self.tables.cached[slot])
 
     def prefix_tokens(self, token_ids: Sequence[int], salt: Salt = None) -> int:
-        if token_ids and self._windows is not None and (behind := self._windows.match(token_ids, salt)) is not None:
-            return behind.count * self.block_size
-        hits = self._match(token_ids, salt)
-        return (hits.count + len(self._find(token_ids, salt, hits))) * self.block_size
+        return self._lookup.find(token_ids, salt).count * self.block_size
 
     def free_slot_count(self) -> int:
         return self.allocator.num_free()
@@ -371,60 +304,41 @@ class BlockPool(KVCachePool):
             shared_blocks=allocator.num_references - allocator.num_allocated(),
             sequences=len(self.tables),
             kv_bytes=self.storage.num_bytes if self.storage is not None else 0,
-            blocks_pinned=self.retention.num_pinned if self.retention is not None else 0,
-            **({} if self.offload is None else self.offload.stats()),
+            blocks_pinned=self.eviction.num_pinned,
+            **self.offload.stats(),
         )
 
     def counters(self) -> PoolCounters:
-        allocator, sharing, retention = self.allocator, self._sharing, self.retention
+        allocator, sharing, eviction = self.allocator, self._sharing, self.eviction
         return PoolCounters(
             blocks_allocated=allocator.total_allocated,
             blocks_freed=allocator.total_freed,
             evictions=allocator.evictions,
             evicted_blocks=allocator.evicted_blocks,
             cow_copies=sum(group.copies.copies for group in self.groups),
-            merged_blocks=sum(group.sharing.merged_blocks for group in self.groups if group.sharing is not None),
+            merged_blocks=sum(group.sharing.merged_blocks for group in self.groups),
             prompt_tokens=self._prompt_tokens,
-            hit_tokens=sharing.hit_tokens if sharing is not None else 0,
-            same_step_hit_tokens=sharing.same_step_tokens if sharing is not None else 0,
-            recompute_hit_tokens=sharing.recompute_tokens if sharing is not None else 0,
+            hit_tokens=sharing.hit_tokens,
+            same_step_hit_tokens=sharing.same_step_tokens,
+            recompute_hit_tokens=sharing.recompute_tokens,
             expired_blocks=self._expired_blocks,
-            quota_evictions=retention.quota_evictions if retention is not None else 0,
-            pinned_evictions=retention.pinned_evictions if retention is not None else 0,
-            pins_refused=sharing.pins_refused if sharing is not None else 0,
-            **({} if self.offload is None else self.offload.counters(self.block_size)),
+            quota_evictions=eviction.quota_evictions,
+            pinned_evictions=eviction.pinned_evictions,
+            pins_refused=sharing.pins_refused,
+            **self.offload.counters(self.block_size),
         )
 
     def audit(self) -> list[Finding]:
-        return audit(self.allocator, self.groups, self.index, self.retention, self.offload)
+        return audit(self.allocator, self.groups, self.index, self.offload)
 
     def close(self) -> None:
-        if self.offload is not None:
-            self.offload.close()
-
-    def _find(self, token_ids: Sequence[int], salt: Salt, hits: PrefixHits) -> list[Key]:
-        """The contents behind these hits that are in a tier."""
-        if self.offload is None or self.index is None or self._windows is not None:
-            return []
-        node = self.allocator.content(hits.blocks[0][-1]) if hits.count else None
-        return self.offload.find(salt_bytes(salt), node, self.index.parts(token_ids, hits.count))
-
-    def _find_tail(self, ticket: int, hits: int, found: list[Key]) -> int:
-        """Add the last block of what was swapped out, if it is not full and all before it was found: its tokens."""
-        swapped = self.offload.swaps.by_ticket[ticket] if self.offload is not None else None
-        if swapped is None or swapped.tail is None or self.offload is None:
-            return 0
-        whole, tail = divmod(swapped.tokens, self.block_size)
-        if hits + len(found) != whole or not self.offload.is_stored(swapped.tail):
-            return 0
-        found.append(swapped.tail)
-        return tail
+        self.offload.close()
 
     def _refuse_loading(self, slots: Numbers) -> None:
         """Raise SlotError for a slot whose blocks are not there yet."""
-        if self.offload is not None and self.offload.waiting:
+        if waiting := self.offload.waiting:
             for slot in slots:
-                if slot in self.offload.waiting:
+                if slot in waiting:
                     raise SlotError(f"slot {slot} is being loaded; it can be used once `receive` has named it")
 
     def reclaim_leaked_blocks(self) -> int:

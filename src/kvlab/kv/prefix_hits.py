@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvlab.kv.group_blocks import GroupBlocks
 from kvlab.kv.prefix import PrefixIndex
@@ -16,25 +16,16 @@ from kvlab.kv.tiers.offload import Offload
 
 @dataclass(frozen=True, slots=True)
 class PrefixHits:
-    """What is cached of a prompt: its first `count` blocks, as far as the groups need them."""
+    """What pool and tiers have of a prompt: its first blocks, as far as the groups of layers need them."""
 
-    count: int
-    blocks: list[list[int]]  # of each group, those up to `count` that it needs
-
-
-@dataclass(frozen=True, slots=True)
-class TierHits:
-    """What pool and tiers together have of a prompt, where layers have windows: as PrefixHits, with a key in the
-    place of a block whose content a tier has.
-    """
-
-    count: int
-    entries: list[list[int | Key]]
-
-    @property
-    def keys(self) -> list[Key]:
-        """The contents that tiers have, group by group."""
-        return [each for part in self.entries for each in part if isinstance(each, bytes)]
+    count: int  # blocks that a slot has once all is loaded
+    entries: list[
+        list[Any]
+    ]  # of each group its last ones of those: a block (int), or the key (bytes) of one to load
+    ready: int  # blocks that it has at once
+    stored: int  # blocks that its tables count as stored meanwhile
+    keys: Sequence[Key] = ()  # the contents to load, group by group
+    tail: int = 0  # tokens of the last of them, if that block is not full
 
 
 def match(index: PrefixIndex, groups: Sequence[GroupBlocks], token_ids: Sequence[int], salt: Salt) -> PrefixHits:
@@ -43,7 +34,7 @@ def match(index: PrefixIndex, groups: Sequence[GroupBlocks], token_ids: Sequence
     """
     if len(groups) == 1 and groups[0].layers.window is None:
         blocks = index.match(token_ids, salt)
-        return PrefixHits(len(blocks), [blocks])
+        return PrefixHits(len(blocks), [blocks], len(blocks), len(blocks))
     size = index.block_size
     count, known = len(token_ids) // size, list[list[int | None]]()
     for number, group in enumerate(groups):
@@ -52,28 +43,31 @@ def match(index: PrefixIndex, groups: Sequence[GroupBlocks], token_ids: Sequence
             found = list(takewhile(lambda block: block is not None, found))
         known.append(found)
         count = min(count, len(found))
-    return PrefixHits(*_longest(groups, known, count, size))
+    count, entries = _longest(groups, known, count, size)
+    return PrefixHits(count, entries, count, count)
 
 
 def match_with_tiers(
     index: PrefixIndex, groups: Sequence[GroupBlocks], offload: Offload, token_ids: Sequence[int], salt: Salt
-) -> TierHits:
+) -> PrefixHits:
     """The same over pool and tiers: what is not in the one may be in the other. A block that a prepared step is
     to fill yet counts as not there, as that step may fail.
     """
     size = index.block_size
     parts, known = list(index.parts(token_ids, 0)), list[list[int | Key | None]]()
     for number, group in enumerate(groups):
-        found: list[int | Key | None] = [*index.find(token_ids, salt, number)]
-        found += [None] * (len(parts) - len(found))
+        blocks = index.find(token_ids, salt, number)
+        blocks += [None] * (len(parts) - len(blocks))
+        found: list[int | Key | None] = [*blocks]
         for place, key in enumerate(offload.keys(index.root_tokens(salt, number), parts)):
-            block = found[place]
-            is_pending = group.sharing is not None and isinstance(block, int) and group.sharing.is_pending(block)
+            block = blocks[place]
+            is_pending = block is not None and group.sharing.is_pending(block)
             if block is None or is_pending:
                 found[place] = key if offload.has(key) else None
         known.append(found)
-    longest: tuple[int, list[list[int | Key]]] = _longest(groups, known, len(parts), size)
-    return TierHits(*longest)
+    count, entries = _longest(groups, known, len(parts), size)
+    keys = [entry for part in entries for entry in part if isinstance(entry, bytes)]
+    return PrefixHits(count, entries, 0, count, keys)
 
 
 Entry = TypeVar("Entry")

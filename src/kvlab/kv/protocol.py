@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +16,57 @@ Salt = str | int | None
 Numbers = Sequence[int] | NDArray[np.int64]
 
 
-class KVCachePool(Protocol):
+class SwapsSequences:
+    """What a pool with tiers can do for a sequence that gives way; without any, it cannot."""
+
+    def swap_out(self, slot: int, is_worth: Callable[[float, int], bool] | None = None) -> int | None:
+        """Copy what the slot has computed to the pool's tiers, which hold it for the sequence: a ticket for
+        `allocate_slot`. The slot stays as it is.
+
+        None where there is no room, or no tier; or where `is_worth` says that it is not, which is given an estimate
+        of the seconds for copying it there and back, and the tokens that would be computed otherwise.
+        """
+        return None
+
+    def end_swap(self, ticket: int) -> None:
+        """The sequence of this ticket will not come back."""
+
+
+class LoadsPrefixes:
+    """How a pool with tiers brings content to slots that have found it there; without any, nothing comes."""
+
+    def is_loading(self, slot: int) -> bool:
+        """Whether content that the slot found in a tier is on its way to it: it takes part in no step before."""
+        return False
+
+    def receive(self, now: float) -> list[int]:
+        """It is `now`, in seconds: the slots whose content has come since the last call. What could not be loaded
+        has to be computed; `get_seq_len` says from which token on.
+        """
+        return []
+
+    def next_arrival(self) -> float | None:
+        """When `receive` has a slot to name; a time that has passed: any moment. None: no slot is being loaded."""
+        return None
+
+    def await_arrival(self, seconds: float) -> None:
+        """Wait until content has come, at most so long. Modelled loads are not waited for."""
+
+
+class KVCachePool(SwapsSequences, LoadsPrefixes, ABC):
     """Memory for the K and V of many sequences. A call that raises has changed nothing."""
 
     @property
+    @abstractmethod
     def block_size(self) -> int:
         """Token slots of a block."""
 
     @property
+    @abstractmethod
     def max_sequence_tokens(self) -> int:
         """The longest sequence that fits when it has the pool to itself."""
 
+    @abstractmethod
     def allocate_slot(
         self,
         initial_tokens: int = 0,
@@ -48,6 +88,7 @@ class KVCachePool(Protocol):
         Raises OutOfBlocksError if they do not fit now, SlotError if they never will.
         """
 
+    @abstractmethod
     def fork_slot(self, slot: int, token_ids: Sequence[int] | None = None, *, rerun_last: bool = False) -> int:
         """Open a second slot with the same tokens; paged shares every block, contiguous copies.
 
@@ -57,6 +98,7 @@ class KVCachePool(Protocol):
         Raises OutOfBlocksError, or SlotError for a slot that is dead or in a step.
         """
 
+    @abstractmethod
     def reserve(self, slots: Numbers, new_tokens: Numbers, proposed: Numbers | None = None) -> None:
         """Make room for each slot's tokens of the coming step, for all of them or for none.
 
@@ -68,6 +110,7 @@ class KVCachePool(Protocol):
         reserved already, and for more tokens than a sequence may have.
         """
 
+    @abstractmethod
     def view(self, slots: Numbers, new_tokens: Numbers) -> CacheView:
         """What a step over these slots sees; slots that are not reserved are reserved now.
 
@@ -75,6 +118,7 @@ class KVCachePool(Protocol):
         tokens was reserved.
         """
 
+    @abstractmethod
     def pin_prefix(self, slot: int, tokens: int) -> None:
         """Keep the content of the slot's first tokens when it is closed, while anything else can be evicted.
 
@@ -82,76 +126,66 @@ class KVCachePool(Protocol):
         prefixes does nothing.
         """
 
-    def swap_out(self, slot: int, is_worth: Callable[[float, int], bool] | None = None) -> int | None:
-        """Copy what the slot has computed to the pool's tiers, which hold it for the sequence: a ticket for
-        `allocate_slot`. The slot stays as it is.
-
-        None where there is no room, or no tier; or where `is_worth` says that it is not, which is given an estimate
-        of the seconds for copying it there and back, and the tokens that would be computed otherwise.
-        """
-
-    def end_swap(self, ticket: int) -> None:
-        """The sequence of this ticket will not come back."""
-
+    @abstractmethod
     def expire(self, now: float) -> bool:
         """It is `now`, in seconds: give up what was kept for its time. Whether that changed anything."""
 
-    def is_loading(self, slot: int) -> bool:
-        """Whether content that the slot found in a tier is on its way to it: it takes part in no step before."""
-
-    def receive(self, now: float) -> list[int]:
-        """It is `now`, in seconds: the slots whose content has come since the last call. What could not be loaded
-        has to be computed; `get_seq_len` says from which token on.
-        """
-
-    def next_arrival(self) -> float | None:
-        """When `receive` has a slot to name; a time that has passed: any moment. None: no slot is being loaded."""
-
-    def await_arrival(self, seconds: float) -> None:
-        """Wait until content has come, at most so long. Modelled loads are not waited for."""
-
+    @abstractmethod
     def close(self) -> None:
         """Finish what is being copied, and close what the pool keeps outside its own memory."""
 
+    @abstractmethod
     def free_slot(self, slot: int) -> None:
         """Close a slot and give back its blocks. Raises SlotError for a dead one."""
 
+    @abstractmethod
     def get_seq_len(self, slot: int) -> int:
         """Tokens of the slot that are computed: the position of the next one."""
 
+    @abstractmethod
     def cached_tokens(self, slot: int) -> int:
         """Tokens that were served from the cache when the slot was opened."""
 
+    @abstractmethod
     def prefix_tokens(self, token_ids: Sequence[int], salt: Salt = None) -> int:
         """Tokens of this prompt that a slot opened now would find in the prefix cache."""
 
+    @abstractmethod
     def growth(self, tokens: int, known: int, computed: int) -> int:
         """Blocks that a sequence may need beyond those that it has, until it has so many tokens. Of its `known`
         ones, for which it was opened, so many are computed.
         """
 
+    @abstractmethod
     def blocks_for(self, tokens: int, shared: int) -> int:
         """Blocks of its own that a fork may need until it has so many tokens, of which `shared` whole blocks are
         the other's.
         """
 
+    @abstractmethod
     def free_slot_count(self) -> int:
         """Sequences that could be opened now, if each needed one block."""
 
+    @abstractmethod
     def free_token_capacity(self) -> int | None:
         """Token slots of free blocks; None where a token budget has no meaning (contiguous)."""
 
+    @abstractmethod
     def is_paged(self) -> bool:
         """Whether a sequence may span several blocks."""
 
+    @abstractmethod
     def stats(self) -> PoolStats:
         """Memory in use now."""
 
+    @abstractmethod
     def counters(self) -> PoolCounters:
         """What was done since the start."""
 
+    @abstractmethod
     def audit(self) -> list[Finding]:
         """Every broken invariant; empty for a sound pool."""
 
+    @abstractmethod
     def reclaim_leaked_blocks(self) -> int:
         """Free every block that no live slot's table names; returns how many."""

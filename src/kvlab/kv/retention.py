@@ -54,7 +54,6 @@ class Retention(EvictionPolicy):
         self, policy: Callable[[], EvictionPolicy], limits: Limits, journal: BlockJournal | None = None
     ) -> None:
         self.limits = limits
-        self.quota_evictions = self.pinned_evictions = 0
         self._policy = policy
         self._journal = journal
         self._now = 0.0
@@ -71,22 +70,16 @@ class Retention(EvictionPolicy):
 
     @property
     def num_pinned(self) -> int:
-        """Pinned blocks, in use or not."""
         return len(self._pinned)
 
     def kept(self) -> list[int]:
-        """Pinned blocks that nobody references."""
         return list(self._kept)
 
-    def ask(self, salt: Hashable, blocks: int) -> None:
-        """An allocation of so many blocks for this salt begins, in which they count as its own already; 0: it is
-        done.
-        """
+    def set_demand(self, salt: Hashable, blocks: int) -> None:
         if self.limits.quota is not None:
             self._asking = self._tenants.get(salt_bytes(salt)), blocks
 
     def pin(self, blocks: Sequence[int]) -> bool:
-        """Pin these referenced blocks, a prefix from its first block on; False if they are too many."""
         new = [block for block in blocks if block not in self._pinned]
         tenant = self._tenant_of.get(new[0]) if new else None
         quota = self.limits.quota
@@ -100,9 +93,6 @@ class Retention(EvictionPolicy):
         return True
 
     def expire(self, now: float) -> list[int]:
-        """It is `now`, in seconds. Takes out the blocks whose time is over, in the order in which they go, and ends
-        pins.
-        """
         self._now, limits = now, self.limits
         if limits.pin_ttl_s is not None and (ended := _over(self._kept, limits.pin_ttl_s, now)):
             for block in ended:
@@ -201,7 +191,6 @@ class Retention(EvictionPolicy):
             self._disown(block)
 
     def broken(self) -> Iterator[tuple[str, str]]:
-        """What does not agree: whose, and how. For the audit."""
         if set(self._queue.blocks()) != self._ordinary.keys() or self._kept.keys() & self._ordinary.keys():
             yield "eviction", "its queue has other blocks than those that are cached and not pinned"
         if len(self._pinned) > self.limits.pinned:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlab.kv.block_sharing import BlockSharing
 from kvlab.kv.ledger import BlockLedger
 from kvlab.kv.prefix import Prefix, PrefixIndex
 from kvlab.kv.protocol import Salt
-from kvlab.kv.retention import Retention
 
 
 @dataclass(slots=True)
@@ -35,37 +35,29 @@ class _Slot:
     pinned: int = 0  # blocks from the first on that stay cached when it is closed, as far as they are computed
 
 
-class PrefixSharing:
+class PrefixSharing(BlockSharing):
     """Publishes full blocks, and takes back those whose step failed.
 
     A block is published when the step that fills it is reserved: each layer writes all of the step's K and V
     before its attention reads, so that a sequence in the same step may share it. If another block holds the content
-    already, the slot computes its own until the step is done, then maps its entry to the other (`settle`). It
+    already, the slot computes its own until the step is done, then maps its entry to the other (`confirm`). It
     cannot do so earlier: if the step failed, tokens that it had stored in its own block would be lost.
     """
 
-    def __init__(
-        self, index: PrefixIndex, ledger: BlockLedger, retention: Retention | None = None, group: int = 0
-    ) -> None:
+    def __init__(self, index: PrefixIndex, ledger: BlockLedger, group: int = 0) -> None:
+        super().__init__()
         self.index = index
         self._group = group
-        self.pins_refused = 0
-        self.merged_blocks = 0
-        self.hit_tokens = self.same_step_tokens = self.recompute_tokens = 0
         self._ledger = ledger
-        self._retention = retention
         self._allocator = ledger.allocator
         self._tables = ledger.tables
         self._slots: dict[int, _Slot] = {}
         self._pending: set[int] = set()  # blocks that are published but not computed
-        self._behind: set[int] = set()  # slots that may have filled blocks with tokens that their lists got later
+        self._late: set[int] = set()  # slots that may have filled blocks with tokens that their lists got later
 
     def open(
         self, slot: int, token_ids: Sequence[int] | None, salt: Salt, hits: Sequence[int], *, resumed: bool
     ) -> None:
-        """A slot was opened whose first entries are `hits` of the index, those that it needs. Without `token_ids`
-        it shares nothing.
-        """
         first = int(self._tables.first[slot]) if hits else 0
         node, count = self._allocator.content(hits[-1]) if hits else None, first + len(hits)
         state = self._slots[slot] = _Slot(
@@ -85,38 +77,31 @@ class PrefixSharing:
         state.hits, state.same_step = hits, same_step
 
     def fork(self, slot: int, copy: int, token_ids: Sequence[int] | None) -> None:
-        """Slot `copy` was opened with the content of `slot`, and goes on with its own `token_ids`."""
         source = self._slots[slot]
         # Without tokens of its own, the copy's are known as far as they are the source's today.
         tokens = tuple(source.tokens) if token_ids is None else token_ids
         self._slots[copy] = _Slot(tokens, source.salt, source.known, source.computed, source.node)
-        if slot in self._behind:
-            self._behind.add(copy)
+        if slot in self._late:
+            self._late.add(copy)
 
     def close(self, slot: int) -> None:
-        """A slot is about to be freed. It was retracted from its step."""
         state = self._slots[slot]
         pinned = min(state.pinned, state.computed)  # of a prompt, which is published before its output
-        self.catch_up([slot], merge=False)
-        self._behind.discard(slot)
+        self.publish_late([slot], merge=False)
+        self._late.discard(slot)
         del self._slots[slot]
         if pinned:
             blocks = self._tables.entries[slot, :pinned].tolist()
-            self.pins_refused += self._retention is None or not self._retention.pin(blocks)
+            self.pins_refused += not self._allocator.eviction.pin(blocks)
 
     @property
     def is_preparing(self) -> bool:
-        """Whether a step is prepared that fills blocks."""
         return bool(self._pending)
 
     def is_pending(self, block: int) -> bool:
-        """Whether the step in preparation fills a block."""
         return block in self._pending
 
-    def take_in(self, slot: int, count: int) -> None:
-        """The slot's first `count` blocks were loaded, or shared with that in view, as far as it needs them. Not
-        while a step is prepared.
-        """
+    def place_loaded(self, slot: int, count: int) -> None:
         state, tables, size, new = self._slots[slot], self._tables, self._tables.block_size, dict[int, Prefix]()
         first = int(tables.first[slot])
         blocks = dict(enumerate(tables.entries[slot, first:count].tolist(), start=first))
@@ -133,21 +118,13 @@ class PrefixSharing:
         self._count_hits(state, count, ())
 
     def computed(self, slot: int) -> tuple[Sequence[int], Salt] | None:
-        """The tokens that a slot has computed, and its salt. None where they are not known, or where it counts on a
-        block that the step in preparation computes.
-        """
         state, length = self._slots[slot], int(self._tables.lengths[slot])
         blocks = self._tables.entries[slot, : -(-length // self._tables.block_size)].tolist()
         if not length or not state.known or length > len(state.tokens) or not self._pending.isdisjoint(blocks):
             return None
         return state.tokens[:length], state.salt
 
-    def load(self, slot: int, first: int, blocks: int, tail: int = 0) -> bool:
-        """The slot's blocks from number `first` on were loaded, so many of them, and so many tokens of the block
-        behind them. Not while a step is prepared.
-
-        False where the slot had to go back meanwhile: it computes them like the tokens before.
-        """
+    def extend_loaded(self, slot: int, first: int, blocks: int, tail: int = 0) -> bool:
         state, tables, size = self._slots[slot], self._tables, self._tables.block_size
         if state.computed != first or not blocks + tail:
             return False
@@ -166,37 +143,36 @@ class PrefixSharing:
         return True
 
     def pin(self, slot: int, tokens: int) -> None:
-        """Keep the content of the slot's first tokens, whole blocks of them, when it is closed."""
         self._slots[slot].pinned = tokens // self._tables.block_size
 
-    def fall_behind(self, slots: Iterable[int]) -> None:
-        """These slots have kept tokens that were proposed, which their lists do not have yet."""
-        self._behind.update(slots)
+    def mark_late(self, slots: Iterable[int]) -> None:
+        self._late.update(slots)
 
-    def catch_up(self, slots: Iterable[int], *, merge: bool = True) -> None:
-        """Publish the blocks that slots have filled with tokens that are in their lists by now. See `settle`.
-
-        Not while a step is prepared that fills blocks: one of them may hold the same, and its step may fail.
-        """
-        if not self._behind or self._pending:
+    def publish_late(self, slots: Iterable[int], *, merge: bool = True) -> None:
+        if not self._late or self._pending:
             return
-        for slot in self._behind.intersection(slots):
+        for slot in self._late.intersection(slots):
             length = min(int(self._tables.lengths[slot]), len(self._slots[slot].tokens))
             if length >= self._tables.block_size:
                 self.complete([slot], [length], merge=merge)
-            self._behind.discard(slot)
+            self._late.discard(slot)
 
-    def publish(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        """A step is reserved that fills blocks of these slots, bringing each to its length: publish them."""
-        lasts = self._tables.entries[rows, lengths // self._tables.block_size - 1]
+    def publish(self, rows: NDArray[np.int64], before: NDArray[np.int64], after: NDArray[np.int64]) -> None:
+        size = self._tables.block_size
+        fills = after // size > before // size
+        rows, lengths = rows[fills], after[fills]
+        lasts = self._tables.entries[rows, lengths // size - 1]
         self._pending.update(self._publish(rows.tolist(), lengths.tolist(), lasts.tolist()))
 
+    def confirm(self, rows: NDArray[np.int64], before: NDArray[np.int64], after: NDArray[np.int64]) -> None:
+        size = self._tables.block_size
+        self._confirm(rows[after // size > before // size].tolist())
+
     def complete(self, slots: Sequence[int], lengths: Sequence[int], *, merge: bool = True) -> None:
-        """The same, then `settle`: of a step that cannot fail, in which no slot is opened."""
         entries, size = self._tables.entries, self._tables.block_size
         lasts = [int(entries[slot, length // size - 1]) for slot, length in zip(slots, lengths, strict=True)]
         self._publish(slots, lengths, lasts)
-        self.settle(slots, merge=merge)
+        self._confirm(slots, merge=merge)
 
     def _publish(self, slots: Sequence[int], lengths: Sequence[int], lasts: Sequence[int]) -> dict[int, Prefix]:
         """Put blocks of slots into the tree, and return those nodes that are in them."""
@@ -219,7 +195,7 @@ class PrefixSharing:
         state.pending = self.index.extend(node, tokens[start * size : end * size], blocks, new)
         state.elsewhere = len(new) - others < len(blocks)
 
-    def settle(self, slots: Sequence[int], *, merge: bool = True) -> None:
+    def _confirm(self, slots: Sequence[int], *, merge: bool = True) -> None:
         """The step that filled these slots' pending blocks is done: give up those that another block equals, unless
         the slots are about to be freed.
         """
@@ -256,21 +232,14 @@ class PrefixSharing:
         blocks: list[int] = self._tables.entries[slot, self._tables.first[slot] : state.computed].tolist()
         return blocks
 
-    def left_behind(self, slot: int, first: int) -> int:
-        """How many of a slot's first entries, of those before `first`, nothing needs any more: blocks whose content
-        is yet to be published are needed, and so is the last that was, behind which the next one comes.
-        """
+    def droppable_entries(self, slot: int, first: int) -> int:
+        # Blocks whose content is yet to be published are needed, and the last that was, which the next continues.
         state = self._slots[slot]
         if self._pending:  # a slot may have to go back to blocks of a step that fails yet
             return 0
         return min(first, state.computed - 1) if state.known else first
 
     def retract(self, slots: Sequence[int]) -> list[int]:
-        """The step of these slots failed or never ran: what it would have filled has no content.
-
-        Slots that share such a block lose it and what is behind it, and leave the step that they are in: they have
-        to compute those tokens themselves. Returns them.
-        """
         rewound: list[int] = []
         lost = {block for slot in slots for block in self._take_back(slot)}
         while lost:
@@ -321,7 +290,6 @@ class PrefixSharing:
         tables.reserved[slot] = 0
 
     def restart(self, slot: int) -> None:
-        """The slot has no blocks any more, and computes all its tokens."""
         self._take_back(slot)
         state = self._slots[slot]
         state.computed, state.node, state.pinned = 0, None, 0

@@ -62,7 +62,7 @@ class StepPreparation:
 
     def advance(self, rows: Rows, new: Rows, kept: Rows | None = None) -> None:
         """The step's K and V are stored: its tokens, or the first `kept` of each, are part of the sequences."""
-        tables, size = self._tables, self._tables.block_size
+        tables = self._tables
         gone = rows[tables.reserved[rows] != new]
         if len(gone):
             raise SlotError(f"slot {gone[0]} left the step before it was done")
@@ -76,12 +76,11 @@ class StepPreparation:
             own.lengths[rows] = after
             own.stored[rows] = np.maximum(own.stored[rows], after)
             own.reserved[rows] = 0
-            if group.sharing is not None:
-                group.sharing.settle(rows[after // size > before // size].tolist())
+            group.sharing.confirm(rows, before, after)
         if proposed is not None:
             self._forget(rows, after, proposed)
         for group in self._groups:
-            group.leave_behind(rows, after)
+            group.drop_before_window(rows, after)
 
     def rollback(self, rows: Rows) -> None:
         """The step failed: slots that are still in it are as they were before it."""
@@ -97,8 +96,7 @@ class StepPreparation:
         self._proposed.pop(slot, None)
         self._retract([slot])
         for group in self._groups:
-            if group.sharing is not None:
-                group.sharing.close(slot)
+            group.sharing.close(slot)
             group.copies.forget(slot)
 
     def _retract(self, slots: Iterable[int]) -> None:
@@ -108,12 +106,7 @@ class StepPreparation:
         rewound: set[int] = set()
         lost = set(slots)
         while lost:
-            found = {
-                slot
-                for group in self._groups
-                if group.sharing is not None
-                for slot in group.sharing.retract(sorted(lost))
-            }
+            found = {slot for group in self._groups for slot in group.sharing.retract(sorted(lost))}
             lost = found - rewound if len(self._groups) > 1 else set()
             rewound |= found
         if not rewound:
@@ -154,10 +147,8 @@ class StepPreparation:
                 blocks = tuple(int(each[row]) for each in spare)
                 self._proposed[int(rows[row])] = _Proposed(int(proposed[row]), blocks)
         for group in self._groups:
-            if group.sharing is not None:
-                group.sharing.catch_up(rows)
-                fills = after // size > before // size
-                group.sharing.publish(rows[fills], after[fills])
+            group.sharing.publish_late(rows)
+            group.sharing.publish(rows, before, after)
 
     def _proposals(self, rows: Rows) -> list[_Proposed]:
         """What may be forgotten of each slot."""
@@ -179,8 +170,7 @@ class StepPreparation:
                     held = int(group.tables.counts[slot])
                     group.ledger.shorten(slot, max(held - blocks, -(-length // size)))
         for group in self._groups:
-            if group.sharing is not None:
-                group.sharing.fall_behind(late)
+            group.sharing.mark_late(late)
 
     def _check(self, slots: Numbers, new_tokens: Numbers) -> tuple[Rows, Rows]:
         """Slots and numbers of tokens as arrays. Raises SlotError for what no step takes."""

@@ -85,7 +85,7 @@ class BlockTables:
         ids: list[int] = self.entries[slot, self.first[slot] : self.counts[slot]].tolist()
         return ids
 
-    def leave_behind(self, slot: int, first: int) -> list[int]:
+    def drop_first(self, slot: int, first: int) -> list[int]:
         """The slot does not need the entries before `first` any more; returns their blocks, in logical order. The
         entries are 0 from now on, a block that nobody reads through them.
         """

@@ -143,8 +143,7 @@ def _pool(pool: BlockPool, listed: Iterable[Sequence]) -> dict[str, Any]:
     number of that request in the list, counted on from the last state.
     """
     states = pool.allocator.states()
-    if pool.retention is not None:
-        states[pool.retention.kept()] = BlockState.PINNED
+    states[pool.eviction.kept()] = BlockState.PINNED
     counts = np.bincount(states, minlength=len(BlockState)).tolist()
     running = [(number, each.slot) for number, each in enumerate(listed, len(BlockState)) if each.slot is not None]
     if running:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from kvlab.kv.prefix import Prefix
@@ -57,6 +57,38 @@ class EvictionPolicy(ABC):
 
     def forget(self, blocks: Sequence[int]) -> None:
         """The content of these blocks is gone."""
+
+    # What keeps blocks longer or shorter than their turn does more here: see Retention.
+
+    quota_evictions = pinned_evictions = 0  # since the start
+
+    @property
+    def num_pinned(self) -> int:
+        """Pinned blocks, in use or not."""
+        return 0
+
+    def kept(self) -> list[int]:
+        """Pinned blocks that nobody references."""
+        return []
+
+    def pin(self, blocks: Sequence[int]) -> bool:
+        """Pin these referenced blocks, a prefix from its first block on; False if they are too many."""
+        return False
+
+    def set_demand(self, salt: Hashable, blocks: int) -> None:
+        """An allocation of so many blocks for this salt begins, in which they count as its own already; 0: it is
+        done.
+        """
+
+    def expire(self, now: float) -> list[int]:
+        """It is `now`, in seconds. Takes out the blocks whose time is over, in the order in which they go, and ends
+        pins.
+        """
+        return []
+
+    def broken(self) -> Iterable[tuple[str, str]]:
+        """What does not agree: whose, and how. For the audit."""
+        return ()
 
 
 EVICTION_POLICIES: Registry[type[EvictionPolicy]] = Registry("kv.eviction", __package__)

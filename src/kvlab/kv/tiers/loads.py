@@ -36,17 +36,17 @@ class Load:
 
 @dataclass(slots=True)
 class Wait:
-    """What a slot waits for: these contents, for its blocks from the one number `first` on; or with `entries` for
-    these blocks of its groups, which are `first` at their end.
+    """What a slot waits for: these contents, for these `entries` of its tables. They follow its first blocks, which
+    are `first`; where layers have windows, `first` counts them too.
     """
 
     first: int
     keys: Sequence[Key]
     tiers: Sequence[Tier]  # of each
+    entries: Sequence[int]  # of each
     loads: set[Load] = field(default_factory=set)  # not done yet
     failed: set[Key] = field(default_factory=set)
     tail: int = 0  # tokens of the last content, if it is of a block that is not full
-    entries: Sequence[int] = ()  # the block's number of each content, where they are of several groups of layers
 
     def loaded(self) -> Sequence[Tier]:
         """The tiers of the contents that came, up to the first that did not."""

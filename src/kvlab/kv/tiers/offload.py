@@ -25,7 +25,7 @@ _BACKLOG = 256  # pages that may wait to be written to a store other than main m
 
 
 class Offload:
-    """The tiers of a pool, the fastest first.
+    """The tiers of a pool, the fastest first; there may be none.
 
     Content that the pool evicts goes to the first tier, what that evicts to the next. A prompt's content is looked
     up in all of them (`find`); the pool gives a slot blocks for what is found, and `load` copies it there, in a
@@ -103,10 +103,12 @@ class Offload:
         """Whether a content is in a tier, or on its way from one."""
         return key in self._loading or self._tier_of(key) is not None
 
-    def loading_block(self, key: Key) -> int | None:
-        """The block that a content is being loaded to."""
-        load = self._loading.get(key)
-        return None if load is None else load.blocks[key]
+    def block_of(self, entry: int | Key) -> int | None:
+        """A block as it is; of a content, the block that it is being loaded to, if it is."""
+        if isinstance(entry, int):
+            return entry
+        load = self._loading.get(entry)
+        return None if load is None else load.blocks[entry]
 
     def is_stored(self, key: Key) -> bool:
         """Whether a tier has a content that is not being loaded to some block."""
@@ -124,15 +126,6 @@ class Offload:
         links = ((first.down, missing), (first.up, len(keys)))
         return sum(link.seconds(pages * first.page_bytes) for link, pages in links if link is not None)
 
-    def loading_blocks(self, keys: Sequence[Key]) -> list[int]:
-        """The blocks that the first of these contents are being loaded to."""
-        blocks: list[int] = []
-        for key in keys:
-            if (block := self.loading_block(key)) is None:
-                break
-            blocks.append(block)
-        return blocks
-
     def hold(self, keys: Sequence[Key]) -> None:
         """These contents, which are in a tier, stay there until they are loaded: `load` is called next."""
         for key in reversed(keys):  # so that of a prefix the tail is older, and goes first
@@ -145,16 +138,16 @@ class Offload:
         first: int,
         keys: Sequence[Key],
         blocks: Sequence[int],
+        entries: Sequence[int],
         *,
         tail: int = 0,
-        entries: Sequence[int] = (),
     ) -> None:
-        """Bring contents that are held to a slot's blocks, of which the first is its block number `first`. What is
-        being loaded already is in these blocks. If the last is of a block that is not full, it has `tail` tokens.
-        With `entries`: see Wait.
+        """Bring contents that are held to these blocks of a slot, which are its tables' `entries`. What is being
+        loaded already is in these blocks. If the last is of a block that is not full, it has `tail` tokens. What
+        comes counts from block number `first` on: see Wait.
         """
         tiers: list[Tier] = []
-        wait, wanted = Wait(first, keys, tiers, tail=tail, entries=entries), dict[Tier, dict[Key, int]]()
+        wait, wanted = Wait(first, keys, tiers, entries, tail=tail), dict[Tier, dict[Key, int]]()
         for key, block in zip(keys, blocks, strict=True):
             load = self._loading.get(key)
             tier = load.tier if load is not None else self._tier_of(key)
@@ -223,10 +216,14 @@ class Offload:
 
     def stats(self) -> dict[str, int]:
         """What PoolStats says of tiers."""
+        if not self.tiers:
+            return {}
         return {f"{tier.name}_blocks": len(tier) for tier in self.tiers} | {"loading_sequences": len(self.waiting)}
 
     def counters(self, block_size: int) -> dict[str, int]:
         """What PoolCounters says of tiers."""
+        if not self.tiers:
+            return {}
         counts = [tier.counts for tier in self.tiers]
         found = {
             "store_us": round(1e6 * sum(each.stored_s for each in counts)),

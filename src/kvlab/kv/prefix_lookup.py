@@ -1,0 +1,103 @@
+"""What a pool and its tiers have of a prompt, and what a slot takes of it once it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvlab.kv.group_blocks import GroupBlocks
+from kvlab.kv.prefix import PrefixIndex, salt_bytes
+from kvlab.kv.prefix_hits import PrefixHits, match, match_with_tiers
+from kvlab.kv.protocol import Salt
+from kvlab.kv.tiers.loads import Wait
+from kvlab.kv.tiers.offload import Offload
+from kvlab.kv.tiers.swap import Swapped
+
+
+class PrefixLookup:
+    """Nothing is found: the look-up of a pool that shares no prefixes, and the base of the others."""
+
+    def __init__(self, groups: Sequence[GroupBlocks]) -> None:
+        self._groups = groups
+        self._nothing = PrefixHits(0, [[] for _ in groups], 0, 0)
+
+    def find(self, token_ids: Sequence[int], salt: Salt, swapped: Swapped | None = None) -> PrefixHits:
+        """What there is of these tokens, which may be none; `swapped`: and were swapped out under this ticket."""
+        return self._nothing
+
+    def receive(self, slot: int, wait: Wait) -> None:
+        """What a slot waited for is there, or not all of it: the slot has the tokens that came."""
+
+
+class PoolLookup(PrefixLookup):
+    """What is found is in the pool."""
+
+    def __init__(self, groups: Sequence[GroupBlocks], index: PrefixIndex) -> None:
+        super().__init__(groups)
+        self._index = index
+
+    def find(self, token_ids: Sequence[int], salt: Salt, swapped: Swapped | None = None) -> PrefixHits:
+        return match(self._index, self._groups, token_ids, salt) if token_ids else self._nothing
+
+
+class TierLookup(PoolLookup):
+    """Behind the blocks in the pool come those in tiers. The slot has the former at once; of the latter it takes
+    what came, and computes the rest.
+    """
+
+    def __init__(self, groups: Sequence[GroupBlocks], index: PrefixIndex, offload: Offload) -> None:
+        super().__init__(groups, index)
+        self._offload = offload
+
+    def find(self, token_ids: Sequence[int], salt: Salt, swapped: Swapped | None = None) -> PrefixHits:
+        hits = super().find(token_ids, salt)
+        if not token_ids or not self._offload.holds_any:
+            return hits
+        (blocks,) = hits.entries
+        node = self._groups[0].ledger.allocator.content(blocks[-1]) if blocks else None
+        keys = self._offload.find(salt_bytes(salt), node, self._index.parts(token_ids, len(blocks)))
+        tail = 0
+        if swapped is not None and swapped.tail is not None and self._offload.is_stored(swapped.tail):
+            whole, rest = divmod(swapped.tokens, self._index.block_size)
+            if len(blocks) + len(keys) == whole:
+                keys.append(swapped.tail)
+                tail = rest
+        ready = hits.ready
+        return PrefixHits(ready + len(keys), [[*blocks, *keys]], ready, ready, keys, tail) if keys else hits
+
+    def receive(self, slot: int, wait: Wait) -> None:
+        (group,), tiers = self._groups, wait.loaded()
+        has_tail = wait.tail and len(tiers) == len(wait.keys)
+        whole = len(tiers) - bool(has_tail)
+        if group.sharing.extend_loaded(slot, wait.first, whole, wait.tail if has_tail else 0):
+            self._offload.count_hits(tiers[:whole])
+        if len(tiers) < len(wait.keys):  # another slot may wait for the same blocks, and write them too
+            group.copies.watch(slot)
+
+
+class WindowLookup(PoolLookup):
+    """Where layers have windows, of each group some blocks are in the pool and others in tiers, in any order: of a
+    window's group the pool may have the last, of the group with full attention the first. The slot has none before
+    all are there, and begins anew if one cannot be loaded.
+    """
+
+    def __init__(self, groups: Sequence[GroupBlocks], index: PrefixIndex, offload: Offload) -> None:
+        super().__init__(groups, index)
+        self._offload = offload
+
+    def find(self, token_ids: Sequence[int], salt: Salt, swapped: Swapped | None = None) -> PrefixHits:
+        if token_ids and self._offload.holds_any:
+            hits = match_with_tiers(self._index, self._groups, self._offload, token_ids, salt)
+            if hits.keys:
+                return hits
+        return super().find(token_ids, salt)
+
+    def receive(self, slot: int, wait: Wait) -> None:
+        tiers = wait.loaded()
+        is_whole = len(tiers) == len(wait.keys)
+        for group in self._groups:
+            if is_whole:
+                group.sharing.place_loaded(slot, wait.first)
+            else:
+                group.restart(slot)
+        if is_whole:
+            self._offload.count_hits(dict(zip(wait.entries, tiers, strict=True)).values())

@@ -1,0 +1,94 @@
+"""Opens slots: with what the look-up finds of their tokens, and new blocks for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvlab.kv.group_blocks import GroupBlocks
+from kvlab.kv.prefix_hits import PrefixHits
+from kvlab.kv.prefix_lookup import PrefixLookup
+from kvlab.kv.protocol import Salt
+from kvlab.kv.tiers.offload import Offload
+
+
+class SlotOpener:
+    """Gives a slot the blocks that it shares, those that are loaded for it, and new ones."""
+
+    def __init__(
+        self,
+        groups: Sequence[GroupBlocks],
+        lookup: PrefixLookup,
+        offload: Offload,
+        step_tokens: int,
+        first_blocks: int,
+    ) -> None:
+        """No step computes more than `step_tokens` of a slot, which has at least `first_blocks`."""
+        self._groups, self._lookup, self._offload = groups, lookup, offload
+        self._step_tokens, self._first_blocks = step_tokens, first_blocks
+
+    def open(
+        self,
+        tokens: int,
+        token_ids: Sequence[int] | None,
+        salt: Salt,
+        *,
+        keep_free: int,
+        resumed: bool,
+        swapped: int | None,
+    ) -> int:
+        """See `KVCachePool.allocate_slot`; so many tokens fit into a slot."""
+        offload, ledger = self._offload, self._groups[0].ledger
+        allocator, size = ledger.allocator, ledger.tables.block_size
+        swap = None if swapped is None else offload.swaps.by_ticket[swapped]
+        hits = self._lookup.find(token_ids or (), salt, swap)
+        # The last token of a prompt is run in any case: its logits pick the next one.
+        to_come, computed = (min(count * size, max(tokens - 1, 0)) for count in (hits.count, hits.ready))
+        plans, demand, reused = [], 0, 0
+        for group, entries in zip(self._groups, hits.entries, strict=True):
+            blocks = [offload.block_of(entry) for entry in entries] if hits.keys else entries
+            behind = max(self._num_entries(group, tokens, to_come) - hits.count, 0)
+            plans.append((group, entries, blocks, behind))
+            demand += behind + blocks.count(None)
+            # A hit that nobody references takes a block out of the free queue too.
+            reused += sum(block is not None and not allocator.ref_count(block) for block in blocks)
+        ledger.check_room(demand + reused, keep_free)
+        allocator.eviction.set_demand(salt, demand)
+        offload.hold(hits.keys)
+        for group, _, blocks, _ in plans:  # all hits, before an allocation could evict those of another group
+            slot = group.ledger.open(blocks, hits.count - len(blocks))
+        for group, entries, blocks, behind in plans:
+            first, tables, found = hits.count - len(entries), group.tables, entries
+            if hits.keys:
+                group.ledger.fill(slot, [first + place for place, block in enumerate(blocks) if block is None])
+                found = [entry for entry in entries if isinstance(entry, int)]
+            if behind:
+                group.ledger.append(slot, behind)
+            allocator.touch(found)
+            tables.stored[slot] = hits.stored * size
+            tables.lengths[slot] = tables.cached[slot] = computed
+            group.sharing.open(slot, token_ids, salt, found if hits.ready else (), resumed=resumed)
+        allocator.eviction.set_demand(salt, 0)
+        if hits.keys:
+            self._load(slot, hits)
+        if swapped is not None:
+            offload.swaps.blocks_in += len(hits.keys)
+            offload.swaps.end(swapped)
+        return slot
+
+    def _num_entries(self, group: GroupBlocks, tokens: int, computed: int) -> int:
+        """Entries of a slot that is opened for so many tokens: where there is a window, those that the next step
+        may compute, as others are given back meanwhile.
+        """
+        if group.layers.window is not None:
+            tokens = min(tokens, computed + self._step_tokens)
+        return max(-(-tokens // group.tables.block_size), self._first_blocks)
+
+    def _load(self, slot: int, hits: PrefixHits) -> None:
+        """Begin to load what a slot found in tiers."""
+        numbers, blocks = list[int](), list[int]()
+        for group, entries in zip(self._groups, hits.entries, strict=True):
+            first = hits.count - len(entries)
+            own = [first + place for place, entry in enumerate(entries) if isinstance(entry, bytes)]
+            numbers += own
+            blocks += group.tables.entries[slot, own].tolist()
+        self._offload.load(slot, hits.stored, hits.keys, blocks, numbers, tail=hits.tail)
