@@ -37,7 +37,8 @@ from kvlab.lab.run.drive import drive
 from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.families import decoder_config
 from kvlab.models.ops import select_ops
-from kvlab.models.weights import DummyWeights, open_weights
+from kvlab.models.weight_sources import open_weights
+from kvlab.models.weights import DummyWeights
 from kvlab.workloads import build_requests
 
 TESTS = ROOT / "tests" / "kernels"

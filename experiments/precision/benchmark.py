@@ -16,7 +16,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from experiments.runs import configure, measure
-from kvlab.engine.build import EnginePlan, plan_engine
+from kvlab.engine.build import plan_engine
+from kvlab.engine.plan import EnginePlan
 from kvlab.lab.results.quality import compare, logits_of
 from kvlab.models.tokenizer import load_tokenizer
 

@@ -15,7 +15,7 @@ from kvlab.hashed_prompt import TokenIds
 from kvlab.models.config import DecoderConfig
 from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.families import read_config
-from kvlab.models.weights import open_weights
+from kvlab.models.weight_sources import open_weights
 
 #: Positions that the decoders compute rotary angles for.
 MAX_POSITIONS = 512

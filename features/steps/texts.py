@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from features.steps.support import Memory
-from kvlab.kv.protocol import Salt
+from kvlab.core import Salt
 from kvlab.kv.view import CacheView
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvlab.cli.capacity import CapacitySettings
 from kvlab.cli.roofline import RooflineSettings
-from kvlab.cli.tune import TuneSettings
+from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.report.options import ReportOptions
 from kvlab.registry import registry
 

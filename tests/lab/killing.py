@@ -91,15 +91,15 @@ KILL_POINTS = [
         KillPoint("sweep", f"second point: {name}", target, _SECOND[target], when)
         for name, target, _, when in _OF_A_RUN
     ),
-    KillPoint("tune", "ahead of its study", "kvlab.cli.search.open_study"),
-    KillPoint("tune", "behind its study", "kvlab.cli.search.open_study", when="after"),
+    KillPoint("tune", "ahead of its study", "kvlab.lab.campaigns.tune.search.open_study"),
+    KillPoint("tune", "behind its study", "kvlab.lab.campaigns.tune.search.open_study", when="after"),
     KillPoint("tune", "as a trial is asked for", "optuna.study.Study.ask", 2, "after"),
     KillPoint("tune", "as its second engine is built", "kvlab.lab.run.execute.make_engine", 2),
     KillPoint("tune", "in the midst of serving", "kvlab.engine.core.EngineCore.step", 20),
     KillPoint("tune", "ahead of a trial's value", "optuna.study.Study.tell", 2),
     KillPoint("tune", "behind a trial's value", "optuna.study.Study.tell", 2, "after"),
-    KillPoint("tune", "ahead of its pictures", "kvlab.cli.search.write_trials"),
-    KillPoint("tune", "ahead of its end in the store", "kvlab.cli.trials.close_parent"),
+    KillPoint("tune", "ahead of its pictures", "kvlab.lab.campaigns.tune.search.write_trials"),
+    KillPoint("tune", "ahead of its end in the store", "kvlab.lab.campaigns.tune.trials.close_parent"),
 ]
 
 

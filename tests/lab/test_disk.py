@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from matplotlib.figure import Figure
 
-from kvlab.cli.compose import Composition, compose_run
+from kvlab.cli.compose import compose_run
 from kvlab.core import StepRecord
 from kvlab.errors import ConfigError, OutputError
 from kvlab.lab import figures
@@ -27,6 +27,7 @@ from kvlab.lab.machine import CpuWatch
 from kvlab.lab.run import execute as execution
 from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.run.execute import RunContext, RunResult, execute
+from kvlab.lab.settings import Composition
 from kvlab.lab.terminal import Terminal
 from tests.support.disk import disk, largest_file
 from tests.support.runs import FEW_STEPS

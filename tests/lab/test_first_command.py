@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import kvlab.cli.run
-from kvlab.engine.build import EnginePlan
 from kvlab.engine.clock import WallClock
 from kvlab.engine.executors import EXECUTORS, Execution
 from kvlab.engine.executors.torch import TorchExecution
+from kvlab.engine.plan import EnginePlan
 from kvlab.engine.step import StepInput, StepResult
 from kvlab.kv.view import CacheView
 

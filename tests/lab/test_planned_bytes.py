@@ -13,8 +13,9 @@ import torch
 
 from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.attention.backends.concat import ConcatAttention
-from kvlab.engine.build import EnginePlan, build_engine, plan_engine
+from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.executors.torch import build_decoder
+from kvlab.engine.plan import EnginePlan
 from kvlab.kernels.cpu.interface import WeightFormat
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kernels.cpu.native import load

@@ -13,13 +13,13 @@ from optuna.trial import TrialState
 
 import kvlab.cli.tune
 from kvlab.cli.compose import compose_run
-from kvlab.cli.trials import Ended, Trials
 from kvlab.cli.tune import read_arguments
 from kvlab.config import KVConfig, RunConfig
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.lab.campaigns.tune.rate import Bracket, RateRange, bracket, rate_range
 from kvlab.lab.campaigns.tune.space import BATCH, BLOCK, BLOCKS, TOKENS, Range, Space, build_space, check_fits
 from kvlab.lab.campaigns.tune.study import Measured, best_trial, counted, open_study, search
+from kvlab.lab.campaigns.tune.trials import Ended, Trials
 from tests.support.commands import TINY, call
 
 MIB = 2**20
@@ -235,7 +235,7 @@ def test_without_a_largest_rate_a_search_says_why(
 ) -> None:
     ended = Ended(error="it broke") if share is None else Ended({"slo/attainment": share})
     monkeypatch.setattr(Trials, "measure", lambda *_, **__: ended)
-    monkeypatch.setattr("kvlab.cli.rate_search.RateSearch._draw", lambda *_: None)
+    monkeypatch.setattr("kvlab.lab.campaigns.tune.rate_search.RateSearch._draw", lambda *_: None)
     paced = ["workload.arrival=uniform", "workload.rate=4", "slo.ttft_ms=500", "tracking=off", f"output={tmp_path}"]
     found = call(kvlab.cli.tune.main, "find=rate", "rates=3-5", *paced, *TINY)
     assert found.code == 1

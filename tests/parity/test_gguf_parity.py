@@ -21,7 +21,7 @@ from kvlab.models.config import DecoderConfig
 from kvlab.models.decoder import Decoder, attention_specs
 from kvlab.models.families import decoder_config
 from kvlab.models.gguf import read_gguf
-from kvlab.models.weights import open_weights
+from kvlab.models.weight_sources import open_weights
 from tests.support.gguf_files import close, write_gguf
 from tests.support.reference_models import MAX_POSITIONS, VARIANTS, logits_in_steps, make_model, random_texts
 

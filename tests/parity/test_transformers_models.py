@@ -15,8 +15,9 @@ import torch
 from kvlab.attention.registry import attention_backends
 from kvlab.config import KVConfig
 from kvlab.core import FinishReason, Request, SamplingParams
-from kvlab.engine.build import EnginePlan, build_engine, plan_engine
+from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.executors.torch import build_decoder
+from kvlab.engine.plan import EnginePlan
 from kvlab.errors import BackendError
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.storage import KVStorage

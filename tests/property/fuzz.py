@@ -15,11 +15,11 @@ from typing import Any
 
 from hypothesis.stateful import Rule
 
+from kvlab.core import Salt
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.pools.paged import PagedKVCachePool
-from kvlab.kv.protocol import Salt
 from kvlab.kv.retention import Limits, Retention
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage, PageLayout

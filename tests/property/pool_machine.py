@@ -12,8 +12,8 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from kvlab.core import Salt
 from kvlab.errors import OutOfBlocksError, SlotError
-from kvlab.kv.protocol import Salt
 from tests.property.reference import SPEC, Guess, Step, computed_dtype, state
 from tests.property.sequence_rules import SequenceRules, alphabet, picks, prompts, salts
 

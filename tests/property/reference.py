@@ -12,10 +12,10 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from kvlab.core import Salt
 from kvlab.kv.formats import FORMATS
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.prefix import Prefix
-from kvlab.kv.protocol import Salt
 from kvlab.kv.retention import Retention
 from kvlab.kv.sharing import PrefixSharing
 from kvlab.kv.spec import KVSpec

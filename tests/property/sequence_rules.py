@@ -13,10 +13,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from kvlab.core import Salt
 from kvlab.errors import OutOfBlocksError, SlotError
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.prefix import Prefix
-from kvlab.kv.protocol import Salt
 from kvlab.kv.retention import Retention
 from kvlab.kv.sharing import PrefixSharing
 from kvlab.kv.tiers.base import Key

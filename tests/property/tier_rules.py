@@ -8,8 +8,8 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from kvlab.core import Salt
 from kvlab.kv.prefix import salt_bytes
-from kvlab.kv.protocol import Salt
 from kvlab.kv.tiers.base import Key, key_behind
 from kvlab.kv.tiers.offload import Offload
 from tests.property.pool_machine import PoolMachine

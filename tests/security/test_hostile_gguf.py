@@ -18,7 +18,7 @@ from kvlab.config import ModelConfig
 from kvlab.errors import ConfigError, KvlabError, WeightsError
 from kvlab.models.families import decoder_config
 from kvlab.models.gguf import TYPES, read_gguf
-from kvlab.models.weights import open_weights
+from kvlab.models.weight_sources import open_weights
 from tests.support.gguf_files import add_value, close, write_gguf
 from tests.support.reference_models import make_model
 

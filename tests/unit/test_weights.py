@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from kvlab.errors import WeightsError
-from kvlab.models.weights import DigestedWeights, DummyWeights, SafetensorsWeights, open_weights
+from kvlab.models.weight_sources import open_weights
+from kvlab.models.weights import DigestedWeights, DummyWeights, SafetensorsWeights
 
 
 def dummy(seed: int = 0, dtype: torch.dtype = torch.float32) -> DummyWeights:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.cli.settings import read_settings, refuse_memory, run_command, setting
+from kvlab.cli.settings import read_settings, run_command, setting
 from kvlab.config import RunConfig, parse_bytes
 from kvlab.errors import ConfigError
 from kvlab.models.gguf import is_gguf
@@ -104,7 +104,7 @@ def plan(settings: CapacitySettings, overrides: Sequence[str]) -> CapacityPlan:
     device = resolve_device("auto") if device == "auto" else device
     memory = None if settings.memory is None else parse_bytes(settings.memory, key="memory")
     if config.hardware is not None:
-        refuse_memory(settings.memory, config.hardware)
+        config.hardware.refuse_memory(settings.memory)
         return plan_capacity(config, device="cuda", lengths=settings.lengths or None)
     if memory is None and config.kv.memory is None and config.kv.num_blocks is None:
         if device == "cuda" and resolve_device("auto") != "cuda":

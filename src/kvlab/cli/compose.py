@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -19,12 +19,12 @@ from omegaconf.resolvers import oc
 from kvlab.cli.mistakes import explained
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError
-from kvlab.lab.settings import flatten
+from kvlab.lab.settings import Composition, flatten
 from kvlab.paths import CONF
 from kvlab.peers.engines import is_peer
 from kvlab.plugins import load_plugins
 from kvlab.registry import KEYS, registry
-from kvlab.secrets import redact, redacted, take_from_environment
+from kvlab.secrets import redacted, take_from_environment
 
 if TYPE_CHECKING:
     from kvlab.lab.results.roofline import MachineRates
@@ -79,23 +79,6 @@ OmegaConf.register_new_resolver("kvlab_mode", _mode, replace=True)
 OmegaConf.register_new_resolver("kvlab_names", _names, replace=True)
 OmegaConf.register_new_resolver("kvlab_here", _here, replace=True)
 OmegaConf.register_new_resolver("oc.env", _environment, replace=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Composition:
-    """A checked configuration, what was chosen in each group, and how it is recorded: its text without secrets, and
-    by dotted key what is `written` of settings that came from the environment.
-    """
-
-    config: RunConfig
-    choices: dict[str, str]
-    yaml: str
-    written: dict[str, str]
-
-    @property
-    def name(self) -> str:
-        """The run's name, made up where it was given none."""
-        return self.written.get("run_name") or redact(self.config.run_name or run_title(self.config))
 
 
 def run_config(composed: DictConfig) -> RunConfig:
@@ -192,12 +175,6 @@ def group_choices(choices: Mapping[str, object]) -> dict[str, str]:
             raise ConfigError(group, choices.get(group), f"a run has one choice of {group}: {group}=name")
     chosen = {group: choices.get(group) for group in (*GROUPS, *SIMULATED_GROUPS)}
     return {group: choice for group, choice in chosen.items() if isinstance(choice, str)}
-
-
-def run_title(config: RunConfig) -> str:
-    """The name of a run that was given none."""
-    kind = config.engine.kind
-    return f"{config.model.name} {kind if is_peer(kind) else config.kv.backend} {config.workload.name}"
 
 
 def compose_run(overrides: Sequence[str]) -> Composition:

@@ -22,7 +22,6 @@ from kvlab.secrets import redact, redacted_output
 if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    from kvlab.config import HardwareConfig
 
 T = TypeVar("T")
 _EXPECTED = {bool: "must be true or false", int: "must be a whole number", float: "is not a number"}
@@ -73,13 +72,6 @@ def unknown_setting(schema: type, argument: str) -> ConfigError:
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     return ConfigError(key, value, f"unknown; {hint}known: {', '.join(known)}")
-
-
-def refuse_memory(asked: str | None, hardware: HardwareConfig) -> None:
-    """Raise ConfigError for `memory=` beside hardware, which has its own."""
-    if asked is not None:
-        text = f"hardware={hardware.name} has {hardware.memory}; give one of them"
-        raise ConfigError("memory", asked, text)
 
 
 def help_page(page: str | None, schema: type) -> str:

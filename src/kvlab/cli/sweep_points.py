@@ -11,9 +11,10 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from kvlab.cli.compose import run_config, run_title
+from kvlab.cli.compose import run_config
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError, KvlabError
+from kvlab.lab.settings import run_title
 from kvlab.secrets import redact, redacted, redacted_setting
 
 if TYPE_CHECKING:

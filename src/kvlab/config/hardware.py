@@ -52,3 +52,8 @@ class HardwareConfig:
             parse_bytes(getattr(self, key), key=f"hardware.{key}") for key in ("memory", "reserved")
         )
         return memory - reserved
+
+    def refuse_memory(self, asked: str | None) -> None:
+        """Raise ConfigError for `memory=` beside hardware, which has its own."""
+        if asked is not None:
+            raise ConfigError("memory", asked, f"hardware={self.name} has {self.memory}; give one of them")

@@ -1,6 +1,6 @@
 """The nouns that every layer shares: requests, sequences, and what happens to them in one step."""
 
-from kvlab.core.pool import TIER_COUNTERS, PoolCounters, PoolStats
+from kvlab.core.pool import TIER_COUNTERS, PoolCounters, PoolStats, Salt
 from kvlab.core.records import (
     UNKNOWN_TOKEN,
     FinishReason,
@@ -46,6 +46,7 @@ __all__ = [
     "PoolStats",
     "Request",
     "RequestRecord",
+    "Salt",
     "SamplingParams",
     "Sequence",
     "SequenceSpec",

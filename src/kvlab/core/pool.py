@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from operator import attrgetter, sub
 
+Salt = str | int | None  # whose prefixes are apart: requests share with those of the same one
+
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:

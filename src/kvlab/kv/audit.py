@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kvlab.kv.allocator import BlockAllocator
+from kvlab.kv.group_blocks import GroupBlocks
 from kvlab.kv.prefix import PrefixIndex
 from kvlab.kv.table import BlockTables
 from kvlab.kv.tiers.offload import Offload
-
-if TYPE_CHECKING:
-    from kvlab.kv.group_blocks import GroupBlocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.kv.protocol import Salt
+from kvlab.core import Salt
 
 
 class BlockSharing:

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.core import PoolCounters, PoolStats
+from kvlab.core import PoolCounters, PoolStats, Salt
 from kvlab.errors import CapacityError, SlotError
 from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.audit import Finding, audit
@@ -29,7 +29,7 @@ from kvlab.kv.ledger import BlockLedger, reclaim
 from kvlab.kv.occupancy import Occupancy
 from kvlab.kv.prefix import PrefixIndex, salt_bytes
 from kvlab.kv.prefix_lookup import PoolLookup, PrefixLookup, TierLookup, WindowLookup
-from kvlab.kv.protocol import KVCachePool, Numbers, Salt
+from kvlab.kv.protocol import KVCachePool, Numbers
 from kvlab.kv.sharing import PrefixSharing
 from kvlab.kv.slot_opening import SlotOpener
 from kvlab.kv.step_preparation import StepPreparation

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeVar
 
+from kvlab.core import Salt
 from kvlab.kv.group_blocks import GroupBlocks
 from kvlab.kv.prefix import PrefixIndex
-from kvlab.kv.protocol import Salt
 from kvlab.kv.tiers.base import Key
 from kvlab.kv.tiers.offload import Offload
 

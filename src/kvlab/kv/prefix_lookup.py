@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvlab.core import Salt
 from kvlab.kv.group_blocks import GroupBlocks
 from kvlab.kv.prefix import PrefixIndex, salt_bytes
 from kvlab.kv.prefix_hits import PrefixHits, match, match_with_tiers
-from kvlab.kv.protocol import Salt
 from kvlab.kv.tiers.loads import Wait
 from kvlab.kv.tiers.offload import Offload
 from kvlab.kv.tiers.swap import Swapped

@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.core import PoolCounters, PoolStats
+from kvlab.core import PoolCounters, PoolStats, Salt
 from kvlab.kv.audit import Finding
 from kvlab.kv.view import CacheView
 
-Salt = str | int | None
 Numbers = Sequence[int] | NDArray[np.int64]
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlab.core import Salt
 from kvlab.kv.block_sharing import BlockSharing
 from kvlab.kv.ledger import BlockLedger
 from kvlab.kv.prefix import Prefix, PrefixIndex
-from kvlab.kv.protocol import Salt
 
 
 @dataclass(slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvlab.core import Salt
 from kvlab.kv.group_blocks import GroupBlocks
 from kvlab.kv.prefix_hits import PrefixHits
 from kvlab.kv.prefix_lookup import PrefixLookup
-from kvlab.kv.protocol import Salt
 from kvlab.kv.tiers.offload import Offload
 
 

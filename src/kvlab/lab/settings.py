@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from kvlab.secrets import redacted
+from kvlab.peers.engines import is_peer
+from kvlab.secrets import redact, redacted
+
+if TYPE_CHECKING:
+    from kvlab.config import RunConfig
 
 # Settings that name a run, or decide where it is recorded and how it is shown; no measurement depends on them.
 _NOT_MEASURED = frozenset({"tracking", "tags", "run_name", "optimize", "repeats", "resume", "figures", "dry_run"})
@@ -45,3 +50,26 @@ def as_recorded(config: Mapping[str, Any], written: Mapping[str, str], prefix: s
         else written.get(prefix + key, redacted(key, value))
         for key, value in config.items()
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """A checked configuration, what was chosen in each group, and how it is recorded: its text without secrets, and
+    by dotted key what is `written` of settings that came from the environment.
+    """
+
+    config: RunConfig
+    choices: dict[str, str]
+    yaml: str
+    written: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """The run's name, made up where it was given none."""
+        return self.written.get("run_name") or redact(self.config.run_name or run_title(self.config))
+
+
+def run_title(config: RunConfig) -> str:
+    """The name of a run that was given none."""
+    kind = config.engine.kind
+    return f"{config.model.name} {kind if is_peer(kind) else config.kv.backend} {config.workload.name}"

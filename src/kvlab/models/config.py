@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from kvlab.errors import ConfigError
 from kvlab.kv.spec import KVSpec
 
 
@@ -119,3 +120,13 @@ class TransformersConfig(DecoderConfig):
     @property
     def num_parameters(self) -> int:
         return self.counts.total
+
+
+def eos_token_ids(value: Any, vocab_size: int) -> tuple[int, ...]:
+    """The ids that end a sequence: none, one, or a list of them."""
+    ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
+    for token in ids:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+            reason = f"has to be null, or token ids of the vocabulary, 0 to {vocab_size - 1}"
+            raise ConfigError("eos_token_id", value, reason)
+    return tuple(ids)

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvlab.config import ModelConfig
 from kvlab.errors import ConfigError, shown
-from kvlab.models.config import DecoderConfig, LayerConfig, RopeConfig
+from kvlab.models.config import DecoderConfig, LayerConfig, RopeConfig, eos_token_ids
 from kvlab.models.files import read_object
 from kvlab.models.gguf import is_gguf, read_gguf
 from kvlab.models.gguf_model import config_values
@@ -109,7 +109,7 @@ def _read(values: Mapping[str, Any], implementation: str) -> DecoderConfig:
             return read_config(values)
         reason = f"transformers cannot be imported ({shown(error)})"
         raise ConfigError("model.implementation", implementation, reason) from error
-    return describe(values)
+    return describe(values, own=FAMILIES)
 
 
 def _config_file(where: str) -> Path:
@@ -238,16 +238,6 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         logit_soft_cap=values.optional_number("final_logit_softcapping"),
         **options,
     )
-
-
-def eos_token_ids(value: Any, vocab_size: int) -> tuple[int, ...]:
-    """The ids that end a sequence: none, one, or a list of them."""
-    ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
-    for token in ids:
-        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
-            reason = f"has to be null, or token ids of the vocabulary, 0 to {vocab_size - 1}"
-            raise ConfigError("eos_token_id", value, reason)
-    return tuple(ids)
 
 
 def _layers(values: _Values) -> tuple[LayerConfig, ...]:

@@ -30,8 +30,7 @@ from transformers import (
 )
 
 from kvlab.errors import BackendError, ConfigError, shown
-from kvlab.models.config import LayerConfig, TransformersConfig, WeightCounts
-from kvlab.models.families import FAMILIES, eos_token_ids
+from kvlab.models.config import LayerConfig, TransformersConfig, WeightCounts, eos_token_ids
 
 IMPLEMENTATION = "kvlab"  # the name of our attention function in transformers
 _LAYER_KINDS = ("full_attention", "sliding_attention")
@@ -118,23 +117,24 @@ def _attention(
 AttentionInterface.register(IMPLEMENTATION, _attention)
 
 
-def describe(values: Mapping[str, Any]) -> TransformersConfig:
-    """The decoder that the values of a config.json describe.
+def describe(values: Mapping[str, Any], *, own: tuple[str, ...] = ()) -> TransformersConfig:
+    """The decoder that the values of a config.json describe. `own`: the families that kvlab computes itself, which
+    the refusal of an unknown one names.
 
     Raises ConfigError, naming the family and what stands in the way, for a model that is no decoder, keeps a state
     beside K and V, or whose attention is none that a backend computes.
     """
     kept = {key: value for key, value in values.items() if not key.startswith("_") and key not in _OURS}
-    return _describe(json.dumps(kept, sort_keys=True), "auto_map" in values)
+    return _describe(json.dumps(kept, sort_keys=True), "auto_map" in values, own)
 
 
 @lru_cache(maxsize=8)
-def _describe(text: str, names_code: bool) -> TransformersConfig:
+def _describe(text: str, names_code: bool, own: tuple[str, ...]) -> TransformersConfig:
     values = json.loads(text)
     family = values.get("model_type")
     if not isinstance(family, str) or family not in CONFIG_MAPPING:
         code = ", and kvlab never runs the code that its auto_map names" if names_code else ""
-        known = f"{', '.join(FAMILIES)}, and the decoders of transformers {__version__}"
+        known = ", ".join([*own, f"and the decoders of transformers {__version__}"])
         raise ConfigError("model_type", family, f"unknown family{code}; known: {known}")
     for key, value in values.items():
         if key.endswith(_MODULES) and isinstance(value, int) and value > _MOST_MODULES:

@@ -12,9 +12,6 @@ import torch
 
 from kvlab.errors import WeightsError, shown
 from kvlab.models.files import check_file, read_object
-from kvlab.models.gguf import is_gguf
-from kvlab.models.hub import HubError, hub_folder
-from kvlab.models.published import located
 
 _TILE = 1_048_583  # a prime, so that rows of a weight do not repeat
 _BIAS_DEVIATION = 0.1
@@ -218,31 +215,3 @@ def _is_finite(tensor: torch.Tensor) -> bool:
     bits, size = _bytes(tensor), tensor.itemsize
     infinities = _bytes(torch.tensor([math.inf, -math.inf], dtype=tensor.dtype))
     return all(bits.view(f"{sign}{size}").max() < infinities.view(f"{sign}{size}").max() for sign in "iu")
-
-
-def open_weights(
-    where: str, dtype: torch.dtype, device: torch.device | str, *, seed: int = 0, norm_weight: float = 1.0
-) -> WeightSource:
-    """`dummy`, a directory, a GGUF file, or a hub id (downloaded once); `seed` and `norm_weight` are those of
-    DummyWeights.
-
-    Raises WeightsError where no weights are found, ConfigError for a published model that was not fetched.
-    """
-    if where == "dummy":
-        return DummyWeights(dtype, device, seed, norm_weight)
-    path = located(where)
-    if is_gguf(path):
-        from kvlab.models.gguf_model import GgufWeights
-
-        return GgufWeights(Path(path), dtype, device)
-    return SafetensorsWeights(Path(path) if os.path.isdir(path) else _download(path), dtype, device)
-
-
-def _download(repository: str) -> Path:
-    try:
-        return hub_folder(repository, ("*.safetensors", "*.json"))
-    except HubError as error:
-        raise WeightsError(
-            f"model.weights={shown(repository)}: no such directory, and the hub gave nothing ({error}); "
-            "point it at a directory that holds model.safetensors"
-        ) from error

@@ -9,25 +9,12 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from kvlab.errors import ConfigError, FetchError, shown
 from kvlab.kernels.cpu.cache import cache_folder
 from kvlab.peers.engines import ENGINES
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """A package and what it needs. `before` is installed first; of the package's own requirements those whose names
-    begin with one of `left_out` are not installed.
-    """
-
-    package: str
-    version: str
-    before: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-
+from kvlab.peers.engines.base import Recipe
 
 TRANSFORMERS = Recipe("transformers", "5.23.0", before=("torch==2.13.0",))  # of both of its engines
 

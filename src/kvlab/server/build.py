@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvlab.config import RunConfig, format_bytes
 from kvlab.config.server import ServerConfig
-from kvlab.engine.build import EnginePlan, build_engine, plan_engine
+from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.clock import PacedClock, WallClock
 from kvlab.engine.faults import FaultyExecutor
+from kvlab.engine.plan import EnginePlan
 from kvlab.engine.service import Engine
 from kvlab.models.tokenizer import find_tokenizer
 from kvlab.server.blocks import BlockTimes

@@ -9,8 +9,8 @@ from kvlab.registry import Registry
 
 if TYPE_CHECKING:
     from kvlab.config import EngineConfig
-    from kvlab.engine.build import EnginePlan
     from kvlab.engine.clock import Clock
+    from kvlab.engine.plan import EnginePlan
     from kvlab.engine.sampler import Sampler
     from kvlab.engine.step import Executor
     from kvlab.kv.storage import KVStorage

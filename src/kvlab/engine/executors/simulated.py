@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from kvlab.config import EngineConfig, FrameworkConfig, HardwareConfig
 from kvlab.core import SequenceSpec
-from kvlab.engine.build import EnginePlan
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
+from kvlab.engine.plan import EnginePlan
 from kvlab.engine.replay import ReplayClock, ReplayedExecutor
 from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import ConfigError

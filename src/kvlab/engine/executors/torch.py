@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from kvlab.attention.base import layout_of
 from kvlab.attention.registry import attention_backends, select_backend
 from kvlab.config import EngineConfig
-from kvlab.engine.build import EnginePlan, Kernels
 from kvlab.engine.clock import WallClock
 from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
+from kvlab.engine.plan import EnginePlan, Kernels
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.engine.threads import resolve_threads
@@ -25,7 +25,8 @@ from kvlab.models.decoder import Decoder, Model, attention_specs
 from kvlab.models.families import decoder_config
 from kvlab.models.ops import select_ops
 from kvlab.models.ops.cpu_ops import CpuOps
-from kvlab.models.weights import DigestedWeights, WeightSource, open_weights
+from kvlab.models.weight_sources import open_weights
+from kvlab.models.weights import DigestedWeights, WeightSource
 from kvlab.planning.cache import kv_spec, planned_pool
 from kvlab.planning.plan import plan_memory
 from kvlab.planning.settings import memory_settings, refuse_fp8, refuse_packed, resolve_device

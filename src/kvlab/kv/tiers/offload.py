@@ -46,7 +46,7 @@ class Offload:
         self._room = {tier: Semaphore(_BACKLOG) for tier in tiers}
         # What threads have written: tier, key, seconds, and whether it is there.
         self._written: deque[tuple[Tier, Key, float, bool]] = deque()
-        self.swaps = Swaps(self)
+        self.swaps = Swaps(self.store)
 
     def evicted(self, blocks: Sequence[int], contents: Mapping[int, Prefix]) -> None:
         """The pool is about to drop the contents of these blocks, in this order."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kvlab.kv.tiers.base import Key
 from kvlab.kv.tiers.tier import Tier
 
-if TYPE_CHECKING:
-    from kvlab.kv.tiers.offload import Offload
+Store = Callable[[Key, int], Tier | None]  # copies a block to the first tier unless any has its content
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +27,10 @@ class Swaps:
     A content is held once for each sequence that wants it back. One that its tier has lost meanwhile is a miss.
     """
 
-    def __init__(self, offload: Offload) -> None:
+    def __init__(self, store: Store) -> None:
         self.by_ticket: dict[int, Swapped] = {}
         self.blocks_out = self.blocks_in = 0  # since the start
-        self._offload = offload
+        self._store = store
         self._tickets = 0
 
     def add(self, keys: Sequence[Key], blocks: Sequence[int], tokens: int, *, has_tail: bool) -> int | None:
@@ -41,7 +39,7 @@ class Swaps:
         """
         held: list[tuple[Tier, Key]] = []
         for key, block in zip(keys, blocks, strict=True):
-            tier = self._offload.store(key, block)
+            tier = self._store(key, block)
             if tier is None:
                 _release(held)
                 return None

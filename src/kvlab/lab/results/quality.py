@@ -10,8 +10,9 @@ import torch
 from kvlab.attention.base import layout_of
 from kvlab.config import format_bytes
 from kvlab.core import Request
-from kvlab.engine.build import EnginePlan, plan_engine
+from kvlab.engine.build import plan_engine
 from kvlab.engine.executors.torch import build_decoder
+from kvlab.engine.plan import EnginePlan
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.storage import KVStorage
 from kvlab.lab.machine import available_memory

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvlab.core import StepRecord
-from kvlab.engine.build import EnginePlan
+from kvlab.engine.plan import EnginePlan
 from kvlab.models.config import DecoderConfig
 from kvlab.planning.memory import COMPACT_BYTES
 

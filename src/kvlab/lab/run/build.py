@@ -9,7 +9,8 @@ from pathlib import Path
 
 from kvlab.config import RunConfig, format_bytes, parse_bytes
 from kvlab.core import Request
-from kvlab.engine.build import EnginePlan, plan_engine
+from kvlab.engine.build import plan_engine
+from kvlab.engine.plan import EnginePlan
 from kvlab.engine.protocol import ServingEngine
 from kvlab.errors import CapacityError, ConfigError, WorkloadError
 from kvlab.kv.sizing import check_longest_sequence

@@ -15,9 +15,10 @@ import torch
 
 from kvlab.attention.base import AttentionBackend
 from kvlab.core import StepRecord
-from kvlab.engine.build import EnginePlan, build_engine
+from kvlab.engine.build import build_engine
 from kvlab.engine.clock import Clock
 from kvlab.engine.core import EngineCore
+from kvlab.engine.plan import EnginePlan
 from kvlab.engine.sampler import Sampler
 from kvlab.models.ops.base import LayerPart, Ops, Stack
 from kvlab.models.ops.cpu_layers import NativeStack

@@ -13,7 +13,18 @@ if TYPE_CHECKING:
     from kvlab.core import Request
     from kvlab.engine.protocol import ServingEngine
     from kvlab.models.config import DecoderConfig
-    from kvlab.peers.install import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A package and what it needs. `before` is installed first; of the package's own requirements those whose names
+    begin with one of `left_out` are not installed.
+    """
+
+    package: str
+    version: str
+    before: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

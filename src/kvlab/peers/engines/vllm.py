@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvlab.peers.engines import ENGINES
-from kvlab.peers.install import Recipe
+from kvlab.peers.engines.base import Recipe
 from kvlab.peers.process import ProcessKind, Program
 
 

@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.cli.compose import compose_run
-from kvlab.cli.settings import refuse_memory
-from kvlab.cli.trials import Trials
 from kvlab.config import format_bytes, parse_bytes
 from kvlab.errors import ConfigError, OutputError
 from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
 from kvlab.lab.campaigns.tune.pictures import draw_search, write_page, write_trials
+from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.space import SEARCHED, build_space, check_fits
 from kvlab.lab.campaigns.tune.study import (
     STORAGE_ERRORS,
@@ -26,6 +24,7 @@ from kvlab.lab.campaigns.tune.study import (
     search,
     storage_reason,
 )
+from kvlab.lab.campaigns.tune.trials import Compose, Trials
 from kvlab.lab.capacity import plan_capacity
 from kvlab.lab.files import attempt, replacing
 from kvlab.lab.machine import available_memory
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import FrozenTrial
 
-    from kvlab.cli.tune import TuneSettings
     from kvlab.lab.terminal import Terminal
 
 
@@ -47,9 +45,11 @@ GOODPUT = "slo/goodput_per_s"  # what is searched where there are limits and not
 class Search:
     """A search: its space, its study, its parent run. `overrides` are the settings of all its runs."""
 
-    def __init__(self, settings: TuneSettings, overrides: Sequence[str], console: Terminal) -> None:
+    def __init__(
+        self, settings: TuneSettings, overrides: Sequence[str], compose: Compose, console: Terminal
+    ) -> None:
         self.overrides, self.console, self.trials = overrides, console, settings.trials
-        self.base = compose_run(overrides)
+        self.base = compose(overrides)
         config = self.base.config
         self.metric = settings.optimize or GOODPUT
         config.slo.check_optimize(self.metric)
@@ -63,7 +63,7 @@ class Search:
         self.name = f"{self.metric.replace('/', '-')}-{named}-{self.digest[:8]}"
         output = Path(settings.output).expanduser()
         self.storage = settings.storage or f"sqlite:///{output.resolve() / 'tune.db'}"
-        self.runs = Trials(overrides, output / self.name, console)
+        self.runs = Trials(overrides, output / self.name, compose, console)
 
     def _available(self, asked: str | None) -> int:
         """Bytes for weights, cache and working memory. Raises ConfigError for hardware, which has its own."""
@@ -71,7 +71,7 @@ class Search:
         if config.hardware is None:
             device = resolve_device(config.executor.device)
             return parse_bytes(asked, key="memory") if asked else available_memory(device)
-        refuse_memory(asked, config.hardware)
+        config.hardware.refuse_memory(asked)
         return plan_capacity(config, device="cuda").memory or 0
 
     def run(self) -> int:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from kvlab.cli.compose import Composition, compose_run
 from kvlab.config import RunConfig
 from kvlab.errors import KvlabError, OutputError, TrackingError
 from kvlab.lab.campaigns.sweep.digest import config_digest
@@ -17,11 +16,14 @@ from kvlab.lab.campaigns.sweep.history import close_parent, open_history
 from kvlab.lab.files import check_directory, sentences
 from kvlab.lab.results.records import read_summary
 from kvlab.lab.run.execute import RunContext, execute
+from kvlab.lab.settings import Composition
 from kvlab.lab.tracking import RunStatus, Tracker
 from kvlab.secrets import redact
 
 if TYPE_CHECKING:
     from kvlab.lab.terminal import Terminal
+
+Compose = Callable[[Sequence[str]], Composition]  # of words of a command line
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +41,17 @@ class Trials:
     says that a run was.
     """
 
-    def __init__(self, overrides: Sequence[str], directory: Path, console: Terminal) -> None:
+    def __init__(self, overrides: Sequence[str], directory: Path, compose: Compose, console: Terminal) -> None:
         check_directory("output", directory)
         self.overrides, self.directory, self.console = overrides, directory, console
+        self._compose = compose
         self.interrupted = False
         self.unwritten: list[object] = []
         self._tracker = Tracker()
 
     def compose(self, point: str) -> Composition:
         """The run with the settings of `point` too, which are words of a command line. Raises a KvlabError."""
-        return compose_run([*self.overrides, *point.split()])
+        return self._compose([*self.overrides, *point.split()])
 
     def measure(self, point: str, folder: str, heading: str, *, keep: bool = False) -> Ended:
         """Run `point` as often as `repeats` says; with `keep`, but for those whose results `directory` has."""

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.cli.compose import compose_run
-from kvlab.cli.trials import Ended, Trials
 from kvlab.errors import OutputError
 from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
 from kvlab.lab.campaigns.tune.rate import Bracket, bracket, rate_range
+from kvlab.lab.campaigns.tune.settings import TuneSettings
+from kvlab.lab.campaigns.tune.trials import Compose, Ended, Trials
 from kvlab.lab.files import attempt, replacing
 from kvlab.lab.results.catalogue import metric
 from kvlab.lab.results.records import read_run, read_summary
@@ -21,7 +21,6 @@ from kvlab.lab.run.build import plan_peer, plan_run
 from kvlab.secrets import redact, redacted_setting
 
 if TYPE_CHECKING:
-    from kvlab.cli.tune import TuneSettings
     from kvlab.lab.terminal import Terminal
 
 ATTAINMENT, GOODPUT = "slo/attainment", "slo/goodput_per_s"
@@ -38,9 +37,11 @@ _COLUMNS = (
 class RateSearch:
     """Finds the largest rate that keeps `attainment` percent of the requests within their limits."""
 
-    def __init__(self, settings: TuneSettings, overrides: Sequence[str], console: Terminal) -> None:
+    def __init__(
+        self, settings: TuneSettings, overrides: Sequence[str], compose: Compose, console: Terminal
+    ) -> None:
         self.wanted, self.precision, self.console = settings.attainment, settings.precision, console
-        base = compose_run(overrides)
+        base = compose(overrides)
         self.base, config = base, base.config
         self.range = rate_range(config, settings.rates)
         _ = plan_peer(config) or plan_run(config)  # what cannot run is refused before the search is recorded
@@ -49,7 +50,7 @@ class RateSearch:
         self.digest = digest_of("\n".join(["rate", config_digest(config, any_repeat=True), settings.rates or ""]))
         named = redact(f"{config.model.name}-{config.workload.name}")
         self.name = f"rate-{named}-{self.digest[:8]}"
-        self.runs = Trials(others, Path(settings.output).expanduser() / self.name, console)
+        self.runs = Trials(others, Path(settings.output).expanduser() / self.name, compose, console)
         self.ended: dict[float, Ended] = {}
 
     def run(self) -> int:
