@@ -110,21 +110,21 @@ Feature: Simulation
         | no calibration         | seed=1                             | executor.timing_path=null: timing=fitted reads a file that kvlab calibrate    |
         | a calibration not there | executor.timing_path=no/such.yaml | executor.timing_path=no/such.yaml: cannot be read: No such file or directory  |
 
-  Rule: A recorded run can be replayed, and decides the same
+  Rule: A recorded run can be played back, and decides the same
 
     @R14.5
-    Scenario: A real run with preemptions, replayed
+    Scenario: A real run with preemptions, played back
       Given a recorded run of a tiny model that has too little memory
-      When I replay it with ""
+      When I play it back with ""
       Then the command succeeds
-      And the message says "4 requests on simulated here, timing replay of"
-      And the message says "note: replayed ... steps, 4 requests, ... block events: every decision is that of the recording"
+      And the message says "4 requests on playback of"
+      And the message says "note: played back ... steps, 4 requests, ... block events: every decision is that of the recording"
       And both runs have the same requests.parquet and blocks.parquet, byte for byte
 
     @R14.5
-    Scenario Outline: A replay with <settings> says where it parts from the recording
+    Scenario Outline: A playback with <settings> says where it parts from the recording
       Given a recorded run of a tiny model that has too little memory
-      When I replay it with "<settings>"
+      When I play it back with "<settings>"
       Then the command fails without a traceback
       And the message says "<message>"
 
@@ -135,9 +135,9 @@ Feature: Simulation
         | seed=7                     | instead of ...; settings differ: seed=7 instead of 0                                 |
 
     @R14.5
-    Scenario Outline: A replay of a run with <what> is refused
+    Scenario Outline: A playback of a run with <what> is refused
       Given a recorded run of a tiny model that has <what>
-      When I replay it with ""
+      When I play it back with ""
       Then the command fails without a traceback
       And the message says "<message>"
 
@@ -145,7 +145,7 @@ Feature: Simulation
         | what                  | message                                                                 |
         | no summary.json       | is no directory of a recorded run, it has no summary.json               |
         | a cut summary.json    | summary.json: cannot be read as a run's summary                         |
-        | not finished          | its status is interrupted; only a run that finished can be replayed     |
+        | not finished          | its status is interrupted; only a run that finished can be played back |
         | no steps.parquet      | has no steps.parquet; name a run that was recorded to its end           |
         | a cut steps.parquet   | steps.parquet: cannot be read                                           |
 

@@ -74,10 +74,10 @@ def simulate_calibrated(lab: Runner, tmp_path: Path, commands: list[Command]) ->
     commands.append(lab.run(f"executor=simulated hardware=here {timing} {LONG}"))
 
 
-@when(parsers.re(r'I replay it with "(?P<settings>.*)"'))
-def replay_run(lab: Runner, commands: list[Command], settings: str) -> None:
-    timing = f"executor.timing=replay executor.timing_path={commands[-1].directory}"
-    commands.append(lab.run(f"executor=simulated hardware=here {timing} {TIGHT} figures=false {settings}"))
+@when(parsers.re(r'I play it back with "(?P<settings>.*)"'))
+def play_back(lab: Runner, commands: list[Command], settings: str) -> None:
+    executor = f"executor=playback executor.recording={commands[-1].directory}"
+    commands.append(lab.run(f"{executor} {TIGHT} figures=false {settings}"))
 
 
 @given(parsers.parse("a recorded run of a tiny model that has {what}"))

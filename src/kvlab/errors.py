@@ -139,8 +139,8 @@ class SamplingError(KvlabError, ArithmeticError):
         self.request_ids = tuple(request_ids)
 
 
-class ReplayError(KvlabError, RuntimeError):
-    """A replayed run decided otherwise than its recording."""
+class PlaybackError(KvlabError, RuntimeError):
+    """A run that is played back decided otherwise than its recording."""
 
 
 class EngineStoppedError(KvlabError, RuntimeError):

@@ -20,8 +20,8 @@ SIMULATED = ["executor=simulated", "hardware=h100_sxm", "model=qwen3_tiny"]
         (["server.api_key="], "server.api_key=*** must not be empty; null asks for none"),
         (["server.host=nowhere.invalid"], "server.host=nowhere.invalid: is no address of this machine"),
         (
-            [*SIMULATED, "executor.timing=replay"],
-            "executor.timing=replay: has the requests of its recording alone; a server gets others",
+            ["executor=playback"],
+            "executor.kind=playback: has the requests of its recording alone; a server gets others",
         ),
     ],
 )

@@ -28,7 +28,6 @@ from kvlab.lab.run.playback import Playback
 from kvlab.paths import CONF
 from kvlab.registry import registry
 from kvlab.simulation.recording import Outputs, Recording
-from kvlab.simulation.timings.replay import ReplayTiming
 from tests.support.plans import composed
 
 HARDWARE = HardwareConfig(
@@ -80,7 +79,7 @@ def traffic() -> list[Request]:
 
 
 def served(kind: str, settings: dict[str, Any], recorded: RunLog | None = None) -> RunLog:
-    """A run in steps of the test's choice, or one that replays what was recorded of another."""
+    """A run in steps of the test's choice, or one that plays back what was recorded of another."""
     plan = plan_engine(config(kind, **settings))
     if recorded is None:
         engine = build_engine(plan, journal=BlockJournal(), wrap=Timed)
@@ -88,7 +87,8 @@ def served(kind: str, settings: dict[str, Any], recorded: RunLog | None = None) 
         log = drive(engine, traffic())
     else:
         recording = recording_of(recorded)
-        engine = build_engine(replace(plan, timing=ReplayTiming(recording)), journal=BlockJournal())
+        plan.config.executor.kind = "playback"
+        engine = build_engine(replace(plan, recording=recording), journal=BlockJournal())
         assert isinstance(engine.clock, LogicalClock)
         playback = Playback(recording, engine.clock, {})
         log = drive(engine, traffic(), on_step=lambda _, step: playback.after(step) if step is not None else None)

@@ -1,4 +1,4 @@
-"""A replay is held against its recording to the last step and request."""
+"""A playback is held against its recording to the last step and request."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from kvlab.config import EngineConfig
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.clock import LogicalClock
-from kvlab.errors import ConfigError, ReplayError
+from kvlab.errors import ConfigError, PlaybackError
 from kvlab.lab.results.artifacts import write_artifacts
 from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.run.playback import Playback
-from kvlab.simulation.timings.replay import read_recording
+from kvlab.simulation.recording_files import read_recording
 from tests.simulation.test_executor import config, traffic
 
 
@@ -35,19 +35,19 @@ def held(directory: Path, log: RunLog, **settings: object) -> str:
     return playback.finish(log)
 
 
-def replay_config(directory: Path) -> EngineConfig:
-    asked = config("simulated")
-    asked.executor.timing, asked.executor.timing_path = "replay", str(directory)
+def playback_config(directory: Path) -> EngineConfig:
+    asked = config("playback")
+    asked.executor.recording = str(directory)
     return asked
 
 
 def test_the_same_run_is_found_identical(tmp_path: Path, recorded: RunLog) -> None:
-    said = f"replayed {len(recorded.steps)} steps, 9 requests: every decision is that of the recording"
+    said = f"played back {len(recorded.steps)} steps, 9 requests: every decision is that of the recording"
     assert held(tmp_path, recorded) == said
 
 
-def test_a_replay_has_the_pool_and_the_times_of_its_recording(tmp_path: Path, recorded: RunLog) -> None:
-    plan = plan_engine(replay_config(tmp_path))
+def test_a_playback_has_the_pool_and_the_times_of_its_recording(tmp_path: Path, recorded: RunLog) -> None:
+    plan = plan_engine(playback_config(tmp_path))
     pool = recorded.steps[0].pool
     assert pool is not None
     assert plan.pool.num_blocks == pool.blocks_total
@@ -66,7 +66,9 @@ def test_a_replay_has_the_pool_and_the_times_of_its_recording(tmp_path: Path, re
 def test_a_step_that_differs_is_named(tmp_path: Path, recorded: RunLog, field: str) -> None:
     changed = list(recorded.steps)
     changed[3] = replace(changed[3], **{field: getattr(changed[3], field) + 1})
-    with pytest.raises(ReplayError, match=rf"^step 3: {field} .* instead of .*; settings differ: kv\.block_size=8"):
+    with pytest.raises(
+        PlaybackError, match=rf"^step 3: {field} .* instead of .*; settings differ: kv\.block_size=8"
+    ):
         held(
             tmp_path,
             replace(recorded, steps=StepLog(changed)),
@@ -82,18 +84,18 @@ def test_what_the_host_took_may_differ(tmp_path: Path, recorded: RunLog) -> None
 def test_a_step_too_many_or_too_few_is_named(tmp_path: Path, recorded: RunLog) -> None:
     count = len(recorded.steps)
     with pytest.raises(
-        ReplayError, match=rf"^step {count - 1}: the recording goes on, to {count} steps; the settings"
+        PlaybackError, match=rf"^step {count - 1}: the recording goes on, to {count} steps; the settings"
     ):
         held(tmp_path, replace(recorded, steps=StepLog(recorded.steps[: count - 1])))
-    with pytest.raises(ReplayError, match=rf"^step {count}: the recording ended after {count} steps"):
+    with pytest.raises(PlaybackError, match=rf"^step {count}: the recording ended after {count} steps"):
         held(tmp_path, replace(recorded, steps=StepLog([*recorded.steps, *recorded.steps[-1:]])))
 
 
 def test_a_request_that_differs_is_named(tmp_path: Path, recorded: RunLog) -> None:
     first, *others = recorded.records
-    with pytest.raises(ReplayError, match=r"^request r0: cached_tokens 3 instead of 0"):
+    with pytest.raises(PlaybackError, match=r"^request r0: cached_tokens 3 instead of 0"):
         held(tmp_path, replace(recorded, records=[replace(first, cached_tokens=3), *others]))
-    with pytest.raises(ReplayError, match=r"^request r0: is not there"):
+    with pytest.raises(PlaybackError, match=r"^request r0: is not there"):
         held(tmp_path, replace(recorded, records=others))
 
 
@@ -105,7 +107,7 @@ def test_a_run_behind_a_front_end_is_refused(tmp_path: Path, recorded: RunLog) -
 
 
 def test_without_a_directory_it_says_what_to_name() -> None:
-    asked = replay_config(Path())
-    asked.executor.timing_path = None
-    with pytest.raises(ConfigError, match=r"timing=replay reads a recorded run; name its directory"):
+    asked = playback_config(Path())
+    asked.executor.recording = None
+    with pytest.raises(ConfigError, match=r"executor=playback plays back a recorded run; name its directory"):
         plan_engine(asked)

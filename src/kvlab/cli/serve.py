@@ -33,10 +33,9 @@ def _answer(arguments: list[str]) -> int:
     from kvlab.lab.terminal import Terminal
 
     config = compose_one(overrides, "a server")
-    if config.executor.timing == "replay":
-        raise ConfigError(
-            "executor.timing", "replay", "has the requests of its recording alone; a server gets others"
-        )
+    if config.executor.kind == "playback":
+        text = "has the requests of its recording alone; a server gets others"
+        raise ConfigError("executor.kind", "playback", text)
     console = Terminal()
     from kvlab.server.lifecycle import listen, serve
 

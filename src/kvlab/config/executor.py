@@ -34,7 +34,7 @@ class AttentionConfig:
 class ExecutorConfig:
     """What runs the model, and where."""
 
-    kind: str = "torch"  # torch: PyTorch and kvlab's kernels on this machine; simulated: a simulated device
+    kind: str = "torch"  # torch: PyTorch and kvlab's kernels; simulated: a device; playback: a recorded run
     device: str = "auto"  # cpu, cuda, or auto: cuda where there is one
     dtype: str = "bfloat16"  # of weights and activations: float32, bfloat16 or float16
     weights: str = "auto"  # plain: in dtype; compact: exact, 12 bits; int8; fp8; auto: plain or compact
@@ -44,6 +44,7 @@ class ExecutorConfig:
     memory_utilization: float = 0.9  # simulated: share of the devices' memory that the engine may take
     timing: str = "roofline"  # simulated: where the time of a step comes from; auto: silicon, else roofline
     timing_path: str | None = None  # simulated: the file or directory that the timing reads, if it reads one
+    recording: str | None = None  # playback: the directory of the run that is played back
     kernels: bool = True  # false: PyTorch computes everything, and attention.backend=auto takes no kernel
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from kvlab.kv.sizing import PoolSize
 from kvlab.models.config import DecoderConfig, TransformersConfig
 from kvlab.models.ops.base import Ops
 from kvlab.planning.memory import WeightBytes, WorkingMemory
+from kvlab.simulation.recording import Recording
 from kvlab.simulation.timings import Timing
 
 
@@ -40,11 +41,19 @@ class EnginePlan:
     pool: PoolSize
     kernels: Kernels | None
     memory: int | None  # None: what the device has left
-    timing: Timing | None  # of simulated hardware; None: steps take the time that they take
+    timing: Timing | None  # of simulated hardware
+    recording: Recording | None  # of a run that is played back
+
+    @property
+    def is_real(self) -> bool:
+        """Whether the model is computed, and steps take the time that they take."""
+        return self.kernels is not None
 
     @property
     def chosen(self) -> dict[str, str | int]:
         """What was chosen for settings that are `auto`, and how steps are timed if they are not computed."""
+        if self.recording is not None:
+            return {"device": self.device, "timing": f"playback of {self.recording.source}"}
         if self.timing is not None:
             return {"device": self.device, "timing": self.timing.description}
         attention, _, ops, threads = self.computed_by

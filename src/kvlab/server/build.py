@@ -30,7 +30,7 @@ def build_serving(config: RunConfig, settings: ServerConfig, metrics: ServerMetr
     traces = _traces(config.model.name, settings.otlp_endpoint)
     plan = plan_engine(config)
     tokenizer = find_tokenizer(config.model)
-    clock = WallClock() if plan.timing is None else PacedClock(settings.time_factor)
+    clock = WallClock() if plan.is_real else PacedClock(settings.time_factor)
     blocks = BlockTimes(plan.pool.num_blocks, clock)
     faults = config.debug.faults
     core = build_engine(
@@ -44,7 +44,7 @@ def build_serving(config: RunConfig, settings: ServerConfig, metrics: ServerMetr
     metrics.watch(blocks)
     longest = min(config.model.max_seq_len, core.pool.max_sequence_tokens)
     model = ServedModel(config.model.name, longest, plan.model.vocab_size, int(time.time()), tokenizer)
-    shown = _shown(plan) | ({} if plan.timing is None else {"server.time_factor": settings.time_factor})
+    shown = _shown(plan) | ({} if plan.is_real else {"server.time_factor": settings.time_factor})
     return Serving(Engine(core, on_step=metrics.step), model, metrics, settings, shown, traces)
 
 

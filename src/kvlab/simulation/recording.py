@@ -1,4 +1,4 @@
-"""A recorded run, to be replayed: its steps, and every token with the time at which it was there."""
+"""A recorded run, to be played back: its steps, and every token with the time at which it was there."""
 
 from __future__ import annotations
 

@@ -20,7 +20,6 @@ from kvlab.core import SequenceSpec
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
 from kvlab.engine.plan import EnginePlan
-from kvlab.engine.replay import ReplayClock, ReplayedExecutor
 from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import ConfigError
 from kvlab.kv.tiers.base import Link
@@ -103,32 +102,21 @@ class SimulatedExecution(ExecutorKind):
         each = weights.parameters / weights.stored
         sizes = (each, weights.body, weights.output, spec.bytes_per_token)
         timing = TIMINGS.get(config.executor.timing).of(Deployment(config, model, hardware, *sizes))
-        if config.executor.weights == "compact" and timing.recording is None:
+        if config.executor.weights == "compact":
             text = "is a format of kvlab's kernels for CPUs; simulated devices have auto, int8 or fp8"
             raise ConfigError("executor.weights", "compact", text)
         check_links(config, hardware)
-        if timing.recording is not None and (config.kv.offload or config.kv.offload_disk):
-            text = "when blocks came back is not recorded, so that such a run cannot be replayed; leave it null"
-            raise ConfigError("kv.offload", config.kv.offload, text)
         kv = config.kv
         if kv.num_blocks is None and kv.memory is None:
-            if timing.recording is not None:
-                kv = replace(kv, num_blocks=timing.recording.num_blocks)
-            else:
-                check_devices(config, hardware, planned)
-                kv = replace(kv, memory=f"{planned.left(memory)}B")
+            check_devices(config, hardware, planned)
+            kv = replace(kv, memory=f"{planned.left(memory)}B")
         pool = planned_pool(replace(config, kv=kv), spec)
-        if pool.groups and kv.num_blocks != config.kv.num_blocks and timing.recording is not None:
-            pool = replace(pool, num_blocks=timing.recording.num_blocks)  # whose blocks are those of groups
         name = name_of_devices(config, hardware)
-        return EnginePlan(config, name, model, weights, planned.working, pool, None, memory=memory, timing=timing)
+        return EnginePlan(config, name, model, weights, planned.working, pool, None, memory, timing, None)
 
     @staticmethod
     def build(plan: EnginePlan, *, sampler: Sampler | None = None) -> Execution:
         timing = plan.timing
-        if timing is not None and timing.recording is not None:
-            clock = ReplayClock(timing.recording)
-            return Execution(ReplayedExecutor(timing.recording, clock), clock, None)
         if not isinstance(timing, StepTiming):
             text = "the plan has no timing; plan it as simulated"
             raise ConfigError("executor.kind", plan.config.executor.kind, text)

@@ -84,7 +84,7 @@ class TorchExecution(ExecutorKind):
         settings = memory_settings(config, device, attention.name, native=native, random_sampling=random_sampling)
         planned, computing = plan_memory(model, spec, settings), Kernels(attention, specs, ops, threads)
         return EnginePlan(
-            config, device, model, planned.weights, planned.working, pool, computing, memory=None, timing=None
+            config, device, model, planned.weights, planned.working, pool, computing, None, None, None
         )
 
     @staticmethod

@@ -39,9 +39,10 @@ class RunPlan(EnginePlan):
     @property
     def machine(self) -> str:
         """What it runs on, in words."""
-        if self.timing is None:
+        if self.is_real:
             return describe(self.device)
-        return f"simulated {self.device}, timing {self.timing.description}"
+        timing = self.chosen["timing"]
+        return str(timing) if self.recording is not None else f"simulated {self.device}, timing {timing}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,8 @@ def _check_offload(plan: EnginePlan, left: int) -> None:
 
 def _check_memory(plan: EnginePlan) -> None:
     """Raise CapacityError unless the device has memory for weights, cache and steps, or for loading the weights."""
+    if plan.recording is not None:  # nothing is allocated
+        return
     config, pool, working, device = plan.config, plan.pool, plan.working, plan.device
     available = available_memory(device) if plan.memory is None else plan.memory
     weights = plan.weights.total

@@ -118,7 +118,7 @@ def _execute(
         if playback is not None and not log.interrupted:
             print_note(context.console, playback.finish(log), "note")
         if profiler.enabled or config.figures:
-            is_real = own is None or own.timing is None
+            is_real = own is None or own.is_real
             title = context.name if is_real else f"{context.name}, {plan.machine}"
             events = trace_events(title, log.steps, log.records, profiler.steps)
             with attempt(tracking.unwritten):
@@ -149,16 +149,15 @@ def _execute(
 def make_engine(plan: RunPlan, profiler: Profiler) -> ServingEngine:
     """The engine of a run. The only place that knows which engine it is."""
     faults = plan.config.debug.faults
-    is_replay = plan.timing is not None and plan.timing.recording is not None
     build = profiler.build if profiler.enabled else build_engine
     words = plan.tokenizer is not None and any(request.sampling.stop for request in plan.requests)
     engine = build(
         plan,
         detokenize=plan.tokenizer.decode if plan.tokenizer is not None and words else None,
-        journal=BlockJournal() if plan.config.figures or is_replay else None,
+        journal=BlockJournal() if plan.config.figures or plan.recording is not None else None,
         wrap=partial(FaultyExecutor, config=faults) if faults.rate > 0 else None,
     )
-    return behind_front_end(engine, plan.config.framework) if plan.timing is not None and not is_replay else engine
+    return engine if plan.timing is None else behind_front_end(engine, plan.config.framework)
 
 
 def _drive(
@@ -217,9 +216,8 @@ def _remarks(own: RunPlan | None, log: RunLog) -> list[str]:
 
 
 def _playback(engine: ServingEngine, plan: RunPlan | PeerPlan) -> Playback | None:
-    """What holds a replay against its recording; None for a run that is none."""
-    timing = plan.timing if isinstance(plan, RunPlan) else None
-    recording = timing.recording if timing is not None else None
+    """What holds a playback against its recording; None for a run that is none."""
+    recording = plan.recording if isinstance(plan, RunPlan) else None
     if recording is None or not isinstance(engine.clock, LogicalClock):
         return None
     return Playback(recording, engine.clock, flatten(dataclasses.asdict(plan.config)))

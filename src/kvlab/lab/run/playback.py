@@ -1,4 +1,4 @@
-"""Holds a replayed run against its recording, step by step, and block event by block event."""
+"""Holds a run that is played back against its recording, step by step, and block event by block event."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 
 from kvlab.core import StepRecord
 from kvlab.engine.clock import LogicalClock
-from kvlab.errors import ReplayError, shown
+from kvlab.errors import PlaybackError, shown
 from kvlab.lab.results.records import read_run, request_row, step_row
 from kvlab.lab.run.drive import RunLog
 from kvlab.simulation.recording import Recording
 
-_MEASURED = ("end_s", "schedule_ms", "execute_ms")  # of a step: what the host took is in none that is replayed
+_MEASURED = ("end_s", "schedule_ms", "execute_ms")  # of a step: what the host took is in no playback
 _MOST_SHOWN = 4
 _ELSEWHERE = ("executor", "hardware", "framework", "tracking", "tags", "debug", "attention", "slo")
 _OWN = ("run_name", "repeat", "repeats", "resume", "figures", "dry_run", "optimize", "plugins")
@@ -29,7 +29,7 @@ def _short(value: object) -> str:
 class Playback:
     """Compares what an engine decides with what the recording has, and moves the `clock` on.
 
-    `settings` are those of the replaying run, by dotted key: an error names those that differ.
+    `settings` are those of this run, by dotted key: an error names those that differ.
     """
 
     def __init__(self, recording: Recording, clock: LogicalClock, settings: Mapping[str, Any]) -> None:
@@ -37,8 +37,8 @@ class Playback:
         self._steps = 0
 
     def after(self, record: StepRecord) -> None:
-        """Raise ReplayError, naming the step, unless it is that of the recording; then let it be the time at which
-        the next one started.
+        """Raise PlaybackError, naming the step, unless it is that of the recording; then let it be the time at
+        which the next one started.
         """
         steps, number = self._recording.steps, self._steps
         if number == len(steps):
@@ -50,7 +50,7 @@ class Playback:
 
     def finish(self, log: RunLog) -> str:
         """Compare the requests and, where both were journaled, the block events. Returns what was found identical.
-        Raises ReplayError.
+        Raises PlaybackError.
         """
         for step in log.steps[self._steps :]:
             self.after(step)
@@ -69,18 +69,18 @@ class Playback:
                 if not np.array_equal(ours, theirs):
                     raise self._error(f"block events: another {name}")
             said += f", {len(events.step):,} block events"
-        return f"replayed {said}: every decision is that of the recording"
+        return f"played back {said}: every decision is that of the recording"
 
     def _compare(
         self, what: str, wanted: Mapping[str, Any], found: Mapping[str, Any], measured: Sequence[str] = ()
     ) -> None:
-        """Raise ReplayError unless both rows have the same in all columns that the recording has."""
+        """Raise PlaybackError unless both rows have the same in all columns that the recording has."""
         names = [name for name in wanted if name in found and name not in measured and found[name] != wanted[name]]
         if names:
             texts = (f"{name} {_short(found[name])} instead of {_short(wanted[name])}" for name in names)
             raise self._error(f"{what}: {', '.join(islice(texts, _MOST_SHOWN))}")
 
-    def _error(self, what: str) -> ReplayError:
+    def _error(self, what: str) -> PlaybackError:
         """With the settings that differ from the recording's."""
         recorded = read_run(Path(self._recording.source)).config
         names = [
@@ -92,4 +92,4 @@ class Playback:
             f"{name}={self._settings[name]} instead of {recorded[name]}" for name in names[:_MOST_SHOWN]
         )
         reason = f"settings differ: {reason}" if names else "the settings are the same, so that a version differs"
-        return ReplayError(f"{what}; {reason} (recording: {self._recording.source})")
+        return PlaybackError(f"{what}; {reason} (recording: {self._recording.source})")

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from kvlab.config import EngineConfig, HardwareConfig
 from kvlab.core import StepRecord
 from kvlab.models.config import DecoderConfig
-from kvlab.simulation.recording import Recording
 
 if TYPE_CHECKING:
     from kvlab.kv.view import CacheView  # which imports torch
@@ -40,9 +39,7 @@ class Deployment:
 
 
 class Timing(ABC):
-    """Where the times of one deployment's steps come from: a `recording`, or else StepTiming."""
-
-    recording: Recording | None = None  # a run whose tokens and times are to be repeated
+    """Where the times of one deployment's steps come from."""
 
     @classmethod
     @abstractmethod

@@ -1,9 +1,8 @@
-"""The times and tokens of a recorded run: with the same settings an engine decides the same, step by step."""
+"""Reads the files of a recorded run, to be played back."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,33 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvlab.errors import ConfigError, RecordError
-from kvlab.simulation.calibration import KEY
 from kvlab.simulation.recording import Outputs, Recording
-from kvlab.simulation.timings import TIMINGS
-from kvlab.simulation.timings.base import Deployment, Timing
 
+KEY = "executor.recording"
 _STEPS, _REQUESTS = "steps.parquet", "requests.parquet"
 _FRONT_END = ("framework.request_us", "framework.prompt_token_us", "framework.output_token_us")
-
-
-@TIMINGS.register("replay")
-@dataclass(frozen=True)
-class ReplayTiming(Timing):
-    """Every token is there when it was in the recording, and is the recorded one."""
-
-    recording: Recording
-
-    @classmethod
-    def of(cls, deployment: Deployment) -> ReplayTiming:
-        """Raises ConfigError for what is no finished run, and RecordError for files that are spoiled."""
-        path = deployment.config.executor.timing_path
-        if not path:
-            raise ConfigError(KEY, path, "timing=replay reads a recorded run; name its directory")
-        return cls(read_recording(path))
-
-    @property
-    def description(self) -> str:
-        return f"replay of {self.recording.source}"
 
 
 def read_recording(path: str) -> Recording:
@@ -51,7 +28,7 @@ def read_recording(path: str) -> Recording:
     except (ValueError, KeyError, TypeError) as error:
         raise RecordError(f"{directory / 'summary.json'}: cannot be read as a run's summary: {error}") from error
     if status != "finished":
-        raise ConfigError(KEY, path, f"its status is {status}; only a run that finished can be replayed")
+        raise ConfigError(KEY, path, f"its status is {status}; only a run that finished can be played back")
     for name in _FRONT_END:
         if settings.get(name):
             text = f"has the times of clients behind a front end, not the engine's; record it with {name}=0"
