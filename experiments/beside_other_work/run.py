@@ -26,8 +26,8 @@ from experiments.runs import configure
 from kvlab.engine.build import build_engine
 from kvlab.kernels.openmp import without_brief_waiting
 from kvlab.lab.machine import CpuWatch, describe
-from kvlab.lab.run.build import plan_run
 from kvlab.lab.run.drive import drive
+from kvlab.lab.run.plan import plan_run
 
 SOURCE = Path(__file__).parents[2]
 SETTINGS = ["model=qwen3_mini", "workload=burst48", "tracking=off"]

@@ -22,7 +22,7 @@ from experiments.runs import configure, measure
 from kvlab.core import Request, RequestRecord, SamplingParams
 from kvlab.engine.build import build_engine
 from kvlab.engine.core import EngineCore
-from kvlab.lab.run.build import plan_run
+from kvlab.lab.run.plan import plan_run
 
 BLOCK = 16
 REAL = (

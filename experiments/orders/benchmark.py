@@ -21,8 +21,8 @@ from kvlab.core import Request, RequestRecord
 from kvlab.engine.build import build_engine
 from kvlab.engine.scheduler.orders import ORDERS
 from kvlab.lab.results.metrics import run_metrics
-from kvlab.lab.run.build import plan_run
 from kvlab.lab.run.drive import drive
+from kvlab.lab.run.plan import plan_run
 
 DEVICE = (*SIMULATED_L4, "kv.num_blocks=2177")
 SETTINGS = ("scheduler.max_batch_size=64", "scheduler.max_batched_tokens=1024", "workload.priorities=3")

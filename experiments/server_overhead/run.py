@@ -26,8 +26,8 @@ from kvlab.cli.compose import compose_run
 from kvlab.core import Request, SamplingParams
 from kvlab.engine.build import build_engine
 from kvlab.lab.machine import describe
-from kvlab.lab.run.build import plan_run
 from kvlab.lab.run.drive import drive
+from kvlab.lab.run.plan import plan_run
 
 REAL = ["model=qwen3_0_6b", "workload=burst48", "tracking=off"]
 NO_TIME = ["executor=simulated", "hardware=h200_sxm", "model=qwen3_0_6b", "workload=burst48", "tracking=off"]

@@ -17,8 +17,8 @@ from experiments.runs import configure
 from kvlab.config import RunConfig
 from kvlab.engine.build import build_engine
 from kvlab.lab.results.metrics import run_metrics, speculation_metrics
-from kvlab.lab.run.build import plan_run
 from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.run.plan import plan_run
 
 TEXTS = (Path(__file__).parent.parent / "precision" / "text.txt").read_text(encoding="utf-8").split("\n---\n")
 CHARS, TOKENS = 500, 96  # of a text, and of an answer at most

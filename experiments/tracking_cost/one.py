@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import Any
 
 from kvlab.lab.results import recording
-from kvlab.lab.run import execute
+from kvlab.lab.run import serve
 from kvlab.lab.tracking.mlflow_tracker import MlflowTracker
 
 seconds: defaultdict[str, float] = defaultdict(float)  # on the clock
@@ -40,7 +40,7 @@ def timed(owner: Any, method: str, name: str) -> None:
 
 def main() -> None:
     timed(recording.Recording, "_open", "open, while the engine is built")
-    timed(recording.Recording, "settle", "wait until it is open")
+    timed(recording.Recording, "wait_until_open", "wait until it is open")
     for method in ("log_metrics", "log_series", "log_artifacts", "finish"):
         timed(MlflowTracker, method, method)
     from kvlab.lab.run.drive import drive
@@ -57,7 +57,7 @@ def main() -> None:
             meanwhile.update(thread.name for thread in threading.enumerate())
             serving = False
 
-    setattr(execute, "drive", watched)  # noqa: B010
+    setattr(serve, "drive", watched)  # noqa: B010
     from kvlab.cli.run import main as run
 
     code = 0

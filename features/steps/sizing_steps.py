@@ -26,7 +26,7 @@ from kvlab.engine.build import build_engine
 from kvlab.engine.core import EngineCore
 from kvlab.errors import KvlabError
 from kvlab.kv.pool import BlockPool
-from kvlab.lab.run.build import plan_run
+from kvlab.lab.run.plan import plan_run
 
 
 @dataclass

@@ -47,7 +47,7 @@ def laboratory(tmp_path: Path) -> Commands:
 @given(parsers.parse('a sweep over "{text}" that was interrupted behind its first point'))
 def interrupted(laboratory: Commands, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By Ctrl-C, as the second point begins to serve its requests."""
-    from kvlab.lab.run import execute
+    from kvlab.lab.run import serve
     from kvlab.lab.run.drive import drive as original
 
     runs = iter(range(10))
@@ -58,7 +58,7 @@ def interrupted(laboratory: Commands, text: str, monkeypatch: pytest.MonkeyPatch
         return original(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(execute, "drive", drive)
+        patch.setattr(serve, "drive", drive)
         laboratory.sweep(text)
     assert laboratory.last.code == 130, laboratory.last.output
     assert "3 runs: 1 finished, 2 interrupted or not run" in laboratory.last.output

@@ -16,7 +16,7 @@ from kvlab.cli.compose import run_config, without_hydra
 from kvlab.cli.mistakes import explained
 from kvlab.config import RunConfig
 from kvlab.errors import KvlabError
-from kvlab.lab.run import build
+from kvlab.lab.run import plan as planning
 from kvlab.paths import CONF
 from tests.support.runs import FEW_STEPS
 
@@ -58,14 +58,14 @@ def odd_values(kind: Any) -> tuple[Any, ...]:
 def test_every_odd_value_is_taken_or_refused_in_a_sentence(
     key: str, base: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "available_memory", lambda device: 2**29)  # what is taken is not large
+    monkeypatch.setattr(planning, "available_memory", lambda device: 2**29)  # what is taken is not large
     for value in odd_values(LEAVES[key]):
         config: DictConfig = pickle.loads(base)
         try:
             with explained([f"{key}=..."]):
                 OmegaConf.update(config, key, value, force_add=True)
             taken = run_config(config)
-            build.plan_run(taken)
+            planning.plan_run(taken)
         except KvlabError as refused:
             text = str(refused)
             assert len(text) < 1000, (key, text)

@@ -15,8 +15,8 @@ from kvlab.config.server import ServerConfig
 from kvlab.engine.clock import WallClock
 from kvlab.server.app import build_app
 from kvlab.server.blocks import BlockTimes
+from kvlab.server.bodies import CHANGES_MEANING, ChatRequest, CompletionRequest, StreamOptions
 from kvlab.server.metrics import ServerMetrics
-from kvlab.server.protocol import CHANGES_MEANING, ChatRequest, CompletionRequest, StreamOptions
 from tests.support.serving import served
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -73,7 +73,7 @@ def test_an_engine_that_has_no_memory_leaves_the_directory_to_others(
     def no_memory(pages: int, page_bytes: int) -> HostStore:
         raise CapacityError("no memory")
 
-    monkeypatch.setattr("kvlab.kv.tiers.build.HostStore", no_memory)
+    monkeypatch.setattr("kvlab.kv.tiers.settings.HostStore", no_memory)
     with pytest.raises(CapacityError, match="no memory"):
         engine_for(tmp_path / "kv", "kv.offload=1MiB")
     engine_for(tmp_path / "kv").close()

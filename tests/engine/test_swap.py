@@ -11,8 +11,8 @@ from kvlab.engine.core import EngineCore
 from kvlab.errors import ConfigError
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.tiers.swap import Swaps
-from kvlab.lab.run.build import plan_run
 from kvlab.lab.run.drive import drive
+from kvlab.lab.run.plan import plan_run
 from tests.support.engines import drain, make_engine, request, step_until
 from tests.support.model import expected_tokens
 from tests.support.plans import composed

@@ -12,9 +12,9 @@ import pytest
 from kvlab.core import FinishReason, Message
 from kvlab.errors import TokenizerError, WorkloadError
 from kvlab.lab.compare.groups import RunSet
-from kvlab.lab.report.build import build_report
 from kvlab.lab.report.options import ReportOptions
 from kvlab.lab.report.pages import to_html, to_markdown
+from kvlab.lab.report.report import build_report
 from kvlab.lab.results.answers import sample_answers
 from kvlab.lab.results.records import read_run
 from kvlab.lab.terminal import Terminal

@@ -14,17 +14,17 @@ from kvlab.engine.clock import LogicalClock
 from kvlab.engine.protocol import Auditable, EngineStats, FinishCallback, Journaled, ServingEngine
 from kvlab.lab.compare.groups import RunSet
 from kvlab.lab.figures import save_run_figures
-from kvlab.lab.report.build import build_report
 from kvlab.lab.report.drawing import add_figures
 from kvlab.lab.report.options import ReportOptions
 from kvlab.lab.report.pages import write_report
+from kvlab.lab.report.report import build_report
 from kvlab.lab.report.terminal import print_report
 from kvlab.lab.results.artifacts import write_artifacts
 from kvlab.lab.results.metrics import run_metrics
 from kvlab.lab.results.records import RunRecord, read_run
 from kvlab.lab.results.trace import trace_events, write_trace
-from kvlab.lab.run import execute as execution
 from kvlab.lab.run import progress
+from kvlab.lab.run import serve as execution
 from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.terminal import Terminal
 from tests.support.runs import run_small

@@ -12,8 +12,8 @@ from kvlab.lab.capacity import (
     plan_capacity,
     sequences_that_fit,
 )
-from kvlab.lab.run import build
-from kvlab.lab.run.build import RunPlan, planned_metrics
+from kvlab.lab.run import plan as planning
+from kvlab.lab.run.plan import RunPlan, planned_metrics
 from kvlab.planning.memory import weight_bytes
 from tests.support.plans import GIB, composed, planned
 
@@ -142,7 +142,7 @@ class TestRefusals:
 
 class TestPlanOfARun:
     def metrics(self, *overrides: str) -> dict[str, float]:
-        return planned_metrics(build.plan_run(composed("model=qwen3_tiny", "executor=cpu", *overrides)))
+        return planned_metrics(planning.plan_run(composed("model=qwen3_tiny", "executor=cpu", *overrides)))
 
     def test_every_sequence_counts_at_its_full_length(self) -> None:
         fixed = ("workload.prompt_len={min: 20, max: 20}", "workload.output_len={min: 13, max: 13}")
@@ -175,8 +175,8 @@ class TestRunThatDoesNotFit:
     CONFIG = ("model=qwen3_mini", "kv.memory=512MiB", "executor=cpu")
 
     def plan(self, monkeypatch: pytest.MonkeyPatch, available: int, *overrides: str) -> RunPlan:
-        monkeypatch.setattr(build, "available_memory", lambda device: available)
-        return build.plan_run(composed(*(overrides or self.CONFIG)))
+        monkeypatch.setattr(planning, "available_memory", lambda device: available)
+        return planning.plan_run(composed(*(overrides or self.CONFIG)))
 
     def test_what_it_advises_fits_and_a_mebibyte_more_does_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(
@@ -211,7 +211,7 @@ class TestRunThatDoesNotFit:
 )
 def test_settings_of_a_plan_are_those_of_a_run(overrides: tuple[str, ...]) -> None:
     overrides = ("model=qwen3_tiny", "executor=cpu", *overrides)
-    plan, run = planned(*overrides), build.plan_run(composed(*overrides))
+    plan, run = planned(*overrides), planning.plan_run(composed(*overrides))
     assert run.computed_by.attention.name == plan.settings.attention
     assert run.working == plan.working
     assert weight_bytes(run.model, plan.settings) == run.weights
@@ -240,6 +240,6 @@ def test_a_plan_for_a_gpu_needs_none(overrides: tuple[str, ...], backend: str) -
 )
 def test_capacity_and_a_simulated_run_have_one_answer(overrides: tuple[str, ...]) -> None:
     overrides = ("executor=simulated", *overrides)
-    plan, run = planned(*overrides, memory=None), build.plan_run(composed(*overrides))
+    plan, run = planned(*overrides, memory=None), planning.plan_run(composed(*overrides))
     assert plan.paged == run.pool
     assert (plan.weights, plan.working, plan.memory) == (run.weights, run.working, run.memory)

@@ -25,8 +25,10 @@ from kvlab.lab import figures
 from kvlab.lab.files import attempt, check_directory, replacing, sentences, write_text
 from kvlab.lab.machine import CpuWatch
 from kvlab.lab.run import execute as execution
+from kvlab.lab.run import serve as serving
 from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.run.execute import RunContext, RunResult, execute
+from kvlab.lab.run.reporter import Reporter
 from kvlab.lab.settings import Composition
 from kvlab.lab.terminal import Terminal
 from tests.support.disk import disk, largest_file
@@ -56,7 +58,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes time beside the run and its files: drawing, watching other processes, printing the settings."""
     monkeypatch.setattr(figures, "run_figures", lambda record: {"memory": Figure(figsize=(1, 1))})
     monkeypatch.setattr(figures, "interactive_run", lambda record: {})
-    monkeypatch.setattr(execution, "_announce", lambda plan, context: None)
+    monkeypatch.setattr(Reporter, "announce", lambda reporter, plan: None)
     monkeypatch.setattr(CpuWatch, "busy_cores", lambda watch: 0.0)
 
 
@@ -168,7 +170,7 @@ def while_serving(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) ->
 
         return drive(*arguments, on_step=after, **options)
 
-    monkeypatch.setattr(execution, "drive", driven)
+    monkeypatch.setattr(serving, "drive", driven)
     yield
     assert acted
 

@@ -31,13 +31,13 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
 def serving(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Do something when the requests of each run begin to be served."""
-    serve = execution._drive
+    serve: Any = vars(execution)["serve"]
 
     def act_and_serve(*arguments: Any) -> Any:
         act()
         return serve(*arguments)
 
-    monkeypatch.setattr(execution, "_drive", act_and_serve)
+    monkeypatch.setattr(execution, "serve", act_and_serve)
 
 
 def is_told(ended: Command, *texts: str) -> None:

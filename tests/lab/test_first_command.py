@@ -43,7 +43,7 @@ class Stub(TorchExecution):
 @pytest.mark.slow
 def test_the_first_command_serves_its_48_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EXECUTORS, "get", lambda name: Stub)
-    monkeypatch.setattr("kvlab.lab.run.build.available_memory", lambda device: 32 * 2**30)
+    monkeypatch.setattr("kvlab.lab.run.plan.available_memory", lambda device: 32 * 2**30)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     monkeypatch.setattr(sys, "argv", ["src/run.py", *COMMAND, f"hydra.run.dir={tmp_path / 'run'}"])
     kvlab.cli.run.main()

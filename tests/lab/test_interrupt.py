@@ -43,7 +43,7 @@ def signalled(place: str, number: int, monkeypatch: pytest.MonkeyPatch, *, behin
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
     ("place", "behind"),
-    [("plan_run", False), ("Recording", True), ("_announce", True), ("build_engine", False)],
+    [("plan_run", False), ("Recording", True), ("_crowded", True), ("start_engine", False)],
     ids=["as it is planned", "before it is announced", "once it is announced", "as the engine is built"],
 )
 def test_a_signal_before_the_first_step(
@@ -58,7 +58,7 @@ def test_a_signal_before_the_first_step(
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
-        signalled("build_engine", signal.SIGINT, monkeypatch, behind=False)
+        signalled("start_engine", signal.SIGINT, monkeypatch, behind=False)
     assert run_small(tmp_path).status is RunStatus.INTERRUPTED
     assert json.loads((tmp_path / "summary.json").read_text())["metrics"] == {}
 
@@ -66,7 +66,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_signal_behind_the_last_step_keeps_what_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lab, "_quality", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(lab, "quality_metrics", lambda *_: signal.raise_signal(signal.SIGINT))
     result = run_small(tmp_path)
     assert result.status is RunStatus.INTERRUPTED
     assert result.metrics["requests/completed"] == 2

@@ -11,7 +11,7 @@ import pytest
 from kvlab.lab.results.catalogue import CATALOGUE, SERIES, direction, metric
 from kvlab.lab.results.recording import _series
 from kvlab.lab.results.roofline import MachineRates
-from kvlab.lab.run import execute as execution
+from kvlab.lab.run import measure as execution
 from kvlab.lab.run.drive import RunLog
 from tests.support.endpoint import endpoint
 from tests.support.runs import run_small

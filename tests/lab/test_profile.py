@@ -21,7 +21,7 @@ from kvlab.config import RunConfig
 from kvlab.lab.results import trace
 from kvlab.lab.results.roofline import MachineRates
 from kvlab.lab.results.trace import trace_events
-from kvlab.lab.run import execute as lab
+from kvlab.lab.run import measure as lab
 from kvlab.lab.run.execute import RunContext, RunResult, execute
 from kvlab.lab.run.profile import Part, ProfiledStep, Profiler, Span
 from kvlab.lab.terminal import Terminal
@@ -169,7 +169,7 @@ def test_a_run_is_found_by_its_id(tmp_path: Path) -> None:
 def test_a_run_on_a_busy_machine_says_so_and_measures_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lab, "oversubscription", lambda threads, busy: "cores are shared")
+    monkeypatch.setattr("kvlab.lab.run.execute.oversubscription", lambda threads, busy: "cores are shared")
     monkeypatch.setattr(lab, "known_rates", lambda dtype: None)
     monkeypatch.setattr(lab, "measure_and_keep", lambda dtype: pytest.fail("measured beside others"))
     config = compose_run(*SETTINGS)

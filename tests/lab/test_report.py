@@ -12,10 +12,10 @@ import pytest
 from kvlab.cli.report import read_options
 from kvlab.errors import ConfigError, OutputError, RecordError
 from kvlab.lab.compare.groups import RunSet
-from kvlab.lab.report.build import build_report
 from kvlab.lab.report.drawing import add_figures
 from kvlab.lab.report.options import ReportOptions
 from kvlab.lab.report.pages import to_html, to_markdown, write_report
+from kvlab.lab.report.report import build_report
 from kvlab.lab.report.terminal import print_report
 from kvlab.lab.terminal import Terminal
 from tests.support.recorded import THROUGHPUT, record_run, record_sweep

@@ -136,7 +136,7 @@ def test_a_run_that_fails_is_recorded_without_what_its_error_quotes(
     def fail(*_: object) -> None:
         raise RuntimeError(f"no model at https://{ENVIRONMENT['HF_TOKEN']}@host")
 
-    monkeypatch.setattr("kvlab.lab.run.execute.make_engine", fail)
+    monkeypatch.setattr("kvlab.lab.run.serve.make_engine", fail)
     ran = as_typed(kvlab.cli.run.main, *lab.arguments())
     assert (ran.code, lab.runs()[0].tags["kvlab.error"]) == (1, "RuntimeError: no model at https://***@host")
     error = RuntimeError(f"token={MARK}")

@@ -122,7 +122,7 @@ def record(directory, config):
     yaml = f"tracking:\n  uri: {config.tracking.uri}\n"
     context = RunContext(directory, directory, yaml, {"kv": "paged"}, Terminal(file=said, width=300), "a run")
     recording = Recording(config, context)
-    recording.settle()
+    recording.wait_until_open()
     recording.finish(RunLog(), {"x": 1.0}, RunStatus.FINISHED)
     return said.getvalue(), json.loads((directory / "summary.json").read_text())
 

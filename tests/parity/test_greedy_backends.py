@@ -15,8 +15,8 @@ from kvlab.attention.registry import attention_backends
 from kvlab.cli.compose import compose_run
 from kvlab.engine.build import build_engine
 from kvlab.errors import BackendError
-from kvlab.lab.run.build import plan_run
 from kvlab.lab.run.drive import drive
+from kvlab.lab.run.plan import plan_run
 
 CACHES = ("contiguous", "paged")
 FAMILIES = ("llama_tiny", "qwen2_tiny", "qwen3_tiny", "gemma3_tiny")

@@ -19,8 +19,8 @@ from kvlab.errors import ConfigError, KvlabError, PeerError
 from kvlab.lab.compare.work import check_outputs
 from kvlab.lab.results.metrics import run_metrics
 from kvlab.lab.results.records import read_run
-from kvlab.lab.run.build import plan_peer
 from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.run.plan import plan_peer
 from kvlab.peers import remote
 from kvlab.peers.endpoint import EndpointEngine
 from kvlab.peers.engines import ENGINES
@@ -60,7 +60,7 @@ def run(config: RunConfig, url: str, requests: list[Request], limit: int | None 
     engine = connect(config, url, **settings)
     try:
         log = drive(engine, requests, concurrency=limit)
-        log.told = engine.report()
+        log.engine_report = engine.report()
         return log
     finally:
         engine.close()
@@ -130,8 +130,8 @@ class TestTokens:
         assert (record.output_token_ids, record.finish_reason, record.text) == (ids, FinishReason.LENGTH, "xxxx")
         assert len(record.token_times_s) == 4
         assert len(set(record.token_times_s)) <= times
-        assert log.told is not None
-        assert ("output_token_ids" in log.told.untold) == (UNKNOWN_TOKEN in ids)
+        assert log.engine_report is not None
+        assert ("output_token_ids" in log.engine_report.unreported) == (UNKNOWN_TOKEN in ids)
 
     def test_whose_ids_are_not_told_are_counted_when_the_run_is_read_again(self, tmp_path: Path) -> None:
         with endpoint(tells_ids=False, has_metrics=False) as server:
@@ -148,8 +148,8 @@ class TestTokens:
             log = run(config, server.url, [request("a", output=4), request("b", output=2)])
             asked = server.script.bodies[1]
         assert (asked["ignore_eos"], asked["min_tokens"], asked["temperature"]) == (True, 4, 0.0)
-        assert log.told is not None
-        assert list(log.told.notes) == [
+        assert log.engine_report is not None
+        assert list(log.engine_report.notes) == [
             "1 of 2 answers are shorter than was asked for: the engine does not obey ignore_eos, and throughput is "
             "not comparable"
         ]
@@ -188,8 +188,8 @@ class TestLoad:
         assert result.error is not None
         assert result.error.startswith("invalid: requests were sent ")
         assert result.metrics["client/send_lag_ms_p99"] > 0
-        assert burst.told is not None
-        assert burst.told.invalid is None
+        assert burst.engine_report is not None
+        assert burst.engine_report.invalid is None
 
     def test_conversations_are_made_of_the_tokens_that_came(self, config: RunConfig) -> None:
         second = replace(request("b", prompt=2), follows="a")

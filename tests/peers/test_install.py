@@ -11,7 +11,7 @@ import pytest
 
 from kvlab.config import ServingConfig
 from kvlab.errors import ConfigError, FetchError
-from kvlab.peers import process
+from kvlab.peers import process_settings
 from kvlab.peers.engines import ENGINES
 from kvlab.peers.install import install, requirements
 from tests.support.commands import call
@@ -88,8 +88,8 @@ def test_what_was_installed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("kvlab.peers.install.cache_folder", lambda: tmp_path)
     config = compose_run(["engine=vllm"]).config
     assert config.engine == ServingConfig(kind="vllm")
-    program = process.Program("vllm", "", "", "vllm")
-    assert process.interpreter(config, program) == str(python)
+    program = process_settings.Program("vllm", "", "", "vllm")
+    assert process_settings.interpreter(config, program) == str(python)
     said = call(kvlab.cli.peers.main, "install", "vllm")
     assert (said.code, "is there already" in said.output) == (2, True)
     assert "write: kvlab peers install <engine>" in call(kvlab.cli.peers.main, "vllm").output

@@ -22,12 +22,13 @@ from kvlab.errors import ConfigError, PeerError
 from kvlab.kernels.openmp import BRIEF
 from kvlab.lab.results.metrics import run_metrics
 from kvlab.lab.results.records import read_run
-from kvlab.lab.run.build import plan_peer
 from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.run.plan import plan_peer
 from kvlab.models.families import decoder_config
 from kvlab.peers import process
 from kvlab.peers.engines.base import Assignment
-from kvlab.peers.process import ProcessEngine, Program
+from kvlab.peers.process import ProcessEngine
+from kvlab.peers.process_settings import Program
 from tests.support.runs import run_small
 from tests.support.words import write_checkpoint
 
@@ -54,7 +55,7 @@ def start(config: RunConfig, folder: Path, function: str = "counting", **setting
 def serve(engine: ProcessEngine, requests: list[Request], **options: Any) -> RunLog:
     try:
         log = drive(engine, requests, **options)
-        log.told = engine.report()
+        log.engine_report = engine.report()
         return log
     finally:
         engine.close()
@@ -90,10 +91,10 @@ def test_a_run_has_what_the_engine_tells(
     assert metrics["engine/load_s"] == 0.5
     assert metrics["kv/prefix_hit_rate"] == 0.4
     assert metrics["capacity/kv_bytes"] == 64 * engine._bytes_per_token
-    assert log.told is not None
-    assert log.told.facts["served in"] == "a scripted program"
-    assert log.told.facts["waits"] == "as it likes"
-    assert not {"scheduled_s", "queue_ms", "cached_tokens"} & log.told.untold
+    assert log.engine_report is not None
+    assert log.engine_report.facts["served in"] == "a scripted program"
+    assert log.engine_report.facts["waits"] == "as it likes"
+    assert not {"scheduled_s", "queue_ms", "cached_tokens"} & log.engine_report.unreported
     assert "this is no message" in (tmp_path / "engine.log").read_text()
     assert gone(pid(engine))
 

@@ -52,7 +52,7 @@ class TieredRules(PoolMachine):
             key = key_behind(key, part)
             if place < hits:
                 continue
-            if key not in self.offload._loading and not any(key in tier for tier in self.offload.tiers):
+            if key not in self.offload.loading and not any(key in tier for tier in self.offload.tiers):
                 break
             keys.append(key)
         return keys
@@ -95,7 +95,7 @@ class TieredRules(PoolMachine):
     def receive(self) -> None:
         """Everything that is on its way comes, unless a step is prepared that fills blocks."""
         pool, size = self.pool, self.pool.block_size
-        loads = list(self.offload._loads)
+        loads = list(self.offload.loads)
         for load in loads:
             assert load.copy is not None
             load.copy.exception(10)
@@ -166,7 +166,7 @@ class TieredRules(PoolMachine):
         key = key_behind(b"", salt_bytes(swapped.salt))
         for part in self.pool.index.parts(swapped.tokens[: swapped.length], 0, partial=True):
             key = key_behind(key, part)
-        if not tail or hits + len(behind) != whole or key in self.offload._loading:
+        if not tail or hits + len(behind) != whole or key in self.offload.loading:
             return 0
         if not any(key in tier for tier in self.offload.tiers):
             return 0

@@ -216,7 +216,7 @@ def offload_of(pool: PagedKVCachePool) -> Offload:
 
 
 def load_twice_to_a_block(pool: PagedKVCachePool, slot: int) -> None:
-    blocks = offload_of(pool)._loads[0].blocks
+    blocks = offload_of(pool).loads[0].blocks
     blocks.update(dict.fromkeys(blocks, pool.tables.blocks(slot)[0]))
 
 
@@ -228,8 +228,8 @@ BREAKING: dict[str, Callable[[PagedKVCachePool, int], object]] = {
     "are not live": lambda pool, slot: offload_of(pool).waiting.update({77: offload_of(pool).waiting[slot]}),
     "two contents are loaded to one block": load_twice_to_a_block,
     "nobody holds it": lambda pool, slot: pool.allocator.force_free(pool.tables.blocks(slot)[:1]),
-    "no slot waits for": lambda pool, slot: offload_of(pool)._loads[0].users.clear(),
-    "is not what the loads are of": lambda pool, slot: offload_of(pool)._loading.popitem(),
+    "no slot waits for": lambda pool, slot: offload_of(pool).loads[0].users.clear(),
+    "is not what the loads are of": lambda pool, slot: offload_of(pool).loading.popitem(),
 }
 
 

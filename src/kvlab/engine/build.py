@@ -18,7 +18,7 @@ from kvlab.engine.step import Executor
 from kvlab.engine.text import Detokenizer
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pools import POOLS
-from kvlab.kv.tiers.build import build_offload
+from kvlab.kv.tiers.settings import build_offload
 from kvlab.planning.cache import kv_spec
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from kvlab.engine.step import Executor, StepResult
 from kvlab.engine.step_plan import Chunk, DecodeBatch, StepPlan, slots_of
 from kvlab.engine.step_runs import RunExecutor, StepRun
 from kvlab.engine.text import Detokenizer
-from kvlab.engine.validation import check_fits, check_pin, check_prompt, check_queue, check_sampling, check_urgency
+from kvlab.engine.validation import check_queue, check_request
 from kvlab.errors import RequestRefusedError
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
@@ -105,11 +105,7 @@ class EngineCore:
         request_id, asked = request.request_id, request.sampling
         if request_id in self._outputs.requests:
             raise RequestRefusedError(f"request {request_id!r} is in the engine already")
-        check_prompt(request, self._vocab_size)
-        check_sampling(request_id, asked, vocab_size=self._vocab_size, has_text=self._has_text)
-        check_urgency(request)
-        check_pin(request)
-        check_fits(request, self.pool.max_sequence_tokens)
+        check_request(request, self._vocab_size, has_text=self._has_text, longest=self.pool.max_sequence_tokens)
         check_queue(request, self.scheduler.waiting, self.scheduler.config.max_waiting_requests)
         if asked.seed is None:
             request = replace(request, sampling=replace(asked, seed=self._seeds.getrandbits(40)))
@@ -183,9 +179,8 @@ class EngineCore:
         self._steps += 1
         self._batches_run += batch.num_sequences > 0
         self._preemptions += batch.preempted
-        pool, counters = self.pool.stats(), self.pool.counters()
-        self._counters = counters
-        self._stats = self._observe(pool, counters)
+        pool, self._counters = self.pool.stats(), self.pool.counters()
+        self._stats = self._observe(pool, self._counters)
         return StepRecord(
             index=self._steps - 1,
             start_s=start,
@@ -206,7 +201,7 @@ class EngineCore:
             proposed_tokens=batch.proposed,
             accepted_tokens=batch.accepted,
             pool=pool,
-            counters=counters - before,
+            counters=self._counters - before,
         )
 
     def repeat(self, until_s: float = math.inf) -> list[StepRecord]:
@@ -226,8 +221,7 @@ class EngineCore:
         self._retire()
         running, waiting = len(scheduler.running), len(scheduler.waiting)
         records = run.take(self.journal, before, index=self._steps, running=running, waiting=waiting)
-        self._steps += len(records)
-        self._batches_run += len(records)
+        self._steps, self._batches_run = self._steps + len(records), self._batches_run + len(records)
         self._output_tokens += sum(record.decode_tokens for record in records)
         clock.wait_until(run.end_s)
         for sequence, token in run.ended:

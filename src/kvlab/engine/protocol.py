@@ -55,7 +55,7 @@ class EngineReport:
     facts: Mapping[str, str] = field(default_factory=dict)  # version, flags and the like, in words
     metrics: Mapping[str, float] = field(default_factory=dict)  # by the names of the laboratory's catalogue
     series: EngineSeries = field(default_factory=EngineSeries)
-    untold: frozenset[str] = frozenset()  # fields of RequestRecord that it cannot tell
+    unreported: frozenset[str] = frozenset()  # fields of RequestRecord that it cannot tell
     notes: Sequence[str] = ()  # what a user should know of its figures, a sentence each
     invalid: str | None = None  # why the figures are not to be compared with others
 

@@ -42,6 +42,17 @@ _NUMBERS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 )
 
 
+def check_request(request: Request, vocab_size: int | None, *, has_text: bool, longest: int) -> None:
+    """Raise RequestRefusedError for a request that an engine with this vocabulary, and with room for sequences of
+    `longest` tokens, can never serve.
+    """
+    check_prompt(request, vocab_size)
+    check_sampling(request.request_id, request.sampling, vocab_size=vocab_size, has_text=has_text)
+    check_urgency(request)
+    check_pin(request)
+    check_fits(request, longest)
+
+
 def check_prompt(request: Request, vocab_size: int | None) -> None:
     """Raise RequestRefusedError for a prompt that is empty, or no tokens of this vocabulary (None: any)."""
     prompt, name = request.prompt_token_ids, f"request {request.request_id!r}"

@@ -10,6 +10,7 @@ from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.group_blocks import GroupBlocks
 from kvlab.kv.prefix import PrefixIndex
 from kvlab.kv.table import BlockTables
+from kvlab.kv.tiers.audit import broken
 from kvlab.kv.tiers.offload import Offload
 
 
@@ -62,7 +63,7 @@ def audit(
             findings.append(Finding("overrun", f"slot {slot}", detail))
         findings += _groups(slot, groups)
     kept = [Finding("retention", *each) for each in allocator.eviction.broken()]
-    below = [Finding("tier", *each) for each in offload.broken(tables, allocator)]
+    below = [Finding("tier", *each) for each in broken(offload, tables, allocator)]
     return findings + _contents(allocator, index) + kept + below
 
 

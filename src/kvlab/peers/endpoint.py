@@ -58,11 +58,11 @@ class EndpointEngine(RemoteEngine):
 
     def report(self) -> EngineReport:
         found = super().report()
-        untold = found.untold if self._tells_ids else found.untold | {"output_token_ids"}
+        unreported = found.unreported if self._tells_ids else found.unreported | {"output_token_ids"}
         metrics = dict(found.metrics)
         if self._slots is not None:
             metrics["capacity/token_slots"] = self._slots
-        return EngineReport(self._facts, metrics, found.series, untold, found.notes, found.invalid)
+        return EngineReport(self._facts, metrics, found.series, unreported, found.notes, found.invalid)
 
     def _check(self, request: Request) -> None:
         check_request(request, extensions=self._settings.extensions)

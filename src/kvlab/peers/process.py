@@ -5,24 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from kvlab.config import RunConfig, format_bytes
 from kvlab.core import FinishReason, Request, SamplingParams
 from kvlab.engine.protocol import EngineReport, EngineSeries
-from kvlab.errors import ConfigError, PeerError, RequestRefusedError, shown
+from kvlab.errors import PeerError, RequestRefusedError, shown
 from kvlab.kernels.openmp import without_brief_waiting
-from kvlab.kv.sizing import size_pool
-from kvlab.models.hub import HubError, hub_folder
 from kvlab.peers.engines.base import Assignment, EngineKind
-from kvlab.peers.install import environment, installed_python
+from kvlab.peers.install import environment
+from kvlab.peers.process_settings import Program, check_settings, interpreter, worker_settings
 from kvlab.peers.remote import Exchange, RemoteEngine
 
 _PROGRAMS = Path(__file__).parent / "programs"
@@ -43,51 +40,6 @@ _SAMPLING = (
     "frequency_penalty",
     "seed",
 )
-
-
-class Program(NamedTuple):
-    """What runs in the process."""
-
-    name: str  # of the engine, as it is chosen
-    file: str  # of kvlab.peers.programs
-    function: str
-    package: str  # that its environment needs
-    greedy_only: bool = False
-    counts: bool = False  # it says of each request how much was cached, and when it was admitted
-
-
-def check_settings(config: RunConfig, program: Program) -> None:
-    """Raise ConfigError for settings that such an engine does not support."""
-    interpreter(config, program)
-    model = config.model
-    for key, path in (("model.path", model.path), ("model.weights", model.weights)):
-        if path is not None and (path.startswith("fetched:") or path.endswith(".gguf")):
-            raise ConfigError(
-                key, path, f"is no checkpoint that engine={program.name} reads: give a directory of one"
-            )
-    if program.greedy_only and config.workload.temperature > 0:
-        text = f"engine={program.name} is greedy alone; use workload.temperature=0"
-        raise ConfigError("workload.temperature", config.workload.temperature, text)
-    if config.workload.samples > 1:
-        text = f"engine={program.name} draws one sample of each prompt; use workload.samples=1"
-        raise ConfigError("workload.samples", config.workload.samples, text)
-    kv = config.kv
-    for key, value in (("dtype", kv.dtype), ("key_dtype", kv.key_dtype), ("value_dtype", kv.value_dtype)):
-        if value not in ("auto", None):
-            raise ConfigError(f"kv.{key}", value, f"engine={program.name} stores K and V in executor.dtype")
-
-
-def interpreter(config: RunConfig, program: Program) -> str:
-    """The interpreter of the engine's environment: the one that is named, that of the environment that was
-    installed for it, or kvlab's own. Raises ConfigError where there is none.
-    """
-    asked = config.engine.python
-    if asked is None:
-        return str(installed_python(program.name) or sys.executable)
-    found = shutil.which(os.path.expanduser(asked))
-    if found is None:
-        raise ConfigError("engine.python", asked, "is no interpreter: name the bin/python of an environment")
-    return found
 
 
 class ProcessEngine(RemoteEngine):
@@ -127,8 +79,8 @@ class ProcessEngine(RemoteEngine):
             facts["KV cache"] = f"{format_bytes(size)}, {slots} tokens"
         facts["python"] = self._python
         known = {"scheduled_s", "queue_ms"} if self._program.counts else set()
-        untold = found.untold - known
-        return EngineReport(facts, metrics, found.series, untold, found.notes, found.invalid)
+        unreported = found.unreported - known
+        return EngineReport(facts, metrics, found.series, unreported, found.notes, found.invalid)
 
     def step(self) -> None:
         """See RemoteEngine. Raises PeerError for a process that has said nothing for too long, too."""
@@ -337,52 +289,8 @@ class ProcessKind(EngineKind):
         return ProcessEngine(cls.program, assignment)
 
 
-def worker_settings(assignment: Assignment) -> dict[str, Any]:
-    """What the program is told. The bytes of its cache are those that kvlab's own pool would have.
-
-    Raises CapacityError or ConfigError.
-    """
-    config, model = assignment.config, assignment.model
-    spec, scheduler = model.kv_spec(config.executor.dtype), config.scheduler
-    most, longest = scheduler.max_batch_size, config.model.max_seq_len
-    pool = size_pool(config.kv, spec, max_batch_size=most, max_seq_len=longest)
-    return {
-        "model": {
-            "family": config.model.family,
-            "architecture": dict(config.model.architecture),
-            "path": _directory("model.path", config.model.path),
-            "weights": _directory("model.weights", config.model.weights) if _is_real(config) else None,
-        },
-        "dtype": config.executor.dtype,
-        "threads": config.executor.threads,
-        "seed": config.seed,
-        "kv_bytes": pool.num_bytes,
-        "kv_bytes_per_token": spec.bytes_per_token,
-        "prefix_caching": config.kv.prefix_sharing,
-        "max_seq_len": longest,
-        "max_batch_size": most,
-        "max_batched_tokens": scheduler.max_batched_tokens,
-        "max_wait_ms": scheduler.max_wait_ms,
-        "options": dict(config.engine.options),
-    }
-
-
 def _signal_name(number: int) -> str:
     with suppress(ValueError):
         meant = signal.Signals(number)
         return meant.name + _HINTS.get(meant, "")
     return f"signal {number}"  # a real-time one has no name
-
-
-def _is_real(config: RunConfig) -> bool:
-    return config.model.weights != "dummy"
-
-
-def _directory(key: str, path: str | None) -> str | None:
-    """The directory of a checkpoint. Raises ConfigError."""
-    if path is None or Path(path).expanduser().is_dir():
-        return None if path is None else str(Path(path).expanduser().absolute())
-    try:
-        return str(hub_folder(path, ["*.json", "*.safetensors"]))
-    except HubError as error:
-        raise ConfigError(key, path, f"is no directory, and the hub gave nothing: {error}") from error

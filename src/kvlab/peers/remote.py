@@ -18,7 +18,7 @@ from kvlab.peers.loop import LoopClock
 
 MOST_LAG_MS = 5.0  # between a request's arrival and its sending, p99: beyond, the client sets the pace
 #: What none of them tells of a request: when it was admitted, preempted and resumed.
-UNTOLD = frozenset({"scheduled_s", "queue_ms", "preemptions", "preempted_s", "resumed_s", "recomputed_tokens"})
+UNREPORTED = frozenset({"scheduled_s", "queue_ms", "preemptions", "preempted_s", "resumed_s", "recomputed_tokens"})
 
 
 @dataclass(slots=True, eq=False)
@@ -126,8 +126,10 @@ class RemoteEngine(ABC):
                 f"{self._short} of {self._ended} answers are shorter than was asked for: the engine does not obey "
                 "ignore_eos, and throughput is not comparable"
             )
-        untold = UNTOLD if self._tells_cached else UNTOLD | {"cached_tokens"}
-        return EngineReport(metrics=metrics, series=self._series(), untold=untold, notes=notes, invalid=invalid)
+        unreported = UNREPORTED if self._tells_cached else UNREPORTED | {"cached_tokens"}
+        return EngineReport(
+            metrics=metrics, series=self._series(), unreported=unreported, notes=notes, invalid=invalid
+        )
 
     def close(self) -> None:
         """End every connection and process. May be called more than once."""

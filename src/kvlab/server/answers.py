@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvlab.core import FinishReason, Request, StepOutput, TokenLogprobs
+from kvlab.server.bodies import ChatRequest, CompletionRequest, Generation
 from kvlab.server.calls import Event
 from kvlab.server.model import ServedModel
-from kvlab.server.protocol import ChatRequest, CompletionRequest, Generation
 
 Json = dict[str, Any]
 

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 import kvlab
 from kvlab.engine.protocol import EngineStats
 from kvlab.server.answers import ChatAnswer, CompletionAnswer
+from kvlab.server.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from kvlab.server.document import (
     Chat,
     Completion,
@@ -32,7 +33,6 @@ from kvlab.server.limits import Limits
 from kvlab.server.metrics import CONTENT_TYPE
 from kvlab.server.page import HEADERS, PAGE
 from kvlab.server.parameters import chat_request, completion_requests, conversation
-from kvlab.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from kvlab.server.serving import Serving
 
 _ERRORS = errors(400, 401, 404, 408, 413, 415, 503)

@@ -7,10 +7,10 @@ from typing import Any
 
 from kvlab.core import MAX_LOGPROBS, Message, Request, SamplingParams
 from kvlab.errors import shown
-from kvlab.server import protocol
+from kvlab.server import bodies
+from kvlab.server.bodies import CHANGES_MEANING, ChatRequest, CompletionRequest, Generation
 from kvlab.server.errors import ApiError
 from kvlab.server.model import ServedModel
-from kvlab.server.protocol import CHANGES_MEANING, ChatRequest, CompletionRequest, Generation
 
 MAX_PROMPTS = 128  # of one call
 _COMPLETION_TOKENS = 16  # as OpenAI's, where a completion does not say
@@ -66,7 +66,7 @@ def chat_request(body: ChatRequest, name: str, model: ServedModel) -> Request:
     return _request(body, name, ids, sampling)
 
 
-def conversation(messages: list[protocol.Message]) -> list[Message]:
+def conversation(messages: list[bodies.Message]) -> list[Message]:
     """Messages as a chat template takes them. Raises ApiError."""
     found = []
     for number, message in enumerate(messages):

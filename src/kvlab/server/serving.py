@@ -15,12 +15,12 @@ from kvlab.core import Request as EngineRequest
 from kvlab.engine.protocol import FinishCallback
 from kvlab.engine.service import Engine
 from kvlab.server.answers import Answer
+from kvlab.server.bodies import Generation
 from kvlab.server.calls import ClientCall, Mailbox
 from kvlab.server.errors import ApiError
 from kvlab.server.live import LiveView
 from kvlab.server.metrics import ServerMetrics
 from kvlab.server.model import ServedModel
-from kvlab.server.protocol import Generation
 from kvlab.server.streams import TokenStream, whole_answer
 
 if TYPE_CHECKING:

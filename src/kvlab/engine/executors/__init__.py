@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kvlab.engine.sampler import Sampler
     from kvlab.engine.step import Executor
     from kvlab.kv.storage import KVStorage
-    from kvlab.kv.tiers.build import Links
+    from kvlab.kv.tiers.settings import Links
 
 
 class Execution(NamedTuple):

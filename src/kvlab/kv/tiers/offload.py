@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from threading import Semaphore
@@ -12,9 +12,7 @@ from time import perf_counter
 import numpy as np
 
 from kvlab.errors import TierError
-from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.prefix import Prefix
-from kvlab.kv.table import BlockTables
 from kvlab.kv.tiers.base import Key, Page, PageStore, key_behind, key_of
 from kvlab.kv.tiers.host import BlockPages, HostStore
 from kvlab.kv.tiers.loads import Load, Wait, read_pages
@@ -40,8 +38,8 @@ class Offload:
         self.now = 0.0  # on the engine's clock, as the pool was told last
         self.waiting: dict[int, Wait] = {}  # by slot
         self._pages = pages
-        self._loads: list[Load] = []
-        self._loading: dict[Key, Load] = {}
+        self.loads: list[Load] = []
+        self.loading: dict[Key, Load] = {}  # by content
         self._threads: dict[Tier, ThreadPoolExecutor] = {}
         self._room = {tier: Semaphore(_BACKLOG) for tier in tiers}
         # What threads have written: tier, key, seconds, and whether it is there.
@@ -101,18 +99,18 @@ class Offload:
 
     def has(self, key: Key) -> bool:
         """Whether a content is in a tier, or on its way from one."""
-        return key in self._loading or self._tier_of(key) is not None
+        return key in self.loading or self._tier_of(key) is not None
 
     def block_of(self, entry: int | Key) -> int | None:
         """A block as it is; of a content, the block that it is being loaded to, if it is."""
         if isinstance(entry, int):
             return entry
-        load = self._loading.get(entry)
+        load = self.loading.get(entry)
         return None if load is None else load.blocks[entry]
 
     def is_stored(self, key: Key) -> bool:
         """Whether a tier has a content that is not being loaded to some block."""
-        return key not in self._loading and self._tier_of(key) is not None
+        return key not in self.loading and self._tier_of(key) is not None
 
     def copy_s(self, keys: Sequence[Key]) -> float:
         """An estimate of the seconds that it takes to copy these contents to the first tier, as far as no tier has
@@ -129,7 +127,7 @@ class Offload:
     def hold(self, keys: Sequence[Key]) -> None:
         """These contents, which are in a tier, stay there until they are loaded: `load` is called next."""
         for key in reversed(keys):  # so that of a prefix the tail is older, and goes first
-            if key not in self._loading and (tier := self._tier_of(key)) is not None:
+            if key not in self.loading and (tier := self._tier_of(key)) is not None:
                 tier.hold(key)
 
     def load(
@@ -149,7 +147,7 @@ class Offload:
         tiers: list[Tier] = []
         wait, wanted = Wait(first, keys, tiers, entries, tail=tail), dict[Tier, dict[Key, int]]()
         for key, block in zip(keys, blocks, strict=True):
-            load = self._loading.get(key)
+            load = self.loading.get(key)
             tier = load.tier if load is not None else self._tier_of(key)
             if tier is None:
                 raise RuntimeError(f"content {key.hex()} is in no tier")
@@ -162,8 +160,8 @@ class Offload:
         for tier, pages in wanted.items():
             load = self._start(Load(tier, pages, slot, users={slot}))
             wait.loads.add(load)
-            self._loads.append(load)
-            self._loading.update(dict.fromkeys(pages, load))
+            self.loads.append(load)
+            self.loading.update(dict.fromkeys(pages, load))
         self.waiting[slot] = wait
 
     def arrived(self) -> dict[int, Wait]:
@@ -175,7 +173,7 @@ class Offload:
                 self._lose(tier, key)
         if not self.waiting:
             return {}
-        for load in [load for load in self._loads if load.is_done(self.now)]:
+        for load in [load for load in self.loads if load.is_done(self.now)]:
             self._finish(load)
         done = [slot for slot, wait in self.waiting.items() if not wait.loads]
         return {slot: self.waiting.pop(slot) for slot in done}
@@ -194,20 +192,20 @@ class Offload:
             else:  # go on for what others wait for: the slot's other blocks are free from now on
                 kept = {key for user in load.users for key in self.waiting[user].keys}
                 for key in [key for key in load.blocks if key not in kept]:
-                    del load.blocks[key], self._loading[key]
+                    del load.blocks[key], self.loading[key]
                     load.tier.release(key)
                 if not load.users:
-                    self._loads.remove(load)
+                    self.loads.remove(load)
 
     def next_arrival(self) -> float | None:
         """When a load is done; a time that has passed: any moment, as real ones are. None: none is on its way."""
         if any(not wait.loads for wait in self.waiting.values()):
             return 0.0
-        return min((load.done_s for load in self._loads), default=None)
+        return min((load.done_s for load in self.loads), default=None)
 
     def wait(self, seconds: float) -> None:
         """Let a real load get done, for so long at most."""
-        wait_for([load.copy for load in self._loads if load.copy is not None], seconds, FIRST_COMPLETED)
+        wait_for([load.copy for load in self.loads if load.copy is not None], seconds, FIRST_COMPLETED)
 
     def count_hits(self, tiers: Iterable[Tier]) -> None:
         """A slot has a block from each of these tiers."""
@@ -246,27 +244,6 @@ class Offload:
         for tier in self.tiers:
             if tier.store is not None:
                 tier.store.close()
-
-    def broken(self, tables: BlockTables, allocator: BlockAllocator) -> Iterator[tuple[str, str]]:
-        """What does not agree: whose, and how. For the audit."""
-        for tier in self.tiers:
-            yield from ((tier.name, text) for text in tier.broken())
-            loading = Counter(key for load in self._loads if load.tier is tier for key in load.blocks)
-            if loading + self.swaps.held(tier) != tier.held():
-                yield tier.name, "its held contents are not those that are being loaded or were swapped out"
-        if dead := self.waiting.keys() - tables.live:
-            yield "loads", f"slots {sorted(dead)} wait for loads and are not live"
-        for load in self._loads:
-            for block in load.blocks.values():
-                if not allocator.ref_count(block) or allocator.content(block) is not None:
-                    yield f"block {block}", "a content is loaded to it, but nobody holds it or it has one already"
-        blocks = [block for load in self._loads for block in load.blocks.values()]
-        if len(blocks) > len(set(blocks)):
-            yield "loads", "two contents are loaded to one block"
-        if {key: load for load in self._loads for key in load.blocks} != self._loading:
-            yield "loads", "what is being loaded is not what the loads are of"
-        if any(not load.users for load in self._loads):
-            yield "loads", "a load goes on that no slot waits for"
 
     def _tier_of(self, key: Key) -> Tier | None:
         return next((tier for tier in self.tiers if key in tier), None)
@@ -346,12 +323,12 @@ class Offload:
 
     def _finish(self, load: Load) -> None:
         """A load is done or cancelled, or is waited for."""
-        self._loads.remove(load)
+        self.loads.remove(load)
         failed, is_cancelled = set[Key](), load.copy is not None and load.copy.cancelled()
         if load.copy is not None and not is_cancelled:
             failed, load.seconds = load.copy.result()
         for key in reversed(load.blocks):
-            del self._loading[key]
+            del self.loading[key]
             load.tier.release(key)
             if key in failed:
                 self._lose(load.tier, key)

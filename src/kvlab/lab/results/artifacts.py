@@ -26,12 +26,12 @@ def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], confi
     writers: list[Callable[[], None]] = [
         partial(write_summary, directory, summary),
         partial(write_text, directory / "config.yaml", config_yaml),
-        lambda: _write_table(directory / records.REQUESTS, records.request_table(log.records, log.told)),
+        lambda: _write_table(directory / records.REQUESTS, records.request_table(log.records, log.engine_report)),
     ]
-    if log.told is None:
+    if log.engine_report is None:
         writers.append(lambda: _write_table(directory / records.STEPS, records.step_table(log.steps)))
-    elif log.told.series.columns:
-        series = log.told.series
+    elif log.engine_report.series.columns:
+        series = log.engine_report.series
         writers.append(lambda: _write_table(directory / records.SERIES, records.series_table(series)))
     if log.blocks is not None:
         writers.append(partial(write_blocks, directory, log.blocks))

@@ -57,12 +57,12 @@ def run_metrics(
     if steps:
         metrics["requests/preemptions"] = sum(record.preemptions for record in records)
         metrics |= _steps(steps) | _memory(steps) | _counters(steps, duration) | _tenants(records)
-    if log.told is not None:
-        metrics |= _told(log.told)
+    if log.engine_report is not None:
+        metrics |= _reported(log.engine_report)
     return metrics
 
 
-def _told(report: EngineReport) -> dict[str, float]:
+def _reported(report: EngineReport) -> dict[str, float]:
     """What an engine without steps said of itself, from its series: means over its samples, and what its counters
     gained.
     """

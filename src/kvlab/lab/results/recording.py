@@ -1,7 +1,7 @@
 """A run's record, on disk and in the tracking store.
 
 The store is opened in a thread while the engine is built: opening takes more than a second, most of it imports.
-`settle` waits for it, so that nothing of it happens while requests are served.
+`wait_until_open` waits for it, so that nothing of it happens while requests are served.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from kvlab.lab.results.catalogue import SERIES
 from kvlab.lab.results.provenance import provenance, uncommitted
 from kvlab.lab.results.records import RunRecord, make_run, step_table
 from kvlab.lab.results.roofline import run_costs
-from kvlab.lab.run.build import PeerPlan, RunPlan
 from kvlab.lab.run.drive import RunLog
+from kvlab.lab.run.plan import PeerPlan, RunPlan
 from kvlab.lab.settings import as_recorded, flatten
 from kvlab.lab.terminal import Terminal, print_note
 from kvlab.lab.tracking import RunStatus, Tracker, send_all, start_run
@@ -79,7 +79,7 @@ class Recording:
         self._settled = False
         self._opening = in_background(self._open)
 
-    def settle(self) -> None:
+    def wait_until_open(self) -> None:
         """Wait until the run is in the store, or cannot be; print what the user should know. From here to
         `finish` tracking does nothing, unless `tracking.system_metrics` asks it to.
         """
@@ -98,12 +98,12 @@ class Recording:
 
     def finish(self, log: RunLog, metrics: dict[str, float], status: RunStatus, error: str | None = None) -> None:
         """Write the run's files, then hand them to the store."""
-        self.settle()
+        self.wait_until_open()
         error = error and redact(error)
         directory, console = self._context.directory, self._context.console
         summary = self._summary(metrics, status, error)
-        if log.told is not None:
-            summary["engine"] = {**log.told.facts, "invalid": log.told.invalid, "notes": list(log.told.notes)}
+        if (report := log.engine_report) is not None:
+            summary["engine"] = {**report.facts, "invalid": report.invalid, "notes": list(report.notes)}
         self.unwritten += write_artifacts(directory, log, summary, self._context.config_yaml)
         if self._config.figures and log.records:
             record = make_run(directory, summary, log)
@@ -189,8 +189,8 @@ class Recording:
 
 def _series(log: RunLog) -> dict[str, list[tuple[int, float, float]]]:
     """`series/<name>` of a run: the columns of steps.parquet that its steps have, at the ends of the steps."""
-    if log.told is not None:
-        series = log.told.series
+    if log.engine_report is not None:
+        series = log.engine_report.series
         return {
             name: list(zip(range(len(values)), series.times_s, map(float, values), strict=True))
             for name, values in series.columns.items()

@@ -134,15 +134,15 @@ def request_row(record: RequestRecord) -> dict[str, Any]:
     return row | {"error": record.error and redact(record.error)}
 
 
-def request_table(records: Sequence[RequestRecord], told: EngineReport | None = None) -> pa.Table:
+def request_table(records: Sequence[RequestRecord], report: EngineReport | None = None) -> pa.Table:
     """Requests as the table of requests.parquet, without the columns of what their engine cannot tell, and of salts
     where none has one.
     """
     table = pa.Table.from_pylist([request_row(record) for record in records], schema=REQUEST_SCHEMA)
-    untold = frozenset() if told is None else told.untold
+    unreported = frozenset() if report is None else report.unreported
     if not any(record.salt for record in records):
-        untold |= {"salt"}
-    return table.drop_columns([name for name in table.column_names if _REQUEST.get(name, name) in untold])
+        unreported |= {"salt"}
+    return table.drop_columns([name for name in table.column_names if _REQUEST.get(name, name) in unreported])
 
 
 def series_table(series: EngineSeries) -> pa.Table:
@@ -286,7 +286,7 @@ def read_summary(directory: Path) -> dict[str, Any] | None:
 def make_run(directory: Path, summary: Mapping[str, Any], log: RunLog) -> RunRecord:
     """The same of a run that has just ended, whatever of its files could be written."""
     record = _record(directory, summary)
-    series = EngineSeries() if log.told is None else log.told.series
+    series = EngineSeries() if log.engine_report is None else log.engine_report.series
     record._known.update({STEPS: log.steps, REQUESTS: log.records, BLOCKS: log.blocks, SERIES: series})
     return record
 

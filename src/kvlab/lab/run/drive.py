@@ -32,7 +32,7 @@ class RunLog:
     duration_s: float = 0.0  # from the first possible arrival to the last end
     interrupted: bool = False
     next_arrival_s: float | None = None  # while the engine is driven: of the requests that have not arrived
-    told: EngineReport | None = None  # what an engine that is not kvlab's tells beside the records
+    engine_report: EngineReport | None = None  # of an engine that is not kvlab's, beside the records
     blocks: BlockEvents | None = None  # what happened to each block, `sequence` as index of `records`
 
     @property

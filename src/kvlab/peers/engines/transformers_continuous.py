@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from kvlab.peers.engines import ENGINES
 from kvlab.peers.install import TRANSFORMERS
-from kvlab.peers.process import ProcessKind, Program
+from kvlab.peers.process import ProcessKind
+from kvlab.peers.process_settings import Program
 
 
 @ENGINES.register("transformers_continuous")

@@ -17,7 +17,7 @@ from kvlab.lab.files import attempt, replacing
 from kvlab.lab.results.catalogue import metric
 from kvlab.lab.results.records import read_run, read_summary
 from kvlab.lab.results.tables import count
-from kvlab.lab.run.build import plan_peer, plan_run
+from kvlab.lab.run.plan import plan_peer, plan_run
 from kvlab.secrets import redact, redacted_setting
 
 if TYPE_CHECKING:

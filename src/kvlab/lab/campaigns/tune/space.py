@@ -12,7 +12,7 @@ from kvlab.config import RunConfig
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.pools import POOLS
 from kvlab.lab.capacity import CapacityPlan, plan_capacity
-from kvlab.lab.run.build import plan_run
+from kvlab.lab.run.plan import plan_run
 from kvlab.models.tokenizer import load_tokenizer
 from kvlab.peers.engines import is_peer
 from kvlab.planning.cache import planned_pool

@@ -1,0 +1,34 @@
+"""The figures of a run that was served."""
+
+from __future__ import annotations
+
+from kvlab.lab.machine_rates import known_rates, measure_and_keep
+from kvlab.lab.results.metrics import run_metrics, speculation_metrics
+from kvlab.lab.results.roofline import roofline, run_costs
+from kvlab.lab.run.drive import RunLog
+from kvlab.lab.run.plan import PeerPlan, RunPlan, planned_metrics
+from kvlab.lab.run.profile import Profiler
+from kvlab.lab.run.serve import Served
+
+
+def measure(plan: RunPlan | PeerPlan, served: Served, profiler: Profiler, *, may_measure: bool) -> dict[str, float]:
+    """The metrics of a run, by the names of docs/metrics.md. `may_measure`: the rates of this machine too, where
+    they are not known.
+    """
+    log, slo = served.log, plan.config.slo
+    own = plan if isinstance(plan, RunPlan) else None
+    metrics = run_metrics(log, own.pool if own else None, leaked_blocks=served.leaked_blocks, slo=slo)
+    if own is not None:
+        if own.config.scheduler.speculation.method is not None:
+            metrics |= speculation_metrics(log.steps)
+        metrics |= planned_metrics(own) | _efficiency(own, log, may_measure=may_measure)
+    return metrics | profiler.metrics()
+
+
+def _efficiency(plan: RunPlan, log: RunLog, *, may_measure: bool) -> dict[str, float]:
+    """The share of the roofline that was reached; none on a GPU, or without this machine's rates."""
+    if plan.device != "cpu" or not log.steps:
+        return {}
+    dtype = plan.config.executor.dtype
+    rates = known_rates(dtype) or (measure_and_keep(dtype) if may_measure else None)
+    return {} if rates is None else {"efficiency/roofline_share": roofline(run_costs(plan), log.steps, rates).share}

@@ -1,0 +1,133 @@
+"""What a run says on the terminal, from its settings to its figures."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from kvlab.config import format_bytes
+from kvlab.engine.protocol import Reporting, ServingEngine
+from kvlab.engine.threads import explain_threads
+from kvlab.kv.pools import POOLS
+from kvlab.kv.tiers.settings import tier_pages
+from kvlab.lab.results.answers import sample_answers
+from kvlab.lab.results.recording import RunContext
+from kvlab.lab.results.tables import comparison_table, config_tree, profile_table
+from kvlab.lab.run.drive import RunLog
+from kvlab.lab.run.plan import PeerPlan, RunPlan
+from kvlab.lab.run.profile import Part
+from kvlab.lab.run.serve import Served
+from kvlab.lab.settings import as_recorded
+from kvlab.lab.terminal import marked, print_note
+from kvlab.lab.tracking import RunStatus, Tracker
+from kvlab.secrets import redact
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run ended and what it measured."""
+
+    name: str
+    status: RunStatus
+    metrics: dict[str, float]
+    error: str | None = None
+    tracking_error: str | None = None
+    unwritten: tuple[str, ...] = ()  # why files are missing, a sentence each
+
+
+class Reporter:
+    """Says what a run does, to its console."""
+
+    def __init__(self, context: RunContext) -> None:
+        self.context, self.console = context, context.console
+
+    def note(self, text: str, kind: str = "warning") -> None:
+        """What a user should know."""
+        print_note(self.console, text, kind)
+
+    def announce(self, plan: RunPlan | PeerPlan) -> None:
+        """What is about to run."""
+        context, console, config = self.context, self.console, plan.config
+        if context.in_sweep:
+            heading = marked("[bold]{}[/]", context.heading or context.name)
+            console.rule(heading, align="left", style="dim")
+        else:
+            recorded = as_recorded(dataclasses.asdict(config), context.written)
+            console.print(config_tree(recorded, context.choices))
+        if isinstance(plan, PeerPlan):
+            count = f"{len(plan.requests)} requests of {redact(config.workload.name)}"
+            console.print(f"{config.engine.kind} on {plan.machine}: {count}", highlight=False, soft_wrap=True)
+            return
+        pool = plan.pool
+        kind, kernels = f"{POOLS.get(config.kv.backend).unit}s", plan.kernels
+        chosen, computed = plan.chosen.get("kernels"), ""
+        if kernels:
+            reason = f" ({kernels.ops.reason})" if kernels.ops.reason and chosen == kernels.ops.name else ""
+            computed = f"attention: {kernels.attention.name}, other kernels: {chosen}{reason}; "
+        threads = kernels.threads if kernels and plan.device == "cpu" else 0
+        why = explain_threads(config.executor.threads, threads) if threads else ""
+        weights = config.executor.weights_dtype
+        if plan.weights_format == "compact":
+            weights += ", kept in 12 bits each"
+        tiers = {"host memory": "kv.offload", "disk": "kv.offload_disk"}
+        behind = [
+            f"{pages:,} more in {name}"
+            for name, key in tiers.items()
+            if (pages := tier_pages(config.kv, pool, key))
+        ]
+        console.print(
+            f"{redact(config.model.name)}: {plan.model.num_parameters / 1e6:,.0f} M parameters, "
+            f"{format_bytes(plan.weights.parameters)} in {weights}; KV cache: {pool.num_blocks} {kind} of "
+            f"{pool.block_size} tokens, {format_bytes(pool.num_bytes)} in {config.kv_dtype}"
+            f"{''.join(f', {text}' for text in behind)}; "
+            f"{computed}{len(plan.requests)} requests on {plan.machine}"
+            + (f", {threads} thread{'s' * (threads > 1)}" if threads else "")
+            + (f" ({why})" if why else ""),
+            highlight=False,
+        )
+
+    def engine(self, engine: ServingEngine) -> None:
+        """Say what an engine that is not kvlab's is."""
+        if isinstance(engine, Reporting):
+            facts = ", ".join(f"{name} {value}" for name, value in engine.report().facts.items())
+            self.console.print(f"engine: {facts}", highlight=False, soft_wrap=True)
+
+    def served(self, plan: RunPlan | PeerPlan, served: Served) -> None:
+        """What was found wrong, a sample of the words, and what a user should know of the times."""
+        log = served.log
+        for finding in served.findings or ():
+            self.console.print(f"audit: {finding}", style="red")
+        self.answers(log)
+        for remark in _remarks(plan, log):
+            self.note(remark)
+
+    def answers(self, log: RunLog) -> None:
+        """A sample of a run's words; none in a sweep, whose points would drown in them."""
+        for answer in () if self.context.in_sweep else sample_answers(log.records):
+            self.console.print(marked("[bold]{}[/] {}", f"{answer.name}:", answer.prompt), soft_wrap=True)
+            self.console.print(f"  {answer.text} ({answer.ending})", highlight=False, soft_wrap=True)
+
+    def result(self, result: RunResult, tracker: Tracker, *, known_only: bool) -> None:
+        """The figures, and where they are."""
+        context, console, metrics = self.context, self.console, result.metrics
+        if metrics and (result.unwritten or not context.in_sweep):
+            console.print(comparison_table([(result.name, metrics)], known_only=known_only))
+            if "profile/other_share" in metrics:
+                console.print(profile_table(metrics, list(Part)))
+        if result.status is RunStatus.INTERRUPTED:
+            console.print(marked("[yellow]interrupted:[/] the figures are those of the part that ran"))
+        if result.error:
+            console.print(marked("[red]failed:[/] {}", result.error), soft_wrap=True)
+        console.print(f"results: {context.directory}", highlight=False, soft_wrap=True)
+        if not context.in_sweep:
+            if tracker.run_id:
+                console.print(f"run {tracker.run_id}", highlight=False)
+            console.print(tracker.where(), highlight=False, soft_wrap=True)
+
+
+def _remarks(plan: RunPlan | PeerPlan, log: RunLog) -> list[str]:
+    if log.engine_report is not None:
+        return list(log.engine_report.notes)
+    timing = plan.timing if isinstance(plan, RunPlan) else None
+    remark = timing.remark(log.steps) if timing is not None else None
+    return [remark] if remark else []

@@ -1,0 +1,129 @@
+"""Serves the requests of a run: builds its engine, drives it to the end, and closes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from kvlab.core import StepRecord
+from kvlab.engine.build import build_engine
+from kvlab.engine.clock import LogicalClock
+from kvlab.engine.faults import FaultyExecutor
+from kvlab.engine.protocol import Auditable, Journaled, Reporting, ServingEngine
+from kvlab.errors import AuditError
+from kvlab.kv.audit import Finding
+from kvlab.kv.journal import BlockJournal
+from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.run.front_end import behind_front_end
+from kvlab.lab.run.plan import PeerPlan, RunPlan
+from kvlab.lab.run.playback import Playback
+from kvlab.lab.run.profile import Profiler
+from kvlab.lab.run.progress import show_progress
+from kvlab.lab.settings import flatten
+from kvlab.lab.terminal import Terminal
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What happened while a run's requests were served."""
+
+    log: RunLog
+    findings: list[Finding] | None = None  # of the audit at the end; None: of an engine without
+    playback: Playback | None = None  # which held it against a recording
+
+    @property
+    def leaked_blocks(self) -> int | None:
+        """Blocks that nobody gave back. None: not known."""
+        return None if self.findings is None else sum(finding.rule == "leaked" for finding in self.findings)
+
+
+def start_engine(
+    plan: RunPlan | PeerPlan, directory: Path, profiler: Profiler, should_stop: Callable[[], bool]
+) -> ServingEngine:
+    """The engine of a run, which may be another than kvlab's."""
+    return plan.start(directory, should_stop) if isinstance(plan, PeerPlan) else make_engine(plan, profiler)
+
+
+def make_engine(plan: RunPlan, profiler: Profiler) -> ServingEngine:
+    """kvlab's own engine for a run."""
+    faults = plan.config.debug.faults
+    build = profiler.build if profiler.enabled else build_engine
+    words = plan.tokenizer is not None and any(request.sampling.stop for request in plan.requests)
+    engine = build(
+        plan,
+        detokenize=plan.tokenizer.decode if plan.tokenizer is not None and words else None,
+        journal=BlockJournal() if plan.config.figures or plan.recording is not None else None,
+        wrap=partial(FaultyExecutor, config=faults) if faults.rate > 0 else None,
+    )
+    return engine if plan.timing is None else behind_front_end(engine, plan.config.framework)
+
+
+def serve(
+    engine: ServingEngine,
+    plan: RunPlan | PeerPlan,
+    console: Terminal,
+    profiler: Profiler,
+    should_stop: Callable[[], bool],
+) -> Served:
+    """Serve the requests, and close the engine, whatever happens: its processes would outlive the run.
+
+    Raises AuditError where `debug.audit` finds something, PlaybackError for a decision other than the recorded.
+    """
+    playback = _playback(engine, plan)
+    try:
+        return _serve(engine, plan, console, profiler, should_stop, playback)
+    finally:
+        if isinstance(engine, Reporting):
+            engine.close()
+
+
+def _serve(
+    engine: ServingEngine,
+    plan: RunPlan | PeerPlan,
+    console: Terminal,
+    profiler: Profiler,
+    should_stop: Callable[[], bool],
+    playback: Playback | None,
+) -> Served:
+    with show_progress(engine, plan.requests, console) as progress:
+
+        def after_step(log: RunLog, record: StepRecord | None) -> None:
+            if plan.config.debug.audit and (broken := _audit(engine)):
+                shown = "; ".join(map(str, broken[:5]))
+                raise AuditError(f"after step {len(log.steps)}: {len(broken)} broken invariant(s): {shown}")
+            if playback is not None and record is not None:
+                playback.after(record)
+            profiler.end_step(record)
+            progress(log, record)
+
+        limit = plan.config.workload.concurrency
+        log = drive(
+            engine,
+            plan.requests,
+            concurrency=limit,
+            should_stop=should_stop,
+            on_step=after_step,
+            at_once=playback is None and not plan.config.debug.audit,
+        )
+    if isinstance(engine, Journaled) and engine.journal is not None:
+        log.blocks = engine.journal.columns(record.key for record in log.records)
+    findings = _audit(engine)
+    if isinstance(engine, Reporting):
+        log.engine_report = engine.report()
+    engine.close()
+    return Served(log, findings, playback)
+
+
+def _playback(engine: ServingEngine, plan: RunPlan | PeerPlan) -> Playback | None:
+    """What holds a playback against its recording; None for a run that is none."""
+    recording = plan.recording if isinstance(plan, RunPlan) else None
+    if recording is None or not isinstance(engine.clock, LogicalClock):
+        return None
+    return Playback(recording, engine.clock, flatten(dataclasses.asdict(plan.config)))
+
+
+def _audit(engine: ServingEngine) -> list[Finding] | None:
+    return engine.audit() if isinstance(engine, Auditable) else None
