@@ -6,9 +6,9 @@ A fit gives each term its seconds; the same rows are built from the records of r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ TILE = 16  # rows that a matrix unit multiplies at once: AMX on a CPU, half a ti
 KNOTS = (64, 256)  # rows from which on each may cost more: where arithmetic hides behind memory no longer
 
 Rows = NDArray[np.float64]
+Count = TypeVar("Count", float, Rows)
 
 
 class Term(NamedTuple):
@@ -75,8 +76,7 @@ def rows(model: DecoderConfig, works: Sequence[Work]) -> Rows:
     """`[N, len(TERMS)]`: how often each of N steps has each term.
 
     Rows and tiles count as means over the weights: the output layer has those that are sampled, all other matrices
-    every token. Layers with a sliding window read and attend to no more than it holds; the sums over sequences are
-    cut off there, which is exact where all sequences are shorter than the window, or all longer.
+    every token. Layers with a sliding window count as in `within_windows`.
     """
     table = np.array([[getattr(work, name) for name in WORK] for work in works], dtype=np.float64)
     sequences, tokens, sampled, context, repeated, attended = table.reshape(-1, len(WORK)).T
@@ -87,11 +87,9 @@ def rows(model: DecoderConfig, works: Sequence[Work]) -> Rows:
         return (1 - head_share) * body + head_share * output
 
     read, pairs = np.zeros_like(context), np.zeros_like(context)
-    for window, layers in Counter(layer.sliding_window for layer in model.layers).items():
-        share, most = layers / model.num_layers, np.inf if window is None else window
-        seen = np.minimum(context, sequences * most + tokens)
+    for share, seen, met in within_windows(model, sequences, tokens, context, attended):
         read += share * seen
-        pairs += share * np.maximum(0, np.minimum(attended, tokens * most) - seen)
+        pairs += share * np.maximum(0, met - seen)
     repeated = repeated * read / np.maximum(context, 1)
     columns = [
         over_weights(np.ones_like(tokens), np.minimum(sampled, 1)),
@@ -104,6 +102,20 @@ def rows(model: DecoderConfig, works: Sequence[Work]) -> Rows:
         pairs,
     ]
     return np.stack(columns, axis=1)
+
+
+def within_windows(
+    model: DecoderConfig, sequences: Count, tokens: Count, context: Count, attended: Count
+) -> Iterator[tuple[float, Count, Count]]:
+    """For each width of window: the share of the layers that have it, and of steps with these sums over sequences
+    the tokens whose K and V such a layer reads, and the pairs of a token and one it attends to.
+
+    The sums are cut off at the window, which is exact where all sequences are shorter than it, or all longer.
+    """
+    for window, layers in Counter(layer.sliding_window for layer in model.layers).items():
+        most = np.inf if window is None else window
+        read = np.minimum(context, sequences * most + tokens)
+        yield layers / model.num_layers, read, np.minimum(attended, tokens * most)
 
 
 def most(works: Iterable[Work]) -> dict[str, int]:

@@ -15,7 +15,6 @@ roofline, since they are faster than memory.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,6 +23,7 @@ from kvlab.core import StepRecord
 from kvlab.engine.plan import EnginePlan
 from kvlab.models.config import DecoderConfig
 from kvlab.planning.memory import COMPACT_BYTES
+from kvlab.simulation.work import within_windows
 
 
 class MachineRates(NamedTuple):
@@ -54,25 +54,19 @@ class RunCosts:
     kv_bytes_per_token: int  # of all layers
 
     def step(self, step: StepRecord) -> StepCost:
-        """What a step has to move and compute.
-
-        A layer with a sliding window of w tokens reads at most w + (new tokens) of each sequence and attends to at
-        most w from each query. The log's sums over sequences are cut off there, which is exact where all sequences
-        are shorter than the window, or all longer.
-        """
+        """What a step has to move and compute. Windows count as in `within_windows`."""
         model, tokens = self.model, step.prefill_tokens + step.decode_tokens
         if not step.batch_seqs:
             return StepCost(0.0, 0.0)
         head = model.vocab_size * model.hidden_size
         body = model.body_parameters
-        read = attended = 0
-        for window, layers in Counter(layer.sliding_window for layer in model.layers).items():
-            window = window or step.context_tokens  # no sequence is longer than all contexts together
-            read += layers * min(step.context_tokens, step.batch_seqs * window + tokens)
-            attended += layers * min(step.attended_tokens, tokens * window)
-        kv_bytes = self.kv_bytes_per_token * (tokens + read / model.num_layers)
+        sums = (step.batch_seqs, tokens, step.context_tokens, step.attended_tokens)
+        shares = list(within_windows(model, *map(float, sums)))
+        read = sum(share * seen for share, seen, _ in shares)
+        attended = model.num_layers * sum(share * met for share, _, met in shares)
+        kv_bytes = self.kv_bytes_per_token * (tokens + read)
         weights = body + (head if step.sampled_tokens else 0)
-        flops = 2 * body * tokens + 2 * head * step.sampled_tokens
+        flops: float = 2 * body * tokens + 2 * head * step.sampled_tokens
         flops += 4 * model.num_heads * model.head_dim * attended
         return StepCost(weights * self.bytes_per_weight + kv_bytes, flops)
 
