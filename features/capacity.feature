@@ -113,7 +113,7 @@ Feature: How many sequences fit
         | memory=abc                       | memory=abc: is not a size; write for example 512MiB                         |
         | memory=16GiB lengths=0           | lengths=0: mean lengths are whole numbers ... such as 256,512               |
         | memory=16GiB lengths=5000        | lengths=5000: a mean length is from 1 to model.max_seq_len=1024             |
-        | memory=16GiB kv.blok_size=8      | kv.blok_size=8: Could not override 'kv.blok_size'                           |
+        | memory=16GiB kv.blok_size=8      | kv.blok_size=8: unknown; did you mean kv.block_size?                        |
         | memory=16GiB kv.block_size=8,16  | kv.block_size=8,16: the planner does not sweep: give one value              |
         | model=qwen3_8b tensor_parallel=4 | executor.tensor_parallel=4: needs the kind of the devices, as hardware=h100_sxm     |
         | model=qwen3_8b executor.weights=fp8 executor=cpu | executor.weights=fp8: is stored by simulated devices alone |

@@ -36,7 +36,7 @@ Feature: Runs
       Examples:
         | override                   | message                                                                       |
         | kv.num_blocks=many         | kv.num_blocks=many ... 'many' of type 'str' could not be converted to Integer |
-        | kv.num_blokcs=8            | Could not override 'kv.num_blokcs' ... not in 'KVConfig'                      |
+        | kv.num_blokcs=8            | kv.num_blokcs=8: unknown; did you mean kv.num_blocks?                         |
         | scheduler.max_batch_size=0 | scheduler.max_batch_size=0: must be a number, at least 1                      |
         | kv.memory=12parsecs        | kv.memory=12parsecs: is not a size; write for example 512MiB                  |
         | kv.num_blocks=1            | pool of 1 blocks of 16 tokens ... too small ... kv.num_blocks=3, or ... fit   |

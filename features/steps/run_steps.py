@@ -143,6 +143,12 @@ def others_are(commands: list[Command], names: str) -> None:
     assert sorted(file.name for file in commands[-1].directory.iterdir()) == names.split()
 
 
+@then(parsers.parse("the run has {prompt:d} prompt tokens and {output:d} output tokens"))
+def has_all_tokens(commands: list[Command], prompt: int, output: int) -> None:
+    metrics = commands[-1].summary["metrics"]
+    assert (metrics["tokens/prompt"], metrics["tokens/output"]) == (prompt, output)
+
+
 @then(parsers.parse("the command ends with status {code:d}"))
 def ends_with(commands: list[Command], code: int) -> None:
     assert commands[-1].code == code, commands[-1].output

@@ -67,6 +67,10 @@ class Registry(Generic[T]):
         """What can be chosen, sorted."""
         return tuple(sorted({*self._entries, *self._modules()}))
 
+    def own_names(self) -> set[str]:
+        """Of those, the names of kvlab's own implementations."""
+        return {name for name in self.names() if str(self._owner(name)).startswith("kvlab.")}
+
     def get(self, name: str) -> T:
         """The implementation of that name. Raises ConfigError, with the known names, where there is none."""
         self.check(name)

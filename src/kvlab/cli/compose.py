@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, fields, is_dataclass
 from difflib import get_close_matches
@@ -17,9 +18,13 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.resolvers import oc
 
 from kvlab.cli.mistakes import explained
-from kvlab.config import RunConfig
+from kvlab.cli.overrides import written_out
+from kvlab.config import KVConfig, ModelConfig, RunConfig, SchedulerConfig, parse_bytes
+from kvlab.config.server_defaults import ServerDefaults, server_defaults
 from kvlab.errors import ConfigError
 from kvlab.lab.settings import Composition, flatten
+from kvlab.models.files import read_object
+from kvlab.models.published import located
 from kvlab.paths import CONF
 from kvlab.peers.engines import is_peer
 from kvlab.plugins import load_plugins
@@ -57,11 +62,45 @@ def _here(what: str, timing: str = "", dtype: str = "", threads: int | None = No
 
     if what == "memory":
         return f"{total_memory()}B"
-    if timing != "roofline":
+    if timing not in ("auto", "roofline"):
         return {} if what == "tflops" else 0.0
     rates = _rates(dtype, threads)
     sustained = rates.product_flops_per_s or rates.flops_per_s
     return {dtype: sustained / 1e12} if what == "tflops" else rates.read_bytes_per_s / 1e9
+
+
+def _default(name: str, *, _root_: DictConfig) -> int:
+    """A setting that nobody gave: on a simulated device what the framework's server has there, and the model's own
+    context; else kvlab's.
+    """
+    defaults = _server(_root_)
+    if defaults is None:
+        kinds = {"max_seq_len": ModelConfig, "block_size": KVConfig}
+        return int(getattr(kinds.get(name, SchedulerConfig), name))
+    if name == "max_seq_len":
+        return _context(_root_.model)
+    if name == "max_batch_size":  # never more than a step's tokens
+        return min(defaults.max_batch_size, int(_root_.scheduler.max_batched_tokens))
+    value: int = getattr(defaults, name)
+    return value
+
+
+def _server(run: DictConfig) -> ServerDefaults | None:
+    """The defaults of the server that a run simulates."""
+    hardware = run.get("hardware")
+    if hardware is None or hardware.name == "here":
+        return None
+    memory = parse_bytes(str(hardware.memory), key="hardware.memory")
+    return server_defaults(str(run.framework.name), str(hardware.name), memory)
+
+
+def _context(model: DictConfig) -> int:
+    """The tokens that a model has positions for; kvlab's default where that cannot be read before the run."""
+    known = model.architecture.get("max_position_embeddings")
+    if known is None and model.path is not None:
+        with suppress(OSError, ValueError):
+            known = read_object(Path(located(model.path)) / "config.json").get("max_position_embeddings")
+    return known if isinstance(known, int) else ModelConfig.max_seq_len
 
 
 def _environment(name: str, *default: Any) -> str | None:
@@ -78,6 +117,7 @@ ConfigStore.instance().store(name="schema", node=RunConfig)
 OmegaConf.register_new_resolver("kvlab_mode", _mode, replace=True)
 OmegaConf.register_new_resolver("kvlab_names", _names, replace=True)
 OmegaConf.register_new_resolver("kvlab_here", _here, replace=True)
+OmegaConf.register_new_resolver("kvlab_default", _default, replace=True)
 OmegaConf.register_new_resolver("oc.env", _environment, replace=True)
 
 
@@ -181,7 +221,7 @@ def compose_run(overrides: Sequence[str]) -> Composition:
     """Compose the run that `kvlab run <overrides>` would be. Raises ConfigError with Hydra's reason."""
     with explained(overrides):
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            composed = compose("run", list(overrides), return_hydra_config=True)
+            composed = compose("run", written_out(overrides), return_hydra_config=True)
         return composition(composed, group_choices(composed.hydra.runtime.choices))
 
 

@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 from kvlab.cli.compose import composition, group_choices
 from kvlab.cli.mistakes import mistake
 from kvlab.cli.output import lasting_output
+from kvlab.cli.overrides import written_out
 from kvlab.cli.settings import fail
 from kvlab.config import RunConfig
 from kvlab.errors import KvlabError
@@ -114,6 +115,11 @@ def main() -> None:
         for name, (module, extra) in _EXTRAS.items():
             if text.startswith(f"hydra/launcher={name}") and find_spec(f"hydra_plugins.{module}") is None:
                 fail(f"{text}: needs a package that is not installed: pip install 'kvlab[{extra}]'")
+    try:
+        if not {"-sc", "--shell-completion"} & set(sys.argv):
+            sys.argv[1:] = written_out(sys.argv[1:])
+    except KvlabError as error:
+        fail(str(error))
     asked = "HYDRA_FULL_ERROR" in os.environ
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # else Hydra prints a part of the traceback and exits
     try:

@@ -42,7 +42,7 @@ class ExecutorConfig:
     threads: int | None = None  # CPU threads; null: one for each core that the process may use
     tensor_parallel: int = 1  # simulated: devices among which heads and matrices are divided
     memory_utilization: float = 0.9  # simulated: share of the devices' memory that the engine may take
-    timing: str = "roofline"  # simulated: where the time of a step comes from; auto: silicon, else roofline
+    timing: str = "auto"  # simulated: where the time of a step comes from; auto: silicon, else roofline
     timing_path: str | None = None  # simulated: the file or directory that the timing reads, if it reads one
     recording: str | None = None  # playback: the directory of the run that is played back
     kernels: bool = True  # false: PyTorch computes everything, and attention.backend=auto takes no kernel

@@ -42,6 +42,9 @@ class KVConfig:
         registry("kv.backend").check(self.backend)
         for key, value in (("dtype", self.dtype), ("key_dtype", self.key_dtype), ("value_dtype", self.value_dtype)):
             if value is not None:
+                if value == "fp8":
+                    text = "which one? fp8_e4m3 (4 bits of exponent, 3 of mantissa) or fp8_e5m2 (5 and 2)"
+                    raise ConfigError(f"kv.{key}", value, text)
                 one_of(f"kv.{key}", value, KV_DTYPES)
         registry("kv.eviction").check(self.eviction)
         at_least("kv.block_size", self.block_size, 1)

@@ -13,6 +13,7 @@ from kvlab.engine.clock import PacedClock, WallClock
 from kvlab.engine.faults import FaultyExecutor
 from kvlab.engine.plan import EnginePlan
 from kvlab.engine.service import Engine
+from kvlab.errors import ConfigError
 from kvlab.models.tokenizer import find_tokenizer
 from kvlab.server.blocks import BlockTimes
 from kvlab.server.metrics import ServerMetrics
@@ -27,6 +28,9 @@ def build_serving(config: RunConfig, settings: ServerConfig, metrics: ServerMetr
     """The engine of a run's configuration, its words and its metrics. Raises a KvlabError for settings that cannot
     work, naming them.
     """
+    if settings.time_factor != 1 and config.executor.kind == "torch":
+        text = "is for simulated devices, whose clock can go faster (executor=simulated); leave it out"
+        raise ConfigError("server.time_factor", f"{settings.time_factor:g}", text)
     traces = _traces(config.model.name, settings.otlp_endpoint)
     plan = plan_engine(config)
     tokenizer = find_tokenizer(config.model)

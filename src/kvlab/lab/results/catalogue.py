@@ -271,6 +271,13 @@ CATALOGUE: dict[str, Metric] = _catalogue({
                "computed twice, %", alone="tokens computed twice, of all computed"),
     ],
     "requests": [
+        Metric("load/offered_per_s", "offered", "req/s",
+               "requests but the first / time from the first arrival to the last; where they arrive over time",
+               NEUTRAL, 2, True, alone="requests offered", optional=True),
+        Metric("load/served_per_s", "served", "req/s",
+               "`requests/completed` / time from the first arrival to the last end; less than what is offered "
+               "where the engine falls behind, and in a short run", SPEED, 2, True, alone="requests served",
+               optional=True),
         Metric("requests/completed", "completed", "requests", "ended as asked", digits=0, in_table=True,
                alone="completed requests"),
         Metric("requests/failed", "failed", "requests", "ended by an error", COST, 0, True,

@@ -15,6 +15,7 @@ from kvlab.core import TIER_COUNTERS, FinishReason, PoolCounters, RequestRecord
 from kvlab.engine.protocol import EngineReport
 from kvlab.kv.sizing import PoolSize
 from kvlab.lab.results.catalogue import TENANT_HITS
+from kvlab.lab.results.load import offered_load
 from kvlab.lab.results.requests import is_within, latencies_ms
 from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.run.drive import RunLog
@@ -48,6 +49,8 @@ def run_metrics(
         metrics["throughput/requests_per_s"] = log.completed / duration
     for name, values in latencies_ms(records).items():
         metrics |= _distribution(f"latency/{name}_ms", values)
+    if (load := offered_load(records)) is not None:
+        metrics |= {"load/offered_per_s": load.offered_per_s, "load/served_per_s": load.served_per_s}
     if slo is not None:
         metrics |= _service_levels(log, slo.limits)
     if pool is not None:

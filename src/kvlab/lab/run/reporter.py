@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from kvlab.config import format_bytes
+from kvlab.config import format_bytes, parse_bytes
+from kvlab.config.effects import without_effect
+from kvlab.config.server_defaults import server_defaults
 from kvlab.engine.protocol import Reporting, ServingEngine
 from kvlab.engine.threads import explain_threads
 from kvlab.kv.pools import POOLS
 from kvlab.kv.tiers.settings import tier_pages
 from kvlab.lab.results.answers import sample_answers
+from kvlab.lab.results.load import offered_load
 from kvlab.lab.results.recording import RunContext
 from kvlab.lab.results.tables import comparison_table, config_tree, profile_table
 from kvlab.lab.run.drive import RunLog
@@ -21,6 +24,7 @@ from kvlab.lab.settings import as_recorded
 from kvlab.lab.terminal import marked, print_note
 from kvlab.lab.tracking import RunStatus, Tracker
 from kvlab.secrets import redact
+from kvlab.simulation.timings import Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class Reporter:
         else:
             recorded = as_recorded(dataclasses.asdict(config), context.written)
             console.print(config_tree(recorded, context.choices))
+        for sentence in without_effect(config):
+            self.note(sentence)
         if isinstance(plan, PeerPlan):
             count = f"{len(plan.requests)} requests of {redact(config.workload.name)}"
             console.print(f"{config.engine.kind} on {plan.machine}: {count}", highlight=False, soft_wrap=True)
@@ -85,6 +91,8 @@ class Reporter:
             + (f" ({why})" if why else ""),
             highlight=False,
         )
+        if plan.timing is not None:
+            console.print(_as_simulated(plan, plan.timing), highlight=False)
 
     def engine(self, engine: ServingEngine) -> None:
         """Say what an engine that is not kvlab's is."""
@@ -125,9 +133,30 @@ class Reporter:
             console.print(tracker.where(), highlight=False, soft_wrap=True)
 
 
+def _as_simulated(plan: RunPlan, timing: Timing) -> str:
+    """The limits of a simulated server and whose defaults they are, and why its steps are timed as they are."""
+    config, hardware, scheduler = plan.config, plan.config.hardware, plan.config.scheduler
+    tokens, sequences = scheduler.max_batched_tokens, scheduler.max_batch_size
+    text = f"{config.framework.name} with steps of up to {tokens:,} tokens and {sequences:,} sequences"
+    usual = hardware and server_defaults(
+        config.framework.name, hardware.name, parse_bytes(hardware.memory, key="hardware.memory")
+    )
+    if usual:
+        is_usual = tokens == usual.max_batched_tokens and sequences == min(usual.max_batch_size, tokens)
+        text += f" ({usual.source} by default" + (
+            ")" if is_usual else f": {usual.max_batched_tokens:,} and {usual.max_batch_size:,})"
+        )
+    text += f", up to {config.model.max_seq_len:,} tokens each"
+    return f"{text}; timing {timing.description}: {timing.because}" if timing.because else text
+
+
 def _remarks(plan: RunPlan | PeerPlan, log: RunLog) -> list[str]:
-    if log.engine_report is not None:
-        return list(log.engine_report.notes)
+    remarks = [] if log.engine_report is None else list(log.engine_report.notes)
     timing = plan.timing if isinstance(plan, RunPlan) else None
-    remark = timing.remark(log.steps) if timing is not None else None
-    return [remark] if remark else []
+    if timing is not None and (remark := timing.remark(log.steps)):
+        remarks.append(remark)
+    is_open = plan.config.workload.concurrency is None and plan.config.workload.turns == 1
+    load = offered_load(log.records) if is_open and not log.interrupted else None
+    if load is not None and (sentence := load.sentence()):
+        remarks.append(sentence)
+    return remarks

@@ -18,5 +18,7 @@ class AutoTiming(Timing):
         """
         try:
             return TIMINGS.get("silicon").of(deployment)
-        except ConfigError:
-            return TIMINGS.get("roofline").of(deployment)
+        except ConfigError as error:
+            timing = TIMINGS.get("roofline").of(deployment)
+            object.__setattr__(timing, "because", f"no operations were measured: {error}")
+            return timing

@@ -41,6 +41,8 @@ class Deployment:
 class Timing(ABC):
     """Where the times of one deployment's steps come from."""
 
+    because: str | None = None  # why it was taken where `auto` prefers another
+
     @classmethod
     @abstractmethod
     def of(cls, deployment: Deployment) -> Timing:

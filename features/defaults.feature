@@ -1,0 +1,82 @@
+Feature: Right by default
+  What a newcomer types is answered as the system that it stands for would, or the output says otherwise.
+
+  Rule: A simulated server has the settings that its framework's server has on that device
+
+    @R23.1
+    Scenario Outline: <settings>: whose defaults they are stands beside the run
+      When I run "executor=simulated kv.memory=1MiB figures=false <settings>" on a tiny model
+      Then the command succeeds
+      And the message says "<message>"
+
+      Examples:
+        | settings                                           | message                                                                                                     |
+        | hardware=h100_sxm                                  | vllm with steps of up to 8,192 tokens and 1,024 sequences (vLLM 0.32's server by default), up to 64 tokens  |
+        | hardware=a100_sxm                                  | vllm with steps of up to 2,048 tokens and 256 sequences (vLLM 0.32's server by default)                     |
+        | hardware=b200_sxm                                  | vllm with steps of up to 16,384 tokens and 1,024 sequences (vLLM 0.32's server by default)                  |
+        | hardware=l40s framework=sglang                     | sglang with steps of up to 4,096 tokens and 2,048 sequences (SGLang's server by default)                    |
+        | hardware=h200_sxm framework=trtllm                 | blocks of 32 tokens ... trtllm with steps of up to 8,192 tokens and 2,048 sequences (TensorRT-LLM's server  |
+        | hardware=h100_sxm scheduler.max_batch_size=64      | 8,192 tokens and 64 sequences (vLLM 0.32's server by default: 8,192 and 1,024)                              |
+        | hardware=h100_sxm scheduler.max_batched_tokens=700 | 700 tokens and 700 sequences (vLLM 0.32's server by default: 8,192 and 1,024)                               |
+        | hardware=h100_sxm framework=kvlab                  | kvlab with steps of up to 512 tokens and 48 sequences, up to 64 tokens each                                 |
+
+    @R23.1
+    Scenario: Without measured operations the roofline is taken, and why stands beside the run
+      When I run "executor=simulated hardware=l4 kv.memory=1MiB figures=false" on a tiny model
+      Then the command succeeds
+      And the message says "timing roofline: no operations were measured: "
+
+  Rule: A run that falls behind its requests says so
+
+    @R23.2
+    Scenario Outline: <rate> requests a second, one at a time
+      When I run "executor=simulated hardware=l4 kv.memory=1MiB scheduler.max_batch_size=1 workload.num_requests=100 workload.arrival=poisson workload.rate=<rate> figures=false" on a tiny model
+      Then the command succeeds
+      And the message says "<message>"
+
+      Examples:
+        | rate | message                                                                                                                              |
+        | 400  | overloaded: ... requests a second offered, ... served; ... in the engine at the last arrival, ... would hold ... offered ... served   |
+        | 3    | on simulated l4 ... offered ... served                                                                                               |
+
+  Rule: A setting without effect is named
+
+    @R23.3
+    Scenario Outline: <setting> is read by another choice
+      When I run "<setting> figures=false" on a tiny model
+      Then the command succeeds
+      And the message says "warning: <setting> has no effect here: it is read by <by>"
+
+      Examples:
+        | setting                             | by                            |
+        | workload.rate=2.0                   | workload.arrival=poisson      |
+        | scheduler.max_wait_ms=5.0           | scheduler=static              |
+        | scheduler.default_deadline_s=7.0    | scheduler.order=deadline      |
+        | workload.think_s=2.0                | workload.turns of 2 or more   |
+        | executor.memory_utilization=0.5     | executor=simulated            |
+
+  Rule: A key that is not there is answered with the one that was meant
+
+    @R23.4
+    Scenario Outline: <override>
+      When I run "<override>" on a tiny model
+      Then the command fails without a traceback
+      And the message says "<message>"
+
+      Examples:
+        | override                  | message                                                                                            |
+        | kv.blocksize=16           | kv.blocksize=16: unknown; did you mean kv.block_size?                                              |
+        | scheduler.max_num_seqs=4  | scheduler.max_num_seqs=4: unknown; did you mean scheduler.max_batch_size?                          |
+        | gpu_memory_utilization=1  | gpu_memory_utilization=1: unknown; did you mean executor.memory_utilization?                       |
+        | tensor_parallel=4         | tensor_parallel=4: unknown; did you mean executor.tensor_parallel?                                 |
+        | chunked_prefill_size=4    | chunked_prefill_size=4: unknown; did you mean scheduler.max_batched_tokens?                        |
+        | num_blocks=4              | num_blocks=4: unknown; did you mean kv.num_blocks?                                                 |
+        | port=8001                 | port=8001: unknown to this command; it is a setting of kvlab serve: server.port                    |
+        | scheduler.preemption=swap | scheduler.preemption=swap: has settings of its own: scheduler.preemption.victim, scheduler.        |
+        | kv.dtype=fp8              | kv.dtype=fp8: which one? fp8_e4m3 (4 bits of exponent, 3 of mantissa) or fp8_e5m2                  |
+
+    @R23.4
+    Scenario: A length is a number of tokens
+      When I run "workload.prompt_len=20 workload.output_len=7" on a tiny model
+      Then the command succeeds
+      And the run has 80 prompt tokens and 28 output tokens

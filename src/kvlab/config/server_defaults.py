@@ -1,0 +1,42 @@
+"""The settings that a serving framework's server has when it is given none, on a device of so much memory."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_GIB = 2**30
+
+
+class ServerDefaults(NamedTuple):
+    """What a server takes unless it is told otherwise."""
+
+    source: str  # whose defaults they are, in words
+    max_batched_tokens: int
+    max_batch_size: int
+    block_size: int = 16
+
+
+def server_defaults(framework: str, device: str, memory_bytes: int) -> ServerDefaults | None:
+    """The defaults of a framework, by its name in `conf/framework`, on one `device` with so much memory; None: of
+    kvlab itself and of frameworks that are not known here, which keep kvlab's own.
+
+    Sources: vLLM 0.32 `EngineArgs.get_batch_defaults`, as its OpenAI server calls it; SGLang's `server_args.py`
+    (chunked_prefill_size by memory; at least 2,048 running requests; its pages of one token are simulated as blocks
+    of 16); TensorRT-LLM's `BuildConfig` and `KvCacheConfig`.
+    """
+    size = memory_bytes / _GIB
+    if framework.startswith("vllm"):
+        if size >= 160:
+            tokens, sequences = 16_384, 1_024
+        elif size >= 70 and "a100" not in device.lower():
+            tokens, sequences = 8_192, 1_024
+        else:
+            tokens, sequences = 2_048, 256
+        return ServerDefaults("vLLM 0.32's server", tokens, sequences)
+    if framework == "sglang":
+        limits = ((35, 2_048), (60, 4_096), (160, 8_192))
+        tokens = next((tokens for most, tokens in limits if size < most), 16_384)
+        return ServerDefaults("SGLang's server", tokens, 2_048)
+    if framework == "trtllm":
+        return ServerDefaults("TensorRT-LLM's server", 8_192, 2_048, block_size=32)
+    return None

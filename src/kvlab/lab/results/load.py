@@ -1,0 +1,104 @@
+"""Whether an engine kept up with the requests that arrived over time, or fell behind."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from kvlab.core import RequestRecord
+
+_FEWEST = 16  # requests: of fewer nothing can be told
+_LATE = 0.15  # share of the time in which requests arrive by which waiting has to grow
+_BEHIND = 0.1  # share of the arrivals of the second half that have to be missing at its end, beside chance
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedLoad:
+    """An open loop's requests per second, from the first arrival on."""
+
+    offered_per_s: float
+    served_per_s: float  # completed, until the last one ended
+    seconds: float  # between the first and the last arrival
+    typical_s: float  # from a request's arrival to its end, median of those that came in the first quarter
+    left: int  # in the engine when the last request arrived
+    before: int  # and half-way
+    arrivals: int  # in the second half
+    sustained_per_s: float  # completed per second, without the first and the last tenth of them
+    waits_s: tuple[float, float]  # for admission, medians of the first and the last quarter; 0 where not known
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether requests piled up to the end: more were left at the last arrival than half-way, by more than
+        chance (twice the deviation of a count) and by a tenth of what came in between. A request of the first
+        quarter has to have ended by half-way, as else an engine that is filling up looks the same; unless those of
+        the last quarter waited longer for admission by much of the time in which requests arrived.
+        """
+        first, last = self.waits_s
+        if last - first > _LATE * self.seconds and 2 * self.arrivals >= _FEWEST:
+            return True
+        grown = self.left - self.before
+        return self.is_long_enough and grown > max(_BEHIND * self.arrivals, 2 * (self.before + 1) ** 0.5)
+
+    @property
+    def is_long_enough(self) -> bool:
+        """Whether it can be told: see `is_overloaded`."""
+        return 2 * self.arrivals >= _FEWEST and self.typical_s <= 0.5 * self.seconds
+
+    def sentence(self) -> str | None:
+        """What a user should know. None: the engine kept up."""
+        if self.is_overloaded:
+            return (
+                f"overloaded: {self.offered_per_s:.3g} requests a second offered, {self.served_per_s:.3g} served; "
+                f"{self.left} were in the engine at the last arrival, {self.before} half-way, so that latencies "
+                f"grow with the length of the run. About {self.sustained_per_s:.2g} would hold; kvlab tune find=rate "
+                "finds it"
+            )
+        if not self.is_long_enough and self.served_per_s < 0.9 * self.offered_per_s:
+            return (
+                f"{self.seconds:.3g} s of arrivals are too few to tell whether {self.offered_per_s:.3g} requests a "
+                f"second can be held: a request takes {self.typical_s:.3g} s. Take more (workload.num_requests)"
+            )
+        return None
+
+
+def offered_load(records: Sequence[RequestRecord]) -> OfferedLoad | None:
+    """The load of requests that arrived over time; None where all came at once, or none ended."""
+    firsts = [record for record in records if not record.sample]
+    arrivals = sorted(record.arrival_s for record in firsts)
+    ends = sorted(record.finished_s for record in firsts)
+    seconds = arrivals[-1] - arrivals[0] if arrivals else 0.0
+    done = sum(record.completed for record in firsts)
+    if seconds <= 0 or not done:
+        return None
+    middle, last = arrivals[0] + seconds / 2, arrivals[-1]
+
+    def within(when: float) -> int:
+        """Requests that are in the engine."""
+        return bisect_right(arrivals, when) - bisect_right(ends, when)
+
+    early = [record for record in firsts if record.arrival_s <= arrivals[0] + seconds / 4]
+    late = [record for record in firsts if record.arrival_s >= last - seconds / 4]
+    return OfferedLoad(
+        offered_per_s=(len(arrivals) - 1) / seconds,
+        served_per_s=done / (max(ends) - arrivals[0]),
+        seconds=seconds,
+        typical_s=median(record.finished_s - record.arrival_s for record in early),
+        left=within(last),
+        before=within(middle),
+        arrivals=len(arrivals) - bisect_right(arrivals, middle),
+        sustained_per_s=_sustained(ends),
+        waits_s=(_wait_s(early), _wait_s(late)),
+    )
+
+
+def _sustained(ends: Sequence[float]) -> float:
+    tenth = len(ends) // 10
+    inner = ends[tenth : len(ends) - tenth]
+    return (len(inner) - 1) / (inner[-1] - inner[0]) if inner[-1] > inner[0] else 0.0
+
+
+def _wait_s(records: Sequence[RequestRecord]) -> float:
+    known = [record.scheduled_s - record.arrival_s for record in records if record.scheduled_s is not None]
+    return median(known) if known else 0.0

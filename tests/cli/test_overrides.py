@@ -1,0 +1,44 @@
+"""What is written on the command line, before Hydra reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvlab.cli.compose import compose_run
+from kvlab.cli.overrides import ALIASES, known_keys, written_out
+from kvlab.errors import ConfigError
+
+
+def test_every_alias_leads_to_a_setting() -> None:
+    settings, sections, _ = known_keys()
+    assert {*ALIASES.values()} <= {*settings, *sections}
+    assert not {*ALIASES} & {*settings, *sections}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("workload.prompt_len=8000", "workload.prompt_len={min: 8000, max: 8000}"),
+        ("workload.output_len=1,20", "workload.output_len={min: 1, max: 1},{min: 20, max: 20}"),
+        ("workload.prompt_len={min: 1, max: 2}", None),
+        ("+model.architecture.num_hidden_layers=3", None),
+        ("tags.a=b", None),
+        ("kv=paged", None),
+        ("--config-dir", None),
+    ],
+)
+def test_written_out(text: str, expected: str | None) -> None:
+    assert written_out([text]) == [expected or text]
+
+
+def test_choices_of_the_working_directory_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "a place, with 'marks'" / "conf" / "workload"
+    folder.mkdir(parents=True)
+    (folder / "evening.yaml").write_text("name: evening\nnum_requests: 7\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="workload=evening: unknown"):
+        compose_run(["workload=evening"])
+    monkeypatch.chdir(folder.parents[1])
+    assert compose_run(["workload=evening"]).config.workload.num_requests == 7
