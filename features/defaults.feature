@@ -36,7 +36,7 @@ Feature: Right by default
 
       Examples:
         | rate | message                                                                                                                              |
-        | 400  | overloaded: ... requests a second offered, ... served; ... in the engine at the last arrival, ... would hold ... offered ... served   |
+        | 400  | overloaded: ... requests a second offered, ... served; ... in the engine at the last arrival, ... holds: kvlab tune find=rate ... offered ... served   |
         | 3    | on simulated l4 ... offered ... served                                                                                               |
 
   Rule: A setting without effect is named

@@ -562,6 +562,15 @@ Feature: OpenAI's protocol over HTTP
         | vllm:request_prefill_time_seconds_count               | 1 |
         | vllm:request_decode_time_seconds_count                | 1 |
 
+    @R23.5
+    Scenario: Its memory, while it serves 20 tokens of prompt and 13 of output in blocks of 16
+      When the metrics are read before and after it completes {"prompt": [700, 701, 702, 703, 704, 705, 706, 707, 708, 709, 710, 711, 712, 713, 714, 715, 716, 717, 718, 719], "max_tokens": 13, "ignore_eos": true}
+      Then these grew by
+        | kvlab:kv_blocks_allocated_total | 2 |
+        | kvlab:kv_blocks_freed_total     | 2 |
+        | kvlab:kv_evictions_total        | 0 |
+      And /stats has kv_usage_percent 0, fragmentation_percent 0, evictions and blocks_allocated_per_s above 0
+
     @R18.7
     Scenario: Statistics, version and documents are there for everybody
       Then /stats, /version, /docs and /openapi.json are answered

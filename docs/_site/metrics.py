@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvlab.lab.results.catalogue import SERIES, Metric, sections
+from kvlab.lab.results.catalogue import SERIES, SHARES, Metric, sections
 
 PAGE = Path(__file__).parents[1] / "metrics.md"
 
@@ -15,7 +15,10 @@ def render(page: str) -> str:
     """The page with everything between `<!-- metrics -->` and `<!-- /metrics -->`, and between the same marks of
     `series`, made anew from the catalogue.
     """
-    parts = {"metrics": "\n\n".join(_tables()), "series": ", ".join(f"`series/{name}`" for name in SERIES)}
+    parts = {
+        "metrics": "\n\n".join(_tables()),
+        "series": ", ".join(f"`series/{name}`" for name in (*SERIES, *SHARES)),
+    }
     for name, text in parts.items():
         mark = re.compile(f"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", re.DOTALL)
         page = mark.sub(lambda match, text=text: match[1] + text + match[2], page)  # type: ignore[misc]

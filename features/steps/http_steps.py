@@ -404,6 +404,15 @@ def _metrics(client: Client) -> dict[str, float]:
     return {name + (f"{{{labels}}}" if labels else ""): float(value) for name, labels, value in rows}
 
 
+@then("/stats has kv_usage_percent 0, fragmentation_percent 0, evictions and blocks_allocated_per_s above 0")
+def memory_figures(client: Client) -> None:
+    stats = httpx.get(f"{client.served.url}/stats").json()
+    assert (stats["kv_usage_percent"], stats["fragmentation_percent"]) == (0, 0)  # nothing runs any more
+    assert stats["blocks_allocated"] == stats["blocks_freed"] > 0
+    assert stats["evictions"] >= 0
+    assert stats["blocks_allocated_per_s"] > 0
+
+
 @then("/stats, /version, /docs and /openapi.json are answered")
 def documents(client: Client) -> None:
     stats, version, docs, document = (

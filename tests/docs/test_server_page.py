@@ -53,7 +53,9 @@ def test_it_names_every_metric() -> None:
     metrics = ServerMetrics("tiny")
     metrics.watch(BlockTimes(1, WallClock()))
     names = re.findall(r"^# TYPE (\S+)", metrics.text().decode(), re.MULTILINE)
-    assert set(re.findall(r"`(vllm:\w+)`", PAGE)) == {name for name in names if not name.endswith("_created")}
+    assert set(re.findall(r"`((?:vllm|kvlab):\w+)`", PAGE)) == {
+        name for name in names if not name.endswith("_created")
+    }
 
 
 def test_the_command_names_every_setting() -> None:

@@ -193,7 +193,9 @@ def record(end_s: float, sampled: int, *, prompt: int = 0, hits: int = 0, in_use
         decode_tokens=1,
         sampled_tokens=sampled,
         pool=PoolStats(block_size=4, blocks_total=10, blocks_in_use=in_use, tokens_stored=0),
-        counters=PoolCounters(prompt_tokens=prompt, hit_tokens=hits),
+        counters=PoolCounters(
+            prompt_tokens=prompt, hit_tokens=hits, blocks_allocated=in_use, blocks_freed=1, evicted_blocks=hits
+        ),
     )
 
 
@@ -211,10 +213,16 @@ def test_the_last_minute_has_a_number_for_each_second() -> None:
         "output_tokens": [5, 0, 1, 0],
         "prompt_tokens": [9, 0, 0, 0],
         "hit_tokens": [4, 0, 0, 0],
+        "blocks_allocated": [12, 0, 6, 0],
+        "blocks_freed": [2, 0, 1, 0],
+        "evicted_blocks": [4, 0, 0, 0],
         "blocks_in_use": [7, 7, 6, 6],  # memory stays in use while nothing steps
     }
     later = history.minute(62.5)
     assert later["output_tokens"] == [1, 0, 9] + [0] * 57
+    assert history.rates(4.0)["blocks_allocated_per_s"] == 18 / 4
+    assert history.rates(62.0)["blocks_allocated_per_s"] == 6 / 60  # of the last minute
+    assert history.rates(0.1)["output_tokens_per_s"] == 15  # an engine that is younger than a second
     assert later["blocks_in_use"] == [6, 6] + [0] * 58
     history.step(record(500, 1, in_use=3))
     assert history.minute(530)["blocks_in_use"] == [0] * 30 + [3] * 30

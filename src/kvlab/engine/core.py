@@ -250,7 +250,14 @@ class EngineCore:
             preemptions=self._preemptions,
             blocks_total=pool.blocks_total,
             blocks_in_use=pool.blocks_in_use,
+            blocks_cached=pool.blocks_cached,
             tokens_in_use=pool.tokens_stored,
+            kv_usage_percent=100 * pool.block_utilization,
+            fragmentation_percent=100 * pool.internal_fragmentation,
+            blocks_allocated=counters.blocks_allocated,
+            blocks_freed=counters.blocks_freed,
+            evictions=counters.evictions,
+            evicted_blocks=counters.evicted_blocks,
         )
 
     def _fail(self, sequence: Sequence, error: Exception | str) -> None:

@@ -30,7 +30,14 @@ class EngineStats:
     preemptions: int | None = None
     blocks_total: int | None = None
     blocks_in_use: int | None = None
+    blocks_cached: int | None = None  # free, with content that can be found
     tokens_in_use: int | None = None
+    kv_usage_percent: float | None = None  # blocks in use, of the pool's
+    fragmentation_percent: float | None = None  # token slots of blocks in use that hold no token
+    blocks_allocated: int | None = None
+    blocks_freed: int | None = None
+    evictions: int | None = None  # times that memory was taken from cached content
+    evicted_blocks: int | None = None
 
     @property
     def hit_rate(self) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import Any
 from uuid import uuid4
 
@@ -12,7 +13,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 import kvlab
-from kvlab.engine.protocol import EngineStats
 from kvlab.server.answers import ChatAnswer, CompletionAnswer
 from kvlab.server.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from kvlab.server.document import (
@@ -30,6 +30,7 @@ from kvlab.server.document import (
 )
 from kvlab.server.errors import ApiError, invalid_body
 from kvlab.server.limits import Limits
+from kvlab.server.live import ServerStats
 from kvlab.server.metrics import CONTENT_TYPE
 from kvlab.server.page import HEADERS, PAGE
 from kvlab.server.parameters import chat_request, completion_requests, conversation
@@ -93,8 +94,10 @@ def build_app(serving: Serving) -> FastAPI:
         return JSONResponse(body, status_code=200 if status == "ready" and not body.get("audit") else 503)
 
     @app.get("/stats")
-    async def stats() -> EngineStats:
-        return engine.stats()
+    async def stats() -> ServerStats:
+        figures: dict[str, Any] = asdict(engine.stats())
+        figures |= serving.metrics.history.rates(engine.clock.now())
+        return ServerStats(**figures)
 
     @app.get("/live")
     async def live() -> Response:

@@ -16,13 +16,27 @@ import numpy as np
 
 from kvlab.core import Sequence, StepRecord
 from kvlab.engine.core import EngineCore
+from kvlab.engine.protocol import EngineStats
 from kvlab.engine.service import Engine
 from kvlab.kv.allocator import BlockState
 from kvlab.kv.pool import BlockPool
 
 _SECONDS = 60  # of history
 _PERIOD_S = 0.25  # between two looks at the engine, however many pages are open
+_SUMS = ("output_tokens", "prompt_tokens", "hit_tokens", "blocks_allocated", "blocks_freed", "evicted_blocks")
 _MOST_ROWS = 240  # requests that are listed; with the block states they fit a byte
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStats(EngineStats):
+    """What `/stats` says: the engine's figures, and per second what was counted in the last minute."""
+
+    output_tokens_per_s: float = 0.0
+    prompt_tokens_per_s: float = 0.0
+    hit_tokens_per_s: float = 0.0
+    blocks_allocated_per_s: float = 0.0
+    blocks_freed_per_s: float = 0.0
+    evicted_blocks_per_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -33,6 +47,9 @@ class _Second:
     output_tokens: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
+    blocks_allocated: int = 0
+    blocks_freed: int = 0
+    evicted_blocks: int = 0
     blocks_in_use: int = 0  # at its end
 
 
@@ -54,6 +71,9 @@ class History:
         if record.counters is not None:
             latest.prompt_tokens += record.counters.prompt_tokens
             latest.hit_tokens += record.counters.hit_tokens
+            latest.blocks_allocated += record.counters.blocks_allocated
+            latest.blocks_freed += record.counters.blocks_freed
+            latest.evicted_blocks += record.counters.evicted_blocks
         if record.pool is not None:
             latest.blocks_in_use = record.pool.blocks_in_use
 
@@ -68,8 +88,14 @@ class History:
             row = known.get(second) or _Second(second, blocks_in_use=in_use)
             in_use = row.blocks_in_use
             rows.append(row)
-        names = ("output_tokens", "prompt_tokens", "hit_tokens", "blocks_in_use")
-        return {name: [getattr(row, name) for row in rows] for name in names}
+        return {name: [getattr(row, name) for row in rows] for name in (*_SUMS, "blocks_in_use")}
+
+    def rates(self, now: float) -> dict[str, float]:
+        """What was counted in the last 60 seconds before `now`, per second. Any thread may ask."""
+        since = max(now - _SECONDS, 0.0)
+        known = [each for each in list(self._seconds) if each.second >= since]
+        span = max(now - since, 1.0)
+        return {f"{name}_per_s": sum(getattr(each, name) for each in known) / span for name in _SUMS}
 
 
 class LiveView:

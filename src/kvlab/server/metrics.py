@@ -1,4 +1,4 @@
-"""Prometheus metrics, under vLLM's names where they mean the same, so that its dashboards work."""
+"""Prometheus metrics, under vLLM's names where they mean the same, so that its dashboards work; else `kvlab:`."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ class ServerMetrics:
         def counter(name: str, text: str) -> Counter:
             return Counter(f"vllm:{name}", text, ["model_name"], registry=registry).labels(model)
 
+        def own_gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"kvlab:{name}", text, ["model_name"], registry=registry).labels(model)
+
+        def own_counter(name: str, text: str) -> Counter:
+            return Counter(f"kvlab:{name}", text, ["model_name"], registry=registry).labels(model)
+
         def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
             return Histogram(f"vllm:{name}", text, ["model_name"], buckets=buckets, registry=registry).labels(model)
 
@@ -50,6 +56,14 @@ class ServerMetrics:
         self._running = gauge("num_requests_running", "Sequences that hold memory.")
         self._waiting = gauge("num_requests_waiting", "Sequences in the waiting queue.")
         self._usage = gauge("kv_cache_usage_perc", "Blocks in use over blocks in the pool, 0 to 1.")
+        self._fragmentation = own_gauge(
+            "kv_fragmentation_perc", "Token slots of blocks in use that hold no token, 0 to 1."
+        )
+        self._cached = own_gauge("kv_cached_blocks", "Free blocks with content that can be found.")
+        self._allocated = own_counter("kv_blocks_allocated", "Blocks handed out.")
+        self._freed = own_counter("kv_blocks_freed", "Blocks given back.")
+        self._evictions = own_counter("kv_evictions", "Times that memory was taken from cached content.")
+        self._evicted = own_counter("kv_evicted_blocks", "Cached blocks that were evicted.")
         self._prompt = counter("prompt_tokens", "Prompt tokens of sequences that were admitted.")
         self._output = counter("generation_tokens", "Output tokens.")
         self._preempted = counter("num_preemptions", "Preemptions.")
@@ -76,6 +90,8 @@ class ServerMetrics:
         self._waiting.set(record.waiting)
         if record.pool is not None:
             self._usage.set(record.pool.block_utilization)
+            self._fragmentation.set(record.pool.internal_fragmentation)
+            self._cached.set(record.pool.blocks_cached)
         self._preempted.inc(record.preempted)
         if record.batch_seqs:
             self._tokens.observe(record.prefill_tokens + record.decode_tokens)
@@ -86,6 +102,10 @@ class ServerMetrics:
             self._prompt.inc(record.counters.prompt_tokens)
             self._queries.inc(record.counters.prompt_tokens)
             self._hits.inc(record.counters.hit_tokens)
+            self._allocated.inc(record.counters.blocks_allocated)
+            self._freed.inc(record.counters.blocks_freed)
+            self._evictions.inc(record.counters.evictions)
+            self._evicted.inc(record.counters.evicted_blocks)
             self._loaded.inc(record.counters.host_hit_tokens + record.counters.disk_hit_tokens)
 
     def finish(self, record: RequestRecord) -> None:

@@ -77,9 +77,15 @@ SERIES = (
     "blocks_cached",
     "shared_blocks",
     "tokens_in_use",
+    "blocks_allocated",
+    "blocks_freed",
+    "evicted_blocks",
     "prefill_tokens",
     "decode_tokens",
 )
+
+#: Percentages that it follows beside them, made of those columns.
+SHARES = ("kv_usage_percent", "fragmentation_percent")
 
 TENANT_HITS = "kv/prefix_hit_rate/"  # how the hit rate of one tenant is called, before its salt
 

@@ -52,8 +52,7 @@ class OfferedLoad:
             return (
                 f"overloaded: {self.offered_per_s:.3g} requests a second offered, {self.served_per_s:.3g} served; "
                 f"{self.left} were in the engine at the last arrival, {self.before} half-way, so that latencies "
-                f"grow with the length of the run. About {self.sustained_per_s:.2g} would hold; kvlab tune find=rate "
-                "finds it"
+                f"grow with the length of the run. About {self.sustained_per_s:.2g} holds: kvlab tune find=rate"
             )
         if not self.is_long_enough and self.served_per_s < 0.9 * self.offered_per_s:
             return (

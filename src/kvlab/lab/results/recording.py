@@ -23,7 +23,7 @@ from kvlab.lab.campaigns.sweep.process import this_process
 from kvlab.lab.files import sentences
 from kvlab.lab.machine import peak_memory
 from kvlab.lab.results.artifacts import write_artifacts
-from kvlab.lab.results.catalogue import SERIES
+from kvlab.lab.results.catalogue import SERIES, SHARES
 from kvlab.lab.results.provenance import provenance, uncommitted
 from kvlab.lab.results.records import RunRecord, make_run, step_table
 from kvlab.lab.results.roofline import run_costs
@@ -197,10 +197,22 @@ def _series(log: RunLog) -> dict[str, list[tuple[int, float, float]]]:
         }
     table = step_table(log.steps)
     points = [table[name].to_pylist() for name in ("index", "end_s")]
+    columns = {
+        name: table[name].cast(pa.float64()).to_pylist() for name in SERIES if not table[name].null_count
+    } | _shares(log)
+    return {name: list(zip(*points, values, strict=True)) for name, values in columns.items()}
+
+
+def _shares(log: RunLog) -> dict[str, list[float]]:
+    """How full the pool was after each step, in percent, and how much of what was in use held no token."""
+    pools = [step.pool for step in log.steps]
+    known = [pool for pool in pools if pool is not None]
+    if not known or len(known) < len(pools):
+        return {}
+    usage, fragmentation = SHARES
     return {
-        name: list(zip(*points, table[name].cast(pa.float64()).to_pylist(), strict=True))
-        for name in SERIES
-        if not table[name].null_count
+        usage: [100 * pool.block_utilization for pool in known],
+        fragmentation: [100 * pool.internal_fragmentation for pool in known],
     }
 
 
