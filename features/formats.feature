@@ -34,5 +34,5 @@ Feature: Formats of K and V
         | settings                                          | message                                                                                                |
         | kv.dtype=int4 model.architecture.head_dim=16      | kv.dtype=int4: has a scale for every 32 numbers, which heads of 16 are no multiple of; use int8, fp8_e4m3 or auto |
         | kv.value_dtype=int4 model.architecture.head_dim=8 | kv.value_dtype=int4: has a scale for every 32 numbers, ... heads of 8                                  |
-        | kv.key_dtype=fp8                                  | kv.key_dtype=fp8: unknown; known: auto, int8, fp8_e4m3, fp8_e5m2, int4                                 |
+        | kv.key_dtype=fp8                                  | kv.key_dtype=fp8: which one? fp8_e4m3 (4 bits of exponent, 3 of mantissa) or fp8_e5m2                 |
         | kv.key_dtype=int8 model.architecture.head_dim=4 executor.dtype=bfloat16 | kv.key_dtype=int8: with their scales, heads of 4 numbers take                                          |

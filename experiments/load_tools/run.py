@@ -23,6 +23,7 @@ from kvlab.lab.machine import describe
 
 REAL = ["model=smollm2_135m"]
 SIMULATED = ["executor=simulated", "hardware=l40s", "model=llama3_1_8b", "model.tokenizer=fetched:smollm2"]
+SIMULATED += ["executor.timing=roofline", "scheduler.max_batch_size=48", "scheduler.max_batched_tokens=512"]
 SIMULATED += ["model.max_seq_len=4096"]
 SHARE, MILLISECONDS = 0.02, 2.0  # what the tools may differ by: the larger of both
 Tool = Callable[[str, str, Load, Path], Reported]

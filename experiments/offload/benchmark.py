@@ -41,7 +41,10 @@ DEVICES = {
     "Qwen3 32B, 2 x H200": ("model=qwen3_32b", "hardware=h200_sxm", "executor.tensor_parallel=2"),
     "Llama 3.1 70B, 4 x H100": ("model=llama3_1_70b", "hardware=h100_sxm", "executor.tensor_parallel=4"),
 }
-SIMULATED = ("executor=simulated", "tracking=off", "workload=burst16", "scheduler.max_batched_tokens=8192")
+SIMULATED = (
+    *("executor=simulated", "executor.timing=roofline", "tracking=off", "workload=burst16"),
+    *("scheduler.max_batch_size=48", "scheduler.max_batched_tokens=8192"),
+)
 SIMULATED_LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768)
 LINKS_GB_S = (0.5, 1, 2, 4, 8, 16, 32, 64)
 EFFICIENCY = 0.85  # hardware.host_link_efficiency

@@ -32,6 +32,7 @@ LONG = 1_500  # tokens for clients that read slowly: more than the buffers betwe
 PATIENCE_S = 12.0  # that such a client may read nothing
 SETTINGS = [
     *("executor=simulated", "hardware=h200_sxm", "model=llama3_1_8b", "model.max_seq_len=2048"),
+    *("executor.timing=roofline", "scheduler.max_batched_tokens=512"),
     *("kv.num_blocks=4000", "scheduler.max_batch_size=128", "scheduler.max_waiting_requests=40"),
     *("debug.faults.rate=0.01", "server.write_timeout_s=2", "server.max_waiting_outputs=200"),
 ]

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 _LLAMA = ["executor=simulated", "hardware=h100_sxm", "executor.tensor_parallel=4", "model=llama3_1_70b"]
+_LLAMA += ["executor.timing=roofline"]
 
 _FIRST = ["run", "model=qwen3_tiny", "workload.num_requests=1", "figures=false"]
 

@@ -153,7 +153,7 @@ class TestAnEngineWithoutBlocks:
         assert not [name for name in run.metrics if name.startswith("kv/")]
         if not keeps_steps:
             groups = {name.partition("/")[0] for name in run.metrics}
-            assert groups == {"duration_s", "latency", "requests", "throughput", "tokens"}
+            assert groups == {"duration_s", "latency", "load", "requests", "throughput", "tokens"}
             assert "requests/preemptions" not in run.metrics
 
     def test_leaves_its_records(self, tmp_path: Path, keeps_steps: bool) -> None:

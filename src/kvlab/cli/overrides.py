@@ -69,7 +69,10 @@ def written_out(overrides: Sequence[str]) -> list[str]:
     `conf/` of the working directory are found. Raises ConfigError for a key that there is not.
     """
     found = [_written_out(text) for text in overrides]
-    folder = Path("conf").absolute()
+    try:
+        folder = Path("conf").absolute()
+    except OSError:  # the working directory was removed, which is said later
+        return found
     is_named = any("searchpath" in text or "config-dir" in text for text in found)
     if folder.is_dir() and folder != CONF and not is_named and not {"-cd"} & set(found):
         quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")

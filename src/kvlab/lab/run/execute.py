@@ -9,12 +9,14 @@ from kvlab.config import RunConfig
 from kvlab.errors import CapacityError, KvlabError
 from kvlab.lab.files import attempt, check_directory, sentences
 from kvlab.lab.machine import CpuWatch, oversubscription
+from kvlab.lab.machine_rates import rates_here
 from kvlab.lab.results.answers import with_text
 from kvlab.lab.results.quality import quality_metrics
 from kvlab.lab.results.recording import Recording
 from kvlab.lab.results.recording import RunContext as RunContext
 from kvlab.lab.results.trace import trace_events, write_trace
 from kvlab.lab.run.drive import RunLog
+from kvlab.lab.run.estimate import is_worth_estimating
 from kvlab.lab.run.interrupt import stop_on_signal
 from kvlab.lab.run.measure import measure
 from kvlab.lab.run.plan import PeerPlan, RunPlan, plan_peer, plan_run
@@ -53,6 +55,8 @@ def _execute(
     reporter.announce(plan)
     if crowded := _crowded(plan, watch):
         reporter.note(crowded)
+    if isinstance(plan, RunPlan) and is_worth_estimating(plan):
+        reporter.estimate(plan, rates_here(config.executor.dtype, config.executor.threads))
     profiler = Profiler(enabled=config.debug.profile)
     log, problem, status, metrics = RunLog(), None, RunStatus.FINISHED, dict[str, float]()
     try:

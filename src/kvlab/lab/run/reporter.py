@@ -15,8 +15,10 @@ from kvlab.kv.tiers.settings import tier_pages
 from kvlab.lab.results.answers import sample_answers
 from kvlab.lab.results.load import offered_load
 from kvlab.lab.results.recording import RunContext
+from kvlab.lab.results.roofline import MachineRates
 from kvlab.lab.results.tables import comparison_table, config_tree, profile_table
 from kvlab.lab.run.drive import RunLog
+from kvlab.lab.run.estimate import estimate_sentence
 from kvlab.lab.run.plan import PeerPlan, RunPlan
 from kvlab.lab.run.profile import Part
 from kvlab.lab.run.serve import Served
@@ -93,6 +95,10 @@ class Reporter:
         )
         if plan.timing is not None:
             console.print(_as_simulated(plan, plan.timing), highlight=False)
+
+    def estimate(self, plan: RunPlan, rates: MachineRates) -> None:
+        """How long it will take here."""
+        self.console.print(estimate_sentence(plan, rates), highlight=False)
 
     def engine(self, engine: ServingEngine) -> None:
         """Say what an engine that is not kvlab's is."""
