@@ -215,3 +215,7 @@ def main() -> None:
         print(f"not passed: {scenario.place[0]}:{scenario.place[1]} {scenario.name}", file=sys.stderr)
     print(f"{len(requirements)} requirements, {len(scenarios)} scenarios, {len(failed)} not passed: {PAGE}")
     sys.exit(1 if failed or errors else 0)
+
+
+if __name__ == "__main__":
+    main()

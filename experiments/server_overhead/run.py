@@ -30,12 +30,6 @@ from kvlab.lab.run.drive import drive
 from kvlab.lab.run.plan import plan_run
 
 REAL = ["model=qwen3_0_6b", "workload=burst48", "tracking=off"]
-NO_TIME += [
-    "executor.timing=roofline",
-    "scheduler.max_batch_size=48",
-    "scheduler.max_batched_tokens=512",
-    "model.max_seq_len=1024",
-]
 NO_TIME = ["executor=simulated", "hardware=h200_sxm", "model=qwen3_0_6b", "workload=burst48", "tracking=off"]
 NO_TIME += [
     "executor.timing=roofline",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from datetime import date
 from pathlib import Path
@@ -148,3 +150,11 @@ def test_a_test_that_is_no_scenario_is_left_out() -> None:
     recorder.pytest_collection_modifyitems([SimpleNamespace(obj=print)])
     recorder.pytest_runtest_logreport(Report())
     assert recorder.outcomes == {}
+
+
+def test_it_is_a_command() -> None:
+    """`make requirements` runs it; a module without an entry would end at once, and the page stay as it was."""
+    asked = subprocess.run(
+        [sys.executable, "-m", "features.requirements", "--help"], capture_output=True, text=True, check=True
+    )
+    assert asked.stdout.startswith("make requirements: run every scenario")
