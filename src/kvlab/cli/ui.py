@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import socket
 import sys
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def main() -> None:
             fail(f"nothing is tracked in {sqlite_path(uri)} yet: start a run with kvlab run, then come again")
     except (KvlabError, ValueError) as error:
         fail(f"{redact(uri)}: {error}")
+    _check_port(options.port)
     # Not on the command line, where everybody on the machine could read a database's password.
     environment = os.environ | {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_DISABLE_TELEMETRY": "true"}
     command = [sys.executable, "-m", "mlflow", "ui", "--port", str(options.port)]
@@ -45,3 +47,15 @@ def main() -> None:
         os.execve(command[0], command, environment)
     except OSError as error:
         fail(f"{shlex.join(command)}: {error}")
+
+
+def _check_port(port: int) -> None:
+    """End with a sentence where nothing can listen on a port, of which MLflow would write a log and end well."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "a port is from 0 to 65535"
+            other = 5001 + (port == 5001)
+            fail(f"--port={port}: cannot be listened on ({reason}); give another one, as --port {other}")
