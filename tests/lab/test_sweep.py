@@ -222,8 +222,8 @@ def test_optimize_that_no_run_has_lists_what_there_is(lab: Lab) -> None:
         (["repeats=0"], "repeats=0: must be a number, at least 1"),
         (["-m", "kv.num_blocks=interval(1,9)"], "kv.num_blocks=interval(1,9): has no end of values"),
         (["-m", "hydra/sweeper=basic", "kv.num_blocks=8,9"], "hydra/sweeper=basic: a sweep needs kvlab's own"),
-        (["-m", "hydra/launcher=joblib", "kv.num_blocks=8,9"], "pip install 'kvlab[joblib]'"),
-        (["-m", "hydra/launcher=submitit_slurm", "kv.num_blocks=8,9"], "pip install 'kvlab[slurm]'"),
+        (["-m", "hydra/launcher=joblib", "kv.num_blocks=8,9"], "pip install 'hydra-joblib-launcher"),
+        (["-m", "hydra/launcher=submitit_slurm", "kv.num_blocks=8,9"], "pip install 'hydra-submitit-launcher"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused_in_a_sentence(

@@ -115,7 +115,7 @@ def test_a_database_of_another_mlflow(root, revision, advice):
 def test_postgresql_without_its_driver(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg2", None)
     message = refusal(tmp_path, "postgresql://user:secret@127.0.0.1:9/runs")
-    assert "the database's driver psycopg2 is not installed; pip install 'kvlab[postgres]' brings it" in message
+    assert "the database's driver psycopg2 is not installed; pip install 'psycopg2-binary" in message
     assert "secret" not in message
 
 

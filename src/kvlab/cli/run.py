@@ -24,6 +24,7 @@ from kvlab.cli.overrides import written_out
 from kvlab.cli.settings import fail
 from kvlab.config import RunConfig
 from kvlab.errors import KvlabError
+from kvlab.extras import install_command
 from kvlab.lab.campaigns.sweep.plan import read_plan
 from kvlab.paths import CONF
 from kvlab.secrets import redacted_output
@@ -114,7 +115,7 @@ def main() -> None:
     for text in sys.argv[1:]:
         for name, (module, extra) in _EXTRAS.items():
             if text.startswith(f"hydra/launcher={name}") and find_spec(f"hydra_plugins.{module}") is None:
-                fail(f"{text}: needs a package that is not installed: pip install 'kvlab[{extra}]'")
+                fail(f"{text}: needs a package that is not installed: {install_command(extra)}")
     try:
         if not {"-sc", "--shell-completion"} & set(sys.argv):
             sys.argv[1:] = written_out(sys.argv[1:])

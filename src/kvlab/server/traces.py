@@ -15,6 +15,7 @@ from opentelemetry.util.types import AttributeValue
 from kvlab.core import Request, RequestRecord
 from kvlab.engine.protocol import FinishCallback
 from kvlab.errors import ConfigError
+from kvlab.extras import install_command
 
 _TIMEOUT_S = 5  # for the collector to take a batch of spans
 
@@ -34,7 +35,7 @@ class Traces:
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         except ImportError as error:
-            text = "needs OpenTelemetry's exporter, which is not installed: pip install 'kvlab[otel]'"
+            text = f"needs OpenTelemetry's exporter, which is not installed: {install_command('otel')}"
             raise ConfigError("server.otlp_endpoint", endpoint, text) from error
         return cls(model, BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=_TIMEOUT_S)))
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from kvlab.config import FrameworkConfig, HardwareConfig
 from kvlab.errors import ConfigError, KvlabError
+from kvlab.extras import install_command
 
 INSTEAD = "or take executor.timing=roofline"
 _PACKAGE = "aiconfigurator_core"
@@ -106,7 +107,7 @@ def _module(name: str) -> Any:
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith(_PACKAGE):
             raise
-        text = f"needs the package aiconfigurator-core: pip install 'kvlab[silicon]', {INSTEAD}"
+        text = f"needs the package aiconfigurator-core: {install_command('silicon')}, {INSTEAD}"
         raise ConfigError("executor.timing", "silicon", text) from None
 
 

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import filelock
 
 from kvlab.errors import TrackingError
+from kvlab.extras import install_command
 from kvlab.secrets import without_credentials
 
 LOCK_S = 120.0  # many processes may wait for a fresh store; the first takes seconds, each other a moment
@@ -103,7 +104,7 @@ def database_lock(uri: str, timeout_s: float) -> Iterator[None]:
         timeout = {"connect_timeout": max(2, math.ceil(timeout_s))} if postgres else {}
         engine = create_engine(url, poolclass=NullPool, connect_args=timeout)
     except ModuleNotFoundError as error:
-        extra = "; pip install 'kvlab[postgres]' brings it" if postgres else ""
+        extra = f"; {install_command('postgres')} brings it" if postgres else ""
         raise TrackingError(f"the database's driver {error.name} is not installed{extra}") from error
     with engine.connect() as connection:
         if postgres:
