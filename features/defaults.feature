@@ -80,3 +80,16 @@ Feature: Right by default
       When I run "workload.prompt_len=20 workload.output_len=7" on a tiny model
       Then the command succeeds
       And the run has 80 prompt tokens and 28 output tokens
+
+  Rule: A run says what is needed, and all of it when it is asked
+
+    @R23.6
+    Scenario Outline: Settings and figures with verbose=<verbose>
+      When I run "verbose=<verbose> figures=false" on a tiny model
+      Then the command succeeds
+      And the message says "<message>"
+
+      Examples:
+        | verbose | message                                                                                 |
+        | false   | kv=paged scheduler=continuous ... (verbose=true: every setting) ... output tokens        |
+        | true    | admission_reserve=0.2 ... preemptions │ 0 ... failed │ 0                                 |

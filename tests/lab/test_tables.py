@@ -167,3 +167,11 @@ def test_a_run_may_have_a_name_that_looks_like_markup(tmp_path: Path, in_sweep: 
     )
     assert execute(composed.config, context).status == "finished"
     assert "[/red]" in said.getvalue()
+
+
+def test_a_brief_table_leaves_out_what_is_zero_in_all() -> None:
+    runs = [("slots", SLOTS | {"requests/preemptions": 0.0}), ("blocks", BLOCKS | {"requests/preemptions": 3.0})]
+    text = printed(comparison_table(runs, brief=True))
+    assert cells(text, "preemptions")[:2] == ["0", "3"]
+    assert not re.search("failed|refused|duration|requests", text)
+    assert "failed" in printed(comparison_table(runs))

@@ -98,9 +98,7 @@ def test_spans_are_posted_to_the_collector() -> None:
 
 def test_what_is_missing_or_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(
-        ConfigError, match=r"server\.otlp_endpoint=http://x: needs .* pip install 'opentelemetry"
-    ):
+    with pytest.raises(ConfigError, match=r"server\.otlp_endpoint=http://x: needs .* pip install 'opentelemetry"):
         Traces.sent_to("http://x", "tiny")
     with pytest.raises(ConfigError, match="must be a URL, such as http://"):
         ServerConfig(otlp_endpoint="localhost:4318")

@@ -34,6 +34,7 @@ class RunConfig(EngineConfig):
     repeat: int = 0  # which of the repeats this is, from 0; a sweep sets it
     resume: bool = False  # leave out runs that the tracking store has as finished
     dry_run: bool = False  # show and draw the workload alone: nothing is served or tracked
+    verbose: bool = False  # print every setting before the run, and rows of zeros in its table
     figures: bool = True  # keep the events of each block, and draw the figures of the run
 
     def __post_init__(self) -> None:

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from kvlab.config import RunConfig
 
 # Settings that name a run, or decide where it is recorded and how it is shown; no measurement depends on them.
-_NOT_MEASURED = frozenset({"tracking", "tags", "run_name", "optimize", "repeats", "resume", "figures", "dry_run"})
+_NOT_MEASURED = frozenset(
+    {"tracking", "tags", "run_name", "optimize", "repeats", "resume", "figures", "dry_run", "verbose"}
+)
 
 
 def setting(default: Any, text: str, value: str = "") -> Any:

@@ -35,9 +35,11 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def comparison_table(runs: Sequence[tuple[str, Metrics]], *, known_only: bool = False) -> Table:
-    """The figures of a run, or of several side by side; with `known_only` those that one of them has. Each but the
-    first has its ratio to the first beside it, green where that is better.
+def comparison_table(
+    runs: Sequence[tuple[str, Metrics]], *, known_only: bool = False, brief: bool = False
+) -> Table:
+    """The figures of a run, or of several side by side; with `known_only` those that one of them has, with `brief`
+    those that are not 0 in all. Each but the first has its ratio to the first beside it, green where it is better.
     """
     table = new_table("")
     for number, (name, _) in enumerate(runs):
@@ -47,6 +49,8 @@ def comparison_table(runs: Sequence[tuple[str, Metrics]], *, known_only: bool = 
     for section, entries in sections().items():
         found = [metrics for _, metrics in runs]
         shown = [entry for entry in entries if entry.in_table and _is_known(entry, found, known_only)]
+        if brief:
+            shown = [entry for entry in shown if any(metrics.get(entry.name) for metrics in found)]
         if shown:
             table.add_row(Text(section, "bold"))
         for entry in shown:

@@ -89,7 +89,7 @@ def _execute(
     recording.finish(log, metrics, status, problem)
     unwritten = tuple(sentences(recording.unwritten))
     result = RunResult(context.name, status, metrics, problem, recording.error, unwritten)
-    reporter.result(result, recording.tracker, known_only=isinstance(plan, PeerPlan))
+    reporter.result(result, recording.tracker, known_only=isinstance(plan, PeerPlan), brief=not config.verbose)
     return result
 
 

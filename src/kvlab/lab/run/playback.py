@@ -19,7 +19,7 @@ from kvlab.simulation.recording import Recording
 _MEASURED = ("end_s", "schedule_ms", "execute_ms")  # of a step: what the host took is in no playback
 _MOST_SHOWN = 4
 _ELSEWHERE = ("executor", "hardware", "framework", "tracking", "tags", "debug", "attention", "slo")
-_OWN = ("run_name", "repeat", "repeats", "resume", "figures", "dry_run", "optimize", "plugins")
+_OWN = ("run_name", "repeat", "repeats", "resume", "figures", "verbose", "dry_run", "optimize", "plugins")
 
 
 def _short(value: object) -> str:

@@ -57,9 +57,12 @@ class Reporter:
         if context.in_sweep:
             heading = marked("[bold]{}[/]", context.heading or context.name)
             console.rule(heading, align="left", style="dim")
-        else:
+        elif config.verbose:
             recorded = as_recorded(dataclasses.asdict(config), context.written)
             console.print(config_tree(recorded, context.choices))
+        else:
+            choices = "  ".join(f"{group}={choice}" for group, choice in context.choices.items())
+            console.print(f"{choices}  (verbose=true: every setting)", style="dim", highlight=False)
         for sentence in without_effect(config):
             self.note(sentence)
         if isinstance(plan, PeerPlan):
@@ -121,11 +124,11 @@ class Reporter:
             self.console.print(marked("[bold]{}[/] {}", f"{answer.name}:", answer.prompt), soft_wrap=True)
             self.console.print(f"  {answer.text} ({answer.ending})", highlight=False, soft_wrap=True)
 
-    def result(self, result: RunResult, tracker: Tracker, *, known_only: bool) -> None:
+    def result(self, result: RunResult, tracker: Tracker, *, known_only: bool, brief: bool) -> None:
         """The figures, and where they are."""
         context, console, metrics = self.context, self.console, result.metrics
         if metrics and (result.unwritten or not context.in_sweep):
-            console.print(comparison_table([(result.name, metrics)], known_only=known_only))
+            console.print(comparison_table([(result.name, metrics)], known_only=known_only, brief=brief))
             if "profile/other_share" in metrics:
                 console.print(profile_table(metrics, list(Part)))
         if result.status is RunStatus.INTERRUPTED:

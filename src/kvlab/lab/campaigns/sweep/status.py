@@ -100,7 +100,7 @@ def print_results(results: Sequence[dict[str, Any]], plan: SweepPlan) -> None:
         console.print(points_table(rows))
     else:
         side_by_side = [(row["name"], row["metrics"]) for row in rows]
-        console.print(comparison_table(side_by_side))
+        console.print(comparison_table(side_by_side, brief=True))
         if sentence := memory_sentence(side_by_side):
             console.print(f"\n{sentence}", highlight=False)
     machines = {str(result.get("machine", "")) for result in results}
