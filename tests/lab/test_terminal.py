@@ -58,7 +58,8 @@ def test_a_run_and_its_names(tmp_path: Path) -> None:
         "+tags.a": "[/x]\x1b",
     }
     given = [f"{key}='{text}'" for key, text in texts.items()]
-    ended = call(kvlab.cli.run.main, *TINY, "tracking=off", f"hydra.run.dir='{tmp_path / '[red]'}'", *given)
+    settings = ("tracking=off", "verbose=true", f"hydra.run.dir='{tmp_path / '[red]'}'")
+    ended = call(kvlab.cli.run.main, *TINY, *settings, *given)
     assert ended.code == 0, ended.output
     for shown in ("[/red]\\x1b[2J", "[/blue]\\x07", "[bold]\\x9b", "[/x]\\x1b", str(tmp_path / "[red]")):
         assert shown in ended.output
