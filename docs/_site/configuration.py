@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from kvlab.config import RunConfig
+from kvlab.config.effects import CONDITIONS
 from kvlab.registry import KEYS, registry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +38,10 @@ HEAD = """# Configuration reference
 Every setting of `kvlab run`, written as `key=value`. `group=choice` takes the values of a file of `conf/`; a
 dotted key changes one value of it. `null` is no value. `python docs/_site/configuration.py` writes this page from
 the schema (`src/kvlab/config/`), and a test checks that it is up to date.
+"""
+EFFECTS = """## Settings that only some choices read
+
+Given to another choice, each has no effect, and a run says so in a line.
 """
 
 
@@ -92,6 +97,8 @@ def page() -> str:
         folder = ROOT / "conf" / group
         files = [_files(folder)] if folder.is_dir() else []
         parts.append("\n\n".join([f"## {group}", GROUPS[group], *files, _table(known)]))
+    rows = [f"| `{condition.key}` | {_cell(condition.by)} |" for condition in CONDITIONS]
+    parts.append("\n".join([EFFECTS, "| setting | is read by |", "|---|---|", *rows]))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 

@@ -34,7 +34,8 @@ from kvlab.kv.sizing import PoolSize, size_pool
 from kvlab.kv.storage import KVStorage
 from kvlab.lab.results.metrics import run_metrics
 from kvlab.lab.run.drive import drive
-from kvlab.models.decoder import Decoder, attention_specs
+from kvlab.models.config import attention_specs
+from kvlab.models.decoder import Decoder
 from kvlab.models.families import decoder_config
 from kvlab.models.ops import select_ops
 from kvlab.models.weight_sources import open_weights

@@ -12,8 +12,8 @@ import torch
 
 from kvlab.attention.registry import select_backend
 from kvlab.hashed_prompt import TokenIds
-from kvlab.models.config import DecoderConfig
-from kvlab.models.decoder import Decoder, attention_specs
+from kvlab.models.config import DecoderConfig, attention_specs
+from kvlab.models.decoder import Decoder
 from kvlab.models.families import read_config
 from kvlab.models.weight_sources import open_weights
 

@@ -1,4 +1,5 @@
-"""The engine needs torch, numpy and safetensors: nothing of transformers, the commands or the laboratory."""
+"""The engine needs torch, numpy and safetensors: nothing of transformers, the commands or the laboratory. Plans and
+simulations do without torch."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -68,3 +70,35 @@ def test_an_engine_generates_without_what_it_does_not_need(tmp_path: Path) -> No
     ids = torch.tensor([[1, 2, 3]])
     expected = reference.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False)
     assert read == expected[0, 3:].tolist()
+
+
+WITHOUT_TORCH = """
+import sys
+
+from kvlab.cli.main import main
+
+main()
+assert "torch" not in sys.modules, "torch is imported"
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "capacity model=qwen3_4b memory=16GiB",
+        "capacity model=llama3_1_8b hardware=h100_sxm",
+        "run executor=simulated hardware=h100_sxm model=llama3_1_8b workload=burst16 kv.offload=1GiB tracking=off "
+        "figures=false",
+    ],
+)
+def test_plans_and_simulations_do_without_torch(command: str, tmp_path: Path) -> None:
+    """Importing it takes most of the time that they need."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *command.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr

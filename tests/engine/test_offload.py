@@ -12,7 +12,7 @@ from kvlab.core import FinishReason, SequenceStatus
 from kvlab.engine.core import EngineCore
 from kvlab.engine.executors.torch import TorchExecutor
 from kvlab.engine.sampler import Sampler
-from kvlab.models.decoder import attention_specs
+from kvlab.models.config import attention_specs
 from tests.support.engines import drain, make_engine, request, run, step_until
 from tests.support.model import expected_tokens, tiny_config, tiny_decoder
 from tests.support.tiers import SlowStore, tier_of, tiered_pool

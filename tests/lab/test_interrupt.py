@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import kvlab.lab.run.execute as lab
+from kvlab.lab.results import quality
 from kvlab.lab.tracking import RunStatus
 from tests.support.runs import run_small
 
@@ -66,7 +67,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_signal_behind_the_last_step_keeps_what_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lab, "quality_metrics", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(quality, "quality_metrics", lambda *_: signal.raise_signal(signal.SIGINT))
     result = run_small(tmp_path)
     assert result.status is RunStatus.INTERRUPTED
     assert result.metrics["requests/completed"] == 2

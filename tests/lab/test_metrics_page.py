@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from kvlab.lab import machine_rates
 from kvlab.lab.results.catalogue import CATALOGUE, SERIES, direction, metric
 from kvlab.lab.results.recording import _series
 from kvlab.lab.results.roofline import MachineRates
-from kvlab.lab.run import measure as execution
 from kvlab.lab.run.drive import RunLog
 from tests.support.endpoint import endpoint
 from tests.support.runs import run_small
@@ -27,7 +27,7 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     one whose engine is not kvlab's.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(execution, "known_rates", lambda dtype: MachineRates(1e10, 1e11))
+        patch.setattr(machine_rates, "known_rates", lambda dtype: MachineRates(1e10, 1e11))
         result = run_small(
             tmp_path_factory.mktemp("run"),
             "kv.dtype=int8",

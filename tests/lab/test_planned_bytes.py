@@ -22,7 +22,8 @@ from kvlab.kernels.cpu.native import load
 from kvlab.kv.sizing import PoolSize
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
-from kvlab.models.decoder import Decoder, attention_specs
+from kvlab.models.config import attention_specs
+from kvlab.models.decoder import Decoder
 from kvlab.models.ops.cpu_layers import NativeStack
 from kvlab.models.rope import RotaryEmbedding
 from kvlab.models.weights import DummyWeights

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
@@ -21,7 +22,6 @@ from kvlab.config import RunConfig
 from kvlab.lab.results import trace
 from kvlab.lab.results.roofline import MachineRates
 from kvlab.lab.results.trace import trace_events
-from kvlab.lab.run import measure as lab
 from kvlab.lab.run.execute import RunContext, RunResult, execute
 from kvlab.lab.run.profile import Part, ProfiledStep, Profiler, Span
 from kvlab.lab.terminal import Terminal
@@ -46,8 +46,7 @@ RATES = MachineRates(read_bytes_per_s=1e9, flops_per_s=1e10)
 def known_machine() -> Iterator[None]:
     """The machine as if it had been measured."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (lab, kvlab.lab.machine_rates):
-            patch.setattr(module, "known_rates", lambda _: RATES)
+        patch.setattr(kvlab.lab.machine_rates, "known_rates", lambda _: RATES)
         yield
 
 
@@ -170,8 +169,9 @@ def test_a_run_on_a_busy_machine_says_so_and_measures_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvlab.lab.run.execute.oversubscription", lambda threads, busy: "cores are shared")
-    monkeypatch.setattr(lab, "known_rates", lambda dtype: None)
-    monkeypatch.setattr(lab, "measure_and_keep", lambda dtype: pytest.fail("measured beside others"))
+    monkeypatch.setattr(kvlab.lab.machine_rates, "known_rates", lambda dtype: None)
+    measured = partial(pytest.fail, "measured beside others")
+    monkeypatch.setattr(kvlab.lab.machine_rates, "measure_and_keep", lambda dtype: measured())
     config = compose_run(*SETTINGS)
     said = StringIO()
     result = execute(config, RunContext(tmp_path, tmp_path, "", {}, Terminal(file=said, width=200), "a run"))

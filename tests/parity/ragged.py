@@ -9,8 +9,8 @@ import torch
 from kvlab.attention.base import AttentionSpec
 from kvlab.kv.formats import FORMATS
 from kvlab.kv.pools.paged import PagedKVCachePool
-from kvlab.kv.spec import KVSpec
-from kvlab.kv.storage import KVStorage, PageLayout
+from kvlab.kv.spec import KVSpec, PageLayout
+from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
 
 KV_HEADS, LAYERS, LAYER = 2, 2, 1

@@ -17,8 +17,8 @@ from kvlab.attention.registry import select_backend
 from kvlab.cli.capacity import CapacitySettings, plan
 from kvlab.config import ModelConfig
 from kvlab.errors import ConfigError
-from kvlab.models.config import DecoderConfig
-from kvlab.models.decoder import Decoder, attention_specs
+from kvlab.models.config import DecoderConfig, attention_specs
+from kvlab.models.decoder import Decoder
 from kvlab.models.families import decoder_config
 from kvlab.models.gguf import read_gguf
 from kvlab.models.weight_sources import open_weights

@@ -16,7 +16,8 @@ from kvlab.attention.registry import select_backend
 from kvlab.errors import KernelError
 from kvlab.kv.view import CacheView
 from kvlab.lab.run.profile import Part, Profiler, timed, timed_ops
-from kvlab.models.decoder import Decoder, attention_specs
+from kvlab.models.config import attention_specs
+from kvlab.models.decoder import Decoder
 from kvlab.models.layers import ResidualNorm
 from kvlab.models.ops.base import LayerPart, StepContext
 from kvlab.models.ops.cpu_layers import NativeStack

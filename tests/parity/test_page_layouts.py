@@ -17,8 +17,8 @@ from kvlab.engine.core import EngineCore
 from kvlab.engine.service import Engine
 from kvlab.errors import BackendError
 from kvlab.kv.pool import BlockPool
-from kvlab.kv.spec import KVSpec
-from kvlab.kv.storage import KVStorage, PageLayout
+from kvlab.kv.spec import KVSpec, PageLayout
+from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
 from tests.parity.ragged import LAYER, make_batch, make_spec
 

@@ -21,8 +21,8 @@ from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.retention import Limits, Retention
-from kvlab.kv.spec import KVSpec
-from kvlab.kv.storage import KVStorage, PageLayout
+from kvlab.kv.spec import KVSpec, PageLayout
+from kvlab.kv.storage import KVStorage
 from tests.property.pool_machine import PoolMachine
 from tests.property.reference import SPEC
 

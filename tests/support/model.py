@@ -11,8 +11,8 @@ from kvlab.attention.registry import select_backend
 from kvlab.core import Request
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.storage import KVStorage
-from kvlab.models.config import DecoderConfig
-from kvlab.models.decoder import Decoder, attention_specs
+from kvlab.models.config import DecoderConfig, attention_specs
+from kvlab.models.decoder import Decoder
 from kvlab.models.families import read_config
 from kvlab.models.weights import DummyWeights
 

@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from kvlab.attention.registry import select_backend
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.storage import KVStorage
-from kvlab.models.config import DecoderConfig
-from kvlab.models.decoder import Decoder, attention_specs
+from kvlab.models.config import DecoderConfig, attention_specs
+from kvlab.models.decoder import Decoder
 from kvlab.models.families import read_config
 from kvlab.models.ops.base import Ops
 from kvlab.models.weights import SafetensorsWeights

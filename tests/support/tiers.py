@@ -13,8 +13,8 @@ from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.prefix import Prefix
-from kvlab.kv.spec import KVSpec
-from kvlab.kv.storage import KVStorage, PageLayout
+from kvlab.kv.spec import KVSpec, PageLayout
+from kvlab.kv.storage import KVStorage
 from kvlab.kv.tiers.base import Key, Link, Page, PageStore
 from kvlab.kv.tiers.host import BlockPages, HostStore
 from kvlab.kv.tiers.offload import Offload

@@ -14,7 +14,8 @@ from kvlab.errors import KernelError
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
-from kvlab.models.decoder import Decoder, attention_specs
+from kvlab.models.config import attention_specs
+from kvlab.models.decoder import Decoder
 from kvlab.models.families import decoder_config
 from kvlab.models.ops.base import Ops
 from kvlab.models.ops.cpu_ops import CpuOps

@@ -6,8 +6,6 @@ import pytest
 
 from kvlab.config.server_defaults import server_defaults
 
-GIB = 2**30
-
 
 @pytest.mark.parametrize(
     ("framework", "device", "gib", "tokens", "sequences", "block"),
@@ -27,11 +25,11 @@ GIB = 2**30
     ],
 )
 def test_by_memory(framework: str, device: str, gib: float, tokens: int, sequences: int, block: int) -> None:
-    found = server_defaults(framework, device, int(gib * GIB))
+    found = server_defaults(framework, device, f"{gib}GiB")
     assert found is not None
     assert (found.max_batched_tokens, found.max_batch_size, found.block_size) == (tokens, sequences, block)
 
 
 @pytest.mark.parametrize("framework", ["kvlab", "mine"])
 def test_others_keep_kvlabs_own(framework: str) -> None:
-    assert server_defaults(framework, "h100_sxm", 80 * GIB) is None
+    assert server_defaults(framework, "h100_sxm", "80GiB") is None

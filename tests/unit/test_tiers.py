@@ -12,8 +12,8 @@ from kvlab.errors import CapacityError, SlotError
 from kvlab.kv.eviction import EVICTION_POLICIES, LruEviction
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.prefix import PrefixIndex
-from kvlab.kv.spec import KVSpec
-from kvlab.kv.storage import KVStorage, PageLayout
+from kvlab.kv.spec import KVSpec, PageLayout
+from kvlab.kv.storage import KVStorage
 from kvlab.kv.tiers import host
 from kvlab.kv.tiers.base import Key, key_of
 from kvlab.kv.tiers.host import BlockPages, HostStore

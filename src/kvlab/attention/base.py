@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvlab.errors import BackendError
-from kvlab.kv.storage import PageLayout
-from kvlab.kv.view import CacheView
+from kvlab.kv.spec import PageLayout
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvlab.kv.view import CacheView
 
 
 @dataclass(frozen=True, slots=True)

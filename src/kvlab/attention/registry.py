@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.attention.base import AttentionBackend, AttentionSpec, Support, layout_of
 from kvlab.errors import BackendError
-from kvlab.kv.storage import PageLayout
+from kvlab.kv.spec import PageLayout
 
 Backends = Mapping[str, Callable[[], AttentionBackend]]
 

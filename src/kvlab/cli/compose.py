@@ -19,7 +19,7 @@ from omegaconf.resolvers import oc
 
 from kvlab.cli.mistakes import explained
 from kvlab.cli.overrides import written_out
-from kvlab.config import KVConfig, ModelConfig, RunConfig, SchedulerConfig, parse_bytes
+from kvlab.config import KVConfig, ModelConfig, RunConfig, SchedulerConfig
 from kvlab.config.server_defaults import ServerDefaults, server_defaults
 from kvlab.errors import ConfigError
 from kvlab.lab.settings import Composition, flatten
@@ -88,10 +88,9 @@ def _default(name: str, *, _root_: DictConfig) -> int:
 def _server(run: DictConfig) -> ServerDefaults | None:
     """The defaults of the server that a run simulates."""
     hardware = run.get("hardware")
-    if hardware is None or hardware.name == "here":
+    if hardware is None:
         return None
-    memory = parse_bytes(str(hardware.memory), key="hardware.memory")
-    return server_defaults(str(run.framework.name), str(hardware.name), memory)
+    return server_defaults(str(run.framework.name), str(hardware.name), str(hardware.memory))
 
 
 def _context(model: DictConfig) -> int:

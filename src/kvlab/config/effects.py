@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 from typing import Any, NamedTuple
 
 from kvlab.config.run import RunConfig
-from kvlab.config.workload import TIMED_TRACES
+from kvlab.config.workload import FILES
 from kvlab.registry import registry
 
 
@@ -39,7 +39,8 @@ def _is_synthetic(config: RunConfig) -> bool:
     return config.workload.source == "synthetic"
 
 
-#: The settings that not every choice reads, beside those that their own checks refuse. docs/reference/effects.md.
+#: The settings that not every choice reads, beside those that their own checks refuse. The page of all settings has
+#: them as a table.
 CONDITIONS = (
     Condition("scheduler.max_wait_ms", _chosen("scheduler.policy", "static"), "scheduler=static"),
     Condition(
@@ -79,10 +80,7 @@ CONDITIONS = (
     ),
     Condition(
         "workload.path",
-        lambda config: (
-            config.workload.source in ("jsonl", "sharegpt_lengths", *TIMED_TRACES)
-            or config.workload.source not in registry("workload.source").own_names()
-        ),
+        _chosen("workload.source", *FILES),
         "workloads that read a file",
     ),
 )

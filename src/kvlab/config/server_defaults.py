@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kvlab.config.values import parse_bytes
+
 _GIB = 2**30
 
 
@@ -16,15 +18,18 @@ class ServerDefaults(NamedTuple):
     block_size: int = 16
 
 
-def server_defaults(framework: str, device: str, memory_bytes: int) -> ServerDefaults | None:
-    """The defaults of a framework, by its name in `conf/framework`, on one `device` with so much memory; None: of
-    kvlab itself and of frameworks that are not known here, which keep kvlab's own.
+def server_defaults(framework: str, device: str, memory: str) -> ServerDefaults | None:
+    """The defaults of a framework (its name in `conf/framework`) on one `device` (its name in `conf/hardware`)
+    with so much memory, as 80GiB. None for this machine, for kvlab itself and for frameworks that are not known
+    here: these have kvlab's own. Raises ConfigError for a memory that is no size.
 
     Sources: vLLM 0.32 `EngineArgs.get_batch_defaults`, as its OpenAI server calls it; SGLang's `server_args.py`
     (chunked_prefill_size by memory; at least 2,048 running requests; its pages of one token are simulated as blocks
     of 16); TensorRT-LLM's `BuildConfig` and `KvCacheConfig`.
     """
-    size = memory_bytes / _GIB
+    if device == "here":
+        return None
+    size = parse_bytes(memory, key="hardware.memory") / _GIB
     if framework.startswith("vllm"):
         if size >= 160:
             tokens, sequences = 16_384, 1_024

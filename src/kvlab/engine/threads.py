@@ -7,8 +7,6 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from kvlab.errors import ConfigError
 
 _LEAST_GAIN = 1.1  # of the cores that a limit leaves over those of whole threads, to be worth a further thread
@@ -30,6 +28,8 @@ def resolve_threads(setting: int | None) -> int:
     """
     cores = usable_cores()
     if setting is None:
+        import torch  # this late: other figures of this module do not need it
+
         return max(1, min(torch.get_num_threads(), cores.physical))
     if setting > cores.logical:
         raise ConfigError(

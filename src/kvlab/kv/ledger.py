@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +11,10 @@ from numpy.typing import NDArray
 from kvlab.errors import OutOfBlocksError
 from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.occupancy import Occupancy
-from kvlab.kv.storage import KVStorage
 from kvlab.kv.table import BlockTables
+
+if TYPE_CHECKING:
+    from kvlab.kv.storage import KVStorage
 
 
 class BlockLedger:

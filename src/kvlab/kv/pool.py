@@ -9,7 +9,7 @@ to `advance`), `copy_on_write`, and `sharing` with its index `prefix`; each grou
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +33,12 @@ from kvlab.kv.protocol import KVCachePool, Numbers
 from kvlab.kv.sharing import PrefixSharing
 from kvlab.kv.slot_opening import SlotOpener
 from kvlab.kv.step_preparation import StepPreparation
-from kvlab.kv.storage import KVStorage
 from kvlab.kv.table import BlockTables
 from kvlab.kv.tiers.offload import Offload
 from kvlab.kv.view import CacheView
+
+if TYPE_CHECKING:
+    from kvlab.kv.storage import KVStorage
 
 
 class BlockPool(KVCachePool):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.core import PoolCounters, PoolStats, Salt
 from kvlab.kv.audit import Finding
-from kvlab.kv.view import CacheView
+
+if TYPE_CHECKING:
+    from kvlab.kv.view import CacheView
 
 Numbers = Sequence[int] | NDArray[np.int64]
 

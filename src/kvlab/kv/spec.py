@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 
 from kvlab.kv.groups import LayerGroup, layers_per_block
@@ -10,6 +11,15 @@ from kvlab.kv.groups import LayerGroup, layers_per_block
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 SCALE_BYTES = 4  # of the float32 that each head of a token has beside it in int8 and fp8
 INT4_GROUP, INT4_GROUP_BYTES = 32, 18  # numbers that share a scale; their bytes with it: 2 + 32 / 2
+
+
+class PageLayout(StrEnum):
+    """The order of a block's axes in memory: N tokens, H heads, D numbers of a head (the names of FlashInfer and
+    vLLM).
+    """
+
+    HND = "HND"
+    NHD = "NHD"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import torch
 
 from kvlab.errors import CapacityError
 from kvlab.kernels.cpu.memory import empty
 from kvlab.kv.formats import FORMATS, KVFormat
-from kvlab.kv.spec import KVSpec
-
-
-class PageLayout(StrEnum):
-    """The order of a block's axes in memory: N tokens, H heads, D numbers of a head (the names of FlashInfer and
-    vLLM).
-    """
-
-    HND = "HND"
-    NHD = "NHD"
+from kvlab.kv.spec import KVSpec, PageLayout
 
 
 class KVStorage:

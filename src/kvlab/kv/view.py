@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from kvlab.kv.storage import KVStorage
 from kvlab.kv.table import BlockTables
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvlab.kv.storage import KVStorage
 
 
 class CacheView:
@@ -75,6 +79,8 @@ class CacheView:
     @property
     def device(self) -> torch.device:
         """Where the tensors are."""
+        import torch  # this late: a ledger without tensors, which simulations have, needs none of it
+
         return self._storage.device if self._storage is not None else torch.device("cpu")
 
     @cached_property
@@ -262,6 +268,8 @@ class CacheView:
             raise RuntimeError("this view was already advanced or rolled back")
 
     def _to_device(self, array: NDArray[np.int64] | NDArray[np.int32]) -> torch.Tensor:
+        import torch
+
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         if self.device.type == "cpu":
             return tensor

@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-import torch
 
 from kvlab.engine.threads import visible_cores
 
@@ -22,6 +21,8 @@ _SLACK_CORES = 0.3  # that small things take on any machine
 def available_memory(device: str) -> int:
     """Bytes that a run may still take on the device, a container's limit included."""
     if device == "cuda":
+        import torch
+
         return int(torch.cuda.mem_get_info()[0])
     available = psutil.virtual_memory().available
     with suppress(OSError, ValueError):  # no control group, or "max"
@@ -45,7 +46,11 @@ def describe(device: str) -> str:
     """Device, cores and memory in a line."""
     memory = total_memory() / 2**30
     host = f"{processor()}, {visible_cores().logical} cores, {memory:.0f} GiB"
-    return f"{torch.cuda.get_device_name()} ({host})" if device == "cuda" else host
+    if device == "cpu":
+        return host
+    import torch
+
+    return f"{torch.cuda.get_device_name()} ({host})"
 
 
 class CpuWatch:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kvlab.attention.base import AttentionSpec
 from kvlab.errors import ConfigError
 from kvlab.kv.spec import KVSpec
+
+#: The gate's activations, by the names that transformers gives them.
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ class DecoderConfig:
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
     rms_norm_eps: float = 1e-6
-    activation: str = "silu"  # of the gate; a key of `kvlab.models.ops.torch_ops.ACTIVATIONS`
+    activation: str = "silu"  # of the gate; one of ACTIVATIONS
     qkv_bias: bool = False
     output_bias: bool = False  # of attention's output projection
     qk_norm: bool = False  # RMSNorm over each head of q and k
@@ -130,3 +134,23 @@ def eos_token_ids(value: Any, vocab_size: int) -> tuple[int, ...]:
             reason = f"has to be null, or token ids of the vocabulary, 0 to {vocab_size - 1}"
             raise ConfigError("eos_token_id", value, reason)
     return tuple(ids)
+
+
+def attention_specs(
+    config: DecoderConfig, dtype: str, device: str, kv_dtypes: tuple[str, str] | None = None
+) -> tuple[AttentionSpec, ...]:
+    """The attention of each of the decoder's layers. `kv_dtypes` are the formats of K and V; None: `dtype`."""
+    return tuple(
+        AttentionSpec(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=config.attention_scale,
+            dtype=dtype,
+            device=device,
+            sliding_window=layer.sliding_window,
+            soft_cap=config.attention_soft_cap,
+            kv_dtypes=kv_dtypes or (dtype, dtype),
+        )
+        for layer in config.layers
+    )

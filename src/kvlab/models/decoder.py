@@ -118,23 +118,3 @@ class Decoder(Model):
         for part in chain.from_iterable(self._layers):
             residual, x = part(residual, x, step)
         return residual, x
-
-
-def attention_specs(
-    config: DecoderConfig, dtype: str, device: str, kv_dtypes: tuple[str, str] | None = None
-) -> tuple[AttentionSpec, ...]:
-    """The attention of each of the decoder's layers. `kv_dtypes` are the formats of K and V; None: `dtype`."""
-    return tuple(
-        AttentionSpec(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            scale=config.attention_scale,
-            dtype=dtype,
-            device=device,
-            sliding_window=layer.sliding_window,
-            soft_cap=config.attention_soft_cap,
-            kv_dtypes=kv_dtypes or (dtype, dtype),
-        )
-        for layer in config.layers
-    )

@@ -13,12 +13,11 @@ from typing import Any
 
 from kvlab.config import ModelConfig
 from kvlab.errors import ConfigError, shown
-from kvlab.models.config import DecoderConfig, LayerConfig, RopeConfig, eos_token_ids
+from kvlab.models.config import ACTIVATIONS, DecoderConfig, LayerConfig, RopeConfig, eos_token_ids
 from kvlab.models.files import read_object
 from kvlab.models.gguf import is_gguf, read_gguf
-from kvlab.models.gguf_model import config_values
+from kvlab.models.gguf_config import config_values
 from kvlab.models.hub import HubError, hub_file
-from kvlab.models.ops.torch_ops import ACTIVATIONS
 from kvlab.models.published import located
 
 _DEFAULT_ROWS: dict[str, tuple[Any, Any, Any, Any]] = {  # llama, qwen2, qwen3, gemma3_text
@@ -198,7 +197,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         config = config if eos is None else {**config, "eos_token_id": eos}
     values = _Values(family, config)
     activation_key = "hidden_activation" if values.gemma else "hidden_act"
-    if values(activation_key) not in tuple(ACTIVATIONS):  # a value that cannot be hashed is not in there either
+    if values(activation_key) not in ACTIVATIONS:  # a value that cannot be hashed is not in there either
         raise ConfigError(
             activation_key, values(activation_key), f"unknown; known: {', '.join(ACTIVATIONS)}{_THEIRS}"
         )

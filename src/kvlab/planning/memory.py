@@ -12,7 +12,7 @@ from typing import NamedTuple
 from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES, KVSpec
 from kvlab.models.config import DecoderConfig, TransformersConfig, WeightCounts
-from kvlab.models.ops.torch_ops import PART_BYTES
+from kvlab.models.ops.base import PART_BYTES
 
 _FLOAT32 = DTYPE_BYTES["float32"]
 COMPACT_BYTES = 1.5  # of a number in 12 bits, apart from tables of exponents and exceptions
@@ -32,7 +32,9 @@ class EngineSettings:
     device: str  # "cpu" or "cuda"
     attention: str  # name of the backend
     native: bool  # whether kvlab's CPU kernels compute what is not attention
-    onednn: bool  # on a CPU: whether PyTorch has products of bfloat16 there, for which oneDNN packs the weights
+    onednn: (
+        bool  # whether PyTorch computes it in bfloat16 on a CPU that has products of it: oneDNN packs the weights
+    )
     weights: str  # "auto" and "plain": in `dtype`; "compact"; "int8"; "fp8": all matrices but the output layer's
     max_batched_tokens: int
     max_batch_size: int

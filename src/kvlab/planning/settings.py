@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import torch
+import os
+import sys
 
+from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.attention.registry import attention_backends, select_backend
 from kvlab.config import EngineConfig
 from kvlab.config.executor import PACKED_WEIGHTS
 from kvlab.errors import ConfigError, DeviceError
 from kvlab.kv.pools import POOLS
-from kvlab.models.config import DecoderConfig, TransformersConfig
-from kvlab.models.decoder import attention_specs
-from kvlab.models.ops import select_ops, torch_ops
+from kvlab.models.config import DecoderConfig, TransformersConfig, attention_specs
 from kvlab.planning.memory import EngineSettings
+
+_DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of NVIDIA, of Windows for its Linux, of AMD
 
 
 def memory_settings(
@@ -32,7 +34,7 @@ def memory_settings(
         device=device,
         attention=attention,
         native=native,
-        onednn=device == "cpu" and torch_ops.packs_bfloat16(),
+        onednn=device == "cpu" and not native and config.executor.dtype == "bfloat16" and _packs_bfloat16(),
         weights=config.executor.weights,
         max_batched_tokens=config.scheduler.max_batched_tokens,
         max_batch_size=config.scheduler.max_batch_size,
@@ -42,6 +44,12 @@ def memory_settings(
         random_sampling=random_sampling,
         devices=devices,
     )
+
+
+def _packs_bfloat16() -> bool:
+    from kvlab.models.ops.torch_ops import packs_bfloat16  # this late, since it imports torch
+
+    return packs_bfloat16()
 
 
 def attention_elsewhere(config: EngineConfig, model: DecoderConfig, device: str) -> str:
@@ -54,6 +62,9 @@ def attention_elsewhere(config: EngineConfig, model: DecoderConfig, device: str)
         # kvlab's kernel reads no format but its own; those of serving frameworks, which are simulated, read fp8.
         fp8 = config.hardware is not None
         kernel, works = "triton", all(each == dtype or (fp8 and each.startswith("fp8")) for each in formats)
+    own = set(ATTENTION_BACKENDS.names()) == ATTENTION_BACKENDS.own_names()
+    if works and config.executor.kernels and not config.attention.prefer and own:
+        return kernel  # kvlab's first choice; asking all the others would import torch
     among = attention_backends(kernels=config.executor.kernels, prefer=config.attention.prefer)
     specs = attention_specs(model, dtype, device, formats)
     return select_backend(specs, among=among, assume=kernel if works else None).name
@@ -76,6 +87,10 @@ def settings_elsewhere(
         raise ConfigError("executor.tensor_parallel", executor.tensor_parallel, text)
     if executor.weights in PACKED_WEIGHTS and not (native and executor.dtype == "bfloat16"):
         refuse_packed(config, model)
+        import torch
+
+        from kvlab.models.ops import select_ops
+
         # Says, as a run would, why there are no weights in a format of the kernels.
         select_ops(getattr(torch, executor.dtype), device, kernels=executor.kernels, weights=executor.weights)
     if device == "cpu":
@@ -100,7 +115,18 @@ def refuse_fp8(config: EngineConfig) -> None:
 
 def resolve_device(setting: str) -> str:
     """`cpu` or `cuda` for `auto`, `cpu` or `cuda`. Raises DeviceError where CUDA is asked for and absent."""
-    available = torch.cuda.is_available()
+    available = setting != "cpu" and _finds_cuda()
     if setting == "cuda" and not available:
         raise DeviceError("executor.device=cuda: PyTorch finds no CUDA device here; use executor.device=cpu")
-    return "cuda" if setting != "cpu" and available else "cpu"
+    return "cuda" if available else "cpu"
+
+
+def _finds_cuda() -> bool:
+    """Whether PyTorch finds a CUDA device. On Linux without a driver's device files it is not asked: importing it
+    takes most of the time that a plan needs.
+    """
+    if sys.platform == "linux" and not any(map(os.path.exists, _DRIVER_FILES)):
+        return False
+    import torch
+
+    return torch.cuda.is_available()

@@ -21,6 +21,7 @@ INSTEAD = "or take executor.timing=roofline"
 _PACKAGE = "aiconfigurator_core"
 _OTHER_MAKE = "b60"  # not NVIDIA's: no stand-in for what is
 _FRAMEWORKS = ("vllm", "sglang", "trtllm")
+_COMMONEST = (32, 8)  # heads of queries, and of K and V
 
 
 class UnmeasuredError(KvlabError, LookupError):
@@ -90,15 +91,15 @@ class MeasuredTables:
         return True
 
     def prefill_type(self, kv_type: str) -> str:
-        """The type in which prefill computes attention over K and V of that type: the same, where it was measured.
-        Raises UnmeasuredError.
+        """The type in which prefill computes attention over K and V of that type: the same, where heads of the
+        commonest shape were measured so, else bfloat16. Raises UnmeasuredError.
         """
-        databases = _module("perf_database")
-        mode = self.types.KVCacheQuantMode[kv_type]
-        known: list[str] = databases.context_fmha_supported_modes(self._database, "context_attention", mode)
-        if not known:
-            raise UnmeasuredError(kv_type)
-        return kv_type if kv_type in known else known[0]
+        make, stored = self.operations.ContextAttention, self.types.KVCacheQuantMode[kv_type]
+        for name in (kv_type, "bfloat16"):
+            computed = self.types.FMHAQuantMode.__members__.get(name)
+            if computed and self.has(make("", 1, *_COMMONEST, stored, computed, head_size=128), prefill=True):
+                return name
+        raise UnmeasuredError(kv_type)
 
 
 def _module(name: str) -> Any:

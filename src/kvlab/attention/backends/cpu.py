@@ -1,15 +1,20 @@
-"""The native CPU kernel: K and V straight from the blocks, read once for a whole query group."""
+"""The native CPU kernel: K and V straight from the blocks, read once for a whole query group.
+
+A plan asks this class what it takes; torch and the kernels are imported by what computes.
+"""
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.attention.base import AttentionBackend, AttentionSpec, Support
 from kvlab.errors import KernelError
-from kvlab.kernels.cpu.attention import DTYPES, paged_attention
-from kvlab.kernels.cpu.native import load, load_formats
-from kvlab.kv.view import CacheView
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvlab.kv.view import CacheView
 
 
 @ATTENTION_BACKENDS.register("cpu")
@@ -24,12 +29,14 @@ class CpuAttention(AttentionBackend):
         """Causal attention in float32 or bfloat16 on a CPU, K and V in any format. The first
         call on a machine compiles the kernel.
         """
-        if torch.device(spec.device).type != "cpu":
+        if spec.device.partition(":")[0] != "cpu":
             return Support(False, f"runs on a CPU, not on {spec.device}")
-        if getattr(torch, spec.dtype) not in DTYPES:
+        if spec.dtype not in ("float32", "bfloat16"):
             return Support(False, f"computes float32 and bfloat16, not {spec.dtype}")
         if not spec.causal:
             return Support(False, "only causal attention")
+        from kvlab.kernels.cpu.native import load, load_formats
+
         try:
             (load_formats if spec.formats else load)()
         except KernelError as error:
@@ -37,6 +44,8 @@ class CpuAttention(AttentionBackend):
         return Support(True)
 
     def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:
+        from kvlab.kernels.cpu.attention import paged_attention
+
         return paged_attention(
             q,
             view.keys(layer),

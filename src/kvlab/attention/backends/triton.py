@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.attention.base import AttentionBackend, AttentionSpec, Support
-from kvlab.kv.view import CacheView
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvlab.kv.view import CacheView
 
 _WIDEST_HEAD = 256
 _LARGEST_GROUP = 128
@@ -44,7 +46,7 @@ class TritonAttention(AttentionBackend):
             )
         if os.environ.get("TRITON_INTERPRET") == "1":
             return Support(True, "interpreted, which is for tests")
-        if torch.device(spec.device).type != "cuda":
+        if spec.device.partition(":")[0] != "cuda":
             return Support(False, "needs a GPU; TRITON_INTERPRET=1 runs it interpreted on a CPU")
         return Support(True)
 

@@ -20,8 +20,8 @@ from kvlab.engine.threads import resolve_threads
 from kvlab.errors import ConfigError
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
-from kvlab.models.config import TransformersConfig
-from kvlab.models.decoder import Decoder, Model, attention_specs
+from kvlab.models.config import TransformersConfig, attention_specs
+from kvlab.models.decoder import Decoder, Model
 from kvlab.models.families import decoder_config
 from kvlab.models.ops import select_ops
 from kvlab.models.ops.cpu_ops import CpuOps

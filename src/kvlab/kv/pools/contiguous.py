@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from kvlab.config import KVConfig
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools import POOLS
-from kvlab.kv.storage import KVStorage
 from kvlab.kv.tiers.offload import Offload
+
+if TYPE_CHECKING:
+    from kvlab.kv.storage import KVStorage
 
 
 @POOLS.register("contiguous")

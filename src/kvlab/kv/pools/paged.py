@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from kvlab.config import KVConfig
 from kvlab.kv.eviction import EVICTION_POLICIES, EvictionPolicy
@@ -12,8 +12,10 @@ from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools import POOLS
 from kvlab.kv.retention import Limits, Retention
-from kvlab.kv.storage import KVStorage
 from kvlab.kv.tiers.offload import Offload
+
+if TYPE_CHECKING:
+    from kvlab.kv.storage import KVStorage
 
 
 @POOLS.register("paged")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from kvlab.config import format_bytes
 from kvlab.errors import CapacityError
-from kvlab.kernels.cpu.memory import empty
-from kvlab.kv.storage import KVStorage
 from kvlab.kv.tiers.base import Key, Page, PageStore
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvlab.kv.storage import KVStorage
 
 
 class HostStore(PageStore):
@@ -27,6 +29,10 @@ class HostStore(PageStore):
                 f"kv.offload: {capacity} blocks take {format_bytes(size)} of main memory, which has "
                 f"{format_bytes(free)} available; kv.offload={free * 9 // 10 // 2**20}MiB would fit"
             )
+        import torch  # this late: a simulated tier has no pages
+
+        from kvlab.kernels.cpu.memory import empty
+
         try:
             # Written now, so that the first evictions do not wait for memory.
             self._pages = empty((capacity, page_bytes), torch.uint8).zero_().numpy()
@@ -76,6 +82,8 @@ class BlockPages:
             inside.copy_(outside)
 
     def _pairs(self, block: int, page: Page) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        import torch
+
         whole, start, pairs = torch.from_numpy(page), 0, []
         for part in self._parts:
             layers, _, size = part.shape

@@ -5,17 +5,20 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvlab.config import KVConfig, format_bytes, parse_bytes
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.sizing import PoolSize
-from kvlab.kv.storage import KVStorage
 from kvlab.kv.tiers.base import Link, PageStore
 from kvlab.kv.tiers.disk import DiskStore
 from kvlab.kv.tiers.host import BlockPages, HostStore
 from kvlab.kv.tiers.offload import Offload
 from kvlab.kv.tiers.tier import Tier
+
+if TYPE_CHECKING:
+    from kvlab.kv.storage import KVStorage
 
 Links = Callable[[str], tuple[Link, Link]]  # down to a tier and up from it, by its name
 

@@ -7,16 +7,17 @@ from kvlab.lab.run.plan import RunPlan, planned_metrics
 
 LONG_S = 300.0  # from here on a run is said to be long
 _WORTH_MEASURING = 2e12  # operations: of fewer nobody waits, and two seconds of measuring are not worth it
-_OVERHEAD = (
-    1.3  # what attention, sampling and scheduling add to products and reading, see experiments/run_estimates
-)
+_OVERHEAD = 1.3  # what attention, sampling and scheduling add to products and reading (experiments/run_estimates)
 #: Time taken over estimate in that experiment, beside other work too.
 OFF_BY = (0.7, 2.4)
 
 
 def is_worth_estimating(plan: RunPlan) -> bool:
     """Whether a run computes so much here that a user should know how long."""
-    tokens = sum(len(request.prompt_token_ids) + request.sampling.max_tokens for request in plan.requests)
+    tokens = sum(
+        len(request.prompt_token_ids) + request.sampling.n * request.sampling.max_tokens
+        for request in plan.requests
+    )
     return plan.device == "cpu" and 2 * plan.model.body_parameters * tokens > _WORTH_MEASURING
 
 

@@ -9,14 +9,11 @@ from kvlab.config import RunConfig
 from kvlab.errors import CapacityError, KvlabError
 from kvlab.lab.files import attempt, check_directory, sentences
 from kvlab.lab.machine import CpuWatch, oversubscription
-from kvlab.lab.machine_rates import rates_here
 from kvlab.lab.results.answers import with_text
-from kvlab.lab.results.quality import quality_metrics
 from kvlab.lab.results.recording import Recording
 from kvlab.lab.results.recording import RunContext as RunContext
 from kvlab.lab.results.trace import trace_events, write_trace
 from kvlab.lab.run.drive import RunLog
-from kvlab.lab.run.estimate import is_worth_estimating
 from kvlab.lab.run.interrupt import stop_on_signal
 from kvlab.lab.run.measure import measure
 from kvlab.lab.run.plan import PeerPlan, RunPlan, plan_peer, plan_run
@@ -55,11 +52,10 @@ def _execute(
     reporter.announce(plan)
     if crowded := _crowded(plan, watch):
         reporter.note(crowded)
-    if isinstance(plan, RunPlan) and is_worth_estimating(plan):
-        reporter.estimate(plan, rates_here(config.executor.dtype, config.executor.threads))
     profiler = Profiler(enabled=config.debug.profile)
     log, problem, status, metrics = RunLog(), None, RunStatus.FINISHED, dict[str, float]()
     try:
+        reporter.estimate(plan)
         engine = start_engine(plan, context.directory, profiler, should_stop)
         reporter.engine(engine)
         recording.wait_until_open()  # so that tracking does nothing while requests are served
@@ -76,10 +72,7 @@ def _execute(
             _write_trace(plan, context, log, profiler, recording)
         status, problem = _ending(log)
         if status is RunStatus.FINISHED and isinstance(plan, RunPlan):
-            quality, advice = quality_metrics(plan, plan.requests)
-            metrics |= quality
-            if advice:
-                context.console.print(advice, highlight=False, soft_wrap=True)
+            metrics |= _quality(plan, reporter)
     except KeyboardInterrupt:
         status = RunStatus.INTERRUPTED
     except Exception as error:
@@ -97,6 +90,18 @@ def _crowded(plan: RunPlan | PeerPlan, watch: CpuWatch) -> str | None:
     """Why this machine's processors are too busy for a measurement; None: they are not, or it needs none."""
     kernels = plan.kernels if isinstance(plan, RunPlan) and plan.device == "cpu" else None
     return None if kernels is None else oversubscription(kernels.threads, watch.busy_cores())
+
+
+def _quality(plan: RunPlan, reporter: Reporter) -> dict[str, float]:
+    """What fewer bits cost, where something was computed."""
+    if plan.kernels is None:
+        return {}
+    from kvlab.lab.results.quality import quality_metrics  # this late, since it imports torch
+
+    metrics, advice = quality_metrics(plan, plan.requests)
+    if advice:
+        reporter.note(advice)
+    return metrics
 
 
 def _write_trace(

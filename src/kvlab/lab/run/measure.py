@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kvlab.lab.machine_rates import known_rates, measure_and_keep
 from kvlab.lab.results.metrics import run_metrics, speculation_metrics
 from kvlab.lab.results.roofline import roofline, run_costs
 from kvlab.lab.run.drive import RunLog
@@ -29,6 +28,8 @@ def _efficiency(plan: RunPlan, log: RunLog, *, may_measure: bool) -> dict[str, f
     """The share of the roofline that was reached; none on a GPU, or without this machine's rates."""
     if plan.device != "cpu" or not log.steps:
         return {}
+    from kvlab.lab.machine_rates import known_rates, measure_and_keep  # this late, since it imports torch
+
     dtype = plan.config.executor.dtype
     rates = known_rates(dtype) or (measure_and_keep(dtype) if may_measure else None)
     return {} if rates is None else {"efficiency/roofline_share": roofline(run_costs(plan), log.steps, rates).share}

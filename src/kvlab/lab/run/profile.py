@@ -11,17 +11,13 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
-import torch
-
 from kvlab.attention.base import AttentionBackend
 from kvlab.core import StepRecord
 from kvlab.engine.build import build_engine
 from kvlab.engine.clock import Clock
 from kvlab.engine.core import EngineCore
 from kvlab.engine.plan import EnginePlan
-from kvlab.engine.sampler import Sampler
 from kvlab.models.ops.base import LayerPart, Ops, Stack
-from kvlab.models.ops.cpu_layers import NativeStack
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,6 +75,8 @@ class Profiler:
 
     def build(self, plan: EnginePlan, **options: Any) -> EngineCore:
         """The plan's engine, its parts timed; `options` are those of `build_engine`."""
+        from kvlab.engine.sampler import Sampler  # this late, since it imports torch
+
         kernels = plan.computed_by
         attention = timed(kernels.attention, self, forward=Part.ATTENTION)
         sampler = timed(Sampler(kernels.ops), self, __call__=Part.SAMPLING, take_top1=Part.SAMPLING)
@@ -137,6 +135,8 @@ def timed(inner: T, profiler: Profiler, **parts: Part) -> T:
 
 def timed_ops(ops: Ops, profiler: Profiler) -> Ops:
     """Ops, timed. Those of the sampler are not: it is timed as a whole."""
+    from kvlab.models.ops.cpu_layers import NativeStack
+
     elementwise = dict.fromkeys(("norm", "add_norm", "gated", "angles", "rotate_and_store"), Part.ELEMENTWISE)
     clone: Any = timed(ops, profiler, linear_top1=Part.LINEAR, **elementwise)
 
@@ -153,5 +153,7 @@ def timed_ops(ops: Ops, profiler: Profiler) -> Ops:
 
 
 def _now_on_gpu(clock: Clock) -> float:
+    import torch
+
     torch.cuda.synchronize()
     return clock.now()

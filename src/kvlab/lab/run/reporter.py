@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from kvlab.config import format_bytes, parse_bytes
+from kvlab.config import format_bytes
 from kvlab.config.effects import without_effect
 from kvlab.config.server_defaults import server_defaults
 from kvlab.engine.protocol import Reporting, ServingEngine
@@ -15,10 +15,9 @@ from kvlab.kv.tiers.settings import tier_pages
 from kvlab.lab.results.answers import sample_answers
 from kvlab.lab.results.load import offered_load
 from kvlab.lab.results.recording import RunContext
-from kvlab.lab.results.roofline import MachineRates
 from kvlab.lab.results.tables import comparison_table, config_tree, profile_table
 from kvlab.lab.run.drive import RunLog
-from kvlab.lab.run.estimate import estimate_sentence
+from kvlab.lab.run.estimate import estimate_sentence, is_worth_estimating
 from kvlab.lab.run.plan import PeerPlan, RunPlan
 from kvlab.lab.run.profile import Part
 from kvlab.lab.run.serve import Served
@@ -99,8 +98,13 @@ class Reporter:
         if plan.timing is not None:
             console.print(_as_simulated(plan, plan.timing), highlight=False)
 
-    def estimate(self, plan: RunPlan, rates: MachineRates) -> None:
-        """How long it will take here."""
+    def estimate(self, plan: RunPlan | PeerPlan) -> None:
+        """How long it will take here, where that is worth measuring the machine's rates."""
+        if isinstance(plan, PeerPlan) or not is_worth_estimating(plan):
+            return
+        from kvlab.lab.machine_rates import rates_here  # this late, since it imports torch
+
+        rates = rates_here(plan.config.executor.dtype, plan.config.executor.threads)
         self.console.print(estimate_sentence(plan, rates), highlight=False)
 
     def engine(self, engine: ServingEngine) -> None:
@@ -147,9 +151,7 @@ def _as_simulated(plan: RunPlan, timing: Timing) -> str:
     config, hardware, scheduler = plan.config, plan.config.hardware, plan.config.scheduler
     tokens, sequences = scheduler.max_batched_tokens, scheduler.max_batch_size
     text = f"{config.framework.name} with steps of up to {tokens:,} tokens and {sequences:,} sequences"
-    usual = hardware and server_defaults(
-        config.framework.name, hardware.name, parse_bytes(hardware.memory, key="hardware.memory")
-    )
+    usual = hardware and server_defaults(config.framework.name, hardware.name, hardware.memory)
     if usual:
         is_usual = tokens == usual.max_batched_tokens and sequences == min(usual.max_batch_size, tokens)
         text += f" ({usual.source} by default" + (

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-
-import torch
+from typing import TYPE_CHECKING
 
 from kvlab.errors import ConfigError, KernelError
 from kvlab.models.ops.base import Ops
-from kvlab.models.ops.torch_ops import TorchOps
+
+if TYPE_CHECKING:
+    import torch
 
 
 def select_ops(
@@ -18,7 +19,10 @@ def select_ops(
 
     Raises ConfigError for `weights` in int8, or compact, where no kernel supports them.
     """
-    from kvlab.models.ops.cpu_ops import CpuOps  # which needs layers, and these need this package
+    import torch
+
+    from kvlab.models.ops.cpu_ops import CpuOps
+    from kvlab.models.ops.torch_ops import TorchOps
 
     kind, reason = torch.device(device).type, None
     if special := weights in ("int8", "compact"):

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from kvlab.attention.base import AttentionBackend
-from kvlab.kv.view import CacheView
-from kvlab.models.rope import Angles, RotaryEmbedding
+    from kvlab.attention.base import AttentionBackend
+    from kvlab.kv.view import CacheView
+    from kvlab.models.rope import Angles, RotaryEmbedding
+
+
+#: Bytes of a part of a weight in float32 and of its products, where PyTorch multiplies bfloat16 in float32.
+PART_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class StepContext(NamedTuple):
 
 #: What the parts of a layer pass on, both `[T, hidden]`: the residual stream, and x, the latest result, which
 #: is yet to be added to the stream. So an addition and the norm behind it can be one pass.
-ResidualAndX = tuple[torch.Tensor, torch.Tensor]
+ResidualAndX: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 
 
 class LayerPart(Protocol):

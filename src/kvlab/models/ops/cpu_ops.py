@@ -13,7 +13,7 @@ from kvlab.kernels.cpu import elementwise
 from kvlab.kernels.cpu.interface import WeightFormat
 from kvlab.kernels.cpu.native import instruction_set, load, paths
 from kvlab.kernels.cpu.topk import topk
-from kvlab.kv.storage import PageLayout
+from kvlab.kv.spec import PageLayout
 from kvlab.kv.view import CacheView
 from kvlab.models.ops.base import LayerPart, Linear, Norm, Ops, TopK
 from kvlab.models.ops.cpu_layers import NativeLinear, NativeStack

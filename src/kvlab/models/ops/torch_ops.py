@@ -9,18 +9,13 @@ import torch
 from torch.nn import functional
 
 from kvlab.kv.view import CacheView
-from kvlab.models.ops.base import Linear, Norm, Ops, TopK
+from kvlab.models.ops.base import PART_BYTES, Linear, Norm, Ops, TopK
 from kvlab.models.rope import Angles, RotaryEmbedding, rotate
 
-#: The gate's activation by the name that transformers gives it.
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
     "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
 }
-
-
-#: Bytes of a part of a weight in float32 and of its products, where bfloat16 is multiplied in float32.
-PART_BYTES = 2**20
 
 
 def packs_bfloat16() -> bool:
@@ -107,7 +102,7 @@ class TorchOps(Ops):
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        return ACTIVATIONS[activation](gate) * up
+        return _ACTIVATIONS[activation](gate) * up
 
     def angles(self, rotary: RotaryEmbedding, positions: torch.Tensor) -> Angles:
         return rotary.tables.at(positions)
