@@ -1,7 +1,4 @@
-"""The native CPU kernel: K and V straight from the blocks, read once for a whole query group.
-
-A plan asks this class what it takes; torch and the kernels are imported by what computes.
-"""
+"""The native CPU kernel: K and V straight from the blocks, read once for a whole query group."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ class CpuAttention(AttentionBackend):
             return Support(False, f"computes float32 and bfloat16, not {spec.dtype}")
         if not spec.causal:
             return Support(False, "only causal attention")
-        from kvlab.kernels.cpu.native import load, load_formats
+        from kvlab.kernels.cpu.native import load, load_formats  # this late: a plan imports no torch
 
         try:
             (load_formats if spec.formats else load)()
