@@ -96,7 +96,12 @@ Feature: Words in, words out
   Rule: The published model gives transformers' tokens
 
     @R17.5
-    Scenario: SmolLM2 from the package index
+    Scenario Outline: SmolLM2 from the package index, in <dtype>
       Given SmolLM2, or a reason why it cannot be had
-      When it is asked for the capital of France
+      When it is asked for the capital of France in <dtype>
       Then the answer is "The capital of France is Paris."
+
+      Examples: the type that a user gets, and the one in which transformers' tokens are ours
+        | dtype    |
+        | bfloat16 |
+        | float32  |

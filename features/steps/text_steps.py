@@ -231,10 +231,10 @@ def published() -> None:
     assert read_gguf(smollm2_file()).metadata["general.architecture"] == "llama"
 
 
-@when("it is asked for the capital of France", target_fixture="spoken")
-def ask_published() -> Command:
+@when(parsers.parse("it is asked for the capital of France in {dtype}"), target_fixture="spoken")
+def ask_published(dtype: str) -> Command:
     question = ("model=smollm2_135m", "executor.threads=1", "max_tokens=16", "What is the capital of France?")
-    return call(generate.main, "executor=cpu", "executor.dtype=float32", "model.max_seq_len=128", *question)
+    return call(generate.main, "executor=cpu", f"executor.dtype={dtype}", "model.max_seq_len=128", *question)
 
 
 @then(parsers.parse('the answer is "{text}"'))

@@ -47,7 +47,7 @@ bool agrees(int rows, int outputs, int inputs, int format) {
     const LinearWeight whole{packed.data(), scale, nullptr, outputs, inputs, format, 2};
     kvlab_packed_rows(&whole, ids.data(), outputs, read.data(), 1);
     if (format != WEIGHT_INT8 && read != weight) return false;
-    kvlab_linear(x.data(), inputs, rows, &whole, out.data(), 2);
+    kvlab_linear(x.data(), inputs, rows, &whole, out.data(), false, 2);
     for (int row = 0; row < rows; ++row)
         for (int output = 0; output < outputs; ++output) {
             double exact = 0, size = 0;

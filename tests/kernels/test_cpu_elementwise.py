@@ -38,7 +38,11 @@ class TestRmsNorm:
         assert_close(rms_norm(x, weight, 1e-6), expected)
 
     def test_of_a_sum(self, rows: int, size: int, dtype: torch.dtype) -> None:
-        x, residual, weight = (torch.randn(*shape).to(dtype) for shape in ((rows, size), (rows, size), (size,)))
+        x, weight, residual = (
+            torch.randn(rows, size).to(dtype),
+            torch.randn(size).to(dtype),
+            torch.randn(rows, size),
+        )
         total = x + residual
         found = rms_norm(x, weight, 1e-6, residual)
         assert torch.equal(residual, total)

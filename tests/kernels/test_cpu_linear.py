@@ -109,7 +109,7 @@ def test_rows_that_come_and_go_in_tiles(rows: int, outputs: int, inputs: int, fo
     product, tiles, out = packed.native(bias), put_in_tiles(x), draw(rows, outputs)
     weight, threads, library = ctypes.addressof(product), torch.get_num_threads(), load()
     assert library.kvlab_multiplies_in_tiles(inputs)
-    library.kvlab_linear(tiles.data_ptr(), IN_TILES, rows, weight, out.data_ptr(), threads)
+    library.kvlab_linear(tiles.data_ptr(), IN_TILES, rows, weight, out.data_ptr(), False, threads)
     whole = packed.multiply(x, bias)
     assert torch.equal(out, whole)
     gate = put_in_tiles(draw(rows, outputs // 2))
@@ -130,9 +130,27 @@ def test_the_largest_without_the_others(rows: int, outputs: int, inputs: int, fo
     ops = CpuOps(weights=_available(format).name.lower())
     found = ops.linear_top1(ops.linear(weight, bias), x)
     assert (packed.top1(x) is not None) == in_tiles(inputs)
-    expected = topk(packed.multiply(x, bias), 1)
+    expected = topk(packed.multiply(x, bias, in_float32=True), 1)
     assert torch.equal(found.values, expected[0])
     assert torch.equal(found.indices, expected[1])
+
+
+@pytest.mark.parametrize("format", WeightFormat)
+@pytest.mark.parametrize("rows", [1, 17, 60])
+@pytest.mark.parametrize(("outputs", "inputs"), [(17, 64), (4000, 96), (32_768, 32), (300, 33)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_outputs_in_float32_are_those_that_are_rounded(
+    biased: bool, rows: int, outputs: int, inputs: int, format: WeightFormat
+) -> None:
+    packed, bias, x = (
+        PackedWeight(draw(outputs, inputs), format),
+        draw(outputs) if biased else None,
+        draw(rows, inputs),
+    )
+    found = packed.multiply(x, bias, in_float32=True)
+    assert found.dtype == torch.float32
+    assert not torch.equal(found, found.bfloat16().float())
+    assert torch.equal(found.bfloat16(), packed.multiply(x, bias))
 
 
 def test_the_largest_of_what_is_no_number() -> None:

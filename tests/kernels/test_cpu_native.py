@@ -142,7 +142,6 @@ def test_readers_of_formats_are_built_for_who_stores_in_formats(
         raise KernelError("c++ failed:\nthe disk is full")
 
     monkeypatch.setattr(native, "load", lambda: None)
-    monkeypatch.setattr("kvlab.attention.backends.cpu.load", lambda: None)
     monkeypatch.setattr(native, "_find_or_build", without_formats)
     assert CpuAttention().supports(SPEC).ok
     assert not caplog.messages

@@ -29,7 +29,7 @@ def test_norm(width: int, dtype: torch.dtype, offset: bool, device: torch.device
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [1, 5, 80, 1000, 4097])
 def test_residual(width: int, dtype: torch.dtype, device: torch.device) -> None:
-    x, residual = torch.randn(2, 3, width).to(device, dtype)
+    x, residual = torch.randn(3, width).to(device, dtype), torch.randn(3, width).to(device)
     weight, before = torch.randn(width).to(device, dtype), x.clone()
     total = residual.double() + x.double()
     found = rms_norm(x, weight, EPS, residual=residual)

@@ -74,7 +74,7 @@ def test_formats_are_stored_as_pytorch_stores_them(kv_dtypes: tuple[str, str], d
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_sum_is_normed(dtype: torch.dtype, device: torch.device) -> None:
-    x, residual = (torch.randn(5, 100, device=device).to(dtype) for _ in range(2))
+    x, residual = torch.randn(5, 100, device=device).to(dtype), torch.randn(5, 100, device=device)
     norm = Norm(1 + 0.1 * torch.randn(100, device=device), 1e-6)
     expected = TorchOps().add_norm(x, residual, norm)
     for found, wanted in zip(TritonOps().add_norm(x, residual.clone(), norm), expected, strict=True):

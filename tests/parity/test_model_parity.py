@@ -103,12 +103,12 @@ def test_prefill_and_decode_in_one_step(model: TinyModel) -> None:
 
 
 @pytest.mark.parametrize("ops", ["torch", "native"])
-def test_rounds_no_worse_than_transformers_in_bfloat16(models: MakeModel, variant: str, ops: str) -> None:
-    """Norms of 1 + w, the rounded scale of embeddings and packed biases included."""
+def test_rounds_less_than_transformers_in_bfloat16(models: MakeModel, variant: str, ops: str) -> None:
+    """Norms of 1 + w, the rounded scale of embeddings and packed biases included. Our residual stream is not."""
     model, texts = models(variant, 0), random_texts(70, 20)
     exact = torch.cat([model.expected(text) for text in texts])
     decoder = read_decoder(model.config, model.directory, "bfloat16", make_ops(ops))
     ours = torch.cat(logits_in_steps(decoder, texts, in_chunks(texts, 40), "bfloat16"))
     rounded = replace(model, reference=deepcopy(model.reference).bfloat16())
     theirs = torch.cat([rounded.expected(text) for text in texts])
-    assert (ours - exact).pow(2).mean() < 1.1 * (theirs - exact).pow(2).mean()
+    assert (ours - exact).pow(2).mean() < 0.9 * (theirs - exact).pow(2).mean()

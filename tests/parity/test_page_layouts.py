@@ -70,7 +70,10 @@ def test_an_engine_gives_a_backend_its_layout(kernels: bool, kv_dtype: str) -> N
     """And the same tokens, whether kernels store K and V or PyTorch does."""
     kv = KVConfig(num_blocks=64, block_size=4, dtype=kv_dtype, prefix_sharing=True)
     config = EngineConfig(
-        MODEL, kv, attention=AttentionConfig("concat"), executor=ExecutorConfig(device="cpu", kernels=kernels)
+        MODEL,
+        kv,
+        attention=AttentionConfig("concat"),
+        executor=ExecutorConfig(device="cpu", dtype="float32", kernels=kernels),
     )
     prompts = [(1, 2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 3, 4, 5, 6, 7, 8, 50), (40, 41)]
     requests = [

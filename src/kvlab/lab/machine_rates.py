@@ -112,7 +112,7 @@ def _read_as_weight(library: ctypes.CDLL, source: torch.Tensor, inputs: int = 10
     x, out = torch.ones(inputs, dtype=torch.bfloat16), torch.empty(outputs, dtype=torch.bfloat16)
     weight = LinearWeight(source.data_ptr(), None, None, outputs, inputs, WeightFormat.PLAIN, 2)
     sides = x.data_ptr(), inputs, 1, ctypes.addressof(weight)
-    library.kvlab_linear(*sides, out.data_ptr(), torch.get_num_threads())
+    library.kvlab_linear(*sides, out.data_ptr(), False, torch.get_num_threads())
 
 
 @torch.inference_mode()

@@ -26,7 +26,8 @@ class Model(Protocol):
     def forward(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> torch.Tensor:
         """Run the flat batch `token_ids` `[T]` and store its K and V.
 
-        Returns logits `[len(rows), vocab]` for the positions `rows` of the batch alone.
+        Returns logits `[len(rows), vocab]`, in float32 where kvlab computes them, for the positions `rows` of the
+        batch alone.
         """
 
     def forward_top1(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> TopK:
@@ -82,39 +83,39 @@ class Decoder(Model):
 
     @torch.inference_mode()
     def forward(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> torch.Tensor:
-        return self._capped(self._lm_head(self._last(token_ids, view, rows)))
+        return self._capped(self._lm_head.logits(self._last(token_ids, view, rows)))
 
     @torch.inference_mode()
     def forward_top1(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> TopK:
         x = self._last(token_ids, view, rows)
         if self.config.logit_soft_cap is None:
             return self.ops.linear_top1(self._lm_head, x)
-        return self.ops.topk(self._capped(self._lm_head(x)))  # different logits may be equal after the cap
+        return self.ops.topk(self._capped(self._lm_head.logits(x)))  # different logits may be equal after the cap
 
     def _last(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> torch.Tensor:
         """The input of the output layer for `rows`, `[len(rows), hidden]`."""
         check_layout(self.attention, view)
-        residual = self._embed(token_ids)
+        x = self._embed(token_ids)
         if self._embedding_scale is not None:
-            residual = residual * self._embedding_scale
+            x = x * self._embedding_scale
+        if not self._layers:
+            return self.ops.norm(x[rows], self._norm)
         if self._stack is None:
-            residual, x = self._one_by_one(residual, view)
+            residual, x = self._one_by_one(x, view)
             if len(rows) < len(token_ids):
                 residual, x = residual[rows], x[rows]
         else:
-            residual, x = self._stack(residual, view, rows)
-        if not self._layers:
-            return self.ops.norm(residual, self._norm)
+            residual, x = self._stack(x, view, rows)
         return self.ops.add_norm(x, residual, self._norm)[1]
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         cap = self.config.logit_soft_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def _one_by_one(self, residual: torch.Tensor, view: CacheView) -> tuple[torch.Tensor, torch.Tensor]:
+    def _one_by_one(self, x: torch.Tensor, view: CacheView) -> tuple[torch.Tensor, torch.Tensor]:
         """The layers, part by part."""
         angles = {rotary: self.ops.angles(rotary, view.positions) for rotary in self._rotary}
-        x, step = residual, StepContext(view, self.attention, angles)
+        residual, step = x.float(), StepContext(view, self.attention, angles)
         for part in chain.from_iterable(self._layers):
             residual, x = part(residual, x, step)
         return residual, x

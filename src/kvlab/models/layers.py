@@ -22,10 +22,10 @@ class NormPart(LayerPart):
 
 
 class InputNorm(NormPart):
-    """x = norm(residual): the first norm of a decoder, where nothing is left to add."""
+    """x = norm(x): the first norm of a decoder, of the embeddings, which the residual stream has already."""
 
     def __call__(self, residual: torch.Tensor, x: torch.Tensor, step: StepContext) -> ResidualAndX:
-        return residual, self.ops.norm(residual, self.norm)
+        return residual, self.ops.norm(x, self.norm)
 
 
 class ResidualNorm(NormPart):

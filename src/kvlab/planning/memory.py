@@ -188,11 +188,13 @@ def working_memory(model: DecoderConfig, cache: KVSpec, settings: EngineSettings
     # Where PyTorch multiplies in float32, a product's rows and a part of its weight are there in float32, too.
     widened = settings.is_widened and not isinstance(model, TransformersConfig)
     row, part = (model.hidden_size * _FLOAT32, PART_BYTES) if widened else (0, 0)
-    # Greedy decoding takes the largest of each row. Sampling copies the logits to float32, takes their softmax, and
-    # sums that in float64; or, with top-k, sorts them. A GPU sorts values and indices into a second copy.
-    per_logit = element + ((9 if settings.devices else 7) * _FLOAT32 if settings.random_sampling else 0)
+    own = not settings.devices and not isinstance(model, TransformersConfig)  # kvlab's decoder
+    # Greedy decoding takes the largest of each row, of float32 logits. Sampling copies them, takes their softmax,
+    # and sums that in float64; or, with top-k, sorts them. A GPU sorts values and indices into a second copy.
+    logit = _FLOAT32 if own else element
+    per_logit = logit + ((9 if settings.devices else 7) * _FLOAT32 if settings.random_sampling else 0)
     if model.logit_soft_cap is not None or isinstance(model, TransformersConfig):  # which may scale or cap them
-        per_logit = max(per_logit, 3 * element)
+        per_logit = max(per_logit, 3 * logit)
     if isinstance(model, TransformersConfig):
         loaded = model.counts.largest
     else:
@@ -200,9 +202,11 @@ def working_memory(model: DecoderConfig, cache: KVSpec, settings: EngineSettings
         *layer, output = (matrix.outputs * matrix.inputs for matrix in matrices(model))
         loaded = max(2 * max(layer), output) if settings.is_packed else max(layer)
     loaded *= DTYPE_BYTES["fp8"] if settings.weights == "fp8" else element
-    layers = tokens * (element * per_token + row) + part
+    # kvlab's decoder has the residual stream in float32, beside the embeddings it began with.
+    stream = model.hidden_size * _FLOAT32 if own and element < _FLOAT32 else 0
+    layers = tokens * (element * per_token + row + stream) + part
     # Native layers keep their memory from step to step.
-    beside_logits = layers if settings.native else 2 * tokens * model.hidden_size * element
+    beside_logits = layers if settings.native else tokens * (2 * model.hidden_size * element + stream)
     return WorkingMemory(
         layers=layers,
         attention=_attention(model, cache, settings),

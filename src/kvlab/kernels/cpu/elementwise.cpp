@@ -15,33 +15,33 @@ INLINE float root_mean_square_inverse(Floats squares, int size, float eps) {
     return 1.0f / std::sqrt(sum(squares) / size + eps);
 }
 
-// Element of the tensors, Weight of the norm's weights.
+// Element of the tensors, Weight of the norm's weights. The residual stream is float32 whatever the tensors are.
 template <class Element, class Weight>
-void rms_norm(const Element* x, Element* residual, const Weight* weight, float eps, int rows, int size, Element* out,
+void rms_norm(const Element* x, float* residual, const Weight* weight, float eps, int rows, int size, Element* out,
               bool in_tiles, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (int64_t(rows) * size > WORTH_A_THREAD)
     for (int row = 0; row < rows; ++row) {
-        const Element* from = x + int64_t(row) * size;
-        Element* sums = residual ? residual + int64_t(row) * size : nullptr;
+        const Element* from = x ? x + int64_t(row) * size : nullptr;
+        float* sums = residual ? residual + int64_t(row) * size : nullptr;
         const RowLayout to(row, size, in_tiles), next(row + 1, size, in_tiles);
         Floats squares{};
         for_each_vector(size, [&](int i, int lanes) {
             if (row + 1 < rows && i % (64 / sizeof(Element)) == 0) {  // prefetch the next row, also where it is written
-                __builtin_prefetch(from + size + i);
+                if (from) __builtin_prefetch(from + size + i);
                 if (sums) __builtin_prefetch(sums + size + i, 1);
                 __builtin_prefetch(out + next.of(i), 1);
             }
-            Floats part = widen_some(from + i, lanes);
+            Floats part = from ? widen_some(from + i, lanes) : Floats{};
             if (sums) {
-                part = rounded<Element>(part + widen_some(sums + i, lanes));
-                narrow_some(sums + i, part, lanes);
+                part += widen_some(sums + i, lanes);
+                if (from) narrow_some(sums + i, part, lanes);
             }
             squares += part * part;
         });
-        if (sums) from = sums;
         const float scale = root_mean_square_inverse(squares, size, eps);
         for_each_vector(size, [&](int i, int lanes) {
-            narrow_some(out + to.of(i), widen_some(from + i, lanes) * scale * widen_some(weight + i, lanes), lanes);
+            const Floats part = sums ? widen_some(sums + i, lanes) : widen_some(from + i, lanes);
+            narrow_some(out + to.of(i), part * scale * widen_some(weight + i, lanes), lanes);
         });
     }
 }
@@ -188,14 +188,15 @@ void rotate_and_store(const Heads& heads, int threads) {
 
 // element_bytes: 4 for float32, 2 for bfloat16; weight_bytes likewise, of norm weights. Tensors are C-contiguous.
 
-// out = x / rms(x) * weight over rows of `size`. With a residual: residual += x first, and the norm is of that.
+// out = x / rms(x) * weight over rows of `size`. With a residual, in float32: residual += x first, unless x is null, and
+// the norm is of that.
 // `in_tiles`: write out in tiles, see tiles.hpp; it then has room for whole tiles.
-extern "C" void kvlab_rms_norm(const void* x, void* residual, const void* weight, float eps, int rows, int size,
+extern "C" void kvlab_rms_norm(const void* x, float* residual, const void* weight, float eps, int rows, int size,
                                void* out, int in_tiles, int element_bytes, int weight_bytes, int threads) {
     const auto run = [&](auto element, auto of_weight) {
         using Element = decltype(element);
         using Weight = decltype(of_weight);
-        rms_norm(static_cast<const Element*>(x), static_cast<Element*>(residual), static_cast<const Weight*>(weight),
+        rms_norm(static_cast<const Element*>(x), residual, static_cast<const Weight*>(weight),
                  eps, rows, size, static_cast<Element*>(out), in_tiles != 0, threads);
     };
     if (element_bytes == 4) return run(float{}, float{});

@@ -17,8 +17,8 @@ def rms_norm(
 ) -> torch.Tensor:
     """x / rms(x) * weight over the last dimension of `x` `[..., size]`, which is dense; computed in float32.
 
-    With a `residual` of the same shape `x` is added to it, in place, and the norm is of the sum. `weight` `[size]`
-    has the dtype of `x` or float32.
+    With a `residual` of the same shape, in float32, `x` is added to it, in place, and the norm is of the sum.
+    `weight` `[size]` has the dtype of `x` or float32.
     """
     x = x.contiguous()
     out = torch.empty_like(x)

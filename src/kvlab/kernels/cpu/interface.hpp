@@ -82,7 +82,7 @@
     FIELD(const int32_t*, seq_lens)                                                                            \
     FIELD(const int32_t*, query_start)                                                                         \
     FIELD(const int64_t*, sampled) /* [num_sampled]: the rows that are wanted behind the last attention */     \
-    FIELD(void*, residual) /* [tokens, hidden] */                                                              \
+    FIELD(float*, residual) /* [tokens, hidden] */                                                             \
     FIELD(void*, delta)    /* [tokens, hidden]: what a part gives */                                           \
     FIELD(void*, normed)   /* [tokens, hidden]: what a part takes; room for whole tiles of tokens */           \
     FIELD(void*, scratch)  /* of attention: [tokens, qkv] and the queries twice; of an MLP: [tokens, gate, \
@@ -97,7 +97,7 @@
     FIELD(int, block_size)                                                                                     \
     FIELD(int, key_format) /* of K and V: see kv_formats.hpp */                                                \
     FIELD(int, value_format)                                                                                   \
-    FIELD(int, element_bytes) /* of all tensors, and of K and V that are plain: 2 for bfloat16, 4 for float32 */ \
+    FIELD(int, element_bytes) /* of all other tensors, and of K and V that are plain: 2 for bfloat16, 4 for float32 */ \
     FIELD(int, threads)
 
 #define KVLAB_STRUCTURES(STRUCTURE)                \
@@ -149,7 +149,7 @@ KVLAB_STRUCTURES(KVLAB_DEFINE_STRUCTURE)
 // instruction sets, and the loader gives all of them one copy of a variable that several of them define.
 #pragma GCC visibility push(default)
 extern "C" {
-void kvlab_rms_norm(const void* x, void* residual, const void* weight, float eps, int rows, int size, void* out,
+void kvlab_rms_norm(const void* x, float* residual, const void* weight, float eps, int rows, int size, void* out,
                     int in_tiles, int element_bytes, int weight_bytes, int threads);
 void kvlab_gated(const void* gate_up, int rows, int size, int gelu, void* out, int element_bytes, int threads);
 void kvlab_rotate_and_store(void* qkv, const void* q_weight, const void* k_weight, float eps,
@@ -163,10 +163,11 @@ void kvlab_pack_linear_int8(const uint16_t* weight, int outputs, int inputs, voi
                             int threads);
 int kvlab_pack_linear_compact(const uint16_t* weight, int outputs, int inputs, void* packed, int threads);
 void kvlab_packed_rows(const LinearWeight* weight, const int64_t* ids, int count, void* out, int threads);
-void kvlab_linear(const void* x, int64_t x_stride, int rows, const LinearWeight* weight, void* out, int threads);
+void kvlab_linear(const void* x, int64_t x_stride, int rows, const LinearWeight* weight, void* out, int out_in_float32,
+                  int threads);
 void kvlab_linear_gated(const void* x, int64_t x_stride, int rows, const LinearWeight* weight, int gelu, void* wide,
                         void* out, int out_in_tiles, int threads);
-int kvlab_linear_top1(const void* x, int64_t x_stride, int rows, const LinearWeight* weight, void* values,
+int kvlab_linear_top1(const void* x, int64_t x_stride, int rows, const LinearWeight* weight, float* values,
                       int64_t* indices, int threads);
 int kvlab_multiplies_in_tiles(int inputs);
 void kvlab_choose_paths(int tiles, int few_in_pairs, int many_in_pairs);

@@ -1,6 +1,7 @@
 // The layers of a decoder in one call. A product reads its weights through all of the caches, so that Python would have
 // to fetch its own code from memory again behind each one, which takes longer than a norm does. Tensors are all in
-// bfloat16 or all in float32.
+// bfloat16 or all in float32, but for the residual stream, which is float32: rounded at each addition, it would lose more
+// than all that is rounded beside it.
 //
 // A layer is a sequence of parts. They pass on the residual stream [tokens, hidden] and x, the latest result:
 //
@@ -21,6 +22,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 
 namespace {
 
@@ -50,7 +52,7 @@ class Run {
 public:
     explicit Run(const LayersStep& step)
         : step(step),
-          residual(static_cast<Element*>(step.residual)),
+          residual(step.residual),
           delta(static_cast<Element*>(step.delta)),
           normed(static_cast<Element*>(step.normed)),
           scratch(static_cast<Element*>(step.scratch)),
@@ -58,7 +60,7 @@ public:
           tokens(step.tokens) {}
 
     void input_norm(const Norm& norm, bool in_tiles) {
-        timed([&] { normalize(norm, residual, nullptr, normed, in_tiles); });
+        timed([&] { normalize(norm, nullptr, residual, normed, in_tiles); });
     }
 
     void residual_norm(const Norm& norm, bool in_tiles) {
@@ -80,9 +82,11 @@ public:
             if (last && step.num_sampled < tokens) {  // whole tiles of these rows end before `attended`
                 take_sampled(attended, width, in_tiles, qkv);
                 attended = qkv;
-                take_sampled(residual, step.hidden, false, normed);
                 tokens = step.num_sampled;
-                std::copy_n(normed, int64_t(tokens) * step.hidden, residual);
+                const std::unique_ptr<float[]> taken(new float[int64_t(tokens) * step.hidden]);
+                for (int64_t row = 0; row < tokens; ++row)
+                    std::copy_n(residual + step.sampled[row] * step.hidden, step.hidden, &taken[row * step.hidden]);
+                std::copy_n(taken.get(), int64_t(tokens) * step.hidden, residual);
             }
             multiply(part.out, attended, in_tiles, delta);
         });
@@ -105,7 +109,8 @@ public:
 
 private:
     const LayersStep& step;
-    Element *residual, *delta, *normed, *scratch;
+    float* residual;
+    Element *delta, *normed, *scratch;
     double* times;
     int tokens;  // rows of all tensors
 
@@ -125,10 +130,10 @@ private:
     }
 
     void multiply(const LinearWeight& weight, const Element* x, bool in_tiles, Element* out) const {
-        kvlab_linear(x, in_tiles ? IN_TILES : weight.inputs, tokens, &weight, out, step.threads);
+        kvlab_linear(x, in_tiles ? IN_TILES : weight.inputs, tokens, &weight, out, false, step.threads);
     }
 
-    void normalize(const Norm& norm, const Element* x, Element* added_to, Element* out, bool in_tiles) const {
+    void normalize(const Norm& norm, const Element* x, float* added_to, Element* out, bool in_tiles) const {
         kvlab_rms_norm(x, added_to, norm.weight, norm.eps, tokens, step.hidden, out, in_tiles, int(sizeof(Element)),
                        norm.weight_bytes, step.threads);
     }

@@ -70,7 +70,7 @@ class Layers:
 
     def run(
         self,
-        residual: torch.Tensor,
+        x: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
@@ -85,9 +85,10 @@ class Layers:
         value_scales: torch.Tensor | None = None,
         times: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run a step through all parts. Overwrites the residual stream `residual` `[T, hidden]`, dense, in bfloat16
-        or float32, which is the type of all tensors. Returns the rows `sampled` `[n]` int64 of it and of x, which
-        is yet to be added to it, `[n, hidden]` both. The next call overwrites x.
+        """Run a step through all parts. Takes embeddings `x` `[T, hidden]`, dense, in bfloat16 or float32, which is
+        the type of all other tensors; in float32 they are overwritten. Returns the rows `sampled` `[n]` int64 of
+        the residual stream, in float32, and of x, which is yet to be added to it, `[n, hidden]` both. The next call
+        overwrites x.
 
         `keys` and `values` are the cache of all layers, `[layers, blocks, kv_heads, block_size, head_dim]`;
         `positions` `[T]` int64; `slot_mapping` `[groups, T]` int64 and `block_tables` `[groups, B, width]` int32 of
@@ -95,12 +96,12 @@ class Layers:
         it has there; None: one group, with its layers in order. The rest as `paged_attention` takes it. `times`
         `[len(timed) + 1]` float64 gets the time at which each operation begins, and the last one ends.
         """
-        tokens = len(residual)
+        residual, tokens = x.float(), len(x)
         rows = -(-tokens // TILE_SIDE) * TILE_SIDE  # whole tiles
         size, wide = rows * self._hidden, rows * self._width
         # Every step gets the same memory: the first write to a new page costs more than the write itself.
         if self._memory.numel() < 2 * size + wide:
-            self._memory = empty((2 * size + wide,), residual.dtype)
+            self._memory = empty((2 * size + wide,), x.dtype)
         delta, normed, scratch = self._memory[:size], self._memory[size:], self._memory[2 * size :]
         _, blocks, kv_heads, block_size, _ = keys.shape
         formats = kv_format(keys), kv_format(values)
@@ -135,7 +136,7 @@ class Layers:
             block_size=block_size,
             key_format=formats[0],
             value_format=formats[1],
-            element_bytes=residual.element_size(),
+            element_bytes=x.element_size(),
             threads=torch.get_num_threads(),
         )
         self._run(ctypes.addressof(self._parts), len(self._parts), ctypes.addressof(step))

@@ -32,7 +32,7 @@ bool is_in_tiles(const LinearWeight& weight) { return weight.element_bytes == 2 
 #if defined(KVLAB_TILES)
 // The largest output of each row, over the results of all threads.
 template <class Weight>
-void largest(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, uint16_t* values, int64_t* indices,
+void largest(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, float* values, int64_t* indices,
              int threads) {
     std::vector<uint64_t> best(size_t(threads) * product.rows);
     linear_in_tiles<Weight>(product, x, x_stride, inputs, threads, best.data());
@@ -40,7 +40,7 @@ void largest(const Product& product, const uint16_t* x, int64_t x_stride, int in
         uint64_t most = 0;
         for (int thread = 0; thread < threads; ++thread)
             most = std::max(most, best[size_t(thread) * product.rows + row]);
-        values[row] = to_bfloat16(number_of(most));
+        values[row] = number_of(most);
         indices[row] = index_of(most);
     }
 }
@@ -74,9 +74,12 @@ void in_format(const LinearWeight& weight, Work work) {
 }
 
 template <class Element>
-ProductOf<Element> product_of(const LinearWeight& weight, int rows, void* out) {
-    return {static_cast<const char*>(weight.packed), weight.scales, static_cast<const Element*>(weight.bias),
-            static_cast<Element*>(out), rows, weight.outputs, (weight.inputs + 1) / 2};
+ProductOf<Element> product_of(const LinearWeight& weight, int rows, void* out, bool out_in_float32 = false) {
+    ProductOf<Element> product{static_cast<const char*>(weight.packed), weight.scales,
+                               static_cast<const Element*>(weight.bias), static_cast<Element*>(out), rows,
+                               weight.outputs, (weight.inputs + 1) / 2};
+    product.out_in_float32 = out_in_float32;
+    return product;
 }
 
 void multiply(const Product& product, const LinearWeight& weight, const void* x, int64_t x_stride, int threads) {
@@ -96,13 +99,14 @@ extern "C" void kvlab_choose_paths(int tiles, int few_in_pairs, int many_in_pair
 // Whether products in bfloat16 with this number of inputs can read x in tiles, see tiles.hpp.
 extern "C" int kvlab_multiplies_in_tiles(int inputs) { return in_tiles(inputs); }
 
-// out [rows, outputs] = x [rows, inputs] W^T + bias. `x_stride`: elements between rows of x, or IN_TILES.
+// out [rows, outputs] = x [rows, inputs] W^T + bias, in the type of x or in float32. `x_stride`: elements between rows of
+// x, or IN_TILES.
 extern "C" void kvlab_linear(const void* x, int64_t x_stride, int rows, const LinearWeight* weight, void* out,
-                             int threads) {
+                             int out_in_float32, int threads) {
     if (weight->element_bytes == 4)
         linear(product_of<float>(*weight, rows, out), static_cast<const float*>(x), x_stride, weight->inputs, threads);
     else
-        multiply(product_of<uint16_t>(*weight, rows, out), *weight, x, x_stride, threads);
+        multiply(product_of<uint16_t>(*weight, rows, out, out_in_float32 != 0), *weight, x, x_stride, threads);
 }
 
 // kvlab_linear and then kvlab_gated, with the same result to the last bit: the first half of the outputs are gates of the
@@ -111,7 +115,7 @@ extern "C" void kvlab_linear(const void* x, int64_t x_stride, int rows, const Li
 extern "C" void kvlab_linear_gated(const void* x, int64_t x_stride, int rows, const LinearWeight* weight, int gelu,
                                    void* wide, void* out, int out_in_tiles, int threads) {
     if (!is_in_tiles(*weight) || weight->outputs % (2 * LANES) != 0) {
-        kvlab_linear(x, x_stride, rows, weight, wide, threads);
+        kvlab_linear(x, x_stride, rows, weight, wide, false, threads);
         return kvlab_gated(wide, rows, weight->outputs / 2, gelu, out, weight->element_bytes, threads);
     }
     Product product = product_of<uint16_t>(*weight, rows, out);
@@ -120,16 +124,16 @@ extern "C" void kvlab_linear_gated(const void* x, int64_t x_stride, int rows, co
     multiply(product, *weight, x, x_stride, threads);
 }
 
-// kvlab_linear and then kvlab_topk with count 1, without storing the product: values and indices [rows]. Returns 0, with
-// nothing done, where there are no tiles for this number of inputs.
-extern "C" int kvlab_linear_top1(const void* x, int64_t x_stride, int rows, const LinearWeight* weight, void* values,
+// kvlab_linear in float32 and then kvlab_topk with count 1, without storing the product: values and indices [rows].
+// Returns 0, with nothing done, where there are no tiles for this number of inputs.
+extern "C" int kvlab_linear_top1(const void* x, int64_t x_stride, int rows, const LinearWeight* weight, float* values,
                                  int64_t* indices, int threads) {
 #if defined(KVLAB_TILES)
     if (is_in_tiles(*weight)) {
         const Product product = product_of<uint16_t>(*weight, rows, nullptr);
         in_format(*weight, [&](auto format) {
             largest<decltype(format)>(product, static_cast<const uint16_t*>(x), x_stride, weight->inputs,
-                                      static_cast<uint16_t*>(values), indices, threads);
+                                      values, indices, threads);
         });
         return 1;
     }

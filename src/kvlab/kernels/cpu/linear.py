@@ -62,23 +62,27 @@ class PackedWeight:
         """Bytes in memory, padding and scales included."""
         return self._packed.nbytes + (0 if self._scales is None else self._scales.nbytes)
 
-    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """`x` `[rows, inputs]` W^T + bias `[outputs]`: `[rows, outputs]`, summed in float32, rounded once."""
-        if x.stride(1) != 1:
-            x = x.contiguous()
-        out = torch.empty(len(x), self.outputs, dtype=x.dtype)
-        weight = self.native(bias)
-        sides = x.data_ptr(), x.stride(0), len(x), ctypes.addressof(weight)
-        self._library.kvlab_linear(*sides, out.data_ptr(), torch.get_num_threads())
-        return out
-
-    def top1(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The largest number of each row of `multiply` and its index, `[rows, 1]`, as `topk` finds them, without
-        storing the others. None where the kernel cannot do that and the product has to be stored first.
+    def multiply(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, *, in_float32: bool = False
+    ) -> torch.Tensor:
+        """`x` `[rows, inputs]` W^T + bias `[outputs]`: `[rows, outputs]`, summed in float32 and rounded once to the
+        type of x, or with `in_float32` not at all.
         """
         if x.stride(1) != 1:
             x = x.contiguous()
-        values = torch.empty(len(x), 1, dtype=x.dtype)
+        out = torch.empty(len(x), self.outputs, dtype=torch.float32 if in_float32 else x.dtype)
+        weight = self.native(bias)
+        sides = x.data_ptr(), x.stride(0), len(x), ctypes.addressof(weight)
+        self._library.kvlab_linear(*sides, out.data_ptr(), in_float32, torch.get_num_threads())
+        return out
+
+    def top1(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The largest number of each row of `multiply` in float32 and its index, `[rows, 1]`, as `topk` finds them,
+        without storing the others. None where the kernel cannot do that and the product has to be stored first.
+        """
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        values = torch.empty(len(x), 1)
         indices = torch.empty(len(x), 1, dtype=torch.int64)
         weight = self.native(bias)
         sides = x.data_ptr(), x.stride(0), len(x), ctypes.addressof(weight)

@@ -66,12 +66,15 @@ private:
     INLINE_MEMBER void finish_row() {
         const float* from = numbers + done * panels * LANES;
         const int row = top + done;
+        const int64_t at = int64_t(row) * product.outputs + panel * LANES;
         if (best)
             finish_best(row, from);
         else if (product.gate != Gate::NONE)
             finish_gated(row, from);
+        else if (plain && product.out_in_float32)
+            finish_floats(reinterpret_cast<float*>(product.out) + at, from);
         else if (plain)
-            finish_plain(product.out + int64_t(row) * product.outputs + panel * LANES, from);
+            finish_plain(product.out + at, from);
         else
             for (int i = 0; i < panels; ++i) store_outputs(product, row, panel + i, load(from + i * LANES));
     }
@@ -83,6 +86,15 @@ private:
                 _mm512_stream_si512(reinterpret_cast<__m512i*>(out), (__m512i)both);
             else
                 std::memcpy(out, &both, sizeof both);
+        }
+    }
+
+    INLINE_MEMBER void finish_floats(float* out, const float* from) {
+        for (int i = 0; i < panels; ++i, from += LANES, out += LANES) {
+            if (past_caches)
+                _mm512_stream_ps(out, _mm512_load_ps(from));
+            else
+                std::memcpy(out, from, LANES * sizeof *from);
         }
     }
 
@@ -98,10 +110,10 @@ private:
         }
     }
 
-    // Outputs are rounded first: of those that become equal the first one counts.
+    // Of equal outputs the first one counts.
     __attribute__((noinline)) void finish_best(int row, const float* from) {
         for (int i = 0; i < panels; ++i, from += LANES) {
-            const Floats outputs = rounded<uint16_t>(finished(product, panel + i, load(from)));
+            const Floats outputs = finished(product, panel + i, load(from));
             const Floats before = all(number_of(best[row]));
             if (!any(~(outputs < before))) continue;
             const int first = (panel + i) * LANES, lanes = std::min(LANES, product.outputs - first);

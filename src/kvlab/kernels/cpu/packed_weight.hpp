@@ -66,6 +66,7 @@ struct ProductOf {
     int rows, outputs, pairs;
     Gate gate = Gate::NONE;
     bool out_in_tiles = false;  // of gated outputs: see tiles.hpp
+    bool out_in_float32 = false;  // `out` has floats: logits, of which ties are not to be made by rounding
 
     int panels() const { return (outputs + LANES - 1) / LANES; }
 };
@@ -87,7 +88,12 @@ INLINE Floats finished(const ProductOf<Element>& product, int panel, Floats sums
 template <class Element>
 void store_outputs(const ProductOf<Element>& product, int row, int panel, Floats sums) {
     const int first = panel * LANES, lanes = std::min(LANES, product.outputs - first);
-    narrow_some(product.out + int64_t(row) * product.outputs + first, finished(product, panel, sums), lanes);
+    const int64_t at = int64_t(row) * product.outputs + first;
+    const Floats outputs = finished(product, panel, sums);
+    if (product.out_in_float32)
+        narrow_some(reinterpret_cast<float*>(product.out) + at, outputs, lanes);
+    else
+        narrow_some(product.out + at, outputs, lanes);
 }
 
 }  // namespace

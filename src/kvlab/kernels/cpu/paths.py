@@ -143,7 +143,7 @@ def measure(library: ctypes.CDLL) -> dict[str, Rates]:
     for name in names * _ROUNDS:
         take(library, Paths(name == TILES, *(2 * (name if name != TILES else names[0],)), {}))
         for column, rows in enumerate(row_counts):
-            arguments = x.data_ptr(), _SIDE, rows, ctypes.addressof(plain), out.data_ptr(), 1
+            arguments = x.data_ptr(), _SIDE, rows, ctypes.addressof(plain), out.data_ptr(), False, 1
             start = time.perf_counter()
             library.kvlab_linear(*arguments)
             fastest[name][column] = min(fastest[name][column], time.perf_counter() - start)

@@ -147,7 +147,9 @@ def timed_ops(ops: Ops, profiler: Profiler) -> Ops:
         stack.on_times = profiler.add_layers  # it reports the times of its operations itself
         return stack
 
-    clone.linear = lambda *args, **kwargs: timed(ops.linear(*args, **kwargs), profiler, __call__=Part.LINEAR)
+    clone.linear = lambda *args, **kwargs: timed(
+        ops.linear(*args, **kwargs), profiler, __call__=Part.LINEAR, logits=Part.LINEAR
+    )
     clone.stack = stack
     return cast(Ops, clone)
 

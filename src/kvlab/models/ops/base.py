@@ -36,6 +36,10 @@ class Linear(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`[T, in_features]` to `[T, out_features]`."""
 
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """The same in float32, where this can be had not rounded: logits that differ little stay different."""
+        return self(x).float()
+
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows `ids` `[n]` of the weight, `[n, in_features]`: the look-up of a tied embedding. Only for a weight
         that was made with `lookup`.
@@ -50,8 +54,8 @@ class StepContext(NamedTuple):
     angles: Mapping[RotaryEmbedding, Angles]  # of every rotary table of the model
 
 
-#: What the parts of a layer pass on, both `[T, hidden]`: the residual stream, and x, the latest result, which
-#: is yet to be added to the stream. So an addition and the norm behind it can be one pass.
+#: What the parts of a layer pass on, both `[T, hidden]`: the residual stream, in float32, and x, the latest result,
+#: which is yet to be added to the stream. So an addition and the norm behind it can be one pass.
 ResidualAndX: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 
 
@@ -65,9 +69,10 @@ class LayerPart(Protocol):
 class Stack(Protocol):
     """All layers of a decoder at once."""
 
-    def __call__(self, residual: torch.Tensor, view: CacheView, rows: torch.Tensor) -> ResidualAndX:
-        """The `rows` (all in order, or fewer) of the residual stream and of x behind the last part, `[len(rows),
-        hidden]` both. The stack may overwrite `residual`, and its next call overwrites both results.
+    def __call__(self, x: torch.Tensor, view: CacheView, rows: torch.Tensor) -> ResidualAndX:
+        """From embeddings `x` `[T, hidden]`: the `rows` (all in order, or fewer) of the residual stream and of x
+        behind the last part, `[len(rows), hidden]` both. The stack may overwrite `x`, and its next call overwrites
+        both results.
         """
 
 
@@ -88,7 +93,9 @@ class LogitsOps(Protocol):
 
 
 class Ops(LogitsOps, Protocol):
-    """The arithmetic between and around attention. Half precision is rounded where a tensor is stored."""
+    """The arithmetic between and around attention. Half precision is rounded where a tensor is stored, but for the
+    residual stream, which is float32.
+    """
 
     name: str  # with the instruction set, where there is a choice
     reason: str = ""  # why these instructions were chosen
@@ -101,7 +108,9 @@ class Ops(LogitsOps, Protocol):
         """RMSNorm of `x` `[..., size]`."""
 
     def add_norm(self, x: torch.Tensor, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
-        """`residual` + `x` and the norm of the sum, both `[T, hidden]`; the sum may overwrite `residual`."""
+        """`residual` + `x`, in float32 as `residual` is, and the norm of the sum in the type of `x`, both `[T,
+        hidden]`; the sum may overwrite `residual`.
+        """
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         """activation(gate) * up for the halves of `[T, 2 * size]`; silu or gelu_pytorch_tanh."""
@@ -117,8 +126,8 @@ class Ops(LogitsOps, Protocol):
         """
 
     def linear_top1(self, linear: Linear, x: torch.Tensor) -> TopK:
-        """The largest number of each row of `linear(x)`, as `topk` finds it; the others need not be stored."""
-        return self.topk(linear(x))
+        """The largest number of each row of `linear.logits(x)`, as `topk` finds it; no other need be stored."""
+        return self.topk(linear.logits(x))
 
     def stack(self, layers: Sequence[Sequence[LayerPart]], attention: AttentionBackend) -> Stack | None:
         """The layers of a decoder, each a sequence of parts, as one operation with the same results. None where a

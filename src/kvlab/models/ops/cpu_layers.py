@@ -26,6 +26,9 @@ class NativeLinear(PackedWeight, Linear):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.multiply(x, self.bias)
 
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        return self.multiply(x, self.bias, in_float32=True)
+
 
 class NativeStack(Stack):
     """See Stack. Made by `build`.
@@ -52,11 +55,11 @@ class NativeStack(Stack):
             return None
         return cls(layers, Layers(known, first.norm.weight.numel()))
 
-    def __call__(self, residual: torch.Tensor, view: CacheView, rows: torch.Tensor) -> ResidualAndX:
-        residual, storage, timed = residual.contiguous(), view.storage, self._layers.timed
+    def __call__(self, x: torch.Tensor, view: CacheView, rows: torch.Tensor) -> ResidualAndX:
+        x, storage, timed = x.contiguous(), view.storage, self._layers.timed
         times = None if self.on_times is None else torch.empty(len(timed) + 1, dtype=torch.float64)
         found = self._layers.run(
-            residual,
+            x,
             storage.keys,
             storage.values,
             positions=view.positions,

@@ -43,12 +43,17 @@ class TorchLinear(Linear):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._widened:
-            return _linear_in_float32(x, self._weight, self._bias)
+            return _linear_in_float32(x, self._weight, self._bias, x.dtype)
         if not self._packed:
             return functional.linear(x, self._weight, self._bias)
         if not len(x):  # oneDNN refuses a batch of no rows
             return x.new_empty(0, self._out_features)
         return _packed_linear(x, self._weight, self._bias)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        if self._widened:
+            return _linear_in_float32(x, self._weight, self._bias, torch.float32)
+        return self(x).float()
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         if self._table is None:
@@ -66,12 +71,14 @@ def _packed_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     return y
 
 
-def _linear_in_float32(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """The product in float32, rounded once. A part of the weight and its products take `PART_BYTES` at most: in
-    the processor's cache it costs little to widen it anew each time.
+def _linear_in_float32(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """The product in float32, rounded once to `dtype`. A part of the weight and its products take `PART_BYTES` at
+    most: in the processor's cache it costs little to widen it anew each time.
     """
     outputs, inputs = weight.shape
-    y, wide = x.new_empty(len(x), outputs), x.float()
+    y, wide = x.new_empty(len(x), outputs, dtype=dtype), x.float()
     step = max(1, PART_BYTES // (wide.itemsize * (inputs + len(x))))
     part = torch.empty(min(step, outputs), inputs)
     for start in range(0, outputs, step):
@@ -98,7 +105,8 @@ class TorchOps(Ops):
 
     def add_norm(self, x: torch.Tensor, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
         total = residual + x
-        return total, self.norm(total, norm)
+        weight = norm.weight.float()
+        return total, functional.rms_norm(total, (x.shape[-1],), weight, norm.eps).to(x.dtype)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
