@@ -624,3 +624,10 @@ Feature: OpenAI's protocol over HTTP
         | how                    | factor |
         | in its own time        | 1      |
         | four times as slowly   | 0.25   |
+
+    @R18.9
+    Scenario: A machine that does not keep up with the device says so
+      Given a client of a server of Qwen3 8B on a simulated H200, with server.time_factor=5000
+      When it completes 800 tokens
+      Then /stats and the metrics have seconds by which steps began late
+      And the log says "this machine does not keep up with the simulated device at server.time_factor=5000"

@@ -419,6 +419,24 @@ def simulated(opened: ExitStack, factor: float) -> Client:
     return opened.enter_context(Client(opened.enter_context(running(serving))))
 
 
+@when(parsers.parse("it completes {count:d} tokens"), target_fixture="logged")
+def completes_many(client: Client, count: int, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    client.ask("completion", {"model": "qwen3_8b", "prompt": [1, 2, 3], "max_tokens": count, "ignore_eos": True})
+    return caplog
+
+
+@then("/stats and the metrics have seconds by which steps began late")
+def late_seconds(client: Client) -> None:
+    stats = httpx.get(f"{client.served.url}/stats").json()
+    assert stats["late_s"] > stats["simulated_s"] > 0
+    assert "kvlab:late_seconds_total" in httpx.get(f"{client.served.url}/metrics").text
+
+
+@then(parsers.parse('the log says "{text}"'))
+def log_says(logged: pytest.LogCaptureFixture, text: str) -> None:
+    assert sum(text in message for message in logged.messages) == 1
+
+
 @then(parsers.parse("{count:d} tokens take the time of as many passes of an H200, divided by {factor:g}"))
 def paced_time(client: Client, count: int, factor: float) -> None:
     fields = {"model": "qwen3_8b", "prompt": [1, 2, 3], "max_tokens": count, "ignore_eos": True}

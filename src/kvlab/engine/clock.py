@@ -18,6 +18,10 @@ class Clock(Protocol):
     def wait_until(self, when: float) -> None:
         """Let time pass until `when`; returns at once if it has passed."""
 
+    def rest(self) -> None:
+        """Nothing is left to do: what passes until the next step delays nobody."""
+        return
+
 
 class WallClock(Clock):
     """Real time."""
@@ -62,21 +66,32 @@ class LogicalClock(Clock):
 class PacedClock(LogicalClock):
     """Time that passes `factor` times as fast as real time, and sleeps where something says that time passes: a
     simulated engine then answers as late as the device would.
+
+    It counts by how much this machine is slower: the seconds of this clock by which steps began late.
     """
 
     def __init__(self, factor: float = 1.0) -> None:
-        self._factor = factor
+        self.factor = factor
         self.restart()
 
+    @property
+    def late_share(self) -> float:
+        """By which share steps took longer than the device that is simulated; 0 before the first."""
+        return max(0.0, self.late_s) / self.simulated_s if self.simulated_s else 0.0
+
     def now(self) -> float:
-        return (time.perf_counter() - self._origin) * self._factor
+        return (time.perf_counter() - self._origin) * self.factor
 
     def restart(self) -> None:
         self._origin = time.perf_counter()
-        self._due = 0.0
+        self._due = self.simulated_s = self.late_s = 0.0
+        self._rests = True
+
+    def rest(self) -> None:
+        self._rests = True
 
     def wait_until(self, when: float) -> None:
-        time.sleep(max(0.0, (when - self.now()) / self._factor))
+        time.sleep(max(0.0, (when - self.now()) / self.factor))
 
     def advance(self, seconds: float) -> None:
         """Let `seconds`, at least 0, pass. A sleep that ends late makes the next one shorter."""
@@ -84,5 +99,9 @@ class PacedClock(LogicalClock):
             raise ValueError(f"a clock cannot be advanced by {seconds} seconds")
         now = self.now()
         # A step begins when it is due or, after a pause, now; what sleeps were late by is not added up.
+        begin = now if self._rests else self._due
         self._due = (self._due if now - self._due < seconds else now) + seconds
         self.wait_until(self._due)
+        self._rests = False
+        self.simulated_s += seconds
+        self.late_s += self._due - seconds - begin  # 0 where the step began when it was due

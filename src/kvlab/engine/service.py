@@ -227,6 +227,7 @@ class Engine:
 
     def _wait(self) -> None:
         clock, wakeup = self.core.clock, self.core.next_wakeup()
+        clock.rest()
         latest = clock.now() + _MAX_WAIT_S
         clock.wait_until(latest if wakeup is None else min(wakeup, latest))
 
@@ -249,6 +250,7 @@ class Engine:
             with self._stepping, self._worker_lock:
                 if self._broken is not None or not (self._inbox or self.core.has_work()):
                     self._worker = None
+                    self.core.clock.rest()
                     break
             if record is None:
                 self._wait()

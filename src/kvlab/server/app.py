@@ -30,7 +30,7 @@ from kvlab.server.document import (
 )
 from kvlab.server.errors import ApiError, invalid_body
 from kvlab.server.limits import Limits
-from kvlab.server.live import ServerStats
+from kvlab.server.live import ServerStats, pace
 from kvlab.server.metrics import CONTENT_TYPE
 from kvlab.server.page import HEADERS, PAGE
 from kvlab.server.parameters import chat_request, completion_requests, conversation
@@ -96,7 +96,7 @@ def build_app(serving: Serving) -> FastAPI:
     @app.get("/stats")
     async def stats() -> ServerStats:
         figures: dict[str, Any] = asdict(engine.stats())
-        figures |= serving.metrics.history.rates(engine.clock.now())
+        figures |= serving.metrics.history.rates(engine.clock.now()) | pace(engine.clock)
         return ServerStats(**figures)
 
     @app.get("/live")

@@ -46,6 +46,8 @@ def build_serving(config: RunConfig, settings: ServerConfig, metrics: ServerMetr
     )
     metrics = metrics or ServerMetrics(config.model.name)
     metrics.watch(blocks)
+    if isinstance(clock, PacedClock):
+        metrics.watch_pace(clock)
     longest = min(config.model.max_seq_len, core.pool.max_sequence_tokens)
     model = ServedModel(config.model.name, longest, plan.model.vocab_size, int(time.time()), tokenizer)
     shown = _shown(plan) | ({} if plan.is_real else {"server.time_factor": settings.time_factor})

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.core import Sequence, StepRecord
+from kvlab.engine.clock import Clock, PacedClock
 from kvlab.engine.core import EngineCore
 from kvlab.engine.protocol import EngineStats
 from kvlab.engine.service import Engine
@@ -37,6 +38,15 @@ class ServerStats(EngineStats):
     blocks_allocated_per_s: float = 0.0
     blocks_freed_per_s: float = 0.0
     evicted_blocks_per_s: float = 0.0
+    simulated_s: float | None = None  # that a simulated device computed
+    late_s: float | None = None  # by which its steps began late, since this machine did not keep up
+
+
+def pace(clock: Clock) -> dict[str, float]:
+    """How a simulated device was kept up with, for `/stats` and the page; nothing for a real one."""
+    if not isinstance(clock, PacedClock):
+        return {}
+    return {"simulated_s": clock.simulated_s, "late_s": max(0.0, clock.late_s)}
 
 
 @dataclass(slots=True)
@@ -139,7 +149,7 @@ class LiveView:
             "prefill": len(running) - decoding,
             "decode": decoding,
             "requests": [_row(sequence, now, blocks) for sequence in listed],
-            "stats": asdict(core.stats()),
+            "stats": asdict(core.stats()) | pace(core.clock),
             "pool": None if blocks is None else _pool(blocks, listed),
             "minute": self._history.minute(now),
         }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from kvlab.core import FinishReason, RequestRecord, StepRecord
+from kvlab.engine.clock import PacedClock
 from kvlab.server.blocks import BlockTimes
 from kvlab.server.live import History
 
@@ -16,6 +19,9 @@ _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1,
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
 _TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _REASONS = {FinishReason.ABORTED: "abort", FinishReason.FAILED: "error"}  # whose names are vLLM's
+_LATE_SHARE = 0.05  # of the time of steps, from which on a simulated device is not kept up with
+_JUDGED_S = 0.25  # of this machine, after which that is said
+_log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -52,6 +58,8 @@ class ServerMetrics:
             return Histogram(f"vllm:{name}", text, ["model_name"], buckets=buckets, registry=registry).labels(model)
 
         self.history = History()
+        self._pace: PacedClock | None = None
+        self._said_late = False
         self._model = model
         self._running = gauge("num_requests_running", "Sequences that hold memory.")
         self._waiting = gauge("num_requests_waiting", "Sequences in the waiting queue.")
@@ -86,6 +94,8 @@ class ServerMetrics:
     def step(self, record: StepRecord) -> None:
         """A step was done."""
         self.history.step(record)
+        if self._pace is not None and not self._said_late:
+            self._check_pace(self._pace)
         self._running.set(record.running)
         self._waiting.set(record.waiting)
         if record.pool is not None:
@@ -127,6 +137,32 @@ class ServerMetrics:
     def watch(self, blocks: BlockTimes) -> None:
         """Report these too."""
         self._registry.register(_Families(lambda: blocks.families(self._model)))
+
+    def watch_pace(self, clock: PacedClock) -> None:
+        """Report how long a simulated device computed, and by how much this machine was slower; say so in the log
+        once, where that is more than `_LATE_SHARE`.
+        """
+        self._pace = clock
+        self._registry.register(_Families(self._pace_families))
+
+    def _pace_families(self) -> Iterable[Metric]:
+        names = {"simulated_s": "Seconds that the simulated device computed.",
+                 "late_s": "Seconds by which steps began late, since this machine did not keep up."}  # fmt: skip
+        for field, text in names.items():
+            name = f"kvlab:{field.removesuffix('_s')}_seconds"
+            family = CounterMetricFamily(name, text, labels=["model_name"])
+            family.add_metric([self._model], max(0.0, getattr(self._pace, field)))
+            yield family
+
+    def _check_pace(self, clock: PacedClock) -> None:
+        if clock.late_share > _LATE_SHARE and clock.simulated_s + clock.late_s > _JUDGED_S * clock.factor:
+            self._said_late = True
+            _log.warning(
+                "this machine does not keep up with the simulated device at server.time_factor=%g: steps take %.3g "
+                "times as long as simulated, and so do the latencies it reports; a smaller factor would do",
+                clock.factor,
+                1 + clock.late_share,
+            )
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
