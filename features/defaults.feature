@@ -93,3 +93,18 @@ Feature: Right by default
         | verbose | message                                                                                 |
         | false   | kv=paged scheduler=continuous ... (verbose=true: every setting) ... output tokens        |
         | true    | admission_reserve=0.2 ... preemptions │ 0 ... failed │ 0                                 |
+
+  Rule: Runs are told apart
+
+    @R23.7
+    Scenario: A run without a name has one that says what was set
+      When I run "workload.num_requests=2 scheduler.max_batch_size=3 figures=false" on a tiny model
+      Then the command succeeds
+      And the message says "num_requests=2 max_batch_size=3"
+
+    @R23.7
+    Scenario: A directory that holds a run is not taken by another
+      When I run "hydra.run.dir=mine figures=false" on a tiny model
+      And I run "hydra.run.dir=mine figures=false" on a tiny model
+      Then the command fails without a traceback
+      And the message says "hydra.run.dir=...mine: holds a run; name another directory, or move that one away"

@@ -23,7 +23,7 @@ from kvlab.cli.output import lasting_output
 from kvlab.cli.overrides import written_out
 from kvlab.cli.settings import fail
 from kvlab.config import RunConfig
-from kvlab.errors import KvlabError
+from kvlab.errors import ConfigError, KvlabError
 from kvlab.extras import install_command
 from kvlab.lab.campaigns.sweep.plan import read_plan
 from kvlab.paths import CONF
@@ -63,6 +63,10 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
             return None
         from kvlab.lab.run.execute import RunContext, execute
 
+        if point is None and (directory / "summary.json").exists():
+            raise ConfigError(
+                "hydra.run.dir", directory, "holds a run; name another directory, or move that one away"
+            )
         context = RunContext(
             directory=directory,
             root=Path(),
@@ -70,7 +74,7 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
             written=made.written,
             choices=made.choices,
             console=Terminal(),
-            name=point.name if point else made.name,
+            name=point.name if point else made.name_after(hydra_config.overrides.task),
             in_sweep=point is not None,
             parent_run_id=point.parent_run_id if point else None,
             heading=point.heading if point else None,

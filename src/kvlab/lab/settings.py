@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _NOT_MEASURED = frozenset(
     {"tracking", "tags", "run_name", "optimize", "repeats", "resume", "figures", "dry_run", "verbose"}
 )
+_NOT_NAMED = {"hydra", "tracking", "tags", "server"}  # groups of which a name says nothing
+_MOST_NAMED = 4  # settings
 
 
 def setting(default: Any, text: str, value: str = "") -> Any:
@@ -69,6 +71,18 @@ class Composition:
     def name(self) -> str:
         """The run's name, made up where it was given none."""
         return self.written.get("run_name") or redact(self.config.run_name or run_title(self.config))
+
+    def name_after(self, overrides: Iterable[str]) -> str:
+        """The same, a made up name with those of the command line's `overrides` that set a single value: they tell
+        runs apart.
+        """
+        if self.config.run_name:
+            return self.name
+        pairs = [override.partition("=") for override in overrides]
+        given = [(key, value) for key, _, value in pairs if "." in key and key.partition(".")[0] not in _NOT_NAMED]
+        texts = [f"{key.rpartition('.')[2]}={redacted(key, value)}" for key, value in given]
+        shown = ["...", *texts[-_MOST_NAMED:]] if len(texts) > _MOST_NAMED else texts
+        return redact(" ".join([self.name, *shown]))
 
 
 def run_title(config: RunConfig) -> str:
