@@ -15,7 +15,7 @@ class CountingStream(asyncio.Protocol):
 
     def __init__(self, body: dict[str, Any], path: str) -> None:
         data = json.dumps(body | {"stream": True}).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: server\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
         self._request = head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data
         self._chunks = 0
         self._last = b""

@@ -503,7 +503,7 @@ Feature: OpenAI's protocol over HTTP
     @R18.6
     Scenario: A body that does not come is given up
       Given a client of a server with {"read_timeout_s": 1}
-      When a client sends "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{" and no more
+      When a client sends "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{" and no more
       Then it is answered 408
 
     @R18.6
@@ -515,8 +515,8 @@ Feature: OpenAI's protocol over HTTP
       Examples:
         | what             | sent                                        |
         | nothing          |                                             |
-        | half a head      | POST /v1/completions HTTP/1.1\r\nHost: x\r\n |
-        | no second request | GET /version HTTP/1.1\r\nHost: x\r\n\r\n     |
+        | half a head      | POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n |
+        | no second request | GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n     |
 
     @R18.6
     Scenario: A model without a chat template takes prompts alone

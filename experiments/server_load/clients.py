@@ -72,7 +72,8 @@ class Clients:
     async def _call(self, kind: str) -> str:
         body = self._body(kind)
         data = json.dumps(body).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        head += "Content-Type: application/json\r\n"
         sent = head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data
         reader, writer = await self._connect(small=kind == "slow")
         try:

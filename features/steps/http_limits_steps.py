@@ -221,7 +221,7 @@ def _address(client: Client) -> tuple[str, int]:
 
 
 def _head(line: str, body: str) -> bytes:
-    headers = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    headers = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     return f"{line} HTTP/1.1\r\n{headers}\r\n\r\n{body}".encode()
 
 

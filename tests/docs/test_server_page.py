@@ -12,7 +12,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from kvlab.config.server import ServerConfig
-from kvlab.engine.clock import WallClock
+from kvlab.engine.clock import PacedClock, WallClock
 from kvlab.server.app import build_app
 from kvlab.server.blocks import BlockTimes
 from kvlab.server.bodies import CHANGES_MEANING, ChatRequest, CompletionRequest, StreamOptions
@@ -52,6 +52,7 @@ def test_it_names_every_field() -> None:
 def test_it_names_every_metric() -> None:
     metrics = ServerMetrics("tiny")
     metrics.watch(BlockTimes(1, WallClock()))
+    metrics.watch_pace(PacedClock())
     names = re.findall(r"^# TYPE (\S+)", metrics.text().decode(), re.MULTILINE)
     assert set(re.findall(r"`((?:vllm|kvlab):\w+)`", PAGE)) == {
         name for name in names if not name.endswith("_created")

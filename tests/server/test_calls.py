@@ -36,7 +36,7 @@ def test_a_reader_that_comes_too_late_is_told_so_and_not_that_all_has_ended() ->
             assert time.monotonic() < deadline
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
-        with pytest.raises(ApiError, match="the client reads too slowly: 3 outputs were waiting for it"):
+        with pytest.raises(ApiError, match="the client reads too slowly: 4 outputs were waiting for it"):
             _ = [event async for event in call.events()]
 
     asyncio.run(main())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvlab.config.values import at_least, parse_bytes
 from kvlab.errors import ConfigError
@@ -14,6 +14,7 @@ class ServerConfig:
 
     host: str = "127.0.0.1"  # the address to listen on; 0.0.0.0 for all
     port: int = 8000  # 0: any that is free
+    allowed_hosts: list[str] = field(default_factory=list)  # other names of a server on loopback; "*": any
     api_key: str | None = None  # sent as "Authorization: Bearer KEY"; ${oc.env:NAME} keeps it out of sight
     max_body: str = "8MiB"  # of a call
     max_waiting_outputs: int = 1024  # that may wait for a slow client, before it is cut

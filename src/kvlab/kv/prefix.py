@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from struct import Struct, iter_unpack, pack
+
+_LONGEST_SALT = 256  # bytes of a salt that are kept as they are
 
 
 class Prefix:
@@ -218,8 +221,9 @@ class PrefixIndex:
 
 
 def salt_bytes(salt: Hashable) -> bytes:
-    """What a salt's root has for tokens."""
-    return repr(salt).encode()
+    """What a salt's root has for tokens: a digest of a long one, since roots stay as long as their blocks."""
+    text = repr(salt).encode()
+    return text if len(text) <= _LONGEST_SALT else b"blake2b:" + blake2b(text, digest_size=32).digest()
 
 
 def _group_bytes(group: int) -> bytes:

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 import kvlab
+from kvlab.errors import shown
 from kvlab.server.answers import ChatAnswer, CompletionAnswer
 from kvlab.server.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from kvlab.server.document import (
@@ -62,7 +63,7 @@ def build_app(serving: Serving) -> FastAPI:
     @app.get("/v1/models/{name:path}", response_model=Model)
     async def one_model(name: str) -> dict[str, Any]:
         if name != model.name:
-            raise ApiError(404, f"model={name!r}: there is {model.name!r}", "model")
+            raise ApiError(404, f"model={shown(name, repr)}: there is {model.name!r}", "model")
         return model.card()
 
     @app.post("/tokenize", response_model=Tokens)
@@ -79,7 +80,7 @@ def build_app(serving: Serving) -> FastAPI:
     async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
         wrong = next((token for token in body.tokens if not 0 <= token < model.vocab_size), None)
         if wrong is not None:
-            raise ApiError(400, f"tokens: {wrong} is outside the vocabulary of {model.vocab_size}", "tokens")
+            raise ApiError(400, f"tokens: {shown(wrong)} is outside the vocabulary of {model.vocab_size}", "tokens")
         if model.tokenizer is None:
             raise ApiError(400, f"{model.name} has no tokenizer", "tokens")
         return {"prompt": model.decode(body.tokens)}

@@ -14,6 +14,8 @@ from kvlab.engine.service import Emitted, Engine
 from kvlab.errors import EngineStoppedError, KvlabError
 from kvlab.server.errors import ApiError, api_error
 
+_WAITING_STEPS = 2  # whose outputs may wait, of a call with so many samples that one step fills the buffer
+
 
 class Event(NamedTuple):
     """An output of one of a call's requests; with the sample's last output its record."""
@@ -46,7 +48,8 @@ class Mailbox:
 
 
 class ClientCall:
-    """The requests of one HTTP call. `most_waiting`: outputs that may wait for a slow client, which is then cut.
+    """The requests of one HTTP call. `most_waiting`: outputs that may wait for a slow client, which is then cut;
+    of a call with many samples those of several steps.
     `on_finish` is given each sample's record by the thread that steps. `arrival_s`: on the engine's clock.
     """
 
@@ -62,7 +65,8 @@ class ClientCall:
     ) -> None:
         self.requests = requests
         self._mailbox = mailbox
-        self._most_waiting = most_waiting
+        samples = sum(request.sampling.n for request in requests)
+        self._most_waiting = max(most_waiting, _WAITING_STEPS * samples)
         self._on_finish = on_finish
         self._waiting: deque[Event] = deque()
         self._error: Callable[[], ApiError] | None = None  # made when it is raised: it would hold what holds it

@@ -50,10 +50,13 @@ def api_error(error: KvlabError) -> ApiError:
 
 
 def invalid_body(error: RequestValidationError, content_type: str) -> ApiError:
-    """The first thing that is wrong with a body."""
+    """The first thing that is wrong with a body or a query."""
+    first = error.errors()[0]
+    if first["loc"][0] == "query":
+        name = str(first["loc"][-1])
+        return ApiError(400, f"{shown(name)}={shown(first['input'], repr)}: {first['msg']}", name)
     if "json" not in content_type:
         return ApiError(415, "the body is no JSON object; send it with Content-Type: application/json")
-    first = error.errors()[0]
     path = [str(part) for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid" or not path:
         reason = first.get("ctx", {}).get("error", "")

@@ -8,15 +8,19 @@ import hmac
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvlab.config import parse_bytes
+from kvlab.errors import shown
 from kvlab.server.errors import ApiError
 from kvlab.server.serving import Serving
 
 # Need no key: who probes a server has none, and the page asks for it.
 _OPEN = ("/", "/health", "/version")
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Limits:
-    """ASGI middleware: answers 401 to a wrong key, 413 to too large a body, 408 to one that does not come."""
+    """ASGI middleware: answers 403 to another name than its own, 401 to a wrong key, 413 to too large a body, 408
+    to one that does not come.
+    """
 
     def __init__(self, app: ASGIApp, serving: Serving) -> None:
         config = serving.config
@@ -26,6 +30,9 @@ class Limits:
         self._most = parse_bytes(config.max_body, key="server.max_body")
         self._max_body = config.max_body
         self._timeout_s = config.read_timeout_s
+        on_loopback = config.host in (*_LOOPBACK, "::1") or config.host.startswith("127.")
+        names = {*_LOOPBACK, config.host, *map(str.lower, config.allowed_hosts)}
+        self._hosts = names if on_loopback and "*" not in names else None  # None: any
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -41,6 +48,7 @@ class Limits:
     async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             headers = dict(scope["headers"])
+            self._check_host(headers)
             self._check_key(scope["path"], headers)
             body = await self._body(headers, receive)
         except ApiError as error:
@@ -57,6 +65,17 @@ class Limits:
             return messages.pop() if messages else await receive()
 
         await self._app(scope, replay, send)
+
+    def _check_host(self, headers: dict[bytes, bytes]) -> None:
+        """A page of another site may have its name resolve to this machine: its browser then names that site."""
+        if self._hosts is None:
+            return
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        name = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+        if name not in self._hosts:
+            names = ", ".join(sorted(self._hosts))
+            text = f"Host: {shown(host)}: this server is called {names}; server.allowed_hosts adds other names"
+            raise ApiError(403, text)
 
     def _check_key(self, path: str, headers: dict[bytes, bytes]) -> None:
         if self._key is None or path in _OPEN:

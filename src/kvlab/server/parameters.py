@@ -12,6 +12,8 @@ from kvlab.server.bodies import CHANGES_MEANING, ChatRequest, CompletionRequest,
 from kvlab.server.errors import ApiError
 from kvlab.server.model import ServedModel
 
+_LONGEST_SALT = 1024  # characters
+
 MAX_PROMPTS = 128  # of one call
 _COMPLETION_TOKENS = 16  # as OpenAI's, where a completion does not say
 _SAME = (
@@ -116,6 +118,9 @@ def _biases(said: dict[str, float]) -> tuple[tuple[int, float], ...]:
 
 
 def _request(body: Generation, name: str, ids: tuple[int, ...], sampling: SamplingParams) -> Request:
+    if len(body.cache_salt or "") > _LONGEST_SALT:
+        text = f"has {len(body.cache_salt or '')} characters; at most {_LONGEST_SALT}"
+        raise ApiError(400, f"cache_salt: {text}", "cache_salt")
     pinned = body.cache_pin_tokens or 0
     if not 0 <= pinned <= len(ids):
         text = f"must be a number of the prompt's first tokens, from 0 to {len(ids)}"
