@@ -31,8 +31,11 @@ from features.steps.checkpoints import Checkpoints
 from features.steps.disk_steps import *
 from features.steps.ending_steps import *
 from features.steps.engine_steps import *
+from features.steps.engines_steps import *
 from features.steps.eviction_steps import *
+from features.steps.fetch_steps import *
 from features.steps.fork_steps import *
+from features.steps.format_steps import *
 from features.steps.hostile_steps import *
 from features.steps.http_limits_steps import *
 from features.steps.http_steps import *

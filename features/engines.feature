@@ -16,6 +16,15 @@ Feature: Engines that are not kvlab's
       And they equal those of summary.json
       And its artifacts are "requests.parquet series.parquet summary.json"
 
+    @R19.1
+    Scenario: A run of kvlab serve has the tokens of a run in process, and what the server says of its memory
+      Given a tiny checkpoint with words as a directory
+      When it is served by kvlab serve, and its address is given to a run
+      Then it had the requests of a run in process, and its tokens
+      And its metric "kv/prefix_hit_rate" is that of the run in process
+      And they equal those of summary.json
+      And its artifacts are "requests.parquet series.parquet summary.json"
+
     @R19.2
     Scenario: Requests that were sent late make a run invalid
       Given a server of OpenAI's protocol
@@ -62,3 +71,33 @@ Feature: Engines that are not kvlab's
       When I run "engine=transformers_static engine.python=/no/python" on a tiny model
       Then the command fails without a traceback
       And the message says "engine.python=/no/python: is no interpreter"
+
+  Rule: An engine in a process of its own serves the same requests from the same bytes
+
+    @R19.4 @slow
+    Scenario Outline: <engine> serves a checkpoint
+      Given a tiny checkpoint with words as a directory
+      When it is run with "engine=<engine> <options>"
+      Then it had the requests of a run in process, and its tokens
+      And its metric "<metric>" is that of the run in process
+      And no process of it is left
+
+      Examples:
+        | engine                  | options                       | metric             |
+        | transformers_static     |                               | tokens/output      |
+        | transformers_continuous | +engine.options.page_size=16  | capacity/kv_bytes  |
+        | vllm_eager              | +engine.options.block_size=16 | capacity/kv_bytes  |
+
+    @R19.4 @slow
+    Scenario Outline: An engine in a process that <fails>
+      Given a tiny checkpoint with words as a directory
+      When it is run with "engine=transformers_static <option>"
+      Then the command fails without a traceback
+      And the message says "engine=transformers_static: <sentence>"
+      And the tracked run is "FAILED"
+      And no process of it is left
+
+      Examples:
+        | fails     | option                       | sentence                                                                |
+        | fails     | +engine.options.bloks=1      | the engine failed: TypeError: unknown parameter bloks; known: batch     |
+        | hangs     | engine.start_timeout_s=0.001 | the engine was not ready within engine.start_timeout_s=0.001 seconds    |

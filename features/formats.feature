@@ -10,17 +10,26 @@ Feature: Formats of K and V
       Then the command succeeds
       And all 3 requests were completed
       And the message says "<said>"
-      And it has the metrics
-        | metric                     |
-        | quality/kl_mean            |
-        | quality/top1_agreement     |
-        | quality/logit_error_mean   |
+      And a token's K and V take <bytes> bytes in the pool
       And they equal those of summary.json
 
       Examples:
-        | settings                               | said              |
-        | kv.dtype=fp8_e4m3                      | in fp8_e4m3;      |
-        | kv.key_dtype=int8 kv.value_dtype=int4  | in int8 and int4; |
+        | settings                               | said              | bytes |
+        | kv.dtype=int8                          | in int8;          | 288   |
+        | kv.dtype=fp8_e4m3                      | in fp8_e4m3;      | 288   |
+        | kv.dtype=fp8_e5m2                      | in fp8_e5m2;      | 288   |
+        | kv.dtype=int4                          | in int4;          | 144   |
+        | kv.key_dtype=int8 kv.value_dtype=int4  | in int8 and int4; | 216   |
+
+    @R22.1
+    Scenario: Fewer bits cost more
+      When I run "kv.dtype=int8 workload.num_requests=3" on a tiny model
+      And I run "kv.dtype=fp8_e4m3 workload.num_requests=3" on a tiny model
+      And I run "kv.dtype=fp8_e5m2 workload.num_requests=3" on a tiny model
+      And I run "kv.dtype=int4 workload.num_requests=3" on a tiny model
+      Then each has more "quality/kl_mean" than the one before
+      When I run "kv.dtype=auto workload.num_requests=3" on a tiny model
+      Then it has no metrics of "quality"
 
   Rule: What a model, a format or an engine cannot do is refused in a sentence
 

@@ -390,6 +390,7 @@ Feature: The model computes what transformers computes
     Scenario: The tokens are those of 16 bits
       When a tiny model is run with "executor.dtype=bfloat16 executor.weights=plain" and with "executor.dtype=bfloat16 executor.weights=compact"
       Then both runs had the same prompts and produced the same tokens
+      And a number of a matrix takes 16 bits in memory with "executor.weights=plain", and 12 with "executor.weights=compact"
 
     @R11.7
     Scenario Outline: <settings>

@@ -29,7 +29,7 @@ Feature: What leaves the pool for host memory comes back
       And the prompt "a" is asked again 3 times beside another
       Then the other is answered while those 3 are being loaded
       And once the slow memory goes on both answers to "a" are those of the model without a cache
-      And its blocks were loaded once for all 3
+      And its 10 blocks were loaded once for all 3
 
   Rule: Memory that loses content costs time and nothing else
 

@@ -22,6 +22,8 @@ Feature: Reports
       Given five repeats of a configuration on a machine that slows down, and of another that makes <factor> times the tokens
       When I report on the two
       Then the verdict on output tokens is "<word>"
+      And the verdict on first token, p50 is "<word>"
+      And the interval of output tokens is Student's for the logarithms of the five ratios
 
       Examples:
         | factor | word   |
@@ -30,25 +32,42 @@ Feature: Reports
         | 1.25   | faster |
 
     @R13.6
+    Scenario Outline: Five repeats that vary by <percent> %, and others that make <factor> times the tokens
+      Given five repeats of a configuration that vary by <percent> %, and of another that makes <factor> times the tokens
+      When I report on the two
+      Then the verdict on output tokens is "<word>"
+      And the interval of output tokens is Student's for the logarithms of the five ratios
+
+      Examples:
+        | percent | factor | word   |
+        | 3       | 0.9    | slower |
+        | 30      | 0.9    | same   |
+        | 3       | 1.1    | faster |
+        | 30      | 1.1    | same   |
+
+    @R13.6
     Scenario: One run each has no verdict
       Given one run of a configuration, and one of another that makes 0.8 times the tokens
       When I report on the two
       Then the verdict on output tokens is ""
-      And the message says "second against tags.side=first: ... −20.0 % ... no interval and no verdict"
+      And the message says "kv.block_size=32 against kv.block_size=16: ... −20.0 % ... no interval and no verdict"
 
   Rule: A gate fails by exit code and says why
 
     @R13.7
-    Scenario Outline: A limit on throughput
+    Scenario Outline: A limit: <condition>
       Given five repeats of a configuration on a machine that slows down, and of another that makes 0.9 times the tokens
-      When I report on the two with "<condition>"
+      When I report on the two with "fail_if=<condition>"
       Then the command ends with status <code>
       And the message says "<message>"
 
       Examples:
-        | condition                                      | code | message |
-        | fail_if=throughput/output_tokens_per_s < -5%   | 3    | failed: throughput/output_tokens_per_s ... second ... first |
-        | fail_if=throughput/output_tokens_per_s < -15%  | 0    | passed: throughput/output_tokens_per_s ... second ... first |
+        | condition                                                                | code | message                                                            |
+        | throughput/output_tokens_per_s < -5%                                     | 3    | failed: throughput/output_tokens_per_s of kv.block_size=32 ... kv.block_size=16: -1 |
+        | throughput/output_tokens_per_s < -15%                                    | 0    | passed: throughput/output_tokens_per_s of kv.block_size=32 ... kv.block_size=16: -1 |
+        | latency/ttft_ms_p50 > 5%                                                 | 3    | failed: latency/ttft_ms_p50 of kv.block_size=32 ... kv.block_size=16: +1            |
+        | latency/ttft_ms_p50 > 15%                                                | 0    | passed: latency/ttft_ms_p50 of kv.block_size=32 ... kv.block_size=16: +1            |
+        | throughput/output_tokens_per_s < -15%, latency/ttft_ms_p50 > 5%          | 3    | passed: throughput ... failed: latency/ttft_ms_p50                  |
 
   Rule: A mistake is named in a sentence
 

@@ -97,6 +97,7 @@ Feature: Runs
       Then the command succeeds
       And its artifacts are "blocks.parquet figures trace.json"
       And its folder "figures" holds "memory.png pool_map.png timeline.png latency.png hover.html"
+      And its page has each request with its time to the first token, and the blocks that it holds
 
     @R13.2
     Scenario: A tracking server that does not answer costs no result

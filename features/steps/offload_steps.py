@@ -130,10 +130,11 @@ def found_in_host_memory(tiered: Tiered, count: int) -> None:
     assert tiered.engine.pool.counters().host_hit_tokens == count
 
 
-@then(parsers.parse("its blocks were loaded once for all {count:d}"))
-def loaded_once(tiered: Tiered, count: int) -> None:
+@then(parsers.parse("its {blocks:d} blocks were loaded once for all {count:d}"))
+def loaded_once(tiered: Tiered, blocks: int, count: int) -> None:
     counters = tiered.engine.pool.counters()
-    assert counters.disk_hit_tokens == count * 4 * counters.disk_loaded_blocks
+    assert counters.disk_loaded_blocks == blocks
+    assert counters.disk_hit_tokens == count * 4 * blocks
 
 
 @then(parsers.parse("{count:d} block was lost"))

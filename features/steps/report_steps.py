@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from tests.support.commands import Command, call
 from tests.support.recorded import record_run, record_sweep
 
 DRIFT = (1.0, 0.97, 0.9, 0.91, 0.85)
+SIDES = {"first": {"kv__block_size": 16}, "second": {"kv__block_size": 32}}
 CHANCE = (1.002, 0.998, 1.001, 0.997, 1.0)
 
 
@@ -23,6 +27,7 @@ class Reporter:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self._monkeypatch = folder, monkeypatch
+        self.ratios: list[float] = []  # of the second configuration to the first, repeat by repeat
 
     def run(self, *arguments: str) -> Command:
         self._monkeypatch.chdir(self.folder)
@@ -36,6 +41,12 @@ def reporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reporter:
     return Reporter(tmp_path, monkeypatch)
 
 
+def record_turns(reporter: Reporter, factor: float, chances: Sequence[float]) -> None:
+    second = [1000 * factor * drift * chance for drift, chance in zip(DRIFT, chances, strict=True)]
+    record_sweep(reporter.folder / "two", SIDES, {"first": [1000 * drift for drift in DRIFT], "second": second})
+    reporter.ratios = [factor * chance for chance in chances]
+
+
 @given(
     parsers.parse(
         "five repeats of a configuration on a machine that slows down, and of another that makes {factor:g} times "
@@ -43,39 +54,40 @@ def reporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reporter:
     )
 )
 def timed_repeats(reporter: Reporter, factor: float) -> None:
-    points = {
-        name: {"kv__block_size": size, "tags": {"side": name}} for name, size in (("first", 16), ("second", 32))
-    }
-    second = [1000 * factor * drift * chance for drift, chance in zip(DRIFT, CHANCE, strict=True)]
-    record_sweep(reporter.folder / "two", points, {"first": [1000 * drift for drift in DRIFT], "second": second})
+    record_turns(reporter, factor, CHANCE)
+
+
+@given(
+    parsers.parse(
+        "five repeats of a configuration that vary by {percent:g} %, and of another that makes {factor:g} times "
+        "the tokens"
+    )
+)
+def varying_repeats(reporter: Reporter, percent: float, factor: float) -> None:
+    record_turns(reporter, factor, [1 + percent / 100 * part for part in (1, -1, 0.5, -0.5, 0)])
 
 
 @given(parsers.parse("one run of a configuration, and one of another that makes {factor:g} times the tokens"))
 def single_runs(reporter: Reporter, factor: float) -> None:
-    points = {
-        name: {"kv__block_size": size, "tags": {"side": name}} for name, size in (("first", 16), ("second", 32))
-    }
-    record_sweep(reporter.folder / "two", points, {"first": [1000.0], "second": [1000 * factor]})
+    record_sweep(reporter.folder / "two", SIDES, {"first": [1000.0], "second": [1000 * factor]})
 
 
 @given("two runs of different requests")
 def different_requests(reporter: Reporter) -> None:
     for number in (2, 3):
         facts = {"workload_digest": f"d{number}"}
-        tags = {"side": f"{number} requests"}
-        record_run(reporter.folder / "two" / str(number), workload__num_requests=number, facts=facts, tags=tags)
+        record_run(reporter.folder / "two" / str(number), workload__num_requests=number, facts=facts)
 
 
 @when("I report on the two")
 def report_on_two(reporter: Reporter, commands: list[Command]) -> None:
-    commands.append(reporter.run(str(reporter.folder / "two"), "by=tags.side"))
+    commands.append(reporter.run(str(reporter.folder / "two")))
 
 
 @when(parsers.parse('I report on the two with "{setting}"'))
 def report_with(reporter: Reporter, commands: list[Command], setting: str) -> None:
     settings = [setting] if setting.startswith("fail_if") else re.split(r" (?=tracking)", setting)
-    by = [] if setting.startswith("by=") else ["by=tags.side"]
-    commands.append(reporter.run(str(reporter.folder / "two"), *by, *settings))
+    commands.append(reporter.run(str(reporter.folder / "two"), *settings))
 
 
 @when("I report on that sweep")
@@ -96,10 +108,23 @@ def report_says(commands: list[Command], text: str) -> None:
     assert text in commands[-1].output, commands[-1].output
 
 
-@then(parsers.re(r'the verdict on output tokens is "(?P<word>\w*)"'))
-def verdict_is(commands: list[Command], word: str) -> None:
-    line = next(row for row in commands[-1].output.splitlines() if row.startswith("  output tokens"))
-    assert re.split(r"\s*│\s*", line.strip())[-1] == word, line
+def cells(commands: list[Command], label: str) -> list[str]:
+    line = next(row for row in commands[-1].output.splitlines() if row.startswith(f"  {label}"))
+    return re.split(r"\s*│\s*", line.strip())
+
+
+@then(parsers.re(r'the verdict on (?P<label>[\w, ]+) is "(?P<word>\w*)"'))
+def verdict_is(commands: list[Command], label: str, word: str) -> None:
+    assert cells(commands, label)[-1] == word
+
+
+@then("the interval of output tokens is Student's for the logarithms of the five ratios")
+def interval_is(reporter: Reporter, commands: list[Command]) -> None:
+    logs = [math.log(ratio) for ratio in reporter.ratios]
+    half = 2.776445 * statistics.stdev(logs) / math.sqrt(5)  # the 97.5 % quantile of t with 4 degrees of freedom
+    ends = [100 * math.expm1(statistics.mean(logs) + side * half) for side in (-1, 1)]
+    low, high = cells(commands, "output tokens")[-2].removesuffix(" %").replace("\N{MINUS SIGN}", "-").split(" to ")
+    assert [float(low), float(high)] == pytest.approx(ends, abs=0.051)
 
 
 @then("the page and the Markdown of the report have every configuration")

@@ -239,6 +239,17 @@ def folder_holds(commands: list[Command], folder: str, names: str) -> None:
     assert all(file.file_size > 1000 for file in found)
 
 
+@then("its page has each request with its time to the first token, and the blocks that it holds")
+def page_has_requests(commands: list[Command]) -> None:
+    rows = commands[-1].rows("requests.parquet")
+    page = (commands[-1].directory / "figures" / "hover.html").read_text()
+    timeline, _, pool_map = page.partition('"type":"heatmap"')
+    (drawn,) = re.findall(r'"customdata":(\[\["\w+",[\d.]+\].*?\]\]),"hovertemplate":"[^"]*first token', timeline)
+    assert [name for name, _ in json.loads(drawn)] == [row["request_id"] for row in rows]
+    assert [ttft for _, ttft in json.loads(drawn)] == pytest.approx([row["ttft_ms"] for row in rows])
+    assert all(f'"{row["request_id"]}"' in pool_map for row in rows)
+
+
 @then(parsers.parse("requests.parquet holds a row for each of {count:d} requests with its tokens and times"))
 def request_rows(commands: list[Command], count: int) -> None:
     rows = commands[-1].rows("requests.parquet")
@@ -326,6 +337,13 @@ def same_tokens(commands: list[Command]) -> None:
     assert commands[0].directory != commands[1].directory
     assert [row["output_token_ids"] for row in first] == [row["output_token_ids"] for row in second]
     assert commands[0].summary["workload_digest"] == commands[1].summary["workload_digest"]
+
+
+@then("the second took fewer steps, and accepted some proposed tokens and not all")
+def fewer_steps(commands: list[Command]) -> None:
+    first, second = (command.summary["metrics"] for command in commands[-2:])
+    assert second["engine/steps"] < first["engine/steps"]
+    assert 0 < second["speculation/accepted_tokens"] < second["speculation/proposed_tokens"]
 
 
 @then("the runs had different prompts")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 from pytest_bdd import parsers, then, when
 
@@ -44,6 +46,20 @@ def search_in_store(laboratory: Commands, count: int, key: str, value: float) ->
     children = laboratory.lab.children()
     assert [run.finished for run in children] == [True] * count
     assert {run.tags["mlflow.parentRunId"] for run in children} == {search.run_id}
+
+
+@then(parsers.parse('of the runs that the store holds, its best is the one with the most "{metric}"'))
+def best_of_search(laboratory: Commands, metric: str) -> None:
+    (search,) = [run for run in laboratory.lab.runs() if run.tags.get("kvlab.kind") == "tune"]
+    ranked = sorted(laboratory.lab.children(), key=lambda run: run.metrics[metric])
+    assert len(ranked) > 1
+    assert ranked[0].metrics[metric] < ranked[-1].metrics[metric]
+    assert search.metrics[metric] == ranked[-1].metrics[metric]
+    (line,) = [line for line in laboratory.last.output.splitlines() if line.startswith("kvlab run ")]
+    values = dict(setting.split("=", 1) for setting in shlex.split(line)[2:])
+    chosen = {key: value for key, value in values.items() if key.startswith(("scheduler.max_", "kv.block"))}
+    assert chosen.items() <= ranked[-1].params.items()
+    assert not chosen.items() <= ranked[0].params.items()
 
 
 @then(parsers.parse('it leaves the files "{names}"'))

@@ -20,6 +20,7 @@ from kvlab.core import Message
 from kvlab.errors import printable
 from kvlab.models.gguf import read_gguf
 from kvlab.models.tokenizer import load_tokenizer
+from tests.parity.published import check_served
 from tests.support.commands import Command, call
 from tests.support.published import smollm2_file
 from tests.support.words import END, setting, write_checkpoint, write_gguf_checkpoint
@@ -52,6 +53,7 @@ def as_directory(written: Path, worded: list[Path]) -> None:
 
 
 @given("the same checkpoint as a GGUF file")
+@given("a tiny checkpoint with words as a GGUF file")
 def as_gguf(written: Path, worded: list[Path]) -> None:
     worded.append(written / "words.gguf")
 
@@ -241,3 +243,13 @@ def ask_published(dtype: str) -> Command:
 def published_answer(spoken: Command, text: str) -> None:
     assert spoken.code == 0, spoken.output
     assert spoken.output.startswith(f"{text}\n[8 tokens: ")
+
+
+@then(
+    parsers.re(
+        r"(?P<count>\d+) prompts of its own are given the (?P<tokens>\d+) tokens that transformers gives them, "
+        r"with attention=(?P<attention>\w+) kv=(?P<kv>\w+), (?P<pressure>preempted|not preempted)"
+    )
+)
+def published_tokens(count: str, tokens: str, attention: str, kv: str, pressure: str) -> None:
+    check_served(attention, kv, pressure == "preempted", int(count), int(tokens))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,12 @@ def write_trace(tmp_path: Path, docstring: str) -> Path:
     return path
 
 
+@given(parsers.parse("a trace of {count:d} requests, one every {gap:g} s"), target_fixture="trace")
+def write_even_trace(tmp_path: Path, count: int, gap: float) -> Path:
+    rows = (f"2023-11-16 18:15:{10 + number * gap:09.6f},{20 + number},{1 + number % 3}" for number in range(count))
+    return write_trace(tmp_path, "\n".join(("TIMESTAMP,ContextTokens,GeneratedTokens", *rows)))
+
+
 @when(parsers.parse('I run "{text}" on that trace'))
 def run_trace(lab: Runner, commands: list[Command], trace: Path, text: str) -> None:
     commands.append(lab.run(f"{text} workload.path={trace}"))
@@ -40,6 +48,39 @@ def arrived(commands: list[Command], times: str, prompts: str, outputs: str) -> 
 def found(commands: list[Command], tokens: str) -> None:
     rows = commands[-1].rows("requests.parquet")
     assert [row["cached_tokens"] for row in rows] == amounts(tokens)
+
+
+def shapes(command: Command) -> set[tuple[int, int, int]]:
+    """Hundredths of a second, prompt and output tokens of what a run served."""
+    rows = command.rows("requests.parquet")
+    return {(round(100 * row["arrival_s"]), row["prompt_tokens"], len(row["output_token_ids"])) for row in rows}
+
+
+@then(
+    parsers.parse(
+        "between {least:d} and {most:d} of its requests were served, each at its time and with its length"
+    )
+)
+def share_is_served(commands: list[Command], least: int, most: int) -> None:
+    served = shapes(commands[-1])
+    assert least <= len(served) <= most
+    assert served <= {(number, 20 + number, 1 + number % 3) for number in range(40)}
+
+
+@then("those that were served are a part of those before")
+def smaller_share(commands: list[Command]) -> None:
+    before, after = (
+        {row["prompt_tokens"] for row in command.rows("requests.parquet")} for command in commands[-2:]
+    )
+    assert after < before
+
+
+@then(parsers.parse("the gaps between its arrivals have a mean of {mean:g} s, and a deviation of {deviation:g} s"))
+def gaps(commands: list[Command], mean: float, deviation: float) -> None:
+    times = [row["arrival_s"] for row in commands[-1].rows("requests.parquet")]
+    found = [after - before for before, after in pairwise(times)]
+    assert statistics.mean(found) == pytest.approx(mean, rel=0.15, abs=1e-9)
+    assert statistics.pstdev(found) == pytest.approx(deviation, rel=0.15, abs=1e-9)
 
 
 @then("each request arrived when the one before it had ended")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ from kvlab.errors import ConfigError
 from kvlab.kv.groups import LayerGroup
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.lab.capacity import CapacityPlan, plan_capacity
-from kvlab.lab.run.drive import drive
-from tests.support.transformers_models import PROMPTS, Written, engine_config, write_model
+from tests.support.poisoned import OUTPUT, answers, engine_of
+from tests.support.transformers_models import PROMPTS, Written, write_model
 
-OUTPUT = 16
+#: In turn, beside a pool that shares and leaves windows.
+OTHER_MEMORY: tuple[dict[str, Any], ...] = ({"prefix_sharing": False}, {"windows": False})
 
 
 def number(text: str) -> int:
@@ -111,52 +112,74 @@ def room_for_sequences(overrides: list[str], count: str, kept: str, override: st
 
 
 @dataclass
-class AskedFourTimes:
+class AskedBeyondWindow:
     """A model, its own answers, and those that it gave from kvlab's memory."""
 
     written: Written
     expected: list[list[int]]
-    found: list[list[list[int]]] = field(default_factory=list)
-    warm_hits: int = 0
+    given: list[list[list[int]]] = field(default_factory=list)
+    hits: list[int] = field(default_factory=list)  # tokens that each round found in the cache
+    engine: EngineCore | None = None  # the latest
+
+    def ask(self, engine: EngineCore, count: int = len(PROMPTS), tokens: int = OUTPUT) -> None:
+        """Ask for the first answers once more."""
+        counters = engine.pool.counters()
+        self.given.append(answers(engine, count, tokens))
+        self.hits.append(engine.pool.counters().hit_tokens - counters.hit_tokens)
+        self.engine = engine
 
 
 @given(
     parsers.parse("a small {family} that transformers wrote, and its own greedy answers beyond its window"),
     target_fixture="asked",
 )
-def model_with_windows(tmp_path: Path, family: str) -> AskedFourTimes:
+def model_with_windows(tmp_path: Path, family: str) -> AskedBeyondWindow:
     written = write_model(family, tmp_path)
-    return AskedFourTimes(written, [written.greedy(prompt, OUTPUT) for prompt in PROMPTS])
+    return AskedBeyondWindow(written, [written.greedy(prompt, OUTPUT) for prompt in PROMPTS])
 
 
 @when("they are asked for in turn: cold, warm, without sharing, and with every token kept")
-def asked_four_times(asked: AskedFourTimes) -> None:
-    def engine(**kv: Any) -> EngineCore:
-        memory = KVConfig(block_size=4, num_blocks=200, **kv)
-        limits = {"max_batched_tokens": 28, "max_batch_size": 4}
-        return build_engine(plan_engine(engine_config(asked.written.directory, memory, "auto", "auto", **limits)))
-
-    def answers(engine: EngineCore) -> list[list[int]]:
-        sampling = SamplingParams(max_tokens=OUTPUT, ignore_eos=True)
-        requests = [Request(f"r{index}", prompt, sampling) for index, prompt in enumerate(PROMPTS)]
-        return [list(record.output_token_ids) for record in drive(engine, requests).records]
-
-    first = engine()
-    asked.found.append(answers(first))
-    before = first.pool.counters().hit_tokens
-    asked.found.append(answers(first))
-    asked.warm_hits = first.pool.counters().hit_tokens - before
-    asked.found += [answers(engine(prefix_sharing=False)), answers(engine(windows=False))]
+def asked_four_times(asked: AskedBeyondWindow) -> None:
+    memory = KVConfig(block_size=4, num_blocks=200)
+    engine = engine_of(asked.written, memory)
+    for each in (engine, engine, *(engine_of(asked.written, replace(memory, **kv)) for kv in OTHER_MEMORY)):
+        asked.ask(each)
 
 
-@then("all four times the answers are transformers' own")
-def all_answers_of_transformers(asked: AskedFourTimes) -> None:
-    assert asked.found == [asked.expected] * 4
+@when(
+    parsers.parse(
+        "{count:d} answers of {tokens:d} tokens are asked for twice of {blocks:d} blocks, which are overwritten "
+        "when they are free"
+    )
+)
+def asked_under_pressure(
+    asked: AskedBeyondWindow, request: pytest.FixtureRequest, count: int, tokens: int, blocks: int
+) -> None:
+    every = "backend_name" in request.fixturenames
+    backend = request.getfixturevalue("backend_name") if every else "auto"
+    limits = {"max_batch_size": 6, "admission_reserve": 0.0, "watermark": 0.0, "max_batched_tokens": 20}
+    engine = engine_of(asked.written, KVConfig(block_size=4, num_blocks=blocks), backend, **limits)
+    asked.expected = [answer[:tokens] for answer in asked.expected[:count]]
+    for _ in range(2):
+        asked.ask(engine, count, tokens)
+
+
+@then(parsers.parse("all {count:d} times the answers are transformers' own"))
+def all_answers_of_transformers(asked: AskedBeyondWindow, count: int) -> None:
+    assert asked.given == [asked.expected] * count
 
 
 @then("the warm run found more than 100 tokens")
-def warm_run_found(asked: AskedFourTimes) -> None:
-    assert asked.warm_hits > 100
+def warm_run_found(asked: AskedBeyondWindow) -> None:
+    assert asked.hits[1] > 100
+
+
+@then("sequences were preempted, blocks evicted, and prefixes found")
+def was_under_pressure(asked: AskedBeyondWindow) -> None:
+    assert asked.engine is not None
+    assert asked.engine.stats().preemptions
+    assert asked.engine.pool.counters().evicted_blocks
+    assert asked.hits[1]
 
 
 @then(parsers.re(r'the engine is refused with "(?P<sentence>[^"]*)"'))

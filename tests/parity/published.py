@@ -12,12 +12,14 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 from kvlab.cli.compose import compose_run
 from kvlab.core import Request, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.protocol import EngineStats
+from kvlab.errors import BackendError
 from kvlab.lab.run.drive import drive
 from kvlab.models.tokenizer import load_tokenizer
 from kvlab.workloads import build_requests
@@ -26,6 +28,7 @@ from tests.support.published import smollm2_file
 FILE = Path(__file__).with_name("published_tokens.json")
 PROMPTS, TOKENS = 32, 64
 SETTINGS = ("executor.threads=1", "executor.dtype=float32", "model.max_seq_len=256")
+BLOCK = 16
 MARGIN = 2e-3  # of logits; the largest difference found between kvlab and transformers is a tenth of it
 
 
@@ -74,6 +77,34 @@ def served(prompts: list[list[int]], *overrides: str, tokens: int = TOKENS) -> t
     asked = [Request(f"r{index}", tuple(prompt), sampling) for index, prompt in enumerate(prompts)]
     log = drive(engine, asked)
     return [list(record.output_token_ids) for record in log.records], engine.stats()
+
+
+def shared_tokens(prompts: list[list[int]]) -> int:
+    """How many tokens all prompts begin with."""
+    return next(place for place, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1)
+
+
+def check_served(backend: str, kv: str, preempt: bool, count: int, tokens: int) -> None:
+    """Assert that the first prompts are given transformers' tokens, and that what was asked of the memory happened:
+    with `preempt` it holds all prompts and not their answers. Skips where the backend cannot compute here.
+    """
+    smollm2_file()
+    rows = expected()[:count]
+    prompts = [row.prompt for row in rows]
+    needed = sum(-(-len(prompt) // BLOCK) for prompt in prompts)
+    if kv == "paged":
+        needed -= shared_tokens(prompts) // BLOCK * (count - 1)
+    blocks = needed + (1 if preempt else count * -(-tokens // BLOCK))
+    overrides = [f"attention={backend}", f"kv={kv}", f"scheduler.max_batch_size={count}"]
+    if kv != "contiguous":
+        overrides += [f"kv.num_blocks={blocks}", f"kv.block_size={BLOCK}", "scheduler.admission_reserve=0"]
+    try:
+        found, stats = served(prompts, *overrides, tokens=tokens)
+    except BackendError as error:
+        pytest.skip(str(error))
+    assert found == [row.tokens[:tokens] for row in rows]
+    assert bool(stats.preemptions) == preempt
+    assert bool(stats.hit_tokens) == (kv == "paged")
 
 
 def main() -> None:
