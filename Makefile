@@ -39,7 +39,7 @@ $(READY): $(RUNS)
 	$(call install,.[dev])
 	touch $@
 
-run: $(RUNS) ## Compare contiguous slots, pages and shared pages: on a real model, then simulated on an H100; two minutes
+run: $(RUNS) ## Compare contiguous slots, pages and shared pages: on a real model, then simulated on an H100
 	$(BIN)/kvlab run experiment=contiguous_vs_paged
 	@echo
 	@echo "The same on one simulated H100: the engine's decisions are real, the time of each step is computed."

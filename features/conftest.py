@@ -44,6 +44,7 @@ from features.steps.kernel_steps import *
 from features.steps.metrics_steps import *
 from features.steps.model_steps import *
 from features.steps.offload_steps import *
+from features.steps.pacing_steps import *
 from features.steps.page_steps import *
 from features.steps.peer_steps import *
 from features.steps.pool_steps import *

@@ -138,7 +138,8 @@ def page(
     lines = [
         "# Requirements",
         "",
-        f"Written by `make requirements` on {today.isoformat()}: {met} of {len(requirements)} requirements met. "
+        f"Written by `make requirements` on {today.isoformat()}: of {met} of {len(requirements)} requirements all "
+        "scenarios passed. "
         f"Of {len(scenarios)} scenarios {ran} ran, with {sum(ended.values())} examples: "
         + ", ".join(f"{ended[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
         + ".",

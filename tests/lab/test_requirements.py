@@ -114,7 +114,7 @@ def test_the_page_lists_what_passed_and_what_did_not(scenarios: list[Scenario]) 
     open_, close = (scenario.place for scenario in scenarios)
     outcomes = {open_: Counter(passed=1), close: Counter(passed=1, failed=1)}
     text = page([FIRST, SECOND, HALL], scenarios, outcomes, date(2026, 1, 2))
-    assert "on 2026-01-02: 1 of 3 requirements met" in text
+    assert "on 2026-01-02: of 1 of 3 requirements all scenarios passed" in text
     assert "Of 2 scenarios 2 ran, with 3 examples: 2 passed, 1 failed, 0 skipped." in text
     assert "- passed: Open (`doors.feature`)" in text
     assert "- **1 passed, 1 failed**: Close \\<door> (`doors.feature`)" in text
