@@ -47,5 +47,6 @@ Feature: Which eviction policy would keep most, and what is the most that any co
         | kv.memory=1GiB      | kv.memory=1GiB: a replay takes sizes in blocks: kv.num_blocks=1000,10000              |
         | kv.quota=0.5        | kv.quota=0.5: a replay compares eviction policies alone, without time, tenants and    |
         | figure=curves.txt   | figure=curves.txt: a picture's name ends in .png, .svg, .pdf                          |
+        | workload=azure workload.path=trace.csv | workload=azure: what would be found again is unknown: workload=azure has the lengths of prompts, and not what they begin with |
         | workload=no_such    | workload=no_such: unknown; known: azure, burst16                                      |
         | kv.block_size=8,16  | kv.block_size=8,16: a replay does not sweep: give one value                           |

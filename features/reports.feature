@@ -15,6 +15,22 @@ Feature: Reports
       Then the command succeeds
       And the report says "greedy outputs of kv=contiguous, kv=paged: equal for 4 requests"
 
+    @R13.6 @R14.1
+    Scenario: Two simulated devices differ in what was asked for, and have no outputs
+      When I sweep "repeats=2 executor=simulated executor.timing=roofline hardware=l4,h100_sxm" on a tiny model
+      And I report on that sweep
+      Then the command succeeds
+      And the report says "not comparable (simulated l4, timing roofline: no tokens were computed)"
+      And nothing is said of "equal for"
+      And nothing is said of "not all on the same"
+
+    @R13.6 @R14.1
+    Scenario: A measured run beside a simulated one is said to be
+      When a tiny model is run with "executor=cpu" and with "executor=simulated executor.timing=roofline hardware=l4"
+      And I report on those two
+      Then the command succeeds
+      And the report says "Runs: 1 measured, 1 simulated."
+
   Rule: A difference gets a word only where the interval says so
 
     @R13.6

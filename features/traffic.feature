@@ -133,6 +133,27 @@ Feature: Traffic
       And a picture of it is all that the run left, and nothing was tracked
 
     @R15.4
+    Scenario Outline: What prompts share is not claimed of a trace that has their lengths alone: <workload>
+      Given a trace
+        """
+        <header>
+        <first>
+        <second>
+        """
+      When I run "workload=<workload> dry_run=true" on that trace
+      Then the command succeeds
+      And the message says "prompt blocks: 3 of 16 tokens"
+      And the message says "hit rate without a memory limit: unknown: workload=<workload> has the lengths of prompts, and not what they begin with"
+      And nothing is said of "none is higher"
+      And nothing is said of "0.0 %"
+
+      Examples:
+        | workload         | header                                                                | first                            | second                      |
+        | azure            | TIMESTAMP,ContextTokens,GeneratedTokens                               | 2023-11-16 18:15:46.0,20,5       | 2023-11-16 18:15:46.5,33,3  |
+        | burstgpt         | Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type  | 5,ChatGPT,20,5,25,log            | 6,ChatGPT,33,3,36,log       |
+        | sharegpt_lengths | num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio        | 20,5,25,4.0                      | 33,3,36,11.0                |
+
+    @R15.4
     Scenario: A sweep has no dry run
       When I sweep "dry_run=true seed=1,2" on a tiny model
       Then the command fails without a traceback

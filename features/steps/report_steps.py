@@ -90,6 +90,11 @@ def report_with(reporter: Reporter, commands: list[Command], setting: str) -> No
     commands.append(reporter.run(str(reporter.folder / "two"), *settings))
 
 
+@when("I report on those two")
+def report_on_those(reporter: Reporter, commands: list[Command]) -> None:
+    commands.append(reporter.run(*(str(command.directory) for command in commands[-2:])))
+
+
 @when("I report on that sweep")
 def report_on_sweep(reporter: Reporter, commands: list[Command]) -> None:
     commands.append(reporter.run(str(commands[-1].directory)))

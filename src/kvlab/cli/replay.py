@@ -73,6 +73,7 @@ def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) ->
     from kvlab.models.families import decoder_config
     from kvlab.models.tokenizer import load_tokenizer
     from kvlab.workloads import build_requests
+    from kvlab.workloads.describe import unknown_prompts
 
     config = compose_one(overrides, "a replay")
     if config.kv.memory is not None:
@@ -87,6 +88,9 @@ def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) ->
     for key, kept in config.kv.retention.items():
         text = "a replay compares eviction policies alone, without time, tenants and pins; take kvlab run"
         raise ConfigError(key, kept, f"{text} executor=simulated hardware=h100_sxm")
+    if reason := unknown_prompts(config.workload):
+        text = f"what would be found again is {reason}; take a workload with prompts, as mooncake or timed_trace"
+        raise ConfigError("workload", config.workload.name, text)
     vocab, memory = decoder_config(config.model).vocab_size, available_memory("cpu")
     with console.status("reading the workload"):
         load = partial(load_tokenizer, config.model)

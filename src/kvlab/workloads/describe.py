@@ -15,6 +15,16 @@ from kvlab.config import WorkloadConfig
 from kvlab.core import Request
 from kvlab.hashed_prompt import HashedPrompt
 
+#: Sources whose files have lengths alone: each request is given a prompt of its own, whatever it began with.
+_LENGTHS_ALONE = ("azure", "burstgpt", "sharegpt_lengths")
+
+
+def unknown_prompts(config: WorkloadConfig) -> str | None:
+    """Why it cannot be known what a workload's prompts have in common; None where it is."""
+    if config.source not in _LENGTHS_ALONE:
+        return None
+    return f"unknown: workload={config.name} has the lengths of prompts, and not what they begin with"
+
 
 @dataclass(frozen=True, slots=True)
 class WorkloadFacts:

@@ -77,6 +77,9 @@ def check_outputs(first: RunRecord, second: RunRecord) -> OutputCheck:
 def _not_comparable(first: RunRecord, second: RunRecord) -> str | None:
     if any(run.config.get("workload.temperature") for run in (first, second)):
         return "sampled, not greedy"
+    for run in (first, second):
+        if run.simulated and not run.config.get("executor.recording"):  # whose tokens were computed once
+            return f"{run.simulated}: no tokens were computed"
     keys = differing([settings(first), settings(second)])
     dummy = "dummy" in (first.config.get("model.weights"), second.config.get("model.weights"))
     if len({run.config.get("engine.kind", "kvlab") for run in (first, second)}) > 1 and dummy:

@@ -16,8 +16,10 @@ from kvlab.workloads.prefixes import PrefixTree
 _BINS = 60
 
 
-def workload_figure(requests: Sequence[Request], tree: PrefixTree) -> Figure:
-    """Distributions of prompt and output lengths, requests over time, and the hit rate of an endless cache."""
+def workload_figure(requests: Sequence[Request], tree: PrefixTree, unknown: str | None = None) -> Figure:
+    """Distributions of prompt and output lengths, requests over time, and the hit rate of an endless cache; in its
+    place why it is `unknown`, if it is.
+    """
     figure = style.new_figure(5.6)
     outputs = np.array([request.sampling.max_tokens for request in requests])
     for place, (name, lengths) in enumerate((("Prompts", np.array(tree.tokens)), ("Outputs", outputs)), start=1):
@@ -37,6 +39,10 @@ def workload_figure(requests: Sequence[Request], tree: PrefixTree) -> Figure:
         style.nothing(axes, f"{len(arrivals):,} at once")
     axes = figure.add_subplot(2, 2, 4, xlabel="requests so far", ylabel="%", ylim=(0, 102))
     style.tidy(axes, grid="both")
+    if unknown:
+        style.title(axes, "Hit rate without a limit")
+        style.nothing(axes, "unknown: no prompts, only their lengths")
+        return figure
     hits, tokens = np.cumsum(tree.hit_tokens), np.cumsum(tree.tokens)
     chosen = np.unique(np.linspace(0, len(hits) - 1, min(len(hits), 2000)).round().astype(int))
     axes.plot(chosen + 1, 100 * hits[chosen] / tokens[chosen], color=style.BLUE, linewidth=1.6)

@@ -18,6 +18,7 @@ from kvlab.lab.terminal import Terminal, marked
 from kvlab.models.families import decoder_config
 from kvlab.models.tokenizer import load_tokenizer
 from kvlab.workloads import build_requests
+from kvlab.workloads.describe import unknown_prompts
 from kvlab.workloads.prefixes import PrefixTree, prefix_tree
 
 
@@ -41,7 +42,9 @@ def dry_run(config: RunConfig, directory: Path, console: Terminal) -> None:
     from kvlab.lab.figures import save_figures  # Matplotlib takes half a second to import
     from kvlab.lab.figures.workload import workload_figure
 
-    (file,) = save_figures({"workload": workload_figure(requests, tree)}, directory)
+    (file,) = save_figures(
+        {"workload": workload_figure(requests, tree, unknown_prompts(config.workload))}, directory
+    )
     console.print(f"drawn: {file}", highlight=False, soft_wrap=True)
 
 
@@ -58,13 +61,21 @@ def _print(config: RunConfig, requests: list[Request], tree: PrefixTree, console
         table.add_row(name, *(f"{figure:,.{digits}f}" for figure in figures))
     console.print(table)
     blocks, repeated = sum(tree.blocks), sum(tree.repeated)
-    for name, text in {
-        "requests": f"{len(requests):,}" + (f", at most {closed:,} at once" if closed else ""),
-        "arrivals": f"within {last_s:,.1f} s, {len(arrivals) / last_s:,.2f} per s" if last_s else "all at once",
-        "tokens": f"{sum(tree.tokens):,} of prompts, {sum(outputs):,} of outputs",
+    shared = {
         "prompt blocks": f"{blocks:,} of {count(tree.block_size, 'token')}, {blocks - repeated:,} distinct",
         "blocks that occur before": f"{100 * tree.repeated_share:.1f} %",
         "tree of prefixes": f"{max(tree.blocks):,} blocks deep, shared down to {max(tree.repeated):,}",
         "hit rate without a memory limit": f"{100 * tree.most_hit_rate:.1f} % of prompt tokens; none is higher",
+    }
+    if reason := unknown_prompts(config.workload):
+        shared = {
+            "prompt blocks": f"{blocks:,} of {count(tree.block_size, 'token')}",
+            "hit rate without a memory limit": reason,
+        }
+    for name, text in {
+        "requests": f"{len(requests):,}" + (f", at most {closed:,} at once" if closed else ""),
+        "arrivals": f"within {last_s:,.1f} s, {len(arrivals) / last_s:,.2f} per s" if last_s else "all at once",
+        "tokens": f"{sum(tree.tokens):,} of prompts, {sum(outputs):,} of outputs",
+        **shared,
     }.items():
         console.print(marked("[bold]{}[/]: {}", name, text), highlight=False)
