@@ -581,6 +581,7 @@ Feature: OpenAI's protocol over HTTP
       When it completes {"prompt": "The capital of France is", "max_tokens": 1}
       Then it gets " Paris"
       And without a key /health is answered
+      And without a key its audit, which takes time of the engine, is refused
 
     @R18.8
     Scenario Outline: <what> is refused

@@ -228,6 +228,11 @@ def health_without_key(client: Client) -> None:
     assert httpx.get(f"{client.served.url}/v1/models").status_code == 401
 
 
+@then("without a key its audit, which takes time of the engine, is refused")
+def audit_without_key(client: Client) -> None:
+    assert httpx.get(f"{client.served.url}/health?audit=true").status_code == 401
+
+
 @given(
     parsers.re(r'a model that says "(?P<text>.*)" in every split of its characters that the vocabulary has'),
     target_fixture="said",

@@ -301,6 +301,32 @@ class TestStreams:
         assert all(asyncio.run(main()))
         idle(engine)
 
+    def test_what_others_ask_without_end_does_not_keep_it_from_stepping(self) -> None:
+        engine, looks = library(), 0
+        ended = threading.Event()
+
+        def look(_core: object) -> None:
+            nonlocal looks
+            looks += 1
+            time.sleep(0.001)
+
+        def ask() -> None:
+            while not ended.is_set() and looks < 5000:
+                engine.inspect(look).result()
+
+        with ThreadPoolExecutor() as threads:
+            asking = [threads.submit(ask) for _ in range(4)]
+            wait_until(lambda: looks > 20)
+            before = looks
+            outputs = asyncio.run(self.read(engine, request("a", 3, 60)))
+            during = looks - before
+            ended.set()
+            for each in asking:
+                each.result(timeout=60)
+        assert tokens(outputs, "a") == expected_tokens(request("a", 3, 60))
+        assert during < 4 * 80  # one of each thread before a step
+        idle(engine)
+
 
 class TestCollapse:
     """A step of the engine itself that raises."""

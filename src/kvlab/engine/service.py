@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -45,6 +45,7 @@ class Engine:
         self.core = core
         self._on_step = on_step
         self._stepping = threading.RLock()  # held by the thread that steps; it guards the core
+        self._holder = 0  # the thread that holds it
         self._inbox: deque[Callable[[], None]] = deque()  # what is to be done between two steps
         self._worker_lock = threading.Lock()  # guards the worker; taken after `_stepping`, never before
         self._worker: threading.Thread | None = None
@@ -153,7 +154,7 @@ class Engine:
 
     def step(self) -> StepRecord | None:
         """Run one step for all requests. None if nothing could run. Raises EngineStoppedError."""
-        with self._stepping:
+        with self._turn():
             self._run_inbox()
             self._check()
             try:
@@ -207,17 +208,35 @@ class Engine:
         self._run_inbox_if_free()
         return future
 
-    def _run_inbox_if_free(self) -> None:
-        """Run the inbox's actions unless another thread steps, which does so after its step."""
-        while self._inbox and self._stepping.acquire(blocking=False):
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold the lock to step, and say who does."""
+        with self._stepping:
+            before, self._holder = self._holder, threading.get_ident()
             try:
-                self._run_inbox()
+                yield
+            finally:
+                self._holder = before
+
+    def _run_inbox_if_free(self) -> None:
+        """Run the inbox's actions unless another thread steps, which does so between steps. A worker does all of
+        them: callers that ask in loops would keep it from its next step.
+        """
+        if self._holder == threading.get_ident():  # a callback asks
+            self._run_inbox()
+            return
+        while self._inbox and self._worker is None and self._stepping.acquire(blocking=False):
+            try:
+                with self._turn():
+                    self._run_inbox()
             finally:
                 self._stepping.release()
 
     def _run_inbox(self) -> None:
-        while self._inbox:
-            self._inbox.popleft()()
+        """Run the actions that are there now. Those that come meanwhile wait for a step: they may never end."""
+        for _ in range(len(self._inbox)):
+            if self._inbox:  # an action may have run others
+                self._inbox.popleft()()
 
     def _step_or_wait(self) -> None:
         """Step, unless a worker does; wait a little where nothing can run yet."""
@@ -247,7 +266,7 @@ class Engine:
             except EngineStoppedError:  # its callers have got the error
                 record = None
             # With both locks held no request is missed: one that comes later finds no worker and starts another.
-            with self._stepping, self._worker_lock:
+            with self._turn(), self._worker_lock:
                 if self._broken is not None or not (self._inbox or self.core.has_work()):
                     self._worker = None
                     self.core.clock.rest()

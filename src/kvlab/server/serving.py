@@ -15,6 +15,7 @@ from kvlab.core import Request as EngineRequest
 from kvlab.engine.protocol import FinishCallback
 from kvlab.engine.service import Engine
 from kvlab.server.answers import Answer
+from kvlab.server.audits import Audits
 from kvlab.server.bodies import Generation
 from kvlab.server.calls import ClientCall, Mailbox
 from kvlab.server.errors import ApiError
@@ -46,6 +47,7 @@ class Serving:
         self.metrics = metrics
         self.config = config
         self.traces = traces
+        self.audits = Audits(engine)
         self.draining = False
         self.open_calls = 0
         self._mailbox: Mailbox | None = None
