@@ -6,7 +6,6 @@ import httpx2 as httpx
 import pytest
 
 from kvlab.config.server import ServerConfig
-from kvlab.kv.prefix import salt_bytes
 from tests.support.serving import Served, served
 
 REQUEST = {"prompt": [1, 2, 3], "max_tokens": 40, "ignore_eos": True}
@@ -14,17 +13,6 @@ REQUEST = {"prompt": [1, 2, 3], "max_tokens": 40, "ignore_eos": True}
 
 def completion(server: Served, **fields: object) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/completions", json=REQUEST | fields, timeout=30)
-
-
-def test_a_salt_has_a_bound_and_the_index_keeps_little_of_a_long_one() -> None:
-    with served() as server:
-        assert completion(server, cache_salt="a" * 1024).status_code == 200
-        refused = completion(server, cache_salt="a" * 1025)
-        assert refused.status_code == 400
-        assert refused.json()["error"]["message"] == "cache_salt: has 1025 characters; at most 1024"
-    long, other = salt_bytes("a" * 10_000), salt_bytes("a" * 10_001)
-    assert long != other
-    assert len(long) < 64
 
 
 def test_one_step_of_a_call_with_many_samples_fits_its_buffer() -> None:

@@ -43,6 +43,7 @@ def post(server: Served, path: str, body: object, content_type: str = "applicati
     ("path", "body", "message", "param"),
     [
         ("completions", {"prompt": [[]]}, "an empty prompt", "prompt"),
+        ("completions", {"prompt": [1], "cache_salt": "x" * 1025}, "1,025 characters; at most 1024", "cache_salt"),
         ("completions", {"prompt": [[1]] * 129}, "prompt has 129 prompts: at most 128", "prompt"),
         (
             "chat/completions",

@@ -53,6 +53,13 @@ class TestMatch:
 
 
 class TestSalt:
+    def test_a_long_one_is_kept_as_a_digest(self) -> None:
+        index, salts = PrefixIndex(2), ["a" * 10**6, "a" * 10**6 + "b", 10**4000]
+        for block, salt in enumerate(salts):
+            publish(index, [1, 2], [block], salt)
+        assert [index.match([1, 2], salt) for salt in salts] == [[0], [1], [2]]
+        assert all(len(root) < 64 for root in index._roots)
+
     def test_separates_equal_prompts(self) -> None:
         index = PrefixIndex(2)
         for block, salt in enumerate((None, "a", 1, "1")):

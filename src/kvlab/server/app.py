@@ -36,7 +36,7 @@ from kvlab.server.page import HEADERS, PAGE
 from kvlab.server.parameters import chat_request, completion_requests, conversation
 from kvlab.server.serving import Serving
 
-_ERRORS = errors(400, 401, 404, 408, 413, 415, 503)
+_ERRORS = errors(400, 401, 403, 404, 408, 413, 415, 503)
 
 
 def build_app(serving: Serving) -> FastAPI:

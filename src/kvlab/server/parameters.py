@@ -119,7 +119,7 @@ def _biases(said: dict[str, float]) -> tuple[tuple[int, float], ...]:
 
 def _request(body: Generation, name: str, ids: tuple[int, ...], sampling: SamplingParams) -> Request:
     if len(body.cache_salt or "") > _LONGEST_SALT:
-        text = f"has {len(body.cache_salt or '')} characters; at most {_LONGEST_SALT}"
+        text = f"has {len(body.cache_salt or ''):,} characters; at most {_LONGEST_SALT}"
         raise ApiError(400, f"cache_salt: {text}", "cache_salt")
     pinned = body.cache_pin_tokens or 0
     if not 0 <= pinned <= len(ids):
