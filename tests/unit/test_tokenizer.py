@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
 
 from kvlab.config import ModelConfig
+from kvlab.confined import Confined
 from kvlab.core import Message
 from kvlab.engine.text import TextStream
 from kvlab.errors import ConfigError, TokenizerError
@@ -211,6 +212,36 @@ class TestTemplates:
     def test_reach_nothing_and_fill_nothing(self, text: str) -> None:
         with pytest.raises(TokenizerError, match="here: its chat template does not take the messages: "):
             self.render(text)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "{{ 'a'.center(2000000000) }}",
+            "{{ 'a'.zfill(2000000000) | length }}",
+            "{{ '%2000000000d' % 1 }}",
+            "{{ '%2000000000d' | format(1) }}",
+            "{{ '{:2000000000}'.format(1) }}",
+            "{% set many = 'a' * 100000 %}{{ many.replace('a', many) | length }}",
+            "{% set n = namespace(s='a' * 9999) %}{% for i in range(20) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+            "{% set n = namespace(s='a' * 9999) %}{% for i in range(20) %}{% set n.s = n.s + n.s %}{% endfor %}",
+        ],
+    )
+    def test_take_no_more_memory_than_their_process_has(self, text: str) -> None:
+        with pytest.raises(TokenizerError, match=r"here: .*: it takes more than 512 MiB of memory"):
+            self.render(text)
+        assert self.render("{{ messages | length }}") == "2"
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "{{ lipsum(n=1000000) | length }}",
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        ],
+    )
+    def test_take_no_more_time_than_their_process_has(self, text: str) -> None:
+        brief = Confined("kvlab.models.template_process", memory=512 << 20, seconds=0.5)
+        with pytest.raises(TokenizerError, match=r"here: .*: it takes more than 0\.5 seconds"):
+            ChatTemplate(text, {}, "here", brief).render(ASKED)
 
     def test_nested_too_deep(self) -> None:
         with pytest.raises(TokenizerError, match="here: its chat template is broken"):
