@@ -11,7 +11,7 @@ from tests.support.transformers_models import MEMORIES, Written, expected_tokens
 
 
 @pytest.fixture
-def answers() -> list[list[list[int]]]:
+def all_answers() -> list[list[list[int]]]:
     """Those of each time that the prompts were served."""
     return []
 
@@ -22,10 +22,10 @@ def small_model(tmp_path: Path, family: str) -> Written:
 
 
 @when(parsers.parse("six prompts of 5 to 50 tokens are served in {memory}"))
-def serve_prompts(written: Written, memory: str, answers: list[list[list[int]]]) -> None:
-    answers.append(served(written, MEMORIES[memory]))
+def serve_prompts(written: Written, memory: str, all_answers: list[list[list[int]]]) -> None:
+    all_answers.append(served(written, MEMORIES[memory]))
 
 
 @then("every answer is that of transformers' own generate")
-def answers_of_transformers(written: Written, answers: list[list[list[int]]]) -> None:
-    assert answers == [expected_tokens(written)] * len(answers)
+def answers_of_transformers(written: Written, all_answers: list[list[list[int]]]) -> None:
+    assert all_answers == [expected_tokens(written)] * len(all_answers)
