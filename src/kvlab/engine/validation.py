@@ -36,7 +36,7 @@ _NUMBERS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("temperature", lambda x: x >= 0, "a number, at least 0; 0 is greedy"),
     ("top_p", lambda x: 0 < x <= 1, "a number in (0, 1]; 1 keeps all tokens"),
     ("min_p", lambda x: 0 <= x < 1, "a number in [0, 1); 0 keeps all tokens"),
-    ("repetition_penalty", lambda x: 0.01 <= x <= 100, "a number from 0.01 to 100; 1 changes nothing"),
+    ("repetition_penalty", lambda x: x >= 0.001, "a number, at least 0.001; 1 changes nothing"),
     ("presence_penalty", lambda x: abs(x) <= MAX_PENALTY, f"a number from -{MAX_PENALTY} to {MAX_PENALTY}"),
     ("frequency_penalty", lambda x: abs(x) <= MAX_PENALTY, f"a number from -{MAX_PENALTY} to {MAX_PENALTY}"),
 )
