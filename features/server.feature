@@ -466,7 +466,7 @@ Feature: OpenAI's protocol over HTTP
     @R18.6
     Scenario: Messages that leave no room for an answer
       When it chats with a message of 600 words
-      Then it is refused with 400 for messages: "the model's context of 512 leaves no room"
+      Then it is refused with 400 for messages: "This model's maximum context length is 512 tokens. However, you sent"
 
     @R18.6
     Scenario Outline: <field> would change what the answer means, and is refused

@@ -44,12 +44,13 @@ class Letters(Tokenizer):
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(map(chr, token_ids))
 
-    def encode_prompt(self, prompt: str | Sequence[Message]) -> list[int]:
-        if isinstance(prompt, str):
-            return self.encode(prompt)
-        if any(message.role == "robot" for message in prompt):
+    def encode_rendered(self, text: str) -> list[int]:
+        return self.encode(text)
+
+    def render(self, messages: Sequence[Message], *, reply: bool = True) -> str:
+        if any(message.role == "robot" for message in messages):
             raise ConfigError("messages", "robot", "the template knows no such role")
-        return [id_ for role, content in prompt for id_ in self.encode(f"{role}: {content}\n")]
+        return "".join(f"{role}: {content}\n" for role, content in messages)
 
 
 @dataclass

@@ -74,6 +74,12 @@ def test_tokens_streamed_one_by_one_join_to_the_tokenizers_own_decoding(sources:
     joins()
 
 
+def test_a_long_text_has_the_same_tokens(tokenizer: Tokenizer, reference: Reference) -> None:
+    text = "It's 12345, naïve 日本語\n\n  three   words " * 500
+    assert tokenizer.encode(text) == reference.encode(text).ids
+    assert tokenizer.encode_rendered(text) == reference.encode(text, add_special_tokens=False).ids
+
+
 def test_messages_are_what_the_template_makes_of_them(tokenizer: Tokenizer, reference: Reference) -> None:
     assert tokenizer.render(ASKED) == RENDERED
     assert tokenizer.encode_prompt(ASKED) == reference.encode(RENDERED).ids

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _FILE, _SETTINGS, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 _LARGEST = 64 << 20  # bytes of tokenizer.json; Gemma's has 33 million
+_LONG_TEXT = 4096  # characters, from which on other threads run while it is encoded; encode() keeps them waiting
 _ADVICE = "use model=smollm2_135m (kvlab fetch smollm2) or another checkpoint that has one, or give model.tokenizer"
 
 
@@ -68,7 +69,9 @@ class Tokenizer:
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         try:
-            return self._backend.encode(text, add_special_tokens=special).ids
+            if len(text) < _LONG_TEXT:
+                return self._backend.encode(text, add_special_tokens=special).ids
+            return self._backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
         except Exception as error:  # half a surrogate pair is no text
             raise TokenizerError(f"{self.source}: cannot encode {shown(text, repr)} ({shown(error)})") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -33,7 +34,7 @@ from kvlab.server.limits import Limits
 from kvlab.server.live import ServerStats, pace
 from kvlab.server.metrics import CONTENT_TYPE
 from kvlab.server.page import HEADERS, PAGE
-from kvlab.server.parameters import chat_request, completion_requests, conversation
+from kvlab.server.parameters import chat_request, completion_requests, tokens_answer
 from kvlab.server.serving import Serving
 
 _ERRORS = errors(400, 401, 403, 404, 408, 413, 415, 503)
@@ -47,13 +48,14 @@ def build_app(serving: Serving) -> FastAPI:
     @app.post("/v1/completions", responses=generated(Completion))
     async def completions(body: CompletionRequest, client: Request) -> Response:
         name = f"cmpl-{uuid4().hex}"
-        requests = completion_requests(body, name, model)
+        requests = await serving.prepared(partial(completion_requests, body, name, model), client)
         return await serving.generate(CompletionAnswer, name, body, requests, client)
 
     @app.post("/v1/chat/completions", responses=generated(Chat))
     async def chat_completions(body: ChatRequest, client: Request) -> Response:
         name = f"chatcmpl-{uuid4().hex}"
-        return await serving.generate(ChatAnswer, name, body, [chat_request(body, name, model)], client)
+        request = await serving.prepared(partial(chat_request, body, name, model), client, renders=True)
+        return await serving.generate(ChatAnswer, name, body, [request], client)
 
     @app.get("/v1/models", response_model=Models)
     async def models() -> dict[str, Any]:
@@ -65,15 +67,13 @@ def build_app(serving: Serving) -> FastAPI:
             raise ApiError(404, f"model={shown(name, repr)}: there is {model.name!r}", "model")
         return model.card()
 
-    @app.post("/tokenize", response_model=Tokens)
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    @app.post("/tokenize", responses={200: {"model": Tokens}})
+    async def tokenize(body: TokenizeRequest, client: Request) -> Response:
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "needs either prompt or messages", "prompt")
-        if body.prompt is None:
-            ids = model.encode(conversation(body.messages or []), "messages")
-        else:
-            ids = model.encode(body.prompt, "prompt")
-        return {"tokens": list(ids), "count": len(ids), "max_model_len": model.max_tokens}
+        make, renders = partial(tokens_answer, body, model), body.messages is not None
+        answer = await serving.prepared(make, client, renders=renders)
+        return Response(answer, media_type="application/json")
 
     @app.post("/detokenize", response_model=Text)
     async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def build_app(serving: Serving) -> FastAPI:
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(client: Request, error: RequestValidationError) -> JSONResponse:
-        return invalid_body(error, client.headers.get("content-type", "")).response()
+        return invalid_body(error.errors(), client.headers.get("content-type", "")).response()
 
     @app.exception_handler(HTTPException)
     async def http_error(client: Request, error: HTTPException) -> JSONResponse:

@@ -7,7 +7,7 @@ A field that is not here is ignored, as OpenAI's servers do, unless it would cha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -30,6 +30,10 @@ CHANGES_MEANING: Mapping[str, tuple[object, ...]] = {
 }
 
 
+T = TypeVar("T")
+List = Annotated[list[T], Field(fail_fast=True)]  # of millions of mistakes the first is enough
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
@@ -47,7 +51,7 @@ class Generation(_Strict):
     model: str | None = None
     max_tokens: int | None = None
     n: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | List[str] | None = None
     seed: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -62,7 +66,7 @@ class Generation(_Strict):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: List[int] | None = None
     return_token_ids: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
@@ -73,7 +77,7 @@ class Generation(_Strict):
 class CompletionRequest(Generation):
     """The body of /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] = Field(description="text, token ids, or lists of either")
+    prompt: str | List[str] | List[int] | List[List[int]] = Field(description="text, token ids, or lists of either")
     echo: bool | None = None
     logprobs: int | None = None  # alternatives to each token, 20 at most
 
@@ -82,7 +86,7 @@ class Message(_Strict):
     """One turn of a conversation."""
 
     role: str
-    content: str | list[dict[str, Any]] | None = None  # parts of {"type": "text", "text": ...}
+    content: str | List[dict[str, Any]] | None = None  # parts of {"type": "text", "text": ...}
 
     def text(self) -> str:
         """The content. Raises ValueError for parts that are not text."""
@@ -97,7 +101,7 @@ class Message(_Strict):
 class ChatRequest(Generation):
     """The body of /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: List[Message] = Field(min_length=1)
     max_completion_tokens: int | None = None  # the newer name of max_tokens
     logprobs: bool | None = None
     top_logprobs: int | None = None  # alternatives to each token, 20 at most
@@ -108,11 +112,20 @@ class TokenizeRequest(_Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: List[Message] | None = None
 
 
 class DetokenizeRequest(_Strict):
     """The body of /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: List[int]
+
+
+#: The paths that take a body.
+KINDS: Mapping[str, type[Generation | TokenizeRequest | DetokenizeRequest]] = {
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}

@@ -71,12 +71,12 @@ class Chat(_Body):
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong; `param` names the field."""
+    """What went wrong; `param` names the field, `code` is the status or a name for programs."""
 
     message: str
     type: str
     param: str | None
-    code: int
+    code: int | str
 
 
 class Error(BaseModel):

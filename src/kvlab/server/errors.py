@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastapi.exceptions import RequestValidationError
 from starlette.responses import JSONResponse
 
 from kvlab.errors import EngineStoppedError, KvlabError, QueueFullError, RequestRefusedError, shown
@@ -19,17 +19,18 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """An answer that is an error."""
+    """An answer that is an error. `code` is for programs; without one it is the status."""
 
-    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | int | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
+        self.code = status if code is None else code
 
     def body(self) -> dict[str, Any]:
         """The error's JSON."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.status}}
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
         """The answer."""
@@ -49,9 +50,20 @@ def api_error(error: KvlabError) -> ApiError:
     return ApiError(503 if isinstance(error, EngineStoppedError) else 400, text)
 
 
-def invalid_body(error: RequestValidationError, content_type: str) -> ApiError:
-    """The first thing that is wrong with a body or a query."""
-    first = error.errors()[0]
+def context_exceeded(most: int, what: str, param: str) -> ApiError:
+    """For a request that is too long for the model, in words that clients look for; `what` was asked for."""
+    text = f"This model's maximum context length is {most} tokens. However, {what}"
+    return ApiError(400, text, param, "context_length_exceeded")
+
+
+def no_json(reason: str = "") -> ApiError:
+    """For a body that cannot be read, or is no object."""
+    return ApiError(400, f"the body is no JSON object{f': {reason}' if reason else ''}")
+
+
+def invalid_body(errors: Sequence[Mapping[str, Any]], content_type: str) -> ApiError:
+    """The first thing that is wrong with a body or a query, of pydantic's errors."""
+    first = errors[0]
     if first["loc"][0] == "query":
         name = str(first["loc"][-1])
         return ApiError(400, f"{shown(name)}={shown(first['input'], repr)}: {first['msg']}", name)
@@ -59,12 +71,11 @@ def invalid_body(error: RequestValidationError, content_type: str) -> ApiError:
         return ApiError(415, "the body is no JSON object; send it with Content-Type: application/json")
     path = [str(part) for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid" or not path:
-        reason = first.get("ctx", {}).get("error", "")
-        return ApiError(400, f"the body is no JSON object{f': {reason}' if reason else ''}")
+        return no_json(first.get("ctx", {}).get("error", ""))
     if first["type"] == "missing":
         return ApiError(400, f"{path[0]} is missing", path[0])
     # A field that may be of several types reports each of them that the value is not.
-    wanted = [each["msg"] for each in error.errors() if str(each["loc"][1]) == path[0]]
+    wanted = [each["msg"] for each in errors if str(each["loc"][1]) == path[0]]
     value = first["input"] if len(wanted) == 1 else "the value"
     text = "; or ".join(dict.fromkeys(wanted))
     return ApiError(400, f"{path[0]}={shown(value, repr)}: {text}", path[0])

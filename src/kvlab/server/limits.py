@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvlab.config import parse_bytes
 from kvlab.errors import shown
 from kvlab.server.errors import ApiError
+from kvlab.server.reading import LARGE
 from kvlab.server.serving import Serving
 
 # Need no key: who probes a server has none, and the page asks for it. An audit does, since it takes engine time.
@@ -52,13 +53,16 @@ class Limits:
             self._check_host(headers)
             self._check_key(scope, headers)
             body = await self._body(headers, receive)
+            if body is None:  # the client left
+                return
+            # Before the body is read as JSON and as tokens: clients count from here, too.
+            state = scope.setdefault("state", {})
+            state |= {"arrival_s": self._serving.engine.clock.now(), "body_bytes": len(body)}
+            if len(body) > LARGE and b"json" in headers.get(b"content-type", b"").lower():
+                body = await self._serving.large.read(scope["path"], body)
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
-        if body is None:  # the client left
-            return
-        # Before the body is read as JSON and as tokens: clients count from here, too.
-        scope.setdefault("state", {})["arrival_s"] = self._serving.engine.clock.now()
         await asyncio.sleep(0)  # those that came at the same time are told theirs before one is read
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 

@@ -9,7 +9,9 @@ from typing import Any
 from kvlab.core import Message
 from kvlab.errors import KvlabError
 from kvlab.models.tokenizer import Tokenizer
-from kvlab.server.errors import ApiError
+from kvlab.server.errors import ApiError, context_exceeded
+
+_HEAD_CHARS = 16  # of a text, for each token that the model takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +41,25 @@ class ServedModel:
             "max_model_len": self.max_tokens,
         }
 
-    def encode(self, prompt: str | Sequence[Message], field: str) -> tuple[int, ...]:
-        """The ids of a text or of a conversation, which came as `field`. Raises ApiError."""
-        if self.tokenizer is None:
+    def encode(self, prompt: str | Sequence[Message], field: str, *, bounded: bool = True) -> tuple[int, ...]:
+        """The ids of a text or of a conversation, which came as `field`. With `bounded`, a text that is far too
+        long for the model is not encoded to its end. Raises ApiError.
+        """
+        tokenizer = self.tokenizer
+        if tokenizer is None:
             text = f"{self.name} has no tokenizer: send token ids as prompt to /v1/completions"
             raise ApiError(400, text, field)
         try:
-            return tuple(self.tokenizer.encode_prompt(prompt))
+            is_text = isinstance(prompt, str)
+            text = prompt if isinstance(prompt, str) else tokenizer.render(prompt)
+            encode = tokenizer.encode if is_text else tokenizer.encode_rendered
+            head = text[: _HEAD_CHARS * self.max_tokens]
+            # Twice: the last tokens of a part may be fewer in the whole.
+            if bounded and len(head) < len(text) and len(encode(head)) > 2 * self.max_tokens:
+                raise context_exceeded(self.max_tokens, f"you sent more of them in {field}", field)
+            return tuple(encode(text))
         except KvlabError as error:
-            text = str(error).replace(self.tokenizer.source, self.name)  # a path is nothing for clients
+            text = str(error).replace(tokenizer.source, self.name)  # a path is nothing for clients
             raise ApiError(400, text, field) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 from kvlab.core import MAX_LOGPROBS, Message, Request, SamplingParams
 from kvlab.errors import shown
 from kvlab.server import bodies
-from kvlab.server.bodies import CHANGES_MEANING, ChatRequest, CompletionRequest, Generation
-from kvlab.server.errors import ApiError
+from kvlab.server.bodies import CHANGES_MEANING, ChatRequest, CompletionRequest, Generation, TokenizeRequest
+from kvlab.server.errors import ApiError, context_exceeded
 from kvlab.server.model import ServedModel
 
 _LONGEST_SALT = 1024  # characters
 
 MAX_PROMPTS = 128  # of one call
+_PART = 20_000  # ids
 _COMPLETION_TOKENS = 16  # as OpenAI's, where a completion does not say
 _SAME = (
     "temperature",
@@ -40,9 +42,7 @@ def completion_requests(body: CompletionRequest, name: str, model: ServedModel) 
         raise ApiError(
             400, "echo=true: log-probabilities of a prompt are not computed; leave out one of both", "echo"
         )
-    prompts = _prompts(body.prompt)
-    if len(prompts) > MAX_PROMPTS:
-        raise ApiError(400, f"prompt has {len(prompts)} prompts: at most {MAX_PROMPTS} in one call", "prompt")
+    prompts = prompts_of(body)
     ids = [model.encode(prompt, "prompt") if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
     most = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     sampling = _sampling(body, most, body.logprobs)
@@ -61,11 +61,23 @@ def chat_request(body: ChatRequest, name: str, model: ServedModel) -> Request:
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     room = model.max_tokens - len(ids)
     if room < 1:
-        text = f"messages take {len(ids)} tokens; the model's context of {model.max_tokens} leaves no room"
-        raise ApiError(400, text, "messages")
+        text = f"you sent {len(ids)} tokens in messages, which leaves no room for an answer"
+        raise context_exceeded(model.max_tokens, text, "messages")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     sampling = _sampling(body, room if asked is None else asked, logprobs)
     return _request(body, name, ids, sampling)
+
+
+def tokens_answer(body: TokenizeRequest, model: ServedModel) -> bytes:
+    """The JSON of /tokenize. Raises ApiError."""
+    if body.prompt is None:
+        ids = model.encode(conversation(body.messages or []), "messages", bounded=False)
+    else:
+        ids = model.encode(body.prompt, "prompt", bounded=False)
+    # In parts: json keeps all other threads from running while it writes one.
+    parts = [json.dumps(ids[start : start + _PART])[1:-1] for start in range(0, len(ids), _PART)]
+    rest = f'"count":{len(ids)},"max_model_len":{model.max_tokens}'
+    return f'{{"tokens":[{", ".join(parts)}],{rest}}}'.encode()
 
 
 def conversation(messages: list[bodies.Message]) -> list[Message]:
@@ -82,20 +94,29 @@ def conversation(messages: list[bodies.Message]) -> list[Message]:
 def _check(body: Generation, model: ServedModel) -> None:
     if body.model is not None and body.model not in (model.name, ""):
         raise ApiError(404, f"model={shown(body.model, repr)}: there is {model.name!r}", "model")
-    for name, value in (body.model_extra or {}).items():
-        if name in CHANGES_MEANING and value is not None and value not in CHANGES_MEANING[name]:
-            raise ApiError(400, f"{name}={shown(value, repr)}: is not supported; leave it out", name)
+    check_meaning(body)
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream=true", "stream_options")
 
 
-def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Any]:
-    """A list of texts and lists of token ids."""
+def check_meaning(body: Generation) -> None:
+    """Raise ApiError for a field that would change the answer."""
+    for name, value in (body.model_extra or {}).items():
+        if name in CHANGES_MEANING and value is not None and value not in CHANGES_MEANING[name]:
+            raise ApiError(400, f"{name}={shown(value, repr)}: is not supported; leave it out", name)
+
+
+def prompts_of(body: CompletionRequest) -> list[Any]:
+    """The texts and lists of token ids. Raises ApiError."""
+    prompt = body.prompt
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
         raise ApiError(400, "prompt is empty", "prompt")
-    return [prompt] if isinstance(prompt[0], int) else list(prompt)
+    prompts: list[Any] = [prompt] if isinstance(prompt[0], int) else list(prompt)
+    if len(prompts) > MAX_PROMPTS:
+        raise ApiError(400, f"prompt has {len(prompts)} prompts: at most {MAX_PROMPTS} in one call", "prompt")
+    return prompts
 
 
 def _sampling(body: Generation, max_tokens: int, logprobs: int | None) -> SamplingParams:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,10 +22,13 @@ from kvlab.server.errors import ApiError
 from kvlab.server.live import LiveView
 from kvlab.server.metrics import ServerMetrics
 from kvlab.server.model import ServedModel
+from kvlab.server.reading import LARGE, LargeBodies
 from kvlab.server.streams import TokenStream, whole_answer
 
 if TYPE_CHECKING:
     from kvlab.server.traces import Traces
+
+T = TypeVar("T")
 
 
 class Serving:
@@ -48,6 +51,7 @@ class Serving:
         self.config = config
         self.traces = traces
         self.audits = Audits(engine)
+        self.large = LargeBodies(model.max_tokens)
         self.draining = False
         self.open_calls = 0
         self._mailbox: Mailbox | None = None
@@ -59,6 +63,15 @@ class Serving:
     def status(self) -> str:
         """`ready`; `draining` after a signal; `broken` after a step failed."""
         return "broken" if self.engine.broken else "draining" if self.draining else "ready"
+
+    async def prepared(self, make: Callable[[], T], client: Request, *, renders: bool = False) -> T:
+        """What `make` makes of a body, beside the event loop where it is large, or `renders` a chat template, which
+        another process does.
+        """
+        size = client.state.body_bytes
+        if size > LARGE:
+            return await self.large.work(make, size)
+        return await asyncio.to_thread(make) if renders else make()
 
     async def generate(
         self, kind: type[Answer], name: str, body: Generation, requests: Sequence[EngineRequest], client: Request

@@ -1,0 +1,94 @@
+"""The process that reads large bodies, so that the server's threads go on: as JSON, as requests, within the bounds
+of what can be served. What is left of a body has texts, and no more values than can be served.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import ValidationError
+
+from kvlab.confined import serve
+from kvlab.core import MAX_BIASES, MAX_STOP_TOKENS, MAX_STOPS
+from kvlab.errors import shown
+from kvlab.server.bodies import (
+    KINDS,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Generation,
+    Message,
+    TokenizeRequest,
+)
+from kvlab.server.errors import ApiError, context_exceeded, invalid_body, no_json
+from kvlab.server.parameters import check_meaning, conversation, prompts_of
+
+_COUNTS = {"stop": MAX_STOPS, "stop_token_ids": MAX_STOP_TOKENS, "logit_bias": MAX_BIASES}
+
+
+def _answer(question: bytes) -> bytes:
+    """Asked is a line with `path` and `max_tokens`, and the body. The answer begins with B before what is left of
+    the body, with E before an error's status, message, parameter and code.
+    """
+    head, _, body = question.partition(b"\n")
+    try:
+        return b"B" + _as_json(_read(body, **json.loads(head)))
+    except ApiError as error:
+        return b"E" + _as_json([error.status, str(error), error.param, error.code])
+
+
+def _read(body: bytes, path: str, max_tokens: int) -> dict[str, Any]:
+    try:
+        request = KINDS[path].model_validate(_parsed(body))
+    except ValidationError as error:
+        errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        raise invalid_body(errors, "application/json") from error
+    if isinstance(request, DetokenizeRequest):
+        _bounded("tokens", len(request.tokens), max_tokens)
+    if isinstance(request, Generation):
+        check_meaning(request)
+        for name, most in _COUNTS.items():
+            value = getattr(request, name)
+            if not isinstance(value, str) and value is not None and len(value) > most:
+                raise ApiError(400, f"{name} has {len(value)} entries; at most {most}", name)
+    if isinstance(request, CompletionRequest):
+        for prompt in prompts_of(request):
+            if not isinstance(prompt, str):
+                _bounded("prompt", len(prompt), max_tokens)
+    if isinstance(request, ChatRequest | TokenizeRequest) and request.messages is not None:
+        if len(request.messages) > max_tokens:
+            text = f"messages has {len(request.messages)} entries; at most one for each of {max_tokens} tokens"
+            raise ApiError(400, text, "messages")
+        request.messages = [Message(role=role, content=text) for role, text in conversation(request.messages)]
+    for each in (request, getattr(request, "stream_options", None)):
+        if each is not None and each.model_extra:
+            each.model_extra.clear()  # which are ignored
+    return request.model_dump(exclude_unset=True)
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except json.JSONDecodeError as error:
+        raise no_json(error.msg) from error
+    except UnicodeDecodeError as error:
+        raise no_json("it is not UTF-8") from error
+    except (ValueError, RecursionError) as error:
+        raise no_json(shown(error)) from error
+
+
+def _bounded(field: str, count: int, most: int) -> None:
+    if count > most:
+        raise context_exceeded(most, f"you sent {count} tokens in {field}", field)
+
+
+def _as_json(value: object) -> bytes:
+    try:
+        return json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # half a surrogate pair
+        return json.dumps(value).encode()
+
+
+if __name__ == "__main__":
+    serve(_answer)
