@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -148,6 +149,52 @@ def test_a_full_disk_stops_writing_and_says_so_once(
     assert caplog.records[0].levelno == logging.WARNING
 
 
+@pytest.mark.parametrize("what", ["a directory in place of a file", "a file in place of a folder"])
+def test_what_is_in_the_way_of_one_block_stops_no_other(
+    store: DiskStore, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    folder = store.directory / KEY.hex()[:2]
+    if what.startswith("a directory"):
+        (folder / f"{KEY.hex()}.kv").mkdir(parents=True)
+    else:
+        folder.touch()
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"directory|exists"):
+            store.write(0, KEY, PAGE)
+    store.write(1, OTHER, PAGE)
+    assert (read(store, OTHER) == PAGE).all()
+    assert not list(store.directory.glob("temporary-*"))
+    assert len(caplog.records) == 1
+
+
+def test_a_fifo_in_place_of_a_block_is_a_miss(store: DiskStore) -> None:
+    store.write(0, KEY, PAGE)
+    file = file_of(store)
+    file.unlink()
+    os.mkfifo(file)
+    assert is_missed(store)
+
+
+@pytest.mark.parametrize("block", [4096, 1 << 16])
+def test_a_directory_that_had_room_has_room_again(
+    store: DiskStore, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    """Whatever the file system's blocks are: each file takes whole ones."""
+    free = 0
+
+    def disk(_: object) -> object:
+        taken = sum(1 for path in store.directory.rglob("*") if path.is_dir() or path.suffix == ".kv")
+        return SimpleNamespace(f_frsize=block, f_bavail=free - taken)
+
+    monkeypatch.setattr(os, "statvfs", disk)
+    free = store.room(len(PAGE))[0] // block
+    for place in range(4):
+        store.write(place, bytes([place] * KEY_BYTES), PAGE)
+        needed, left = store.room(len(PAGE))
+        assert needed <= left
+    assert needed == 0
+
+
 def test_what_a_killed_process_left_half_written_goes(store: DiskStore) -> None:
     store.close()
     (store.directory / "temporary-00").write_bytes(b"half")
@@ -210,6 +257,14 @@ def test_directories_that_cannot_be_used_are_refused(store: DiskStore, tmp_path:
         "DIR", str(shared)
     )
     store.close()
+    identity = store.directory / "kvlab-offload.json"
+    for text in ("[" * 20_000, '{"a":' * 20_000, " " * 10**6):  # nested too deep, too long
+        identity.write_text(text)
+        assert "its kvlab-offload.json is not of this version" in refusal(store.directory)
+    identity.unlink()
+    os.mkfifo(identity)
+    assert "its kvlab-offload.json is not of this version" in refusal(store.directory)
+    identity.unlink()
     (store.directory / "kvlab-offload.json").write_text("[1]")
     assert refusal(store.directory) == (
         "kv.offload_dir=DIR: its kvlab-offload.json is not of this version of kvlab; name another directory, or "

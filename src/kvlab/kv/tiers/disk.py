@@ -26,6 +26,8 @@ _MAGIC = b"kvlab-kv"
 _HEADER = Struct(f"<8sIIQ{KEY_BYTES}s32s")
 _IDENTITY, _LOCK, _TEMPORARY = "kvlab-offload.json", "lock", "temporary-"
 _PAGE_FILE = re.compile(rf"([0-9a-f]{{{2 * KEY_BYTES}}})\.kv")
+_FOLDERS = 256  # by the first byte of a key
+_LARGEST_IDENTITY = 1 << 16  # bytes
 _KEY = "kv.offload_dir"
 _log = logging.getLogger(__name__)
 
@@ -89,8 +91,19 @@ class DiskStore(PageStore):
         self._keys = dict(enumerate(keys[-self.num_pages :]))
         return list(self._keys.values())
 
+    def room(self, page_bytes: int) -> tuple[int, int]:
+        """The bytes that the pages which are not there yet will take of the disk, and those that it has left. Files
+        and folders take whole blocks of the file system.
+        """
+        disk, files = os.statvfs(self.directory), self.num_pages - len(self.kept())
+        folders = _FOLDERS - sum(entry.is_dir() for entry in os.scandir(self.directory))
+        blocks = files * -(-(_HEADER.size + page_bytes) // disk.f_frsize) + min(max(folders, 0), files)
+        return blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+
     def write(self, place: int, key: Key, page: Page) -> None:
-        """See PageStore. Once the disk is full or fails, the user is told and no more pages are taken."""
+        """See PageStore. Once the disk is full or fails, the user is told and no more pages are taken; what stands
+        in the way of one file is in the way of no other.
+        """
         if self._has_failed:
             raise TierError(f"{self.directory} takes no more pages")
         before = self._keys.get(place, key)
@@ -105,9 +118,12 @@ class DiskStore(PageStore):
                         part = part[opened.write(part) :]
             temporary.replace(file)
         except OSError as error:
-            self._has_failed = True
             with suppress(OSError):
                 temporary.unlink()
+            if isinstance(error, IsADirectoryError | NotADirectoryError | FileExistsError):
+                self._say_damaged(file, f"cannot be written: {_reason(error)}")
+                raise
+            self._has_failed = True
             text = "no more blocks are written to it; those that it has are read on"
             _log.warning("%s=%s: %s; %s", _KEY, self.directory, _reason(error), text)
             raise
@@ -168,9 +184,10 @@ class DiskStore(PageStore):
     def _compare(self, file: Path) -> None:
         """Raise ConfigError unless the directory is of the same model, in the same format."""
         try:
-            found = json.loads(file.read_bytes())
+            with open(file, "rb", opener=_open) as opened:
+                found = json.loads(opened.read(_LARGEST_IDENTITY))
             is_known = isinstance(found, dict) and found.pop("format") == _FORMAT
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, RecursionError):  # nested too deep
             is_known = False
         if not is_known:
             raise self._refusal(
@@ -203,8 +220,8 @@ class DiskStore(PageStore):
 
 
 def _open(path: str, flags: int) -> int:
-    """As `open` does, for this user alone, and no link."""
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    """As `open` does, for this user alone, no link, and without waiting for the other end of a FIFO."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
 
 
 def _fill(file: io.FileIO, data: memoryview) -> bool:

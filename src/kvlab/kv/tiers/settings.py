@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,9 +76,10 @@ def open_disk(kv: KVConfig, page_bytes: int, pages: int, identity: Mapping[str, 
         text = "needs a directory for the blocks, as kv.offload_dir=/data/kv"
         raise ConfigError("kv.offload_disk", kv.offload_disk, text)
     store = DiskStore(Path(kv.offload_dir).expanduser(), identity, pages)
-    free = shutil.disk_usage(store.directory).free
-    if (pages - len(store.kept())) * page_bytes > free:
+    needed, free = store.room(page_bytes)
+    if needed > free:
         store.close()
         text = f"is more than there is on the disk of kv.offload_dir={kv.offload_dir}, which has"
-        raise ConfigError("kv.offload_disk", kv.offload_disk, f"{text} {format_bytes(free)} left")
+        took = f"{format_bytes(free)} left; the files would take {format_bytes(needed)}"
+        raise ConfigError("kv.offload_disk", kv.offload_disk, f"{text} {took}")
     return store
