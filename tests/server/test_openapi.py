@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import httpx2 as httpx
 import pytest
 
 from experiments.environments import program
@@ -30,3 +31,15 @@ def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
         assert done.returncode == 0, done.stdout
     assert_empty(server.serving.engine.core)
+
+
+def test_the_page_of_the_routes_loads_nothing_and_runs_no_script() -> None:
+    with served() as server:
+        answer = httpx.get(f"{server.url}/docs")
+        paths = httpx.get(f"{server.url}/openapi.json").json()["paths"]
+    assert "script-src 'none'" in answer.headers["Content-Security-Policy"]
+    assert "<script" not in answer.text
+    assert "//" not in answer.text
+    assert all(f"{method.upper()} {path}" in answer.text for path, methods in paths.items() for method in methods)
+    assert "<td><code>max_tokens</code></td><td>integer</td>" in answer.text
+    assert "<td><code>audit</code></td><td>boolean</td>" in answer.text

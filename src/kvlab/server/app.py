@@ -33,8 +33,9 @@ from kvlab.server.errors import ApiError, invalid_body
 from kvlab.server.limits import Limits
 from kvlab.server.live import ServerStats, pace
 from kvlab.server.metrics import CONTENT_TYPE
-from kvlab.server.page import HEADERS, PAGE
+from kvlab.server.page import HEADERS, PAGE, headers
 from kvlab.server.parameters import chat_request, completion_requests, tokens_answer
+from kvlab.server.reference import reference
 from kvlab.server.serving import Serving
 
 _ERRORS = errors(400, 401, 403, 404, 408, 413, 415, 503)
@@ -42,7 +43,7 @@ _ERRORS = errors(400, 401, 403, 404, 408, 413, 415, 503)
 
 def build_app(serving: Serving) -> FastAPI:
     """The ASGI application."""
-    app = FastAPI(title="kvlab", version=kvlab.__version__, responses=_ERRORS, redoc_url=None)
+    app = FastAPI(title="kvlab", version=kvlab.__version__, responses=_ERRORS, docs_url=None, redoc_url=None)
     model, engine = serving.model, serving.engine
 
     @app.post("/v1/completions", responses=generated(Completion))
@@ -109,6 +110,11 @@ def build_app(serving: Serving) -> FastAPI:
     async def page() -> Response:
         return Response(PAGE, media_type="text/html", headers=HEADERS)
 
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        found = reference(app.openapi())
+        return Response(found, media_type="text/html", headers=headers(found))
+
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(serving.metrics.text(), media_type=CONTENT_TYPE)
@@ -127,7 +133,7 @@ def build_app(serving: Serving) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def http_error(client: Request, error: HTTPException) -> JSONResponse:
-        text = f"{client.method} {client.url.path}: {error.detail}"
+        text = f"{client.method} {shown(client.url.path)}: {error.detail}"
         if isinstance(error.__cause__, UnicodeDecodeError):
             text = "the body is no JSON object: it is not UTF-8"
         response = ApiError(error.status_code, text).response()

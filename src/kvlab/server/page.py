@@ -8,26 +8,31 @@ from hashlib import sha256
 from importlib.resources import files
 
 
-def _hashes(tag: str) -> str:
+def headers(page: bytes) -> dict[str, str]:
+    """The headers of a page, which let it run and load no more than is in it."""
+    policy = {
+        "default-src": "'none'",
+        "script-src": _hashes(page, "script"),
+        "style-src": _hashes(page, "style"),
+        "img-src": "data:",
+        "connect-src": "'self'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+    }
+    return {
+        "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in policy.items()),
+        "Cache-Control": "no-cache",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+
+
+def _hashes(page: bytes, tag: str) -> str:
     """The page's inline elements of a kind as a Content-Security-Policy names them."""
-    found = re.findall(rf"<{tag}>(.*?)</{tag}>".encode(), PAGE, re.DOTALL)
-    return " ".join(f"'sha256-{b64encode(sha256(each).digest()).decode()}'" for each in found)
+    elements = re.findall(rf"<{tag}>(.*?)</{tag}>".encode(), page, re.DOTALL)
+    return " ".join(f"'sha256-{b64encode(sha256(each).digest()).decode()}'" for each in elements) or "'none'"
 
 
 PAGE = files(__package__).joinpath("page.html").read_bytes()
-_POLICY = {
-    "default-src": "'none'",
-    "script-src": _hashes("script"),
-    "style-src": _hashes("style"),
-    "img-src": "data:",
-    "connect-src": "'self'",
-    "base-uri": "'none'",
-    "form-action": "'none'",
-    "frame-ancestors": "'none'",
-}
-HEADERS = {
-    "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in _POLICY.items()),
-    "Cache-Control": "no-cache",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
+HEADERS = headers(PAGE)
