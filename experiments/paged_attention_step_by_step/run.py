@@ -24,7 +24,7 @@ import yaml
 
 from experiments.paged_attention_step_by_step.figures import draw
 from experiments.runs import configure
-from kvlab.core import Request, SamplingParams
+from kvlab.core import PoolStats, Request, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.lab.machine import processor
 from kvlab.lab.run.drive import drive
@@ -46,11 +46,14 @@ class Version:
 
 @dataclass(frozen=True)
 class Answer:
-    """The tokens of each request, the forward passes that they took, and the most sequences in one step."""
+    """The tokens of each request, the forward passes that they took, the most sequences in one step, and the pool
+    when most of it was in use.
+    """
 
     tokens: Tokens
     passes: int
     together: int
+    fullest: PoolStats | None = None
 
 
 ALONE = Version("generate", "transformers, one request after another")
@@ -146,14 +149,14 @@ def padded(model: Any, requests: Sequence[Request]) -> Answer:
     return Answer(tokens, len(tokens[0]), len(requests))
 
 
-def engine_of(version: Version, directory: Path) -> Callable[[Sequence[Request]], Answer]:
-    """An engine that runs a version, ready to serve."""
+def engine_of(version: Version, *model: str) -> Callable[[Sequence[Request]], Answer]:
+    """An engine that runs a version with a model, given as settings, ready to serve."""
     settings = [
-        *("model=checkpoint", f"model.path={directory}", "model.max_seq_len=1024", "kv=paged_unshared"),
         *("executor.device=cpu", "executor.dtype=float32", "executor.threads=1", "executor.kernels=false"),
+        *("model.max_seq_len=1024", "kv=paged_unshared"),
         "scheduler.max_batched_tokens=4096",  # all prompts in the first step
     ]
-    config = configure([*settings, *version.settings])
+    config = configure([*model, *settings, *version.settings])
     engine = build_engine(plan_engine(config, random_sampling=False))
     per_sequence = config.executor.batching == "per_sequence"
 
@@ -164,6 +167,7 @@ def engine_of(version: Version, directory: Path) -> Callable[[Sequence[Request]]
             [list(record.output_token_ids) for record in log.records],
             sum(step.batch_seqs if per_sequence else 1 for step in steps),
             max(step.batch_seqs for step in steps),
+            max((step.pool for step in steps if step.pool is not None), key=lambda pool: pool.blocks_in_use),
         )
 
     return serve
@@ -180,7 +184,8 @@ def compare(
             ALONE: lambda asked: alone(reference, asked),
             PADDED: lambda asked: padded(reference, asked),
         }
-        servers |= {version: engine_of(version, Path(directory)) for version in versions}
+        checkpoint = "model=checkpoint", f"model.path={directory}"
+        servers |= {version: engine_of(version, *checkpoint) for version in versions}
     warm_up = make_requests(2, 100, (20, 20), 2)
     for serve in servers.values():
         serve(warm_up)

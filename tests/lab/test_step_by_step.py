@@ -17,8 +17,10 @@ from experiments.paged_attention_step_by_step.run import (
     make_requests,
     table,
 )
+from experiments.paged_attention_step_by_step.words import SLOTS, speak
 from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.plugins import _loaded
+from tests.support.published import smollm2_file
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = "experiments.paged_attention_step_by_step.ragged"
@@ -66,3 +68,20 @@ def test_every_version_gives_the_tokens_of_transformers() -> None:
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda version: version.name)
 def test_the_file_to_read_is_short(version: Version) -> None:
     assert len((ROOT / version.file).read_text(encoding="utf-8").splitlines()) < 60
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_plugin_stays")
+def test_a_published_model_answers_in_the_same_words() -> None:
+    smollm2_file()
+    threads = torch.get_num_threads()
+    versions = [version for version in (SLOTS, *VERSIONS) if version.name in ("slots", "v1", "v3", "v4")]
+    try:
+        spoken = speak("model=smollm2_135m", tokens=5, versions=versions)
+    finally:
+        torch.set_num_threads(threads)
+    assert {said.texts for said in spoken.values()} == {("The capital of France is", "The journey takes 1")}
+    by_name = {version.name: said for version, said in spoken.items()}
+    assert by_name["slots"].padding > 1900, "two slots of 1,024 tokens"
+    assert by_name["v1"].padding < 16, "one sequence: less than a block"
+    assert by_name["v3"].padding == by_name["v4"].padding < 32
