@@ -24,8 +24,8 @@ MAX_TEMPERATURE = 1e9  # and repetition penalty: float32 still divides by it
 class SamplingParams:
     """How tokens are picked, and when to stop.
 
-    `temperature` 0 is greedy. With `seed`, a sampled request's tokens depend on nothing but the request. `n`
-    samples are drawn of one prompt, which is computed once. The order is bias, repetition penalty, penalties for
+    `temperature` 0 is greedy. With `seed`, a sampled request's tokens depend on nothing but the request and how its
+    logits are rounded. `n` samples are drawn of one prompt, which is computed once. The order is bias, repetition penalty, penalties for
     presence and frequency, stop tokens masked below `min_tokens`, temperature, `top_k`, `top_p`, `min_p`. The
     output's text, where the engine has a detokenizer, ends before the first of the `stop` strings.
     """
