@@ -1,4 +1,5 @@
-"""Attack kvlab for as long as there is time: pools, storms over the engine, killed commands, damaged checkpoints.
+"""Attack kvlab for as long as there is time: pools, storms over the engine, killed commands, damaged checkpoints,
+and a server with clients that try to stop it.
 
     make soak SOAK_MINUTES=15
     python -m experiments.soak.run [--minutes 15] [--seed 1]
@@ -6,6 +7,7 @@
     python -m experiments.soak.run storms --config NAME --seed 1 --jobs 300
     python -m experiments.soak.run kills --only 7 --signal SIGTERM
     python -m experiments.soak.run checkpoints --seed 1
+    python -m experiments.soak.run servers
 
 The first two share their time between the parts and print a table; what fails is printed with the command
 that does it again. Exit status 1 if anything failed. The short forms of the same are in the test suite.
@@ -30,6 +32,9 @@ from pathlib import Path
 import psutil
 import torch
 
+from experiments.hostile_load.attacks import ATTACKS
+from experiments.hostile_load.run import LONGEST_GAP_S, SETTINGS, watch
+from experiments.serving import server_process
 from kvlab.lab.machine import describe
 from tests.engine import storm
 from tests.lab import killing
@@ -39,7 +44,8 @@ from tests.security.checkpoints import damage
 
 OPERATIONS, JOBS = 2000, 300  # of a history, and of a storm
 DAMAGES = 50  # of a round
-SHARES = {"pools": 0.4, "storms": 0.25, "kills": 0.3, "checkpoints": 0.05}  # of the time
+ATTACKED_S = 20.0  # of a server, a round
+SHARES = {"pools": 0.35, "storms": 0.25, "kills": 0.25, "checkpoints": 0.05, "servers": 0.1}  # of the time
 
 
 @dataclass
@@ -121,6 +127,21 @@ def _damages(seeds: range) -> Counter[str]:
     return done
 
 
+def servers(seed: int) -> Iterator[Round]:
+    """A server under every attack at once, beside a stream that has to go on."""
+    for number in itertools.count(seed):
+        yield f"server {number}", _attacked
+
+
+def _attacked() -> Counter[str]:
+    with tempfile.TemporaryDirectory() as folder, server_process(Path(folder), SETTINGS) as server:
+        watched = watch(server, list(ATTACKS), ATTACKED_S)
+    if watched.lost or watched.longest_gap_s > LONGEST_GAP_S:
+        raise AssertionError(f"a gap of {watched.longest_gap_s:.2f} s in a stream; {watched.lost[:3]}")
+    ends = sum(watched.ends.values(), Counter[str]())
+    return Counter({"streamed tokens": watched.tokens, "hostile calls": sum(ends.values())})
+
+
 def attack(name: str, rounds: Iterator[Round], seconds: float) -> Part:
     """Rounds until the time is up; one that fails stops no other."""
     part, begin, first = Part(), time.monotonic(), 0
@@ -174,8 +195,10 @@ def main() -> int:
         print(dict(_kill(killing.KILL_POINTS[options.only], options.signal, killing.spawned)))
     elif options.part == "checkpoints":
         print(dict(_damages(range(options.seed, options.seed + 1))))
+    elif options.part == "servers":
+        print(dict(_attacked()))
     else:
-        every = {"pools": pools, "storms": storms, "kills": kills, "checkpoints": checkpoints}
+        every = {"pools": pools, "storms": storms, "kills": kills, "checkpoints": checkpoints, "servers": servers}
         parts = {
             name: attack(name, rounds(options.seed), SHARES[name] * options.minutes * 60)
             for name, rounds in every.items()
