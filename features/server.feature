@@ -143,6 +143,22 @@ Feature: OpenAI's protocol over HTTP
       Then it does not get " Paris"
 
     @R18.1
+    Scenario: Only the tokens that are allowed are sampled
+      When it completes {"prompt": "The capital of France is", "max_tokens": 3, "allowed_token_ids": [4528, 28]}
+      Then the answer has 3 tokens
+      And it gets a text with " London"
+
+    @R18.1
+    Scenario: A bad word is never in an answer, at its beginning or behind a space
+      When it completes {"prompt": "The capital of France is", "max_tokens": 6, "bad_words": ["Paris"]}
+      Then it does not get a text with "Paris"
+
+    @R18.1
+    Scenario: A top_k of -1 keeps all tokens, as vLLM's does
+      When it completes {"prompt": "The capital of France is", "max_tokens": 1, "top_k": -1}
+      Then it gets " Paris"
+
+    @R18.1
     Scenario: A bias makes a token certain
       When it completes {"prompt": "The capital of France is", "max_tokens": 2, "logit_bias": {"4528": 100}}
       Then it gets " London London"
@@ -158,6 +174,28 @@ Feature: OpenAI's protocol over HTTP
         | a stop string        | "stop": " five"                | " four,"  |
         | the first of several | "stop": ["six", "ive", "five"] | " four, " |
         | a stop token         | "stop_token_ids": [28]         | " four"   |
+
+    @R18.1
+    Scenario: The stop string is part of the answer where that is asked for
+      When it completes {"prompt": "One, two, three,", "max_tokens": 8, "stop": " five", "include_stop_str_in_output": true}
+      Then it gets " four, five"
+      And the answer ended by "stop"
+
+    @R18.1
+    Scenario: Special tokens have a text where that is asked for
+      When it chats {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "ignore_eos": true, "logit_bias": {"2": 100}, "skip_special_tokens": false}
+      Then it gets "<|im_end|><|im_end|>"
+
+    @R18.1
+    Scenario: The last message is continued, and repeated before the answer
+      When it chats {"messages": [{"role": "user", "content": "What is the capital of France?"}, {"role": "assistant", "content": "The capital of France is"}], "max_tokens": 1, "continue_final_message": true, "echo": true}
+      Then it gets "The capital of France is Paris"
+
+    @R18.1
+    Scenario: A prompt is cut to its last tokens
+      When it completes {"prompt": "Berlin is the capital of Germany. Paris is", "max_tokens": 1, "truncate_prompt_tokens": 2}
+      And it completes {"prompt": " Paris is", "max_tokens": 1}
+      Then both texts are the same
 
     @R18.1
     Scenario: No answer ends before its least number of tokens
@@ -446,6 +484,9 @@ Feature: OpenAI's protocol over HTTP
         | log-probabilities of an echo  | {"prompt": "a", "logprobs": 1, "echo": true}        | 400 | echo        | of a prompt are not computed |
         | no samples                    | {"prompt": "a", "n": 0}                             | 400 | n           | n=0; at least 1 sample |
         | a bias of no token id         | {"prompt": "a", "logit_bias": {"x": 1}}             | 400 | logit_bias  | keys are token ids |
+        | no allowed token              | {"prompt": "a", "allowed_token_ids": []}            | 400 | allowed_token_ids | nothing could be sampled; leave it out |
+        | a bad word alone allowed      | {"prompt": "a", "allowed_token_ids": [28], "bad_words": [","]} | 400 | bad_words | leaves none of allowed_token_ids |
+        | a prompt cut to nothing       | {"prompt": "a", "truncate_prompt_tokens": 0}        | 400 | truncate_prompt_tokens | from 1 to 512; -1 keeps |
         | an empty stop string          | {"prompt": "a", "stop": [""]}                       | 400 | stop        | stop= |
         | stream options alone          | {"prompt": "a", "stream_options": {}}               | 400 | stream_options | stream_options needs stream=true |
         | another model                 | {"prompt": "a", "model": "gpt-4"}                   | 404 | model       | model='gpt-4': there is 'smollm2_135m' |
@@ -459,6 +500,8 @@ Feature: OpenAI's protocol over HTTP
         | what                     | body                                                                       | param        | message |
         | no messages              | {"messages": []}                                                           | messages     | messages=[] |
         | a message without a role | {"messages": [{"content": "a"}]}                                           | messages     | messages |
+        | a role that is none      | {"messages": [{"role": "robot", "content": "a"}]}                           | messages     | 'assistant', 'developer', 'function', 'system', 'tool' or 'user' |
+        | two ends of the prompt   | {"messages": [{"role": "user", "content": "a"}], "continue_final_message": true, "add_generation_prompt": true} | continue_final_message | leave out add_generation_prompt |
         | a picture                | {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}        | messages     | messages[0].content has a part that is no text |
         | alternatives alone       | {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}         | top_logprobs | top_logprobs needs logprobs=true |
         | too many alternatives    | {"messages": [{"role": "user", "content": "a"}], "logprobs": true, "top_logprobs": 21} | top_logprobs | from 0 to 20 |
@@ -481,6 +524,9 @@ Feature: OpenAI's protocol over HTTP
         | response_format | {"type": "json_object"}                          |
         | modalities      | ["audio"]                                        |
         | guided_json     | {}                                               |
+        | chat_template   | "x"                                              |
+        | documents       | [{"text": "a"}]                                  |
+        | prompt_embeds   | "AAAA"                                           |
         | best_of         | 2                                                |
         | suffix          | "b"                                              |
         | use_beam_search | true                                             |

@@ -112,6 +112,11 @@ def gets_part(exchange: Exchange, part: str) -> None:
     assert part in exchange.reply.text
 
 
+@then(parsers.parse('it does not get a text with "{part}"'))
+def without(exchange: Exchange, part: str) -> None:
+    assert part not in exchange.reply.text
+
+
 @then(parsers.parse('it does not get "{text}"'))
 def gets_not(exchange: Exchange, text: str) -> None:
     assert exchange.reply.text != text

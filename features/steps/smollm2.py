@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import openai
@@ -138,7 +139,8 @@ def smollm2_server() -> Iterator[SmolLM2]:
         paces.append(PacedExecutor(executor))
         return paces[0]
 
-    core = build_engine(plan, detokenize=tokenizer.decode, wrap=paced)
+    written = partial(tokenizer.decode, special=True)
+    core = build_engine(plan, detokenize=tokenizer.decode, detokenize_all=written, wrap=paced)
     records: list[StepRecord] = []
     serving = serving_of(core, config.model.name, plan.model.vocab_size, tokenizer, records=records)
     with ExitStack() as stack:

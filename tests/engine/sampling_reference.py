@@ -49,7 +49,9 @@ def adjusted(
     output = list(token_ids)[len(token_ids) - outputs :]
     for token in set(output):
         scores[token] -= sampling.presence_penalty + sampling.frequency_penalty * output.count(token)
-    for token in barred:
+    ends = [word[-1] for word in sampling.bad_words if output[len(output) - len(word) + 1 :] == list(word[:-1])]
+    others = set(range(len(scores))) - set(sampling.allowed_token_ids) if sampling.allowed_token_ids else set()
+    for token in {*barred, *ends, *others}:
         if token < len(scores):
             scores[token] = -math.inf
     return scores

@@ -36,6 +36,10 @@ ANY_SAMPLING = st.builds(
     logit_bias=st.dictionaries(st.integers(0, 199), st.sampled_from([-100.0, 1.5, 4.0]), max_size=3).map(
         lambda found: tuple(found.items())
     ),
+    allowed_token_ids=st.sampled_from([(), (), tuple(range(0, 200, 3))]),
+    bad_words=st.lists(st.lists(st.sampled_from([3, 6, 9]), min_size=1, max_size=3).map(tuple), max_size=4).map(
+        tuple
+    ),
     min_tokens=st.integers(0, 3),
     stop_token_ids=st.lists(st.integers(0, 199), max_size=3).map(tuple),
     logprobs=st.sampled_from([None, 0, 2]),

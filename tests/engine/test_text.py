@@ -85,6 +85,12 @@ class TestStopStrings:
         parts, stopped = feed(TextStream(pieces, (), ("abc", "b")), [5, 7])
         assert ("".join(parts), stopped) == ("c", True)
 
+    def test_one_is_output_where_it_is_asked_for_and_nothing_behind_it(self) -> None:
+        parts, stopped = feed(TextStream(pieces, (), ("abc", "b"), include_stop=True), [5, 7])
+        assert ("".join(parts), stopped) == ("cabc", True)
+        parts, stopped = feed(TextStream(utf8, b"x", ("END",), include_stop=True), b"the END of")
+        assert ("".join(parts), stopped) == ("the END", True)
+
     def test_none_in_the_prompt(self) -> None:
         stream = TextStream(utf8, b"the EN", ("END",))
         assert "".join(feed(stream, b"D of it")[0]) == "D of it"

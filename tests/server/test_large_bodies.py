@@ -37,7 +37,10 @@ def post(server: Served, path: str, body: bytes) -> httpx.Response:
         (COMPLETIONS, {"prompt": ["abc", "d"], "max_tokens": 3, "temperature": 0, "stop": ["z"]}),
         (COMPLETIONS, {"prompt": [[5, 6], [7]], "max_tokens": 3, "temperature": 0, "echo": True}),
         (CHATS, {"messages": [MESSAGE], "max_tokens": 3, "temperature": 0}),
-        (CHATS, {"messages": [{"role": "a", "content": [{"type": "text", "text": "\ud83d"}]}], "temperature": 0}),
+        (
+            CHATS,
+            {"messages": [{"role": "tool", "content": [{"type": "text", "text": "\ud83d"}]}], "temperature": 0},
+        ),
         ("/tokenize", {"prompt": "abc"}),
         ("/tokenize", {"messages": [MESSAGE]}),
         ("/detokenize", {"tokens": [97, 98]}),

@@ -47,7 +47,7 @@ def post(server: Served, path: str, body: object, content_type: str = "applicati
         ("completions", {"prompt": [[1]] * 129}, "prompt has 129 prompts: at most 128", "prompt"),
         (
             "chat/completions",
-            {"messages": [{"role": "robot", "content": "x"}]},
+            {"messages": [{"role": "function", "content": "x"}]},
             "the template knows no such role",
             "messages",
         ),
@@ -74,7 +74,7 @@ def test_a_web_page_that_posts_a_form_is_refused(server: Served) -> None:
 
 
 def test_a_bug_of_the_server_is_an_error_too(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a secret")
 
     monkeypatch.setattr(ServedModel, "encode", fail)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -41,15 +41,22 @@ class Letters(Tokenizer):
     def encode(self, text: str) -> list[int]:
         return [ord(character) % 199 for character in text]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         return "".join(map(chr, token_ids))
 
     def encode_rendered(self, text: str) -> list[int]:
         return self.encode(text)
 
-    def render(self, messages: Sequence[Message], *, reply: bool = True) -> str:
-        if any(message.role == "robot" for message in messages):
-            raise ConfigError("messages", "robot", "the template knows no such role")
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        reply: bool = True,
+        continues: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        if any(message.role == "function" for message in messages):
+            raise ConfigError("messages", "function", "the template knows no such role")
         return "".join(f"{role}: {content}\n" for role, content in messages)
 
 

@@ -11,6 +11,9 @@ from kvlab.core.records import (
     attended_pairs,
 )
 from kvlab.core.request import (
+    MAX_ALLOWED,
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
     MAX_BIAS,
     MAX_BIASES,
     MAX_LOGPROBS,
@@ -28,6 +31,9 @@ from kvlab.core.request import (
 from kvlab.core.sequence import Sequence, SequenceSpec, SequenceStatus
 
 __all__ = [
+    "MAX_ALLOWED",
+    "MAX_BAD_WORDS",
+    "MAX_BAD_WORD_TOKENS",
     "MAX_BIAS",
     "MAX_BIASES",
     "MAX_LOGPROBS",

@@ -14,6 +14,9 @@ MAX_STOPS = 16  # stop strings
 MAX_STOP_CHARS = 1024  # of each
 MAX_STOP_TOKENS = 300
 MAX_BIASES = 300  # tokens whose logits are changed
+MAX_ALLOWED = 1024  # tokens that alone may be sampled
+MAX_BAD_WORDS = 300
+MAX_BAD_WORD_TOKENS = 32  # of each
 MAX_BIAS = 100.0  # of a logit, up or down
 MAX_PENALTY = 2.0  # for a token's presence or frequency, up or down
 MAX_WHOLE = 2**31 - 1  # of whole numbers that nothing else bounds
@@ -25,9 +28,10 @@ class SamplingParams:
     """How tokens are picked, and when to stop.
 
     `temperature` 0 is greedy. With `seed`, a sampled request's tokens depend on nothing but the request and how its
-    logits are rounded. `n` samples are drawn of one prompt, which is computed once. The order is bias, repetition penalty, penalties for
-    presence and frequency, stop tokens masked below `min_tokens`, temperature, `top_k`, `top_p`, `min_p`. The
-    output's text, where the engine has a detokenizer, ends before the first of the `stop` strings.
+    logits are rounded. `n` samples are drawn of one prompt, which is computed once. The order is bias, repetition
+    penalty, penalties for presence and frequency, masks (all but the allowed tokens, the last tokens of bad words
+    that the output has begun, stop tokens below `min_tokens`), temperature, `top_k`, `top_p`, `min_p`. The output's
+    text, where the engine has a detokenizer, ends before the first of the `stop` strings.
     """
 
     max_tokens: int
@@ -46,6 +50,10 @@ class SamplingParams:
     logprobs: int | None = None  # how many alternatives to report with each token's log-probability
     min_tokens: int = 0  # before that many, stop tokens are not sampled and stop strings do not stop
     stop: tuple[str, ...] = ()
+    include_stop: bool = False  # the stop string that ended the output is part of its text
+    skip_special_tokens: bool = True  # special tokens, such as an end of sequence, have no text
+    allowed_token_ids: tuple[int, ...] = ()  # only these are sampled; none: all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token ids that never come one after another in the output
 
 
 class Message(NamedTuple):

@@ -28,16 +28,17 @@ class SequenceSpec:
     index: int  # which of the request's samples
     sampling: SamplingParams
     stop_token_ids: frozenset[int] = frozenset()  # those of the request, and the model's unless it ignores them
-    is_penalized: bool = field(init=False)  # sampling needs the tokens so far
+    needs_history: bool = field(init=False)  # sampling needs the tokens so far
     is_adjusted: bool = field(init=False)  # logits are changed before the largest is taken
     is_greedy: bool = field(init=False)  # every token is that of the largest logit, and nothing else is asked for
 
     def __post_init__(self) -> None:
         asked = self.sampling
-        is_penalized = asked.repetition_penalty != 1 or bool(asked.presence_penalty or asked.frequency_penalty)
-        is_adjusted = is_penalized or bool(asked.logit_bias)
+        penalties = asked.presence_penalty or asked.frequency_penalty
+        needs_history = asked.repetition_penalty != 1 or bool(penalties or asked.bad_words)
+        is_adjusted = needs_history or bool(asked.logit_bias or asked.allowed_token_ids)
         is_greedy = asked.temperature == 0 and not is_adjusted and not asked.min_tokens and asked.logprobs is None
-        object.__setattr__(self, "is_penalized", is_penalized)
+        object.__setattr__(self, "needs_history", needs_history)
         object.__setattr__(self, "is_adjusted", is_adjusted)
         object.__setattr__(self, "is_greedy", is_greedy)
 

@@ -38,6 +38,7 @@ def build_engine(
     plan: EnginePlan,
     *,
     detokenize: Detokenizer | None = None,
+    detokenize_all: Detokenizer | None = None,
     journal: BlockJournal | None = None,
     sampler: Sampler | None = None,
     wrap: Callable[[Executor], Executor] | None = None,
@@ -69,6 +70,7 @@ def build_engine(
         eos_token_ids=plan.model.eos_token_ids,
         vocab_size=plan.model.vocab_size,
         detokenize=detokenize,
+        detokenize_all=detokenize_all,
         journal=journal,
     )
 

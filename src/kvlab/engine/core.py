@@ -46,8 +46,9 @@ class EngineCore:
     """Serves requests from one pool with one scheduler and one executor.
 
     `eos_token_ids` end a sequence whose request does not ignore them; prompts with ids outside `vocab_size` are
-    refused; with a `detokenize`, outputs carry text and requests may have stop strings; a `journal` that the pool
-    writes is given the owner of each slot. Engines share nothing: several can live in one process.
+    refused; with a `detokenize`, outputs carry text and requests may have stop strings (`detokenize_all` writes
+    special tokens too, where a request asks for them); a `journal` that the pool writes is given the owner of each
+    slot. Engines share nothing: several can live in one process.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class EngineCore:
         eos_token_ids: tuple[int, ...] = (),
         vocab_size: int | None = None,
         detokenize: Detokenizer | None = None,
+        detokenize_all: Detokenizer | None = None,
         journal: BlockJournal | None = None,
     ) -> None:
         self.pool = pool
@@ -68,7 +70,7 @@ class EngineCore:
         self.journal = journal
         self._batches = BatchBuilder(pool, scheduler, self._fail, journal)
         self._runner = PassRunner(pool, executor, self._process_result, self._fail)
-        self._outputs = OutputProcessor(scheduler, detokenize)
+        self._outputs = OutputProcessor(scheduler, detokenize, detokenize_all)
         self._batch = StepBatch()
         self._eos = frozenset(eos_token_ids)
         self._vocab_size = vocab_size

@@ -65,6 +65,16 @@ def mask_tokens(scores: torch.Tensor, token_ids: Sequence[Collection[int]]) -> N
         scores[_tensor(rows, torch.long, scores), _tensor(tokens, torch.long, scores)] = _MASKED
 
 
+def keep_tokens(scores: torch.Tensor, token_ids: Sequence[Collection[int]]) -> None:
+    """Make all but a row's `token_ids` impossible; none of them keeps all."""
+    for row, ids in enumerate(token_ids):
+        if ids:
+            which = _tensor([token for token in ids if token < scores.shape[1]], torch.long, scores)
+            kept = scores[row, which]
+            scores[row] = _MASKED
+            scores[row, which] = kept
+
+
 def apply_temperature(scores: torch.Tensor, temperatures: Sequence[float]) -> None:
     """Divide each row by its temperature, more than 0. A row's maximum becomes 0, so that nothing overflows."""
     scores -= scores.amax(dim=-1, keepdim=True)

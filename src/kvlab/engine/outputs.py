@@ -13,10 +13,12 @@ from kvlab.engine.text import Detokenizer, TextStream
 class OutputProcessor:
     """Emits tokens and ends sequences. Knows every request that has not ended."""
 
-    def __init__(self, scheduler: Scheduler, detokenize: Detokenizer | None = None) -> None:
+    def __init__(
+        self, scheduler: Scheduler, detokenize: Detokenizer | None = None, detokenize_all: Detokenizer | None = None
+    ) -> None:
         self.requests: dict[str, list[Sequence]] = {}  # the sequences of each request that have not ended
         self._scheduler = scheduler
-        self._detokenize = detokenize
+        self._detokenize, self._detokenize_all = detokenize, detokenize_all or detokenize
         self._on_output: dict[str, OutputCallback] = {}
         self._on_finish: dict[str, FinishCallback] = {}
         self._texts: dict[Sequence, TextStream] = {}  # of the sequences above, with a detokenizer
@@ -36,12 +38,12 @@ class OutputProcessor:
             self._on_output[request.request_id] = on_output
         if on_finish is not None:
             self._on_finish[request.request_id] = on_finish
-        if self._detokenize is not None:
-            asked = request.sampling
+        asked, prompt = request.sampling, request.prompt_token_ids
+        detokenize = self._detokenize if asked.skip_special_tokens else self._detokenize_all
+        if detokenize is not None:
             for sequence in sequences:
-                self._texts[sequence] = TextStream(
-                    self._detokenize, request.prompt_token_ids, asked.stop, asked.min_tokens
-                )
+                stream = TextStream(detokenize, prompt, asked.stop, asked.min_tokens, asked.include_stop)
+                self._texts[sequence] = stream
 
     def process(self, sequence: Sequence, token: int) -> None:
         """Emit a sequence's newest token, and end the sequence if it is the last."""

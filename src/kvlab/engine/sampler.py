@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isfinite
 
 import torch
@@ -11,6 +12,7 @@ from kvlab.engine.logits import (
     add_bias,
     apply_temperature,
     keep_min_p,
+    keep_tokens,
     keep_top_k,
     keep_top_p,
     mask_tokens,
@@ -74,6 +76,8 @@ class Sampler:
             ids[len(ids) - count :] for ids, count in zip(histories, batch.num_outputs.tolist(), strict=True)
         ]
         penalize_output(scores, [a.presence_penalty for a in asked], [a.frequency_penalty for a in asked], outputs)
+        keep_tokens(scores, [a.allowed_token_ids for a in asked])
+        mask_tokens(scores, [_last_of_bad_words(a.bad_words, ids) for a, ids in zip(asked, outputs, strict=True)])
         masked = [s.stop_token_ids if _is_too_short(batch, row) else () for row, s in enumerate(batch.sequences)]
         mask_tokens(scores, masked)
         tokens = self._top1(scores, batch)
@@ -151,6 +155,11 @@ def _takes_top1(batch: SamplingBatch, row: int) -> bool:
     """Whether a row's token is that of the largest logit, whatever it is."""
     sequence = batch.sequences[row]
     return sequence.sampling.temperature == 0 and not sequence.is_adjusted and not _is_too_short(batch, row)
+
+
+def _last_of_bad_words(words: Sequence[tuple[int, ...]], output: Sequence[int]) -> list[int]:
+    """The tokens that would end one of the words, of which the output ends with all others."""
+    return [word[-1] for word in words if tuple(output[max(0, len(output) - len(word) + 1) :]) == word[:-1]]
 
 
 def _is_too_short(batch: SamplingBatch, row: int) -> bool:

@@ -87,7 +87,7 @@ class StepInput:
         histories = {first_decode + row: tokens for row, tokens in decoding.histories().items()}
         for row in sampled:
             sequence = chunks[row - first_chunk].sequence
-            if sequence.spec.is_penalized:
+            if sequence.spec.needs_history:
                 histories[row] = tuple(sequence.token_ids)
         specs = [sequence.spec for sequence, _ in chunks]
         return cls(

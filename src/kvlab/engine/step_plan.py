@@ -87,7 +87,7 @@ class DecodeBatch:
         """The tokens so far of the rows with a repetition penalty."""
         if not self._any_penalty:
             return {}
-        return {row: tuple(self._token_ids[row]) for row, spec in enumerate(self._specs) if spec.is_penalized}
+        return {row: tuple(self._token_ids[row]) for row, spec in enumerate(self._specs) if spec.needs_history}
 
     def add(self, sequences: list[Sequence]) -> None:
         """Sequences decode from the next step on."""
@@ -104,7 +104,7 @@ class DecodeBatch:
         self._stops += [sequence.stop_token_ids for sequence in sequences]
         self._specs += [sequence.spec for sequence in sequences]
         self._any_stop.update(*(sequence.stop_token_ids for sequence in sequences))
-        self._any_penalty = self._any_penalty or any(sequence.spec.is_penalized for sequence in sequences)
+        self._any_penalty = self._any_penalty or any(sequence.spec.needs_history for sequence in sequences)
 
     def remove(self, slots: Collection[int]) -> None:
         """The sequences in these slots do not decode any more; of slots of others nothing changes."""

@@ -19,12 +19,17 @@ class TextStream:
         tokens:  ... forgotten | context | not read yet        what they add to the context's text is new
         text:    ... emitted   | held: may become a stop string | incomplete character
 
-    A stop string counts if it ends in the text of token number `min_tokens` or later. It is not emitted, nor
-    what follows it.
+    A stop string counts if it ends in the text of token number `min_tokens` or later. It is not emitted, unless
+    `include_stop`, nor what follows it.
     """
 
     def __init__(
-        self, detokenize: Detokenizer, prompt: Sequence[int], stop: Sequence[str] = (), min_tokens: int = 0
+        self,
+        detokenize: Detokenizer,
+        prompt: Sequence[int],
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        include_stop: bool = False,
     ) -> None:
         self._detokenize = detokenize
         self._ids = list(prompt[-_CONTEXT:])
@@ -32,6 +37,7 @@ class TextStream:
         self._pending = 0  # characters at the end of the read tokens' text that were not emitted
         self._stop = tuple(stop)
         self._left = min_tokens
+        self._include_stop = include_stop
         self._held = ""
 
     def add(self, token: int) -> tuple[str, bool]:
@@ -41,10 +47,11 @@ class TextStream:
         before, self._held = len(self._held), self._held + self._decode()
         if self._left <= 0:
             # Only what ends in the new text counts: a stop string held before was found before, or came too early.
-            starts = [self._held.find(each, max(0, before - len(each) + 1)) for each in self._stop]
-            found = [start for start in starts if start >= 0]
-            if found:
-                text, self._held = self._held[: min(found)], ""
+            starts = [(self._held.find(stop, max(0, before - len(stop) + 1)), len(stop)) for stop in self._stop]
+            places = [(start, length) for start, length in starts if start >= 0]
+            if places:
+                start, length = min(places)
+                text, self._held = self._held[: start + length if self._include_stop else start], ""
                 return text, True
         cut = len(self._held) - self._may_become_stop()
         text, self._held = self._held[:cut], self._held[cut:]

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from typing import TypeGuard
 
 from kvlab.core import (
+    MAX_ALLOWED,
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
     MAX_BIAS,
     MAX_BIASES,
     MAX_LOGPROBS,
@@ -154,8 +157,9 @@ def _first_wrong(sampling: SamplingParams, vocab_size: int | None, has_text: boo
             return name, f"at most {MAX_TEMPERATURE:.0e}"
     if sampling.seed is not None and not _is_whole(sampling.seed):
         return "seed", "must be a whole number, or None for a new one"
-    if sampling.ignore_eos not in (True, False):
-        return "ignore_eos", "must be true or false"
+    for name in ("ignore_eos", "include_stop", "skip_special_tokens"):
+        if getattr(sampling, name) not in (True, False):
+            return name, "must be true or false"
     if sampling.min_tokens > sampling.max_tokens:
         return "min_tokens", f"at most max_tokens={sampling.max_tokens}"
     tokens, stops = sampling.stop_token_ids, sampling.stop
@@ -168,12 +172,34 @@ def _first_wrong(sampling: SamplingParams, vocab_size: int | None, has_text: boo
         return "stop", "must be a tuple of strings, none of them empty"
     if (wrong := _wrong_bias(sampling.logit_bias, limit)) is not None:
         return "logit_bias", wrong
+    if (wrong_tokens := _wrong_tokens(sampling, limit)) is not None:
+        return wrong_tokens
     if len(stops) > MAX_STOPS:
         return "stop", f"has {len(stops)} strings; at most {MAX_STOPS}"
     if (longest := max(map(len, stops), default=0)) > MAX_STOP_CHARS:
         return "stop", f"has a string of {longest:,} characters; at most {MAX_STOP_CHARS}"
     if sampling.stop and not has_text:
         return "stop", "needs text: give the engine a detokenizer, or use stop_token_ids"
+    return None
+
+
+def _wrong_tokens(sampling: SamplingParams, vocab_size: int) -> tuple[str, str] | None:
+    """Which of the allowed tokens and the bad words will not do, and what would."""
+    allowed, words = sampling.allowed_token_ids, sampling.bad_words
+    if not isinstance(allowed, tuple) or not all(_is_whole(token) and 0 <= token < vocab_size for token in allowed):
+        return "allowed_token_ids", f"must be a tuple of token ids, from 0 to below {vocab_size}"
+    if len(allowed) > MAX_ALLOWED:
+        return "allowed_token_ids", f"has {len(allowed)} token ids; at most {MAX_ALLOWED}"
+    if not isinstance(words, tuple) or not all(isinstance(word, tuple) and word for word in words):
+        return "bad_words", "must be a tuple of tuples of token ids, none of them empty"
+    if len(words) > MAX_BAD_WORDS:
+        return "bad_words", f"has {len(words)} words; at most {MAX_BAD_WORDS}"
+    if (longest := max(map(len, words), default=0)) > MAX_BAD_WORD_TOKENS:
+        return "bad_words", f"has a word of {longest} tokens; at most {MAX_BAD_WORD_TOKENS}"
+    if not all(_is_whole(token) and 0 <= token < vocab_size for word in words for token in word):
+        return "bad_words", f"token ids must be from 0 to below {vocab_size}"
+    if allowed and set(allowed) <= {word[0] for word in words if len(word) == 1}:
+        return "bad_words", "leaves none of allowed_token_ids"
     return None
 
 

@@ -38,18 +38,35 @@ class ChatTemplate:
             return
         raise TokenizerError(f"{source}: its chat template is broken{where}")
 
-    def render(self, messages: Sequence[Message], *, reply: bool = True) -> str:
-        """The messages as one text; with `reply` it ends where the assistant's answer begins.
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        reply: bool = True,
+        continues: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The messages as one text; with `reply` it ends where the assistant's answer begins, with `continues`
+        behind the last message's content. The template may name the `variables`, too.
 
-        Raises TokenizerError for messages that the template does not take.
+        Raises TokenizerError for messages that the template does not take, or whose last it writes otherwise.
         """
         values = [{"role": message.role, "content": message.content} for message in messages]
-        about = {"messages": values, "add_generation_prompt": reply, "tools": None, **self._variables}
-        found = self._ask({"variables": about})
-        if "text" not in found:
-            reason = shown(found["error"])
+        about = {**(variables or {}), "messages": values, "add_generation_prompt": reply}
+        answer = self._ask({"variables": {"tools": None, **self._variables, **about}})
+        if "text" not in answer:
+            reason = shown(answer["error"])
             raise TokenizerError(f"{self._source}: its chat template does not take the messages: {reason}")
-        return str(found["text"])
+        text = str(answer["text"])
+        if not continues:
+            return text
+        last = messages[-1].content.strip()
+        start = text.rfind(last)
+        if not last or start < 0:
+            raise TokenizerError(f"{self._source}: its chat template does not write the last message as it is")
+        end = start + len(last)
+        spaces = messages[-1].content[len(messages[-1].content.rstrip()) :]
+        return text[: end + len(spaces) if text.startswith(spaces, end) else end]
 
     def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
         question = json.dumps({"template": self._text, **asked}).encode()

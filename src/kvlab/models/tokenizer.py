@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,16 +44,25 @@ class Tokenizer:
         """The tokens of a text, with those that the checkpoint begins every text with. Raises TokenizerError."""
         return self._encode(text, special=True)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens; special ones, such as an end of sequence, have none."""
-        return self._backend.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of tokens; special ones, such as an end of sequence, have none, unless `special`."""
+        return self._backend.decode(list(token_ids), skip_special_tokens=not special)
 
-    def render(self, messages: Sequence[Message], *, reply: bool = True) -> str:
-        """Messages as the text that the checkpoint was trained with. Raises TokenizerError."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        reply: bool = True,
+        continues: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Messages as the text that the checkpoint was trained with; see `ChatTemplate.render`. Raises
+        TokenizerError.
+        """
         if self._template is None:
             advice = "give a text as prompt, or use a checkpoint that was trained to chat"
             raise TokenizerError(f"{self.source} has no chat template, which messages need; {advice}")
-        return self._template().render(messages, reply=reply)
+        return self._template().render(messages, reply=reply, continues=continues, variables=variables)
 
     def encode_rendered(self, text: str) -> list[int]:
         """The tokens of a text, or of a part, that `render` made: nothing is added to it."""
@@ -79,10 +88,10 @@ class Tokenizer:
 class LentTokenizer(Tokenizer):
     """A tokenizer for a model that was not trained with it: see `Tokenizer.lent`."""
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """The text of tokens; those that it does not have begin again at its first."""
         size = self._backend.get_vocab_size()
-        return super().decode([token % size for token in token_ids])
+        return super().decode([token % size for token in token_ids], special=special)
 
 
 def load_tokenizer(model: ModelConfig) -> Tokenizer:

@@ -123,8 +123,10 @@ class Answer(ABC):
         return {"id": self.name, "object": kind, "created": self._created, "model": self._model.name}
 
     def _token(self, token_id: int) -> str:
-        """A token's text; without a tokenizer its id."""
-        return self._model.decode([token_id]) if self._model.tokenizer is not None else f"token_id:{token_id}"
+        """A token's text; without a tokenizer, or where it is asked for, its id."""
+        if self._model.tokenizer is None or self._body.return_tokens_as_token_ids:
+            return f"token_id:{token_id}"
+        return self._model.decode([token_id], special=self._body.skip_special_tokens is False)
 
 
 class CompletionAnswer(Answer):
@@ -148,7 +150,9 @@ class CompletionAnswer(Answer):
     def _text(self, index: int, event: Event) -> str:
         """With echo, the prompt before the first of it."""
         if self._body.echo and not self._ids[index]:
-            return self._model.decode(self._requests[event.request].prompt_token_ids) + event.output.text
+            special = self._body.skip_special_tokens is False
+            prompt = self._model.decode(self._requests[event.request].prompt_token_ids, special=special)
+            return prompt + event.output.text
         return event.output.text
 
     def _logprobs_of(self, index: int, output: StepOutput) -> Json | None:
@@ -173,7 +177,14 @@ class ChatAnswer(Answer):
 
     def _delta(self, index: int, event: Event) -> Json:
         role = {} if self._ids[index] else {"role": "assistant"}  # in the first chunk, which has a token too
-        return {"delta": role | {"content": event.output.text}}
+        return {"delta": role | {"content": self._text(index, event)}}
+
+    def _text(self, index: int, event: Event) -> str:
+        """With echo, the last message before the first of it, where it is the assistant's."""
+        last = self._body.messages[-1]
+        if self._body.echo and last.role == "assistant" and not self._ids[index]:
+            return last.text() + event.output.text
+        return event.output.text
 
     def _whole(self, index: int) -> Json:
         content = [each for entry in self._logprobs[index] for each in entry["content"]]

@@ -1,13 +1,13 @@
 """What clients send, as OpenAI's API defines it, with vLLM's additions (docs/server.md lists both).
 
-A field that is not here is ignored, as OpenAI's servers do, unless it would change what the answer means
-(`CHANGES_MEANING`): then the request is refused.
+A field that is not here is ignored, as OpenAI's servers do, and logged once, unless it would change what the answer
+means (`CHANGES_MEANING`): then the request is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,17 +15,27 @@ from pydantic import BaseModel, ConfigDict, Field
 CHANGES_MEANING: Mapping[str, tuple[object, ...]] = {
     "audio": (),
     "best_of": (1,),
+    "chat_template": (),
+    "documents": ([],),
     "functions": ([],),
     "function_call": ("none",),
+    "guided_choice": (),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
     "guided_json": (),
+    "guided_regex": (),
+    "guided_whitespace_pattern": (),
+    "kv_transfer_params": (),
+    "logits_processors": ([],),
+    "mm_processor_kwargs": (),
     "modalities": (["text"],),
+    "prompt_embeds": (),
     "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
 
@@ -68,6 +78,13 @@ class Generation(_Strict):
     ignore_eos: bool | None = None
     stop_token_ids: List[int] | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    allowed_token_ids: List[int] | None = None
+    bad_words: List[str] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None  # keep the prompt's last; -1: as many as the model takes
+    add_special_tokens: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
     # kvlab's addition
@@ -85,7 +102,7 @@ class CompletionRequest(Generation):
 class Message(_Strict):
     """One turn of a conversation."""
 
-    role: str
+    role: Literal["assistant", "developer", "function", "system", "tool", "user"]
     content: str | List[dict[str, Any]] | None = None  # parts of {"type": "text", "text": ...}
 
     def text(self) -> str:
@@ -98,21 +115,31 @@ class Message(_Strict):
         return "".join(map(str, texts))
 
 
-class ChatRequest(Generation):
+class Rendering(_Strict):
+    """How a chat template is to write messages, as vLLM has it."""
+
+    add_generation_prompt: bool | None = None  # the text ends where the answer begins; without it true
+    continue_final_message: bool | None = None  # or behind the last message, which the answer continues
+    chat_template_kwargs: dict[str, Any] | None = None  # what else the template may name
+
+
+class ChatRequest(Generation, Rendering):
     """The body of /v1/chat/completions."""
 
     messages: List[Message] = Field(min_length=1)
+    echo: bool | None = None  # the last message before the answer, where both have the same role
     max_completion_tokens: int | None = None  # the newer name of max_tokens
     logprobs: bool | None = None
     top_logprobs: int | None = None  # alternatives to each token, 20 at most
 
 
-class TokenizeRequest(_Strict):
+class TokenizeRequest(Rendering):
     """The body of /tokenize: a prompt or messages."""
 
     model: str | None = None
     prompt: str | None = None
     messages: List[Message] | None = None
+    add_special_tokens: bool | None = None
 
 
 class DetokenizeRequest(_Strict):

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kvlab.confined import serve
-from kvlab.core import MAX_BIASES, MAX_STOP_TOKENS, MAX_STOPS
+from kvlab.core import MAX_ALLOWED, MAX_BAD_WORDS, MAX_BIASES, MAX_STOP_TOKENS, MAX_STOPS
 from kvlab.errors import shown
 from kvlab.server.bodies import (
     KINDS,
@@ -18,13 +18,18 @@ from kvlab.server.bodies import (
     CompletionRequest,
     DetokenizeRequest,
     Generation,
-    Message,
     TokenizeRequest,
 )
 from kvlab.server.errors import ApiError, context_exceeded, invalid_body, no_json
 from kvlab.server.parameters import check_meaning, conversation, prompts_of
 
-_COUNTS = {"stop": MAX_STOPS, "stop_token_ids": MAX_STOP_TOKENS, "logit_bias": MAX_BIASES}
+_COUNTS = {
+    "stop": MAX_STOPS,
+    "stop_token_ids": MAX_STOP_TOKENS,
+    "logit_bias": MAX_BIASES,
+    "allowed_token_ids": MAX_ALLOWED,
+    "bad_words": MAX_BAD_WORDS,
+}
 
 
 def _answer(question: bytes) -> bytes:
@@ -54,13 +59,17 @@ def _read(body: bytes, path: str, max_tokens: int) -> dict[str, Any]:
                 raise ApiError(400, f"{name} has {len(value)} entries; at most {most}", name)
     if isinstance(request, CompletionRequest):
         for prompt in prompts_of(request):
-            if not isinstance(prompt, str):
+            if not isinstance(prompt, str) and not request.truncate_prompt_tokens:
                 _bounded("prompt", len(prompt), max_tokens)
     if isinstance(request, ChatRequest | TokenizeRequest) and request.messages is not None:
         if len(request.messages) > max_tokens:
             text = f"messages has {len(request.messages)} entries; at most one for each of {max_tokens} tokens"
             raise ApiError(400, text, "messages")
-        request.messages = [Message(role=role, content=text) for role, text in conversation(request.messages)]
+        texts = [message.content for message in conversation(request.messages)]
+        request.messages = [
+            message.model_copy(update={"content": text})
+            for message, text in zip(request.messages, texts, strict=True)
+        ]
     for each in (request, getattr(request, "stream_options", None)):
         if each is not None and each.model_extra:
             each.model_extra.clear()  # which are ignored

@@ -40,6 +40,7 @@ def build_serving(config: RunConfig, settings: ServerConfig, metrics: ServerMetr
     core = build_engine(
         plan,
         detokenize=None if tokenizer is None else tokenizer.decode,
+        detokenize_all=None if tokenizer is None else partial(tokenizer.decode, special=True),
         journal=blocks,
         wrap=partial(FaultyExecutor, config=faults) if faults.rate > 0 else None,
         clock=clock,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,9 +41,19 @@ class ServedModel:
             "max_model_len": self.max_tokens,
         }
 
-    def encode(self, prompt: str | Sequence[Message], field: str, *, bounded: bool = True) -> tuple[int, ...]:
+    def encode(
+        self,
+        prompt: str | Sequence[Message],
+        field: str,
+        *,
+        bounded: bool = True,
+        special: bool | None = None,
+        rendering: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
         """The ids of a text or of a conversation, which came as `field`. With `bounded`, a text that is far too
-        long for the model is not encoded to its end. Raises ApiError.
+        long for the model is not encoded to its end. `special`: with the tokens that the checkpoint begins a text
+        with; None: a text with them, a conversation, whose template writes them, without. `rendering`: how messages
+        are written. Raises ApiError.
         """
         tokenizer = self.tokenizer
         if tokenizer is None:
@@ -51,8 +61,9 @@ class ServedModel:
             raise ApiError(400, text, field)
         try:
             is_text = isinstance(prompt, str)
-            text = prompt if isinstance(prompt, str) else tokenizer.render(prompt)
-            encode = tokenizer.encode if is_text else tokenizer.encode_rendered
+            text = prompt if isinstance(prompt, str) else tokenizer.render(prompt, **(rendering or {}))
+            is_special = is_text if special is None else special
+            encode = tokenizer.encode if is_special else tokenizer.encode_rendered
             head = text[: _HEAD_CHARS * self.max_tokens]
             # Twice: the last tokens of a part may be fewer in the whole.
             if bounded and len(head) < len(text) and len(encode(head)) > 2 * self.max_tokens:
@@ -62,6 +73,16 @@ class ServedModel:
             text = str(error).replace(tokenizer.source, self.name)  # a path is nothing for clients
             raise ApiError(400, text, field) from error
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids; none without a tokenizer."""
-        return "" if self.tokenizer is None else self.tokenizer.decode(token_ids)
+    def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The ids of words, each as it is at the beginning of a text and behind a space. Raises ApiError."""
+        found = []
+        for word in words:
+            plain, spaced = (self.encode(text, "bad_words", special=False) for text in (word, f" {word.lstrip()}"))
+            found.append(plain)
+            if spaced and spaced[:1] != plain[:1] and len(spaced) == len(plain):  # as vLLM: no space of its own
+                found.append(spaced)
+        return tuple(dict.fromkeys(found))
+
+    def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of ids, without special ones unless `special`; none without a tokenizer."""
+        return "" if self.tokenizer is None else self.tokenizer.decode(token_ids, special=special)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from typing import Any
 
-from kvlab.core import MAX_LOGPROBS, Message, Request, SamplingParams
+from kvlab.core import MAX_BAD_WORDS, MAX_LOGPROBS, Message, Request, SamplingParams
 from kvlab.errors import shown
 from kvlab.server import bodies
-from kvlab.server.bodies import CHANGES_MEANING, ChatRequest, CompletionRequest, Generation, TokenizeRequest
+from kvlab.server.bodies import (
+    CHANGES_MEANING,
+    ChatRequest,
+    CompletionRequest,
+    Generation,
+    Rendering,
+    TokenizeRequest,
+)
 from kvlab.server.errors import ApiError, context_exceeded
 from kvlab.server.model import ServedModel
 
@@ -30,7 +38,11 @@ _SAME = (
     "seed",
     "n",
     "ignore_eos",
+    "skip_special_tokens",
 )
+_ignored: set[str] = set()  # fields of requests that were logged
+_MOST_IGNORED = 100
+_log = logging.getLogger(__name__)
 
 
 def completion_requests(body: CompletionRequest, name: str, model: ServedModel) -> list[Request]:
@@ -43,9 +55,9 @@ def completion_requests(body: CompletionRequest, name: str, model: ServedModel) 
             400, "echo=true: log-probabilities of a prompt are not computed; leave out one of both", "echo"
         )
     prompts = prompts_of(body)
-    ids = [model.encode(prompt, "prompt") if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
+    ids = [_ids_of(prompt, body, model) for prompt in prompts]
     most = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    sampling = _sampling(body, most, body.logprobs)
+    sampling = _sampling(body, most, body.logprobs, model)
     names = [name] if len(ids) == 1 else [f"{name}-{number}" for number in range(len(ids))]
     return [_request(body, each, prompt, sampling) for each, prompt in zip(names, ids, strict=True)]
 
@@ -57,23 +69,60 @@ def chat_request(body: ChatRequest, name: str, model: ServedModel) -> Request:
         raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
     if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_LOGPROBS:
         raise ApiError(400, f"top_logprobs={body.top_logprobs}: from 0 to {MAX_LOGPROBS}", "top_logprobs")
-    ids = model.encode(conversation(body.messages), "messages")
+    prompt = conversation(body.messages)
+    ids = model.encode(
+        prompt,
+        "messages",
+        bounded=not body.truncate_prompt_tokens,
+        special=body.add_special_tokens or False,
+        rendering=rendering_of(body),
+    )
+    ids = _truncated(ids, body, model)
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     room = model.max_tokens - len(ids)
     if room < 1:
         text = f"you sent {len(ids)} tokens in messages, which leaves no room for an answer"
         raise context_exceeded(model.max_tokens, text, "messages")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    sampling = _sampling(body, room if asked is None else asked, logprobs)
+    sampling = _sampling(body, room if asked is None else asked, logprobs, model)
     return _request(body, name, ids, sampling)
+
+
+def rendering_of(body: Rendering) -> dict[str, Any]:
+    """How the chat template is to write the messages. Raises ApiError."""
+    if body.continue_final_message and body.add_generation_prompt:
+        text = "continue_final_message=true: the answer continues the last message; leave out add_generation_prompt"
+        raise ApiError(400, text, "continue_final_message")
+    reply = not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
+    continues = bool(body.continue_final_message)
+    return {"reply": reply, "continues": continues, "variables": body.chat_template_kwargs}
+
+
+def _ids_of(prompt: str | list[int], body: CompletionRequest, model: ServedModel) -> tuple[int, ...]:
+    if not isinstance(prompt, str):
+        return _truncated(tuple(prompt), body, model)
+    bounded = not body.truncate_prompt_tokens
+    return _truncated(model.encode(prompt, "prompt", bounded=bounded, special=body.add_special_tokens), body, model)
+
+
+def _truncated(ids: tuple[int, ...], body: Generation, model: ServedModel) -> tuple[int, ...]:
+    """The last of the prompt's tokens, as many as are asked for."""
+    most = body.truncate_prompt_tokens
+    if most is None:
+        return ids
+    if most != -1 and not 1 <= most <= model.max_tokens:
+        text = f"from 1 to {model.max_tokens}; -1 keeps as many as the model takes"
+        raise ApiError(400, f"truncate_prompt_tokens={shown(most)}: {text}", "truncate_prompt_tokens")
+    return ids[-(model.max_tokens if most == -1 else most) :]
 
 
 def tokens_answer(body: TokenizeRequest, model: ServedModel) -> bytes:
     """The JSON of /tokenize. Raises ApiError."""
     if body.prompt is None:
-        ids = model.encode(conversation(body.messages or []), "messages", bounded=False)
+        prompt, special = conversation(body.messages or []), body.add_special_tokens or False
+        ids = model.encode(prompt, "messages", bounded=False, special=special, rendering=rendering_of(body))
     else:
-        ids = model.encode(body.prompt, "prompt", bounded=False)
+        ids = model.encode(body.prompt, "prompt", bounded=False, special=body.add_special_tokens)
     # In parts: json keeps all other threads from running while it writes one.
     parts = [json.dumps(ids[start : start + _PART])[1:-1] for start in range(0, len(ids), _PART)]
     rest = f'"count":{len(ids)},"max_model_len":{model.max_tokens}'
@@ -100,10 +149,14 @@ def _check(body: Generation, model: ServedModel) -> None:
 
 
 def check_meaning(body: Generation) -> None:
-    """Raise ApiError for a field that would change the answer."""
+    """Raise ApiError for a field that would change the answer; log the others that nobody knows, once each."""
     for name, value in (body.model_extra or {}).items():
-        if name in CHANGES_MEANING and value is not None and value not in CHANGES_MEANING[name]:
-            raise ApiError(400, f"{name}={shown(value, repr)}: is not supported; leave it out", name)
+        if name in CHANGES_MEANING:
+            if value is not None and value not in CHANGES_MEANING[name]:
+                raise ApiError(400, f"{name}={shown(value, repr)}: is not supported; leave it out", name)
+        elif name not in _ignored and len(_ignored) < _MOST_IGNORED:
+            _ignored.add(name)
+            _log.warning("the field %s of requests is not known, and ignored", shown(name))
 
 
 def prompts_of(body: CompletionRequest) -> list[Any]:
@@ -119,8 +172,18 @@ def prompts_of(body: CompletionRequest) -> list[Any]:
     return prompts
 
 
-def _sampling(body: Generation, max_tokens: int, logprobs: int | None) -> SamplingParams:
+def _sampling(body: Generation, max_tokens: int, logprobs: int | None, model: ServedModel) -> SamplingParams:
     said = {name: getattr(body, name) for name in _SAME}
+    if body.top_k == -1:  # vLLM's word for all
+        said["top_k"] = 0
+    if body.allowed_token_ids is not None and not body.allowed_token_ids:
+        raise ApiError(
+            400, "allowed_token_ids is empty: nothing could be sampled; leave it out", "allowed_token_ids"
+        )
+    if len(body.bad_words or ()) > MAX_BAD_WORDS:
+        raise ApiError(
+            400, f"bad_words has {len(body.bad_words or ())} words; at most {MAX_BAD_WORDS}", "bad_words"
+        )
     sampling = SamplingParams(max_tokens, temperature=1.0, logprobs=logprobs)  # OpenAI's default is no greedy one
     return replace(
         sampling,
@@ -128,6 +191,9 @@ def _sampling(body: Generation, max_tokens: int, logprobs: int | None) -> Sampli
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         logit_bias=_biases(body.logit_bias or {}),
+        include_stop=bool(body.include_stop_str_in_output),
+        allowed_token_ids=tuple(dict.fromkeys(body.allowed_token_ids or ())),
+        bad_words=model.bad_words(body.bad_words or ()),
     )
 
 
