@@ -60,6 +60,7 @@ from features.steps.sharing_server_steps import *
 from features.steps.sharing_steps import *
 from features.steps.simulation_steps import *
 from features.steps.sizing_steps import *
+from features.steps.stand_in_steps import *
 from features.steps.stats_steps import *
 from features.steps.sweep_steps import *
 from features.steps.table_steps import *

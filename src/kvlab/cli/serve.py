@@ -2,7 +2,7 @@
 
 kvlab serve model=smollm2_135m
 kvlab serve model=qwen3_mini kv.num_blocks=1024 server.port=8080 scheduler.max_waiting_requests=64
-kvlab serve executor=simulated hardware=h200_sxm model=qwen3_8b server.time_factor=10
+kvlab serve executor=simulated hardware=h200_sxm model=qwen3_8b server.time_factor=10 server.output_len=200
 
 Settings of `kvlab run` may follow; those of the workload and of tracking are not used. SIGTERM and Ctrl-C let open
 requests end; the second one ends at once.
@@ -10,11 +10,14 @@ requests end; the second one ends at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvlab.cli.settings import read_settings, run_command, unknown_setting
+from kvlab.cli.settings import parsed, read_settings, run_command, unknown_setting
 from kvlab.config.server import ServerConfig
 from kvlab.errors import ConfigError
+
+_LENGTH = "server.output_len"
 
 
 @dataclass
@@ -25,7 +28,7 @@ class ServeSettings:
 
 
 def _answer(arguments: list[str]) -> int:
-    settings, overrides = read_settings(ServeSettings, arguments)
+    settings, overrides = read_settings(ServeSettings, written_out(arguments))
     for text in overrides:
         if text.startswith("server."):
             raise unknown_setting(ServeSettings, text)
@@ -48,6 +51,27 @@ def _answer(arguments: list[str]) -> int:
     host, port = listening.getsockname()[:2]
     console.print(f"{config.model.name} at http://{host}:{port}")
     return 0 if serve(build_app(serving), serving, listening) else 130
+
+
+def written_out(arguments: Sequence[str]) -> list[str]:
+    """The arguments with a setting for each part of a length: `server.output_len=200` is of exactly 200 tokens, and
+    `server.output_len={median: 200, max: 1000}` has what a workload's lengths have. Raises ConfigError.
+    """
+    return [part for text in arguments for part in _parts(text)]
+
+
+def _parts(argument: str) -> list[str]:
+    key, _, value = argument.lstrip("-").partition("=")
+    if key != _LENGTH or not value:
+        return [argument]
+    given = parsed(value)
+    if type(given) is int:
+        given = {"min": given, "max": given}
+    if not isinstance(given, dict):
+        text = "is no length; write 200, or {min: 50, max: 500}, or {median: 200, max: 1000}"
+        raise ConfigError(key, value, text)
+    kind = "lognormal" if "median" in given else "uniform"
+    return [f"{key}.{name}={part}" for name, part in {"distribution": kind, **given}.items()]
 
 
 def main() -> None:

@@ -153,6 +153,11 @@ def _parse(text: str, kind: Any) -> Any:
         return [text] if is_list else text
 
 
+def parsed(text: str) -> Any:
+    """The value of a text in Hydra's grammar; what is no such value as it is."""
+    return _parse(text, dict)
+
+
 @cache
 def _parser() -> OverridesParser:
     from hydra.core.override_parser.overrides_parser import OverridesParser

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvlab.config.values import at_least, parse_bytes
+from kvlab.config.workload import LengthConfig, check_length
 from kvlab.errors import ConfigError
+
+
+def drawn_lengths() -> LengthConfig:
+    """Lengths of answers as those of chats: half of them up to 150 tokens, a few more than 1,000."""
+    return LengthConfig(min=1, max=4096, distribution="lognormal", median=150.0, sigma=0.9)
 
 
 @dataclass
@@ -24,6 +30,7 @@ class ServerConfig:
     drain_s: float = 600.0  # that requests have to end after SIGTERM
     otlp_endpoint: str | None = None  # a span of each request is posted there; needs the extra kvlab[otel]
     time_factor: float = 1.0  # executor=simulated: simulated seconds per second
+    output_len: LengthConfig = field(default_factory=drawn_lengths)  # executor=simulated: tokens of each answer
 
     def __post_init__(self) -> None:
         at_least("server.port", self.port, 0)
@@ -36,6 +43,7 @@ class ServerConfig:
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             text = "must be a URL, such as http://127.0.0.1:4318/v1/traces"
             raise ConfigError("server.otlp_endpoint", self.otlp_endpoint, text)
+        check_length("server.output_len", self.output_len)
         at_least("server.max_waiting_outputs", self.max_waiting_outputs, 1)
         for name in ("write_timeout_s", "read_timeout_s", "keep_alive_s", "drain_s", "time_factor"):
             if not getattr(self, name) > 0:

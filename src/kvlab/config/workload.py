@@ -90,7 +90,7 @@ class WorkloadConfig:
         at_least("workload.zipf", self.zipf, 0, _MOST_ZIPF)
         at_least("workload.think_s", self.think_s, 0, MOST_SECONDS)
         for name, length in (("prompt_len", self.prompt_len), ("output_len", self.output_len)):
-            _check_length(f"workload.{name}", length)
+            check_length(f"workload.{name}", length)
         self._check_rate()
 
     @property
@@ -132,7 +132,8 @@ class WorkloadConfig:
             raise ConfigError("workload.rate", self.rate, f"{text} {least}")
 
 
-def _check_length(key: str, length: LengthConfig) -> None:
+def check_length(key: str, length: LengthConfig) -> None:
+    """Raise ConfigError, naming `key`, for bounds or a distribution that are none."""
     at_least(f"{key}.min", length.min, 1)
     if length.max < length.min:
         raise ConfigError(f"{key}.max", length.max, f"is less than {key}.min={length.min}")

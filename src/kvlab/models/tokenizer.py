@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _FILE, _SETTINGS, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 _LARGEST = 64 << 20  # bytes of tokenizer.json; Gemma's has 33 million
 _LONG_TEXT = 4096  # characters, from which on other threads run while it is encoded; encode() keeps them waiting
+_WORD = re.compile(" ?[a-z]{3,12}")
 _ADVICE = "use model=smollm2_135m (kvlab fetch smollm2) or another checkpoint that has one, or give model.tokenizer"
 
 
@@ -71,6 +73,18 @@ class Tokenizer:
     def encode_prompt(self, prompt: str | Sequence[Message]) -> list[int]:
         """The tokens of a text, or of messages whose answer is asked for. Raises TokenizerError."""
         return self.encode(prompt) if isinstance(prompt, str) else self.encode_rendered(self.render(prompt))
+
+    def words(self, most: int) -> tuple[list[int], list[int]]:
+        """The tokens, of the first `most`, that are a word of small letters: those without, and those with a space
+        before it. A text of one of the former and any of the latter behind it is encoded to these tokens.
+        """
+        ids = range(min(most, self._backend.get_vocab_size()))
+        texts = self._backend.decode_batch([[token] for token in ids], skip_special_tokens=True)
+        found = [(token, text) for token, text in zip(ids, texts, strict=True) if _WORD.fullmatch(text)]
+        encoded = self._backend.encode_batch_fast([text for _, text in found], add_special_tokens=False)
+        own = [(token, text) for (token, text), each in zip(found, encoded, strict=True) if each.ids == [token]]
+        starts = [token for token, text in own if text[0] != " "]
+        return starts, [token for token, text in own if text[0] == " "]
 
     def lent(self) -> Tokenizer:
         """The same for a model that was not trained with it, and may have more tokens: each of them has a text."""

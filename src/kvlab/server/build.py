@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kvlab.config import RunConfig, format_bytes
-from kvlab.config.server import ServerConfig
+from kvlab.config import LengthConfig, RunConfig, format_bytes
+from kvlab.config.server import ServerConfig, drawn_lengths
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.clock import PacedClock, WallClock
 from kvlab.engine.faults import FaultyExecutor
 from kvlab.engine.plan import EnginePlan
 from kvlab.engine.service import Engine
+from kvlab.engine.step import Executor
 from kvlab.errors import ConfigError
-from kvlab.models.tokenizer import find_tokenizer
+from kvlab.models.tokenizer import Tokenizer, find_tokenizer
+from kvlab.models.word_tokenizer import word_tokenizer
 from kvlab.server.blocks import BlockTimes
+from kvlab.server.drawn_answers import DrawnAnswers
 from kvlab.server.metrics import ServerMetrics
 from kvlab.server.model import ServedModel
 from kvlab.server.serving import Serving
@@ -31,18 +35,22 @@ def build_serving(config: RunConfig, settings: ServerConfig, metrics: ServerMetr
     if settings.time_factor != 1 and config.executor.kind == "torch":
         text = "is for simulated devices, whose clock can go faster (executor=simulated); leave it out"
         raise ConfigError("server.time_factor", f"{settings.time_factor:g}", text)
+    if settings.output_len != drawn_lengths() and config.executor.kind == "torch":
+        text = "is for simulated devices; a model that is computed ends its answers itself; leave it out"
+        raise ConfigError("server.output_len", _length_text(settings.output_len), text)
     traces = _traces(config.model.name, settings.otlp_endpoint)
     plan = plan_engine(config)
     tokenizer = find_tokenizer(config.model)
+    if not plan.is_real:
+        plan, tokenizer = _with_ends(plan), tokenizer or word_tokenizer(plan.model.vocab_size)
     clock = WallClock() if plan.is_real else PacedClock(settings.time_factor)
     blocks = BlockTimes(plan.pool.num_blocks, clock)
-    faults = config.debug.faults
     core = build_engine(
         plan,
         detokenize=None if tokenizer is None else tokenizer.decode,
         detokenize_all=None if tokenizer is None else partial(tokenizer.decode, special=True),
         journal=blocks,
-        wrap=partial(FaultyExecutor, config=faults) if faults.rate > 0 else None,
+        wrap=partial(_wrapped, plan=plan, config=config, settings=settings, tokenizer=tokenizer),
         clock=clock,
     )
     metrics = metrics or ServerMetrics(config.model.name)
@@ -51,8 +59,34 @@ def build_serving(config: RunConfig, settings: ServerConfig, metrics: ServerMetr
         metrics.watch_pace(clock)
     longest = min(config.model.max_seq_len, core.pool.max_sequence_tokens)
     model = ServedModel(config.model.name, longest, plan.model.vocab_size, int(time.time()), tokenizer)
-    shown = _shown(plan) | ({} if plan.is_real else {"server.time_factor": settings.time_factor})
+    shown = _shown(plan) | _shown_simulated(plan, settings)
     return Serving(Engine(core, on_step=metrics.step), model, metrics, settings, shown, traces)
+
+
+def _with_ends(plan: EnginePlan) -> EnginePlan:
+    """The plan of a model that ends its answers: with its last token, where it has none that ends a sequence."""
+    ends = plan.model.eos_token_ids or (plan.model.vocab_size - 1,)
+    return replace(plan, model=replace(plan.model, eos_token_ids=ends))
+
+
+def _wrapped(
+    executor: Executor,
+    *,
+    plan: EnginePlan,
+    config: RunConfig,
+    settings: ServerConfig,
+    tokenizer: Tokenizer | None,
+) -> Executor:
+    """The executor, with answers where it has none, and with the faults that were asked for."""
+    model, faults = plan.model, config.debug.faults
+    if not plan.is_real:
+        ends, size, lengths = model.eos_token_ids, model.vocab_size, settings.output_len
+        executor = DrawnAnswers(executor, lengths=lengths, ends=ends, vocab_size=size, tokenizer=tokenizer)
+    return FaultyExecutor(executor, faults) if faults.rate > 0 else executor
+
+
+def _length_text(length: LengthConfig) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in asdict(length).items() if value is not None)
 
 
 def _traces(model: str, endpoint: str | None) -> Traces | None:
@@ -61,6 +95,12 @@ def _traces(model: str, endpoint: str | None) -> Traces | None:
     from kvlab.server.traces import Traces
 
     return Traces.sent_to(endpoint, model)
+
+
+def _shown_simulated(plan: EnginePlan, settings: ServerConfig) -> dict[str, Any]:
+    if plan.is_real:
+        return {}
+    return {"server.time_factor": settings.time_factor, "server.output_len": _length_text(settings.output_len)}
 
 
 def _shown(plan: EnginePlan) -> dict[str, Any]:

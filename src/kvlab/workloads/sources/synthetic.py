@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kvlab.config import LengthConfig, WorkloadConfig
+from kvlab.config import WorkloadConfig
 from kvlab.core import Request
 from kvlab.workloads.arrivals import arrival_times
+from kvlab.workloads.lengths import draw_length
 from kvlab.workloads.prompts import make_request, random_prompt
 from kvlab.workloads.sources import WORKLOAD_SOURCES
 
@@ -33,7 +34,10 @@ def synthesize(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterato
         arrival_s = next(arrivals)
         group = int(choices.choice(config.num_groups, p=popularity / popularity.sum()))
         for turn in range(config.turns):
-            prompt_len, output_len = _draw(lengths, config.prompt_len), _draw(lengths, config.output_len)
+            prompt_len, output_len = (
+                draw_length(lengths, config.prompt_len),
+                draw_length(lengths, config.output_len),
+            )
             own = random_prompt(tokens, prompt_len, vocab_size)
             yield make_request(
                 made,
@@ -48,10 +52,3 @@ def synthesize(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterato
                 pin_tokens=config.system_len + config.group_len if config.pin_prefix else 0,
             )
             made += 1
-
-
-def _draw(generator: np.random.Generator, length: LengthConfig) -> int:
-    if length.distribution == "lognormal" and length.median:
-        drawn = round(generator.lognormal(np.log(length.median), length.sigma))
-        return min(max(drawn, length.min), length.max)
-    return int(generator.integers(length.min, length.max, endpoint=True))

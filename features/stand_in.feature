@@ -1,0 +1,55 @@
+Feature: A server that stands in for others
+  Gateways, routers and load tools are tried against a simulated server as against the real one: it takes chats and texts, ends
+  its answers, says what its cache holds, and has vLLM's metrics.
+
+  Rule: A simulated server answers in words, and ends
+
+    @R26.1
+    Scenario: It takes chats with no tokenizer of its own, up to the model's context
+      Given a client of a simulated server of Llama 3.1 8B
+      When it chats {"model": "llama3_1_8b", "messages": [{"role": "user", "content": "What is the capital of France?"}], "seed": 1}
+      Then the answer ended by "stop"
+      And the server's only model is "llama3_1_8b" with a context of 131072 tokens
+
+    @R26.1
+    Scenario Outline: Answers have server.output_len tokens, <where>
+      Given a client of a simulated server of Llama 3.1 8B, with "server.output_len=<length>"
+      When it chats {"model": "llama3_1_8b", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 30, <fields>}
+      Then the answer has <count> tokens
+      And the answer ended by "<reason>"
+
+      Examples:
+        | where                                | length             | fields              | count | reason |
+        | the last of which ends it            | 20                 | "seed": 1           | 20    | stop   |
+        | but no more than max_tokens          | 40                 | "seed": 1           | 30    | length |
+        | and max_tokens if ends are ignored   | 20                 | "ignore_eos": true  | 30    | length |
+        | and not fewer than min_tokens        | {min: 5, max: 9}   | "min_tokens": 24    | 25    | stop   |
+
+    @R26.1
+    Scenario: A request with a seed has one answer
+      Given a client of a simulated server of Llama 3.1 8B
+      When it chats {"model": "llama3_1_8b", "messages": [{"role": "user", "content": "Hi"}], "seed": 7}
+      And it chats {"model": "llama3_1_8b", "messages": [{"role": "user", "content": "Hi"}], "seed": 7}
+      Then both texts are the same
+
+    @R26.1
+    Scenario Outline: The text of <what> is encoded to the tokens it was made of
+      Given a client of a simulated server of <model>
+      When it chats {"model": "<name>", "messages": [{"role": "user", "content": "Tell me"}], "max_tokens": 60, "ignore_eos": true, "return_token_ids": true}
+      Then the server encodes the text to the same tokens
+
+      Examples:
+        | what                          | model                                  | name        |
+        | a large model                 | Llama 3.1 8B                           | llama3_1_8b |
+        | one of 512 tokens             | a tiny Qwen3                           | qwen3_tiny  |
+        | one with SmolLM2's tokenizer  | Llama 3.1 8B with SmolLM2's tokenizer  | llama3_1_8b |
+
+    @R26.1
+    Scenario: A length that is none is refused
+      When a simulated server is started with "server.output_len=long"
+      Then the start ends with 2 and "server.output_len=long: is no length; write 200, or {min: 50, max: 500}"
+
+    @R26.1
+    Scenario: A model that is computed ends its answers itself
+      When a server is started with "model=qwen3_tiny server.output_len=20"
+      Then the start ends with 2 and "is for simulated devices; a model that is computed ends its answers itself"

@@ -1,0 +1,15 @@
+"""Lengths in tokens, drawn as a setting says."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvlab.config import LengthConfig
+
+
+def draw_length(generator: np.random.Generator, length: LengthConfig) -> int:
+    """A length between the setting's bounds, both included."""
+    if length.distribution == "lognormal" and length.median:
+        drawn = round(generator.lognormal(np.log(length.median), length.sigma))
+        return min(max(drawn, length.min), length.max)
+    return int(generator.integers(length.min, length.max, endpoint=True))
