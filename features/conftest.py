@@ -52,6 +52,7 @@ from features.steps.recovery_steps import *
 from features.steps.replay_steps import *
 from features.steps.report_steps import *
 from features.steps.retention_steps import *
+from features.steps.router_steps import *
 from features.steps.run_steps import *
 from features.steps.sample_steps import *
 from features.steps.scheduling_steps import *

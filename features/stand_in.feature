@@ -53,3 +53,32 @@ Feature: A server that stands in for others
     Scenario: A model that is computed ends its answers itself
       When a server is started with "model=qwen3_tiny server.output_len=20"
       Then the start ends with 2 and "is for simulated devices; a model that is computed ends its answers itself"
+
+  Rule: Routers hear what the prefix cache holds, as from vLLM
+
+    @R26.2
+    Scenario Outline: A router knows exactly the blocks of a <kind> server
+      Given a client of a <kind> server that publishes KV events, and a router that listens
+      When 12 prompts that begin alike are completed in a cache that has no room for all
+      Then the router has heard of blocks that were stored and of blocks that were removed
+      And it knows the blocks that the cache holds, and no others
+
+      Examples:
+        | kind      |
+        | simulated |
+        | computed  |
+
+    @R26.2
+    Scenario: A router that comes late asks for what it missed
+      Given a client of a simulated server that publishes KV events
+      When 12 prompts that begin alike are completed in a cache that has no room for all
+      And a router comes, and asks for the events from number 0 on
+      Then it knows the blocks that the cache holds, and no others
+
+    @R26.2
+    Scenario: A cache that is reset is empty for routers
+      Given a client of a simulated server that publishes KV events, and a router that listens
+      When 12 prompts that begin alike are completed in a cache that has no room for all
+      And the prefix cache is reset
+      Then the router has heard that all blocks are cleared
+      And it knows the blocks that the cache holds, and no others

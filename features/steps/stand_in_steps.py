@@ -20,14 +20,14 @@ from tests.support.commands import Command, call
 from tests.support.published import smollm2_file
 from tests.support.serving import running
 
-SIMULATED = (
+STAND_IN = (
     "executor=simulated",
     "executor.timing=roofline",
     "hardware=h100_sxm",
     "server.port=0",
     "server.time_factor=1000",
 )
-MODELS = {
+STAND_IN_MODELS = {
     "Llama 3.1 8B": ("model=llama3_1_8b",),
     "a tiny Qwen3": ("model=qwen3_tiny",),
 }
@@ -49,7 +49,7 @@ def standing() -> Iterator[ExitStack]:
 )
 def stand_in(standing: ExitStack, model: str, lent: str | None, settings: str | None) -> Client:
     tokenizer = (f"model.tokenizer={smollm2_file()}",) if lent else ()
-    written = written_out([*SIMULATED, *MODELS[model], *tokenizer, *([settings] if settings else [])])
+    written = written_out([*STAND_IN, *STAND_IN_MODELS[model], *tokenizer, *([settings] if settings else [])])
     own, overrides = read_settings(ServeSettings, written)
     serving = build_serving(compose_run(overrides).config, own.server)
     return standing.enter_context(Client(standing.enter_context(running(serving))))
@@ -65,7 +65,7 @@ def encoded_again(client: Client, exchange: Exchange) -> None:
 
 @when(parsers.parse('a simulated server is started with "{settings}"'), target_fixture="started")
 def start_simulated(settings: str) -> Command:
-    return call(serve.main, *SIMULATED, "model=qwen3_tiny", settings)
+    return call(serve.main, *STAND_IN, "model=qwen3_tiny", settings)
 
 
 @when(parsers.parse('a server is started with "{settings}"'), target_fixture="started")

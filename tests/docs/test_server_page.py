@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx2 as httpx
 import pytest
@@ -53,6 +54,7 @@ def test_it_names_every_metric() -> None:
     metrics = ServerMetrics("tiny")
     metrics.watch(BlockTimes(1, WallClock()))
     metrics.watch_pace(PacedClock())
+    metrics.watch_events(SimpleNamespace(published=0, dropped=0))  # type: ignore[arg-type]
     names = re.findall(r"^# TYPE (\S+)", metrics.text().decode(), re.MULTILINE)
     assert set(re.findall(r"`((?:vllm|kvlab):\w+)`", PAGE)) == {
         name for name in names if not name.endswith("_created")

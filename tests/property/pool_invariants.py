@@ -12,6 +12,7 @@ from kvlab.kv.pool import BlockPool
 from kvlab.kv.sharing import PrefixSharing
 from kvlab.kv.storage import KVStorage
 from tests.property.reference import Content, Guess, Step, block_of, indexed, look, stored_kv_of
+from tests.support.content_listener import ContentListener
 
 
 class PoolInvariants(RuleBasedStateMachine):
@@ -25,6 +26,7 @@ class PoolInvariants(RuleBasedStateMachine):
     prepared: dict[int, int]
     guesses: dict[int, Guess]
     counts: Counter[str]
+    listener: ContentListener
 
     def references(self) -> Counter[int]:
         """Table entries of each block."""
@@ -125,6 +127,12 @@ class PoolInvariants(RuleBasedStateMachine):
             assert not pending
         assert isinstance(self.pool._sharing, PrefixSharing)
         assert self.pool._sharing._pending == pending
+
+    @invariant()
+    def who_hears_its_events_knows_what_it_can_find(self) -> None:
+        if self.pool.shares_prefixes:
+            self.listener.hear(self.pool)
+            assert {content[1:] for content in self.listener.contents} == set(indexed(self.pool))
 
     @invariant()
     def every_full_block_is_indexed_and_stored_once(self) -> None:

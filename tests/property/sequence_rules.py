@@ -22,6 +22,7 @@ from kvlab.kv.sharing import PrefixSharing
 from kvlab.kv.tiers.base import Key
 from tests.property.pool_invariants import PoolInvariants
 from tests.property.reference import Content, Guess, Step, indexed, state
+from tests.support.content_listener import ContentListener
 
 picks = st.integers(0, 11)  # "the n-th live slot", whichever that is when the rule runs
 salts: st.SearchStrategy[Salt] = st.sampled_from([None, None, None, "tenant"])
@@ -49,6 +50,7 @@ class SequenceRules(PoolInvariants):
         self.storage = self.pool.storage
         if self.pool.shares_prefixes:
             self.pool.allocator._on_drop = self.dropped
+            self.listener = ContentListener.to(self.pool)
         self.model: dict[int, Content] = {}
         self.step: Step | None = None
         self.prepared: dict[int, int] = {}  # reserved for the coming step

@@ -21,6 +21,7 @@ from kvlab.kv.prefix import Prefix
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
+from tests.support.content_listener import ContentListener, findable
 
 LONGEST = 40
 
@@ -51,6 +52,7 @@ class GroupMachine:
             groups=groups,
             step_tokens=self.random.choice([3, 8, LONGEST]),
         )
+        self.listener = ContentListener.to(self.pool)
         self.model: dict[int, Held] = {}
         self.refused = 0
 
@@ -143,6 +145,8 @@ class GroupMachine:
 
     def check(self) -> None:
         assert self.pool.audit() == []
+        self.listener.hear(self.pool)
+        assert self.listener.contents == findable(self.pool)
         allocator = self.pool.allocator
         free = sorted(allocator.free_block_ids() - allocator.evictable_block_ids())
         self.storage.keys[:, free] = self.storage.values[:, free] = torch.nan

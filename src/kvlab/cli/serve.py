@@ -50,6 +50,8 @@ def _answer(arguments: list[str]) -> int:
         serving = build_serving(config, settings.server)
     host, port = listening.getsockname()[:2]
     console.print(f"{config.model.name} at http://{host}:{port}")
+    if serving.events is not None:
+        console.print(f"KV events at {serving.events.endpoint}")
     return 0 if serve(build_app(serving), serving, listening) else 130
 
 

@@ -29,6 +29,9 @@ class ServerConfig:
     keep_alive_s: float = 30.0  # that an idle connection stays open
     drain_s: float = 600.0  # that requests have to end after SIGTERM
     otlp_endpoint: str | None = None  # a span of each request is posted there; needs the extra kvlab[otel]
+    kv_events: str | None = None  # where events of the prefix cache are published (ZeroMQ); needs kvlab[events]
+    kv_events_replay: str | None = None  # where earlier events can be asked for
+    kv_events_topic: str = ""  # of all events, as llm-d's kv@ADDRESS@MODEL
     time_factor: float = 1.0  # executor=simulated: simulated seconds per second
     output_len: LengthConfig = field(default_factory=drawn_lengths)  # executor=simulated: tokens of each answer
 
@@ -43,6 +46,14 @@ class ServerConfig:
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             text = "must be a URL, such as http://127.0.0.1:4318/v1/traces"
             raise ConfigError("server.otlp_endpoint", self.otlp_endpoint, text)
+        for name in ("kv_events", "kv_events_replay"):
+            address = getattr(self, name)
+            if address is not None and not address.startswith(("tcp://", "ipc://", "inproc://")):
+                text = "is no address of ZeroMQ, such as tcp://127.0.0.1:5557"
+                raise ConfigError(f"server.{name}", address, text)
+        if self.kv_events is None and self.kv_events_replay is not None:
+            text = "repeats what server.kv_events publishes; set that too"
+            raise ConfigError("server.kv_events_replay", self.kv_events_replay, text)
         check_length("server.output_len", self.output_len)
         at_least("server.max_waiting_outputs", self.max_waiting_outputs, 1)
         for name in ("write_timeout_s", "read_timeout_s", "keep_alive_s", "drain_s", "time_factor"):

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.errors import BlockError, OutOfBlocksError
+from kvlab.kv.content_log import ContentLog
 from kvlab.kv.eviction import EvictionPolicy, LruEviction
 from kvlab.kv.journal import BlockEvent, BlockJournal
 from kvlab.kv.owners import BlockOwners
@@ -44,7 +45,7 @@ class BlockAllocator:
     Which block has which content is stored here and nowhere else (`set_contents`, `content`); the content's node
     names its block. Taking a block with content from the queue is its eviction, which `on_evict` hears of while the
     block still has it. `on_drop` is given contents that have lost their block. References may have `owners`.
-    With a `journal`, what happens to each block is written there.
+    With a `journal`, what happens to each block is written there, and to contents in a `content_log`.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class BlockAllocator:
         self._on_drop = on_drop
         self._journal = journal
         self._on_evict = on_evict
+        self.content_log: ContentLog | None = None
         self.num_references = 0
         self.total_allocated = 0  # blocks handed out since the start
         self.total_freed = 0  # blocks that came back to the queue since the start
@@ -195,6 +197,8 @@ class BlockAllocator:
     def set_contents(self, contents: Mapping[int, Prefix]) -> None:
         """Referenced blocks without content hold those of nodes that name them now: others may share them."""
         self._contents.update(contents)
+        if self.content_log is not None:
+            self.content_log.stored(contents)
         self.eviction.filled(contents)
 
     def clear_content(self, block: int) -> None:
@@ -316,6 +320,8 @@ class BlockAllocator:
         nodes = list(map(self._contents.pop, blocks))
         for node in nodes:
             node.block = None
+        if self.content_log is not None:
+            self.content_log.removed(nodes)
         self.eviction.forget(blocks)
         if self._on_drop is not None:
             self._on_drop(nodes)

@@ -8,6 +8,7 @@ from hashlib import blake2b
 from struct import Struct, iter_unpack, pack
 
 _LONGEST_SALT = 256  # bytes of a salt that are kept as they are
+DIGEST = b"blake2b:"  # what the digest of a longer one begins with
 
 
 class Prefix:
@@ -223,7 +224,7 @@ class PrefixIndex:
 def salt_bytes(salt: Hashable) -> bytes:
     """What a salt's root has for tokens: a digest of a long one, since roots stay as long as their blocks."""
     text = repr(salt).encode()
-    return text if len(text) <= _LONGEST_SALT else b"blake2b:" + blake2b(text, digest_size=32).digest()
+    return text if len(text) <= _LONGEST_SALT else DIGEST + blake2b(text, digest_size=32).digest()
 
 
 def _group_bytes(group: int) -> bytes:

@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from kvlab.config import LengthConfig, RunConfig, format_bytes
 from kvlab.config.server import ServerConfig, drawn_lengths
+from kvlab.core import StepRecord
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.clock import PacedClock, WallClock
+from kvlab.engine.core import EngineCore
 from kvlab.engine.faults import FaultyExecutor
 from kvlab.engine.plan import EnginePlan
 from kvlab.engine.service import Engine
 from kvlab.engine.step import Executor
 from kvlab.errors import ConfigError
+from kvlab.extras import install_command
+from kvlab.kv.content_log import ContentLog
+from kvlab.kv.pool import BlockPool
 from kvlab.models.tokenizer import Tokenizer, find_tokenizer
 from kvlab.models.word_tokenizer import word_tokenizer
 from kvlab.server.blocks import BlockTimes
@@ -25,6 +30,7 @@ from kvlab.server.model import ServedModel
 from kvlab.server.serving import Serving
 
 if TYPE_CHECKING:
+    from kvlab.server.kv_events import KVEventPublisher
     from kvlab.server.traces import Traces
 
 
@@ -60,7 +66,37 @@ def build_serving(config: RunConfig, settings: ServerConfig, metrics: ServerMetr
     longest = min(config.model.max_seq_len, core.pool.max_sequence_tokens)
     model = ServedModel(config.model.name, longest, plan.model.vocab_size, int(time.time()), tokenizer)
     shown = _shown(plan) | _shown_simulated(plan, settings)
-    return Serving(Engine(core, on_step=metrics.step), model, metrics, settings, shown, traces)
+    events = _kv_events(core, settings)
+    if events is not None:
+        metrics.watch_events(events)
+    engine = Engine(core, on_step=partial(_step_done, metrics=metrics, events=events))
+    return Serving(engine, model, metrics, settings, shown, traces, events)
+
+
+def _step_done(record: StepRecord, *, metrics: ServerMetrics, events: KVEventPublisher | None) -> None:
+    metrics.step(record)
+    if events is not None:
+        events.flush()
+
+
+def _kv_events(core: EngineCore, settings: ServerConfig) -> KVEventPublisher | None:
+    """Who tells what the prefix cache holds, if that was asked for. Raises ConfigError."""
+    endpoint, pool = settings.kv_events, core.pool
+    if endpoint is None:
+        return None
+    if not isinstance(pool, BlockPool) or not pool.shares_prefixes:
+        text = "tells what the prefix cache holds, and there is none; set kv.backend=paged kv.prefix_sharing=true"
+        raise ConfigError("server.kv_events", endpoint, text)
+    try:
+        from kvlab.server.kv_events import KVEventPublisher
+    except ImportError as error:
+        text = f"needs pyzmq and msgspec, of which one is not installed: {install_command('events')}"
+        raise ConfigError("server.kv_events", endpoint, text) from error
+    log = ContentLog(has_groups=len(pool.groups) > 1)
+    replay, topic = settings.kv_events_replay, settings.kv_events_topic
+    events = KVEventPublisher(log, pool.block_size, endpoint, replay, topic)
+    pool.allocator.content_log = log
+    return events
 
 
 def _with_ends(plan: EnginePlan) -> EnginePlan:

@@ -130,7 +130,10 @@ class Server(uvicorn.Server):
         """
         with gc_frozen():
             gc.set_threshold(*_COLLECTIONS)
-            super().run(sockets)
+            try:
+                super().run(sockets)
+            finally:
+                self._serving.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """See uvicorn."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily
@@ -13,6 +14,9 @@ from kvlab.core import FinishReason, RequestRecord, StepRecord
 from kvlab.engine.clock import PacedClock
 from kvlab.server.blocks import BlockTimes
 from kvlab.server.live import History
+
+if TYPE_CHECKING:
+    from kvlab.server.kv_events import KVEventPublisher
 
 # Upper ends of the histograms' buckets: seconds of requests, seconds between tokens, tokens of steps.
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -137,6 +141,18 @@ class ServerMetrics:
     def watch(self, blocks: BlockTimes) -> None:
         """Report these too."""
         self._registry.register(_Families(lambda: blocks.families(self._model)))
+
+    def watch_events(self, events: KVEventPublisher) -> None:
+        """Report how many batches of KV events were sent, and dropped."""
+
+        def families() -> Iterable[Metric]:
+            counts = {"kv_events_published": events.published, "kv_events_dropped": events.dropped}
+            for name, count in counts.items():
+                family = CounterMetricFamily(f"kvlab:{name}", "Batches of KV events.", labels=["model_name"])
+                family.add_metric([self._model], count)
+                yield family
+
+        self._registry.register(_Families(families))
 
     def watch_pace(self, clock: PacedClock) -> None:
         """Report how long a simulated device computed, and by how much this machine was slower; say so in the log

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
@@ -12,8 +13,11 @@ from starlette.responses import Response
 import kvlab
 from kvlab.config.server import ServerConfig
 from kvlab.core import Request as EngineRequest
+from kvlab.engine.core import EngineCore
 from kvlab.engine.protocol import FinishCallback
 from kvlab.engine.service import Engine
+from kvlab.kv.pool import BlockPool
+from kvlab.kv.reset import drop_cached
 from kvlab.server.answers import Answer
 from kvlab.server.audits import Audits
 from kvlab.server.bodies import Generation
@@ -26,6 +30,7 @@ from kvlab.server.reading import LARGE, LargeBodies
 from kvlab.server.streams import TokenStream, whole_answer
 
 if TYPE_CHECKING:
+    from kvlab.server.kv_events import KVEventPublisher
     from kvlab.server.traces import Traces
 
 T = TypeVar("T")
@@ -33,7 +38,7 @@ T = TypeVar("T")
 
 class Serving:
     """What the routes share, and how many calls are open. The live page names `settings`; each request is a span of
-    the `traces`.
+    the `traces`; `events` tell what the prefix cache holds.
     """
 
     def __init__(
@@ -44,12 +49,14 @@ class Serving:
         config: ServerConfig,
         settings: Mapping[str, Any] | None = None,
         traces: Traces | None = None,
+        events: KVEventPublisher | None = None,
     ) -> None:
         self.engine = engine
         self.model = model
         self.metrics = metrics
         self.config = config
         self.traces = traces
+        self.events = events
         self.audits = Audits(engine)
         self.large = LargeBodies(model.max_tokens)
         self.draining = False
@@ -58,6 +65,24 @@ class Serving:
         card = model.card() | {"takes": model.takes}
         about = {"version": kvlab.__version__, "model": card, "settings": dict(settings or {})}
         self.live = LiveView(engine, metrics.history, about, lambda: self.status)
+
+    def reset_prefix_cache(self) -> Future[int]:
+        """Give up all cached content that no request uses, between two steps, and publish it; how many blocks. From
+        any thread.
+        """
+
+        def reset(core: EngineCore) -> int:
+            dropped = drop_cached(core.pool) if isinstance(core.pool, BlockPool) else 0
+            if self.events is not None:
+                self.events.flush()
+            return dropped
+
+        return self.engine.inspect(reset)
+
+    def close(self) -> None:
+        """The server has ended."""
+        if self.events is not None:
+            self.events.close()
 
     @property
     def status(self) -> str:

@@ -1,0 +1,114 @@
+"""Which contents a pool's prefix index can find, as events: what became findable, and what is gone."""
+
+from __future__ import annotations
+
+from ast import literal_eval
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kvlab.core import Salt
+from kvlab.kv.prefix import DIGEST, Prefix
+from kvlab.kv.tiers.base import Key, key_of
+
+_TOKEN_BYTES = 8  # the tokens of a root's child that stands for a group are fewer
+
+
+@dataclass(slots=True)
+class Stored:
+    """Blocks behind each other that can be found from now on, by the keys of their contents. Before the first is
+    the content `parent`; None: it begins a prompt, under this `salt`.
+    """
+
+    keys: list[Key]
+    parent: Key | None
+    tokens: list[bytes]  # of each block, packed, 8 bytes a token
+    group: int  # of layers
+    salt: Salt
+
+
+@dataclass(slots=True)
+class Removed:
+    """Contents of a group of layers that are in no block of the pool any more."""
+
+    keys: list[Key]
+    group: int
+
+
+@dataclass(slots=True)
+class Cleared:
+    """No content is in the pool any more."""
+
+
+ContentEvent = Stored | Removed | Cleared
+
+
+@dataclass(slots=True)
+class ContentLog:
+    """Takes events of an allocator whose `contents` it is, until `take` is called. A block whose step is prepared
+    can be found already, by sequences of the same step; where that fails, its content is removed again.
+    """
+
+    has_groups: bool = False  # whether the pool has several groups of layers
+    _events: list[ContentEvent] = field(default_factory=list)
+
+    def stored(self, contents: Mapping[int, Prefix]) -> None:
+        """These blocks can be found."""
+        last: Prefix | None = None
+        event: Stored | None = None
+        for node in contents.values():
+            if event is not None and node.parent is last:
+                event.keys.append(key_of(node))
+                event.tokens.append(node.tokens)
+            else:
+                event = self._stored(node)
+                self._events.append(event)
+            last = node
+
+    def removed(self, nodes: Iterable[Prefix]) -> None:
+        """These contents cannot be found any more."""
+        event: Removed | None = None
+        for node in nodes:
+            group = self._group_of(node)
+            if event is None or event.group != group:
+                event = Removed([], group)
+                self._events.append(event)
+            event.keys.append(key_of(node))
+
+    def cleared(self) -> None:
+        """No content is left: what the events before had is of no interest any more."""
+        self._events = [Cleared()]
+
+    def take(self) -> list[ContentEvent]:
+        """The events since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def _stored(self, node: Prefix) -> Stored:
+        group, before = self._group_of(node), node.parent
+        if before is not None and not _is_above_tokens(before):
+            return Stored([key_of(node)], key_of(before), [node.tokens], group, None)
+        root = before.parent if before is not None and before.parent is not None else before
+        return Stored([key_of(node)], None, [node.tokens], group, None if root is None else _salt_of(root))
+
+    def _group_of(self, node: Prefix) -> int:
+        """The group of layers that a content is of: what stands at the beginning of its prefix says so."""
+        at: Prefix | None = node
+        while self.has_groups and at is not None and at.parent is not None:
+            if _is_above_tokens(at):
+                return int.from_bytes(at.tokens)
+            at = at.parent
+        return 0
+
+
+def _is_above_tokens(node: Prefix) -> bool:
+    """Whether a node is a root, or stands for a group of layers behind one."""
+    return node.parent is None or len(node.tokens) < _TOKEN_BYTES
+
+
+def _salt_of(root: Prefix) -> Salt:
+    """The salt of a root; of a long one its digest."""
+    text = root.tokens
+    if text.startswith(DIGEST):
+        return DIGEST.decode() + text.removeprefix(DIGEST).hex()
+    salt: Salt = literal_eval(text.decode())
+    return salt
