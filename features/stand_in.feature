@@ -82,3 +82,17 @@ Feature: A server that stands in for others
       And the prefix cache is reset
       Then the router has heard that all blocks are cleared
       And it knows the blocks that the cache holds, and no others
+
+  Rule: Dashboards and routers read vLLM's metrics
+
+    @R26.3
+    Scenario: What requests ask for and get is counted, and the cache is described
+      Given a client of a simulated server of Llama 3.1 8B
+      When the metrics are read before and after it completes {"model": "llama3_1_8b", "prompt": [600, 601, 602, 603], "max_tokens": 6, "n": 2, "ignore_eos": true}
+      Then these grew by
+        | vllm:request_prompt_tokens_count     | 2  |
+        | vllm:request_prompt_tokens_sum       | 8  |
+        | vllm:request_generation_tokens_sum   | 12 |
+        | vllm:request_params_max_tokens_sum   | 6  |
+        | vllm:request_params_n_sum            | 2  |
+      And the metrics have "vllm:cache_config_info" with the labels block_size="16" and engine="0"

@@ -404,8 +404,8 @@ def grew(growth: dict[str, float], datatable: list[list[str]]) -> None:
 
 
 def _metrics(client: Client) -> dict[str, float]:
-    """Every sample by its name and labels other than the model's."""
-    text = httpx.get(f"{client.served.url}/metrics").text
+    """Every sample by its name and labels other than the model's and the engine's."""
+    text = httpx.get(f"{client.served.url}/metrics").text.replace('engine="0",', "")
     rows = re.findall(r"^(\w\S*?)\{(\S*?),?model_name=\"\w+\"\} (\S+)$", text, re.MULTILINE)
     return {name + (f"{{{labels}}}" if labels else ""): float(value) for name, labels, value in rows}
 

@@ -77,3 +77,11 @@ def start(settings: str) -> Command:
 def start_ended(started: Command, code: int, text: str) -> None:
     assert started.code == code
     assert text in started.output
+
+
+@then(parsers.parse('the metrics have "{name}" with the labels {first} and {second}'))
+def labelled(client: Client, name: str, first: str, second: str) -> None:
+    lines = httpx.get(f"{client.served.url}/metrics").text.splitlines()
+    (line,) = (line for line in lines if line.startswith(f"{name}{{"))
+    assert first in line
+    assert second in line

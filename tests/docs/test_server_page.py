@@ -54,6 +54,7 @@ def test_it_names_every_metric() -> None:
     metrics = ServerMetrics("tiny")
     metrics.watch(BlockTimes(1, WallClock()))
     metrics.watch_pace(PacedClock())
+    metrics.describe_cache(block_size=16)
     metrics.watch_events(SimpleNamespace(published=0, dropped=0))  # type: ignore[arg-type]
     names = re.findall(r"^# TYPE (\S+)", metrics.text().decode(), re.MULTILINE)
     assert set(re.findall(r"`((?:vllm|kvlab):\w+)`", PAGE)) == {

@@ -135,8 +135,8 @@ def test_a_batch_that_finds_no_room_is_a_gap_in_the_numbers(
         router = heard(publisher)
         assert router.numbers == [0, 1, 5]
         text = metrics.text().decode()
-        assert 'kvlab:kv_events_dropped_total{model_name="tiny"} 3.0' in text
-        assert 'kvlab:kv_events_published_total{model_name="tiny"} 3.0' in text
+        assert 'kvlab:kv_events_dropped_total{engine="0",model_name="tiny"} 3.0' in text
+        assert 'kvlab:kv_events_published_total{engine="0",model_name="tiny"} 3.0' in text
     finally:
         released.set()
         publisher.close()

@@ -35,9 +35,9 @@ def serving() -> Serving:
 
 
 def samples(metrics: ServerMetrics) -> dict[str, float]:
-    """The value of each sample without labels other than the model's."""
+    """The value of each sample without labels other than the model's and the engine's."""
     families = text_string_to_metric_families(metrics.text().decode())
-    return {each.name: each.value for family in families for each in family.samples if len(each.labels) == 1}
+    return {each.name: each.value for family in families for each in family.samples if len(each.labels) == 2}
 
 
 def times_of(metrics: ServerMetrics, name: str) -> tuple[float, float]:
@@ -139,3 +139,19 @@ def test_tokens_from_memory_behind_the_pool_are_counted() -> None:
         for record in drain(engine):
             metrics.step(record)
     assert samples(metrics)["vllm:external_prefix_cache_hits_total"] == 40
+
+
+def test_the_cache_is_described_as_routers_read_it(serving: Serving) -> None:
+    families = text_string_to_metric_families(serving.metrics.text().decode())
+    (sample,) = (each for family in families for each in family.samples if each.name == "vllm:cache_config_info")
+    assert sample.value == 1
+    assert {"block_size": "16", "num_gpu_blocks": "10", "engine": "0", "enable_prefix_caching": "True"}.items() <= (
+        sample.labels.items()
+    )
+
+
+def test_every_metric_has_the_engine_beside_the_model(serving: Serving) -> None:
+    families = text_string_to_metric_families(serving.metrics.text().decode())
+    labels = [each.labels for family in families for each in family.samples]
+    assert labels
+    assert all({"model_name", "engine"} <= each.keys() for each in labels)

@@ -61,6 +61,13 @@ def build_serving(config: RunConfig, settings: ServerConfig, metrics: ServerMetr
     )
     metrics = metrics or ServerMetrics(config.model.name)
     metrics.watch(blocks)
+    metrics.describe_cache(
+        block_size=plan.pool.block_size,
+        num_gpu_blocks=plan.pool.num_blocks,
+        cache_dtype=config.kv_dtype,
+        enable_prefix_caching=config.kv.prefix_sharing,
+        gpu_memory_utilization=config.executor.memory_utilization,
+    )
     if isinstance(clock, PacedClock):
         metrics.watch_pace(clock)
     longest = min(config.model.max_seq_len, core.pool.max_sequence_tokens)

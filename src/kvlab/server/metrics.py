@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from kvlab.core import FinishReason, RequestRecord, StepRecord
+from kvlab.core import FinishReason, Request, RequestRecord, StepRecord
 from kvlab.engine.clock import PacedClock
 from kvlab.server.blocks import BlockTimes
 from kvlab.server.live import History
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 # Upper ends of the histograms' buckets: seconds of requests, seconds between tokens, tokens of steps.
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
+_LENGTHS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))  # tokens of requests
+_SAMPLES = (1, 2, 5, 10, 20)
+_LABELS = ["model_name", "engine"]
+ENGINE = "0"  # as vLLM numbers its engines; there is one
 _TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _REASONS = {FinishReason.ABORTED: "abort", FinishReason.FAILED: "error"}  # whose names are vLLM's
 _LATE_SHARE = 0.05  # of the time of steps, from which on a simulated device is not kept up with
@@ -41,25 +45,27 @@ class _Families(Collector):
 
 
 class ServerMetrics:
-    """Counts of one server. `step` and `finish` are called by the thread that steps, `text` by any."""
+    """Counts of one server. `step` and `finish` are called by the thread that steps, `accept` and `text` by any."""
 
     def __init__(self, model: str) -> None:
         self._registry = registry = CollectorRegistry()
 
         def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"vllm:{name}", text, ["model_name"], registry=registry).labels(model)
+            return Gauge(f"vllm:{name}", text, _LABELS, registry=registry).labels(model, ENGINE)
 
         def counter(name: str, text: str) -> Counter:
-            return Counter(f"vllm:{name}", text, ["model_name"], registry=registry).labels(model)
+            return Counter(f"vllm:{name}", text, _LABELS, registry=registry).labels(model, ENGINE)
 
         def own_gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"kvlab:{name}", text, ["model_name"], registry=registry).labels(model)
+            return Gauge(f"kvlab:{name}", text, _LABELS, registry=registry).labels(model, ENGINE)
 
         def own_counter(name: str, text: str) -> Counter:
-            return Counter(f"kvlab:{name}", text, ["model_name"], registry=registry).labels(model)
+            return Counter(f"kvlab:{name}", text, _LABELS, registry=registry).labels(model, ENGINE)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
-            return Histogram(f"vllm:{name}", text, ["model_name"], buckets=buckets, registry=registry).labels(model)
+            return Histogram(f"vllm:{name}", text, _LABELS, buckets=buckets, registry=registry).labels(
+                model, ENGINE
+            )
 
         self.history = History()
         self._pace: PacedClock | None = None
@@ -85,7 +91,7 @@ class ServerMetrics:
         self._drafts = counter("spec_decode_num_draft_tokens", "Tokens that speculation proposed.")
         self._accepted = counter("spec_decode_num_accepted_tokens", "Proposed tokens that the model picked itself.")
         self._success = Counter(
-            "vllm:request_success", "Requests that ended.", ["model_name", "finished_reason"], registry=registry
+            "vllm:request_success", "Requests that ended.", [*_LABELS, "finished_reason"], registry=registry
         )
         self._ttft = histogram("time_to_first_token_seconds", "From arrival to the first token.")
         self._gap = histogram("inter_token_latency_seconds", "Between one token and the next.", _GAPS)
@@ -93,6 +99,10 @@ class ServerMetrics:
         self._queue = histogram("request_queue_time_seconds", "From arrival to the first admission.")
         self._prefill = histogram("request_prefill_time_seconds", "From admission to the first token.")
         self._decode = histogram("request_decode_time_seconds", "From the first token to the last.")
+        self._prompt_lengths = histogram("request_prompt_tokens", "Prompt tokens of a sample.", _LENGTHS)
+        self._output_lengths = histogram("request_generation_tokens", "Output tokens of a sample.", _LENGTHS)
+        self._most_tokens = histogram("request_params_max_tokens", "max_tokens of a request.", _LENGTHS)
+        self._samples = histogram("request_params_n", "Samples of a request.", _SAMPLES)
         self._tokens = histogram("iteration_tokens_total", "Tokens of a step.", _TOKENS)
 
     def step(self, record: StepRecord) -> None:
@@ -122,10 +132,18 @@ class ServerMetrics:
             self._evicted.inc(record.counters.evicted_blocks)
             self._loaded.inc(record.counters.host_hit_tokens + record.counters.disk_hit_tokens)
 
+    def accept(self, requests: Sequence[Request]) -> None:
+        """These were queued."""
+        for request in requests:
+            self._most_tokens.observe(request.sampling.max_tokens)
+            self._samples.observe(request.sampling.n)
+
     def finish(self, record: RequestRecord) -> None:
         """A sample of a request has ended."""
         reason = record.finish_reason
-        self._success.labels(self._model, _REASONS.get(reason, reason.value)).inc()
+        self._success.labels(self._model, ENGINE, _REASONS.get(reason, reason.value)).inc()
+        self._prompt_lengths.observe(record.prompt_tokens)
+        self._output_lengths.observe(len(record.output_token_ids))
         self._e2e.observe(record.finished_s - record.arrival_s)
         if record.scheduled_s is None:
             return
@@ -142,14 +160,20 @@ class ServerMetrics:
         """Report these too."""
         self._registry.register(_Families(lambda: blocks.families(self._model)))
 
+    def describe_cache(self, **labels: object) -> None:
+        """Report these of the KV cache: labels of a gauge that is 1."""
+        own = {"model_name": self._model, "engine": ENGINE} | {name: str(value) for name, value in labels.items()}
+        text = "The KV cache, as its labels say."
+        Gauge("vllm:cache_config_info", text, list(own), registry=self._registry).labels(**own).set(1)
+
     def watch_events(self, events: KVEventPublisher) -> None:
         """Report how many batches of KV events were sent, and dropped."""
 
         def families() -> Iterable[Metric]:
             counts = {"kv_events_published": events.published, "kv_events_dropped": events.dropped}
             for name, count in counts.items():
-                family = CounterMetricFamily(f"kvlab:{name}", "Batches of KV events.", labels=["model_name"])
-                family.add_metric([self._model], count)
+                family = CounterMetricFamily(f"kvlab:{name}", "Batches of KV events.", labels=_LABELS)
+                family.add_metric([self._model, ENGINE], count)
                 yield family
 
         self._registry.register(_Families(families))
@@ -166,8 +190,8 @@ class ServerMetrics:
                  "late_s": "Seconds by which steps began late, since this machine did not keep up."}  # fmt: skip
         for field, text in names.items():
             name = f"kvlab:{field.removesuffix('_s')}_seconds"
-            family = CounterMetricFamily(name, text, labels=["model_name"])
-            family.add_metric([self._model], max(0.0, getattr(self._pace, field)))
+            family = CounterMetricFamily(name, text, labels=_LABELS)
+            family.add_metric([self._model, ENGINE], max(0.0, getattr(self._pace, field)))
             yield family
 
     def _check_pace(self, clock: PacedClock) -> None:

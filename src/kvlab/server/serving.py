@@ -117,6 +117,7 @@ class Serving:
             arrival_s=client.state.arrival_s,
         )
         await call.start()
+        self.metrics.accept(requests)
         answer = kind(name, body, requests, self.model)
         if body.stream:
             return TokenStream(call, answer)
