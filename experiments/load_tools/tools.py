@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.environments import program, tools_folder
-from kvlab.cli.compose import compose_run
-from kvlab.models.gguf import read_gguf
 from kvlab.models.published import published_file
-from kvlab.models.tokenizer import load_tokenizer
+from kvlab.models.tokenizer_folder import tokenizer_files
 
 AIPERF, GUIDELLM = "aiperf==0.13.0", "guidellm==0.8.1"
 TOKENIZER = "local/smollm2"  # as the id of a hub's model, which both tools look up in the hub's cache
@@ -63,12 +61,8 @@ def _hub(folder: Path) -> Path:
     if not (model / "refs" / "main").exists():
         snapshot.mkdir(parents=True, exist_ok=True)
         (model / "refs").mkdir(exist_ok=True)
-        config = compose_run(["model=smollm2_135m"]).config.model
-        load_tokenizer(config)._backend.save(str(snapshot / "tokenizer.json"))
-        template = read_gguf(published_file("smollm2")).metadata["tokenizer.chat_template"]
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
-        (snapshot / "tokenizer_config.json").write_text(json.dumps(settings))
-        (snapshot / "config.json").write_text(json.dumps({"model_type": "llama"}))
+        for name, text in tokenizer_files(published_file("smollm2")).items():
+            (snapshot / name).write_text(text)
         (model / "refs" / "main").write_text("0")
     return folder
 

@@ -7,11 +7,16 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import transformers
 from pytest_bdd import given, parsers, then, when
 
 from features.steps.text_steps import WORDS
 from kvlab.cli import fetch, generate
+from kvlab.config import ModelConfig
+from kvlab.core import Message
+from kvlab.models.gguf import read_gguf
 from kvlab.models.published import PUBLISHED, Published
+from kvlab.models.tokenizer import load_tokenizer
 from tests.support.commands import Command, call
 
 MEMBER = "kvlab_words/words.gguf"
@@ -60,3 +65,23 @@ def as_the_file(commands: list[Command], worded: list[Path]) -> None:
     assert (own.code, commands[-1].code) == (0, 0), commands[-1].output
     assert first == second
     assert first.strip()
+
+
+@then(parsers.parse('transformers encodes "{text}" with that folder as kvlab with the file'))
+def folder_encodes_alike(commands: list[Command], worded: list[Path], text: str) -> None:
+    folder = commands[-1].output.rpartition("evaluations: ")[2].strip()
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    own = load_tokenizer(ModelConfig(name="words", family=None, path=str(worded[-1]), weights=None))
+    assert theirs(text)["input_ids"] == own.encode(text) != []
+    messages = [Message("user", text)]
+    rendered = theirs.apply_chat_template(
+        [each._asdict() for each in messages], tokenize=False, add_generation_prompt=True
+    )
+    assert rendered == own.render(messages)
+
+
+@then("it reads the model's context from it")
+def same_context(commands: list[Command], worded: list[Path]) -> None:
+    folder = commands[-1].output.rpartition("evaluations: ")[2].strip()
+    config = transformers.AutoConfig.from_pretrained(folder)
+    assert config.max_position_embeddings == read_gguf(worded[-1]).metadata["llama.context_length"]

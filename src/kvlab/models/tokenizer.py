@@ -83,8 +83,8 @@ class Tokenizer:
         found = [(token, text) for token, text in zip(ids, texts, strict=True) if _WORD.fullmatch(text)]
         encoded = self._backend.encode_batch_fast([text for _, text in found], add_special_tokens=False)
         own = [(token, text) for (token, text), each in zip(found, encoded, strict=True) if each.ids == [token]]
-        starts = [token for token, text in own if text[0] != " "]
-        return starts, [token for token, text in own if text[0] == " "]
+        spaced = {text: token for token, text in own if text[0] == " "}  # others may be a part of a word
+        return [token for token, text in own if f" {text}" in spaced], list(spaced.values())
 
     def lent(self) -> Tokenizer:
         """The same for a model that was not trained with it, and may have more tokens: each of them has a text."""
