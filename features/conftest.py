@@ -51,6 +51,7 @@ from features.steps.pool_steps import *
 from features.steps.recovery_steps import *
 from features.steps.replay_steps import *
 from features.steps.report_steps import *
+from features.steps.responses_steps import *
 from features.steps.retention_steps import *
 from features.steps.router_steps import *
 from features.steps.run_steps import *

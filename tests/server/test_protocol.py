@@ -151,3 +151,14 @@ def test_a_client_pins_what_its_prompt_begins_with() -> None:
         wait_until(lambda: pool.stats().blocks_pinned == 2)
         wait_until_empty(server.serving)
     assert pool.counters().pins_refused == 0
+
+
+def test_web_pages_that_are_named_may_call_without_a_key_for_the_question() -> None:
+    asked = {"Origin": "https://ui.example", "Access-Control-Request-Method": "POST"}
+    with served(config=ServerConfig(port=0, api_key="secret", cors_origins=["https://ui.example"])) as server:
+        allowed = httpx.options(f"{server.url}/v1/completions", headers=asked)
+        other = httpx.options(f"{server.url}/v1/completions", headers=asked | {"Origin": "https://evil.example"})
+        refused = httpx.get(f"{server.url}/v1/models", headers=asked)
+    assert allowed.headers["access-control-allow-origin"] == "https://ui.example"
+    assert "access-control-allow-origin" not in other.headers
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "https://ui.example")

@@ -38,6 +38,9 @@ class Letters(Tokenizer):
     def has_template(self) -> bool:
         return True
 
+    def info(self) -> dict[str, str | None]:
+        return {"chat_template": "letters"}
+
     def encode(self, text: str) -> list[int]:
         return [ord(character) % 199 for character in text]
 

@@ -21,6 +21,7 @@ class ServerConfig:
     host: str = "127.0.0.1"  # the address to listen on; 0.0.0.0 for all
     port: int = 8000  # 0: any that is free
     allowed_hosts: list[str] = field(default_factory=list)  # other names of a server on loopback; "*": any
+    cors_origins: list[str] = field(default_factory=list)  # web pages that may call it; "*": any
     api_key: str | None = None  # sent as "Authorization: Bearer KEY"; ${oc.env:NAME} keeps it out of sight
     max_body: str = "8MiB"  # of a call
     max_waiting_outputs: int = 1024  # that may wait for a slow client, before it is cut

@@ -38,6 +38,10 @@ class ChatTemplate:
             return
         raise TokenizerError(f"{source}: its chat template is broken{where}")
 
+    def info(self) -> dict[str, str | None]:
+        """Its text, and the special tokens that it may name."""
+        return {"chat_template": self._text, **self._variables}
+
     def render(
         self,
         messages: Sequence[Message],

@@ -42,6 +42,10 @@ class Tokenizer:
         """Whether it takes messages."""
         return self._template is not None
 
+    def info(self) -> dict[str, str | None]:
+        """The chat template, and the special tokens that it may name. Raises TokenizerError for a broken one."""
+        return {"chat_template": None} if self._template is None else self._template().info()
+
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, with those that the checkpoint begins every text with. Raises TokenizerError."""
         return self._encode(text, special=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -10,15 +11,23 @@ from typing import Any
 from kvlab.core import FinishReason, Request, StepOutput, TokenLogprobs
 from kvlab.server.bodies import ChatRequest, CompletionRequest, Generation
 from kvlab.server.calls import Event
+from kvlab.server.errors import ApiError
 from kvlab.server.model import ServedModel
 
 Json = dict[str, Any]
+_DONE = b"data: [DONE]\n\n"
+_as_json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make an encoder for each chunk
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORTED: "abort"}
 
 
+def server_sent(data: object, kind: str | None = None) -> bytes:
+    """Data as a server-sent event, of a kind that its line names."""
+    return f"{'' if kind is None else f'event: {kind}{chr(10)}'}data: {_as_json(data)}\n\n".encode()
+
+
 class Answer(ABC):
-    """The answer to one call, event by event: `chunk` for a stream, `add` and `body` for the whole."""
+    """The answer to one call, event by event: `stream_...` for a stream, `add` and `body` for the whole."""
 
     kind: str  # its name in OpenAI's API
     chunk_kind: str
@@ -69,6 +78,23 @@ class Answer(ABC):
         if options is None or not options.include_usage:
             return None
         return self._head(self.chunk_kind) | {"choices": [], "usage": self.usage()}
+
+    def stream_begin(self) -> bytes:
+        """What a stream has before its first token."""
+        return b""
+
+    def stream_event(self, event: Event) -> bytes:
+        """What it has of an event."""
+        return server_sent(self.chunk(event))
+
+    def stream_end(self) -> bytes:
+        """What it has behind its last event."""
+        last = self.last_chunk()
+        return (b"" if last is None else server_sent(last)) + _DONE
+
+    def stream_error(self, error: ApiError) -> bytes:
+        """What it has at its end if it failed."""
+        return server_sent(error.body()) + _DONE
 
     def body(self) -> Json:
         """The whole answer."""

@@ -10,12 +10,13 @@ from uuid import uuid4
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 import kvlab
 from kvlab.errors import shown
 from kvlab.server.answers import ChatAnswer, CompletionAnswer
-from kvlab.server.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from kvlab.server.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, ResponsesRequest, TokenizeRequest
 from kvlab.server.document import (
     Chat,
     Completion,
@@ -33,9 +34,11 @@ from kvlab.server.errors import ApiError, invalid_body
 from kvlab.server.limits import Limits
 from kvlab.server.live import ServerStats, pace
 from kvlab.server.metrics import CONTENT_TYPE
+from kvlab.server.operations import add_operations
 from kvlab.server.page import HEADERS, PAGE, headers
 from kvlab.server.parameters import chat_request, completion_requests, tokens_answer
 from kvlab.server.reference import reference
+from kvlab.server.responses import ResponsesAnswer, chat_of
 from kvlab.server.serving import Serving
 
 _ERRORS = errors(400, 401, 403, 404, 408, 413, 415, 503)
@@ -57,6 +60,12 @@ def build_app(serving: Serving) -> FastAPI:
         name = f"chatcmpl-{uuid4().hex}"
         request = await serving.prepared(partial(chat_request, body, name, model), client, renders=True)
         return await serving.generate(ChatAnswer, name, body, [request], client)
+
+    @app.post("/v1/responses", responses={200: {"content": {"application/json": {}, "text/event-stream": {}}}})
+    async def responses(body: ResponsesRequest, client: Request) -> Response:
+        name, chat = f"resp_{uuid4().hex}", chat_of(body)
+        request = await serving.prepared(partial(chat_request, chat, name, model), client, renders=True)
+        return await serving.generate(ResponsesAnswer, name, chat, [request], client)
 
     @app.get("/v1/models", response_model=Models)
     async def models() -> dict[str, Any]:
@@ -152,5 +161,10 @@ def build_app(serving: Serving) -> FastAPI:
         return found
 
     app.openapi = document  # type: ignore[method-assign]
+    add_operations(app, serving)
     app.add_middleware(Limits, serving=serving)
+    if serving.config.cors_origins:  # outside of the limits: a browser asks without a key whether it may
+        app.add_middleware(
+            CORSMiddleware, allow_origins=serving.config.cors_origins, allow_methods=["*"], allow_headers=["*"]
+        )
     return app

@@ -14,8 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field
 #: Fields of the protocol that would change the answer, with the values of those that ask for nothing.
 CHANGES_MEANING: Mapping[str, tuple[object, ...]] = {
     "audio": (),
+    "background": (False,),
     "best_of": (1,),
     "chat_template": (),
+    "conversation": (),
     "documents": ([],),
     "functions": ([],),
     "function_call": ("none",),
@@ -33,6 +35,7 @@ CHANGES_MEANING: Mapping[str, tuple[object, ...]] = {
     "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
+    "previous_response_id": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -133,6 +136,20 @@ class ChatRequest(Generation, Rendering):
     top_logprobs: int | None = None  # alternatives to each token, 20 at most
 
 
+class ResponsesRequest(_Strict):
+    """The body of /v1/responses: texts alone, and nothing that an earlier call left."""
+
+    input: str | List[dict[str, Any]]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    stream: bool | None = None
+    text: dict[str, Any] | None = None
+
+
 class TokenizeRequest(Rendering):
     """The body of /tokenize: a prompt or messages."""
 
@@ -150,9 +167,10 @@ class DetokenizeRequest(_Strict):
 
 
 #: The paths that take a body.
-KINDS: Mapping[str, type[Generation | TokenizeRequest | DetokenizeRequest]] = {
+KINDS: Mapping[str, type[Generation | ResponsesRequest | TokenizeRequest | DetokenizeRequest]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
+    "/v1/responses": ResponsesRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }

@@ -18,6 +18,7 @@ from kvlab.server.bodies import (
     CompletionRequest,
     DetokenizeRequest,
     Generation,
+    ResponsesRequest,
     TokenizeRequest,
 )
 from kvlab.server.errors import ApiError, context_exceeded, invalid_body, no_json
@@ -57,6 +58,11 @@ def _read(body: bytes, path: str, max_tokens: int) -> dict[str, Any]:
             value = getattr(request, name)
             if not isinstance(value, str) and value is not None and len(value) > most:
                 raise ApiError(400, f"{name} has {len(value)} entries; at most {most}", name)
+    if isinstance(request, ResponsesRequest):
+        check_meaning(request)
+        if len(request.input) > max_tokens and not isinstance(request.input, str):
+            text = f"input has {len(request.input)} entries; at most one for each of {max_tokens} tokens"
+            raise ApiError(400, text, "input")
     if isinstance(request, CompletionRequest):
         for prompt in prompts_of(request):
             if not isinstance(prompt, str) and not request.truncate_prompt_tokens:

@@ -16,6 +16,7 @@ from kvlab.server.bodies import (
     CompletionRequest,
     Generation,
     Rendering,
+    ResponsesRequest,
     TokenizeRequest,
 )
 from kvlab.server.errors import ApiError, context_exceeded
@@ -148,7 +149,7 @@ def _check(body: Generation, model: ServedModel) -> None:
         raise ApiError(400, "stream_options needs stream=true", "stream_options")
 
 
-def check_meaning(body: Generation) -> None:
+def check_meaning(body: Generation | ResponsesRequest) -> None:
     """Raise ApiError for a field that would change the answer; log the others that nobody knows, once each."""
     for name, value in (body.model_extra or {}).items():
         if name in CHANGES_MEANING:
@@ -156,7 +157,7 @@ def check_meaning(body: Generation) -> None:
                 raise ApiError(400, f"{name}={shown(value, repr)}: is not supported; leave it out", name)
         elif name not in _ignored and len(_ignored) < _MOST_IGNORED:
             _ignored.add(name)
-            _log.warning("the field %s of requests is not known, and ignored", shown(name))
+            _log.warning("the field %s of requests is not known, and ignored", shown(name, repr))
 
 
 def prompts_of(body: CompletionRequest) -> list[Any]:

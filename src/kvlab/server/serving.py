@@ -63,8 +63,8 @@ class Serving:
         self.open_calls = 0
         self._mailbox: Mailbox | None = None
         card = model.card() | {"takes": model.takes}
-        about = {"version": kvlab.__version__, "model": card, "settings": dict(settings or {})}
-        self.live = LiveView(engine, metrics.history, about, lambda: self.status)
+        self.about: dict[str, Any] = {"version": kvlab.__version__, "model": card, "settings": dict(settings or {})}
+        self.live = LiveView(engine, metrics.history, self.about, lambda: self.status)
 
     def reset_prefix_cache(self) -> Future[int]:
         """Give up all cached content that no request uses, between two steps, and publish it; how many blocks. From

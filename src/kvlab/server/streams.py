@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import suppress
 from typing import TypeVar
@@ -17,9 +16,6 @@ from kvlab.server.calls import ClientCall
 from kvlab.server.errors import ApiError
 
 T = TypeVar("T")
-
-_DONE = b"data: [DONE]\n\n"
-_as_json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make an encoder for each chunk
 
 
 async def whole_answer(call: ClientCall, answer: Answer, client: Request) -> Response:
@@ -39,7 +35,7 @@ async def whole_answer(call: ClientCall, answer: Answer, client: Request) -> Res
 
 
 class TokenStream(Response):
-    """Server-sent events: a chunk for each token, at the end `[DONE]`; an error on the way is an event too."""
+    """Server-sent events: one for each token; an error on the way is an event too."""
 
     media_type = "text/event-stream"
 
@@ -64,18 +60,16 @@ class TokenStream(Response):
             self._call.leave()
 
     async def _data(self) -> AsyncIterator[bytes]:
+        answer = self._answer
+        if begin := answer.stream_begin():
+            yield begin
         try:
             async for events in self._call.events():
-                yield b"".join([_event(self._answer.chunk(event)) for event in events])
-            if (last := self._answer.last_chunk()) is not None:
-                yield _event(last)
+                yield b"".join([answer.stream_event(event) for event in events])
         except ApiError as error:
-            yield _event(error.body())
-        yield _DONE
-
-
-def _event(data: object) -> bytes:
-    return f"data: {_as_json(data)}\n\n".encode()
+            yield answer.stream_error(error)
+        else:
+            yield answer.stream_end()
 
 
 async def _unless_gone(work: Awaitable[None], receive: Receive) -> bool:

@@ -1,0 +1,63 @@
+"""Steps of /v1/responses, and of the routes for gateways and operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2 as httpx
+from pytest_bdd import parsers, then, when
+
+from features.steps.smollm2 import Client
+
+
+@when(
+    parsers.parse('OpenAI\'s client asks for a response to "{text}" of at most {count:d} tokens'),
+    target_fixture="response",
+)
+def ask_response(client: Client, text: str, count: int) -> Any:
+    return client.sdk.responses.create(model="smollm2_135m", input=text, max_output_tokens=count, temperature=0)
+
+
+@when(
+    parsers.parse('OpenAI\'s client streams a response to "{text}" of at most {count:d} tokens'),
+    target_fixture="response_events",
+)
+def stream_response(client: Client, text: str, count: int) -> list[Any]:
+    options: Any = {"max_output_tokens": count, "temperature": 0, "stream": True}
+    return list(client.sdk.responses.create(model="smollm2_135m", input=text, **options))
+
+
+@then(parsers.parse('the response is {status}, says "{text}", and counts {prompt:d} and {output:d} tokens'))
+def whole_response(response: Any, status: str, text: str, prompt: int, output: int) -> None:
+    assert (response.status, response.output_text) == (status, text)
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (prompt, output)
+    assert (response.incomplete_details is None) == (status == "completed")
+
+
+@then(parsers.parse("its events are {names}, {count:d} deltas, {rest}"))
+def event_names(response_events: list[Any], names: str, count: int, rest: str) -> None:
+    expected = [*names.split(", "), *["output_text.delta"] * count, *rest.split(", ")]
+    assert [event.type.removeprefix("response.") for event in response_events] == expected
+    assert [event.sequence_number for event in response_events] == list(range(len(expected)))
+
+
+@then(parsers.parse('the deltas join to "{text}"'))
+def deltas(response_events: list[Any], text: str) -> None:
+    joined = "".join(event.delta for event in response_events if event.type == "response.output_text.delta")
+    assert joined == text == response_events[-1].response.output_text
+
+
+@then("/ping is ready, /load counts 0 requests, /server_info has the model, and /tokenizer_info the chat template")
+def operations(client: Client) -> None:
+    url = client.served.url
+    assert httpx.get(f"{url}/ping").json() == httpx.post(f"{url}/ping").json() == {"status": "ready"}
+    assert httpx.get(f"{url}/load").json() == {"server_load": 0}
+    assert httpx.get(f"{url}/server_info").json()["model"]["id"] == "smollm2_135m"
+    tokenizer = httpx.get(f"{url}/tokenizer_info").json()
+    assert "<|im_start|>" in tokenizer["chat_template"]
+    assert tokenizer["eos_token"] == "<|im_end|>"
+
+
+@when("the prefix cache is reset")
+def reset_cache(client: Client) -> None:
+    assert httpx.post(f"{client.served.url}/reset_prefix_cache").json()["dropped_blocks"] > 0
