@@ -8,15 +8,17 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.responses import JSONResponse, Response
 
+from kvlab.server.document import Health, Responses
 from kvlab.server.errors import ApiError
 from kvlab.server.serving import Serving
+
+_READY: Responses = {200: {"model": Health}, 503: {"model": Health}}
 
 
 def add_operations(app: FastAPI, serving: Serving) -> None:
     """Add them to the application."""
 
-    @app.get("/ping")
-    @app.post("/ping", include_in_schema=False)
+    @app.get("/ping", responses=_READY)
     async def ping() -> Response:
         """Whether the server takes requests, as /health says it."""
         return JSONResponse({"status": serving.status}, status_code=200 if serving.status == "ready" else 503)
