@@ -42,6 +42,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many checks there are, and how many cases their grids make of them."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, ())]
+    if cases := [report.nodeid for report in reports if report.when == "call"]:
+        checks = {nodeid.partition("[")[0] for nodeid in cases}
+        terminalreporter.write_line(f"{len(checks):,} checks in {len(cases):,} cases")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _compose_once() -> Iterator[None]:
     """Compose each configuration once, where tests compose any."""

@@ -94,6 +94,7 @@ def test_nothing_of_a_poisoned_home_is_read(tmp_path: Path) -> None:
     with Watch(tmp_path) as watch:
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
         assert "4 passed" in done.stdout, done.stdout + done.stderr
+        assert "4 checks in 4 cases" in done.stdout
         assert watch.seen() == []
         (tmp_path / "mlflow.db").read_bytes()
         assert watch.seen() == ["mlflow.db"]  # it is told what is read

@@ -67,14 +67,11 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
             raise ConfigError(
                 "hydra.run.dir", directory, "holds a run; name another directory, or move that one away"
             )
-        context = RunContext(
-            directory=directory,
-            root=Path(),
-            config_yaml=made.yaml,
-            written=made.written,
-            choices=made.choices,
-            console=Terminal(),
-            name=point.name if point else made.name_after(hydra_config.overrides.task),
+        context = RunContext.of(
+            made,
+            directory,
+            Terminal(),
+            point.name if point else made.name_after(hydra_config.overrides.task),
             in_sweep=point is not None,
             parent_run_id=point.parent_run_id if point else None,
             heading=point.heading if point else None,

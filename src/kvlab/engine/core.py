@@ -242,24 +242,14 @@ class EngineCore:
 
     def _observe(self, pool: PoolStats, counters: PoolCounters) -> EngineStats:
         """What `stats` gives until the next step: made by the thread that steps, so that any may read it."""
-        return EngineStats(
+        return EngineStats.of_pool(
+            pool,
+            counters,
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             batches=self._batches_run,
-            prompt_tokens=counters.prompt_tokens,
             output_tokens=self._output_tokens,
-            hit_tokens=counters.hit_tokens,
             preemptions=self._preemptions,
-            blocks_total=pool.blocks_total,
-            blocks_in_use=pool.blocks_in_use,
-            blocks_cached=pool.blocks_cached,
-            tokens_in_use=pool.tokens_stored,
-            kv_usage_percent=100 * pool.block_utilization,
-            fragmentation_percent=100 * pool.internal_fragmentation,
-            blocks_allocated=counters.blocks_allocated,
-            blocks_freed=counters.blocks_freed,
-            evictions=counters.evictions,
-            evicted_blocks=counters.evicted_blocks,
         )
 
     def _fail(self, sequence: Sequence, error: Exception | str) -> None:

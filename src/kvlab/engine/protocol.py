@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from kvlab.core import Request, RequestRecord, StepOutput, StepRecord
+from kvlab.core import PoolCounters, PoolStats, Request, RequestRecord, StepOutput, StepRecord
 from kvlab.engine.clock import Clock
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
@@ -38,6 +38,25 @@ class EngineStats:
     blocks_freed: int | None = None
     evictions: int | None = None  # times that memory was taken from cached content
     evicted_blocks: int | None = None
+
+    @classmethod
+    def of_pool(cls, pool: PoolStats, counters: PoolCounters, **own: int) -> EngineStats:
+        """What a pool says of itself, beside the engine's `own` fields."""
+        return cls(
+            prompt_tokens=counters.prompt_tokens,
+            hit_tokens=counters.hit_tokens,
+            blocks_total=pool.blocks_total,
+            blocks_in_use=pool.blocks_in_use,
+            blocks_cached=pool.blocks_cached,
+            tokens_in_use=pool.tokens_stored,
+            kv_usage_percent=100 * pool.block_utilization,
+            fragmentation_percent=100 * pool.internal_fragmentation,
+            blocks_allocated=counters.blocks_allocated,
+            blocks_freed=counters.blocks_freed,
+            evictions=counters.evictions,
+            evicted_blocks=counters.evicted_blocks,
+            **own,
+        )
 
     @property
     def hit_rate(self) -> float | None:

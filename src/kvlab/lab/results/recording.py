@@ -29,7 +29,7 @@ from kvlab.lab.results.records import RunRecord, make_run, step_table
 from kvlab.lab.results.roofline import run_costs
 from kvlab.lab.run.drive import RunLog
 from kvlab.lab.run.plan import PeerPlan, RunPlan
-from kvlab.lab.settings import as_recorded, flatten
+from kvlab.lab.settings import Composition, as_recorded, flatten
 from kvlab.lab.terminal import Terminal, print_note
 from kvlab.lab.tracking import RunStatus, Tracker, send_all, start_run
 from kvlab.lab.tracking.access import in_background
@@ -52,6 +52,11 @@ class RunContext:
     parent_run_id: str | None = None
     written: Mapping[str, str] = field(default_factory=dict)  # of settings from the environment: what is recorded
     heading: str | None = None  # of a run in a sweep: which of how many it is; None: its name
+
+    @classmethod
+    def of(cls, made: Composition, directory: Path, console: Terminal, name: str, **sweep: Any) -> RunContext:
+        """That of a command's run, whose default store is in the working directory."""
+        return cls(directory, Path(), made.yaml, made.choices, console, name, written=made.written, **sweep)
 
 
 class Recording:

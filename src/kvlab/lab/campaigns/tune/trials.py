@@ -63,17 +63,10 @@ class Trials:
             if keep and (known := _known(directory, config)) is not None:
                 found, kept = [*found, known], kept + 1
                 continue
-            context = RunContext(
-                directory=directory,
-                root=Path(),
-                config_yaml=composed.yaml,
-                written=composed.written,
-                choices=composed.choices,
-                console=self.console,
-                name=point,
-                in_sweep=True,
-                parent_run_id=self._tracker.run_id,
-                heading=heading + (f", repeat {repeat}" if repeats > 1 else ""),
+            title = heading + (f", repeat {repeat}" if repeats > 1 else "")
+            parent = self._tracker.run_id
+            context = RunContext.of(
+                composed, directory, self.console, point, in_sweep=True, parent_run_id=parent, heading=title
             )
             try:
                 result = execute(config, context)
