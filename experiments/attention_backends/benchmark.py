@@ -87,7 +87,7 @@ class ReadProbe:
         return self._tensor.nbytes / seconds(lambda: self._tensor.sum(), self._device)
 
 
-class Gather:
+class Gather(AttentionBackend):
     """Attention by indexing and copying, sequence after sequence; decode alone."""
 
     name = "gather"

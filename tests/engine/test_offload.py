@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from kvlab.attention.base import layout_of
 from kvlab.attention.registry import select_backend
 from kvlab.core import FinishReason, SequenceStatus
 from kvlab.engine.core import EngineCore
@@ -49,7 +48,7 @@ def test_formats_come_back_as_they_left(kv_dtypes: tuple[str, str]) -> None:
     """Numbers and scales, of K and V."""
     spec = tiny_config().kv_spec(*kv_dtypes)
     specs = attention_specs(tiny_config(), "float32", "cpu", kv_dtypes)
-    layout = layout_of(select_backend(specs))
+    layout = select_backend(specs).layout
     small, large = tiered_pool(12, 64, spec=spec, layout=layout), tiered_pool(64, 1, spec=spec, layout=layout)
     names = ["a", "b", "a", "c", "b", "a"]
     outputs = [

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvlab.attention.backends.concat import ConcatAttention
-from kvlab.attention.base import AttentionBackend, AttentionSpec, layout_of
+from kvlab.attention.base import AttentionBackend, AttentionSpec
 from kvlab.attention.registry import select_backend
 from kvlab.config import AttentionConfig, EngineConfig, ExecutorConfig, KVConfig, ModelConfig
 from kvlab.core import Request, SamplingParams
@@ -82,7 +82,7 @@ def test_an_engine_gives_a_backend_its_layout(kernels: bool, kv_dtype: str) -> N
     plan, tokens = plan_engine(config), []
     for backend in (plan.computed_by.attention, NhdAttention()):
         core = build_engine(replace(plan, kernels=plan.computed_by._replace(attention=backend)))
-        assert storage_of(core).layout is layout_of(backend)
+        assert storage_of(core).layout is backend.layout
         outputs = list(Engine(core).generate(requests))
         tokens.append([[o.token_id for o in outputs if o.request_id == str(i)] for i in range(len(prompts))])
     assert tokens[0] == tokens[1]
@@ -92,7 +92,7 @@ def test_an_engine_gives_a_backend_its_layout(kernels: bool, kv_dtype: str) -> N
 def test_a_layout_that_no_cache_has_is_refused_by_name() -> None:
     class Blocked(ConcatAttention):
         name = "blocked"
-        layout = "HDN"
+        layout = "HDN"  # type: ignore[assignment]
 
     spec = make_spec(2, 16)
     reason = "wants K and V laid out as HDN; a cache provides HND, NHD"

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from kvlab.attention.base import AttentionSpec, Support
+from kvlab.attention.base import AttentionBackend, AttentionSpec, Support
 from kvlab.attention.registry import Backends, attention_backends, select_backend
 from kvlab.errors import BackendError
 from kvlab.kv.view import CacheView
@@ -14,7 +14,7 @@ SPEC = AttentionSpec(4, 2, 16, 0.25, "float32", "cpu")
 CAPPED = AttentionSpec(4, 2, 16, 0.25, "float32", "cpu", soft_cap=30.0)
 
 
-class Backend:
+class Backend(AttentionBackend):
     """Supports every spec but those with a soft cap, if it is told so."""
 
     def __init__(self, name: str, *, soft_cap: bool = True) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from kvlab.errors import BackendError
 from kvlab.kv.spec import PageLayout
@@ -49,22 +51,23 @@ class Support(NamedTuple):
     reason: str = ""
 
 
-class AttentionBackend(Protocol):
-    """Computes attention of a step's queries over the cache.
-
-    A class may set
-    - `preference: int` (default 0): `auto` tries the backends from the highest to the lowest;
-    - `is_kernel: bool` (default False): `executor.kernels=false` leaves it out;
-    - `working_bytes(model, settings) -> int`, static: bytes that the largest step needs (see `planning/memory.py`);
-    - `layout: PageLayout` (default HND): how K and V are to be laid out in memory. The cache of an engine is
-      allocated so. `view.keys(layer)` is indexed `[blocks, kv_heads, block_size, head_dim]` in any layout.
-    """
+class AttentionBackend(ABC):
+    """Computes attention of a step's queries over the cache."""
 
     name: str
+    preference = 0  # `auto` tries the backends from the highest to the lowest
+    is_kernel = False  # reads K and V where they lie; `executor.kernels=false` leaves it out
+    #: How K and V are to be laid out in memory: the cache of an engine is allocated so. `view.keys(layer)` is
+    #: indexed `[blocks, kv_heads, block_size, head_dim]` in any layout.
+    layout: PageLayout = PageLayout.HND
+    #: Bytes that the largest step of a model with these settings needs (see `planning/memory.py`); None: no own.
+    working_bytes: ClassVar[Callable[[Any, Any], int] | None] = None
 
+    @abstractmethod
     def supports(self, spec: AttentionSpec) -> Support:
         """Whether `forward` can compute this spec."""
 
+    @abstractmethod
     def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:
         """Attention of `q` `[T, num_heads, head_dim]` over each query's own sequence.
 
@@ -74,14 +77,8 @@ class AttentionBackend(Protocol):
 
 def check_layout(backend: AttentionBackend, view: CacheView) -> None:
     """Raise BackendError unless the cache is laid out as the backend wants it."""
-    if view.storage.layout is not (wanted := layout_of(backend)):
+    if view.storage.layout is not (wanted := backend.layout):
         raise BackendError(
             f"attention={backend.name} reads K and V laid out as {wanted}, and this cache is laid out as "
             f"{view.storage.layout}; allocate it in the backend's layout"
         )
-
-
-def layout_of(backend: AttentionBackend) -> PageLayout:
-    """The page layout that a backend wants."""
-    layout: PageLayout = getattr(backend, "layout", PageLayout.HND)
-    return layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from kvlab.attention.backends import ATTENTION_BACKENDS
-from kvlab.attention.base import AttentionBackend, AttentionSpec, Support, layout_of
+from kvlab.attention.base import AttentionBackend, AttentionSpec, Support
 from kvlab.errors import BackendError
 from kvlab.kv.spec import PageLayout
 
@@ -17,9 +17,9 @@ def attention_backends(*, kernels: bool = True, prefer: Sequence[str] = ()) -> B
     those that PyTorch computes.
     """
     known = {name: ATTENTION_BACKENDS.get(name) for name in ATTENTION_BACKENDS.names()}
-    others = sorted(known, key=lambda name: -getattr(known[name], "preference", 0))
+    others = sorted(known, key=lambda name: -known[name].preference)
     ordered = dict.fromkeys([*prefer, *others])
-    return {name: known[name] for name in ordered if kernels or not getattr(known[name], "is_kernel", False)}
+    return {name: known[name] for name in ordered if kernels or not known[name].is_kernel}
 
 
 def select_backend(
@@ -57,7 +57,7 @@ def select_backend(
 
 def _supports_all(backend: AttentionBackend, specs: Collection[AttentionSpec]) -> Support:
     """The first refusal, else the first reservation, else yes."""
-    layout = layout_of(backend)
+    layout = backend.layout
     if layout not in list(PageLayout):
         return Support(False, f"wants K and V laid out as {layout}; a cache provides {', '.join(PageLayout)}")
     return min((backend.supports(spec) for spec in specs), key=lambda support: (support.ok, not support.reason))

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kvlab.attention.base import layout_of
 from kvlab.config import EngineConfig
 from kvlab.engine.clock import Clock
 from kvlab.engine.core import EngineCore
@@ -80,7 +79,7 @@ def block_identity(plan: EnginePlan, weights: str) -> dict[str, str]:
     digest of the model's.
     """
     config, kernels = plan.config, plan.kernels
-    layout = "" if kernels is None else layout_of(kernels.attention)
+    layout = "" if kernels is None else kernels.attention.layout
     shapes = f"{plan.model} {kv_spec(config, plan.model)} {layout}"
     return {
         "model": config.model.name,

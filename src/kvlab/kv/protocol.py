@@ -58,6 +58,9 @@ class LoadsPrefixes:
 class KVCachePool(SwapsSequences, LoadsPrefixes, ABC):
     """Memory for the K and V of many sequences. A call that raises has changed nothing."""
 
+    unit = "block"  # what people call a block, in the singular
+    frees_windows = False  # see KVBackend
+
     @property
     @abstractmethod
     def block_size(self) -> int:

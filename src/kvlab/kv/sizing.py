@@ -76,7 +76,7 @@ def size_pool(
         tokens = max_batch_size * max_seq_len
     pool = POOLS.get(kv.backend)
     block_size = pool.block_size_for(kv, max_seq_len)
-    groups = spec.groups if getattr(pool, "frees_windows", False) else ()
+    groups = spec.groups if pool.frees_windows else ()
     size = PoolSize(tokens // block_size, block_size, spec.bytes_per_token, groups, step_tokens if groups else 1)
     if tokens < block_size:
         advice = f"kv.memory={-(-block_size * spec.bytes_per_token // 1024)}KiB"

@@ -200,9 +200,7 @@ def capacity_curve(
     curves = []
     for backend in POOLS.names():
         size = POOLS.get(backend).block_size_for(KVConfig(block_size=block_size), max_seq_len)
-        pool = PoolSize(
-            0, size, bytes_per_token, groups if getattr(POOLS.get(backend), "frees_windows", False) else ()
-        )
+        pool = PoolSize(0, size, bytes_per_token, groups if POOLS.get(backend).frees_windows else ())
         pool = replace(pool, num_blocks=kv_bytes // (size * pool.bytes_per_slot))
         curves.append(CapacityCurve(backend, at, tuple(sequences_that_fit(pool, [length]) for length in at)))
     return curves

@@ -52,7 +52,7 @@ def _groups(config: EngineConfig, model: DecoderConfig) -> tuple[LayerGroup, ...
     """Groups of the layers; (): all need all of a sequence. Raises ConfigError for what groups do not support."""
     groups = layer_groups([layer.sliding_window for layer in model.layers], config.model.max_seq_len)
     windows = [group.window for group in groups if group.window is not None]
-    if not (config.kv.windows and windows and getattr(POOLS.get(config.kv.backend), "frees_windows", False)):
+    if not (config.kv.windows and windows and POOLS.get(config.kv.backend).frees_windows):
         return ()
     text = f"layers of {config.model.name} keep the last {min(windows):,} tokens; use kv.windows=false"
     if config.kv.pinned_share:

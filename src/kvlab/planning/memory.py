@@ -252,9 +252,9 @@ def _attention(model: DecoderConfig, cache: KVSpec, settings: EngineSettings) ->
     """
     known = settings.attention in ATTENTION_BACKENDS.names()
     backend = ATTENTION_BACKENDS.get(settings.attention) if known else None
-    if own := getattr(backend, "working_bytes", None):
-        return int(own(model, settings))
-    if getattr(backend, "is_kernel", False):
+    if backend is not None and backend.working_bytes is not None:
+        return int(backend.working_bytes(model, settings))
+    if backend is not None and backend.is_kernel:
         return 0
     tokens, longest, size = settings.max_batched_tokens, settings.max_seq_len, settings.block_size
     per_token = 2 * model.num_kv_heads * model.head_dim  # K and V

@@ -189,7 +189,7 @@ def _pool(pool: BlockPool, listed: Iterable[Sequence]) -> dict[str, Any]:
         alone = states[blocks] == BlockState.IN_USE
         states[blocks[alone]] = numbers[alone]
     return {
-        "unit": getattr(pool, "unit", "block"),
+        "unit": pool.unit,
         "block_size": pool.block_size,
         **{state.name.lower(): count for state, count in zip(BlockState, counts, strict=True)},
         "map": states.tobytes(),

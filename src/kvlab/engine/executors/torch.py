@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvlab.attention.base import layout_of
 from kvlab.attention.registry import attention_backends, select_backend
 from kvlab.config import EngineConfig
 from kvlab.engine.clock import WallClock
@@ -101,7 +100,7 @@ class TorchExecution(ExecutorKind):
         model = build_decoder(plan, weights)
         pool = plan.pool
         spec = replace(kv_spec(plan.config, plan.model), groups=pool.groups)
-        storage = KVStorage(spec, pool.num_blocks, pool.block_size, plan.device, layout_of(kernels.attention))
+        storage = KVStorage(spec, pool.num_blocks, pool.block_size, plan.device, kernels.attention.layout)
         executor = TorchExecutor(model, sampler or Sampler(kernels.ops), plan.device)
         digest = weights.digest if isinstance(weights, DigestedWeights) else ""
         return Execution(executor, WallClock(), storage, weights=digest)

@@ -18,12 +18,12 @@ class KVBackend(Protocol):
     """What a pool's class says of its pools before there is one: what their blocks are, and how to build one."""
 
     unit: str  # what people call a block, in the singular
+    #: Whether layers with a sliding window give back what has left it, so that `from_config` takes `groups` of
+    #: layers, and `step_tokens`, the most of a sequence in a step.
+    frees_windows: bool
 
     def is_paged(self) -> bool:
         """Whether a sequence may span several blocks, so that `kv.block_size` is the size of a block."""
-
-    # May have `frees_windows: bool` (default False): whether layers with a sliding window give back what has left
-    # it, so that `from_config` takes `groups` of layers, and `step_tokens`, the most of a sequence in a step.
 
     def block_size_for(self, config: KVConfig, max_seq_len: int) -> int:
         """Token slots of a block; sequences have up to `max_seq_len` tokens."""

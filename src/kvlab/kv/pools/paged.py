@@ -26,7 +26,6 @@ class PagedKVCachePool(BlockPool):
     sequences until `eviction` gives them up.
     """
 
-    unit = "block"
     frees_windows = True
 
     def free_token_capacity(self) -> int | None:

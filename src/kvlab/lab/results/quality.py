@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from kvlab.attention.base import layout_of
 from kvlab.config import format_bytes
 from kvlab.core import Request
 from kvlab.engine.build import plan_engine
@@ -77,7 +76,7 @@ def logits_of(plan: EnginePlan, texts: Sequence[list[int]], positions: Sequence[
     model, spec = build_decoder(plan), kv_spec(plan.config, plan.model)
     found = []
     for text, places in zip(texts, positions, strict=True):
-        storage = KVStorage(spec, 1, len(text), plan.device, layout_of(plan.computed_by.attention))
+        storage = KVStorage(spec, 1, len(text), plan.device, plan.computed_by.attention.layout)
         pool = ContiguousKVCachePool(1, len(text), storage)
         view = pool.view([pool.allocate_slot(len(text))], [len(text)])
         rows = torch.tensor(list(places), device=plan.device)
