@@ -8,6 +8,7 @@ import httpx2 as httpx
 from pytest_bdd import parsers, then, when
 
 from features.steps.smollm2 import Client
+from tests.support.serving import wait_until_empty
 
 
 @when(
@@ -60,4 +61,5 @@ def operations(client: Client) -> None:
 
 @when("the prefix cache is reset")
 def reset_cache(client: Client) -> None:
+    wait_until_empty(client.served.serving)  # what a request still uses would stay
     assert httpx.post(f"{client.served.url}/reset_prefix_cache").json()["dropped_blocks"] > 0
