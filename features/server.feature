@@ -475,7 +475,7 @@ Feature: OpenAI's protocol over HTTP
         | a text for a number           | {"prompt": "a", "max_tokens": "9"}                  | 400 | max_tokens  | max_tokens='9' |
         | a pin beyond the prompt       | {"prompt": [1, 2], "cache_pin_tokens": 3}           | 400 | cache_pin_tokens | cache_pin_tokens=3: must be a number of the prompt's first tokens, from 0 to 2 |
         | no tokens                     | {"prompt": "a", "max_tokens": 0}                    | 400 | max_tokens  | max_tokens=0; at least 1 |
-        | more than can ever fit        | {"prompt": "a", "max_tokens": 512}                  | 400 | max_tokens  | sequences of up to 512 tokens; max_tokens=511 would fit |
+        | more than can ever fit        | {"prompt": "a", "max_tokens": 512}                  | 400 | max_tokens  | This model's maximum context length is 512 tokens. However, 1 prompt tokens + 512 output tokens can never fit; the pool takes sequences of up to 512 tokens; max_tokens=511 would fit |
         | a temperature that is NaN     | {"prompt": "a", "temperature": NaN}                 | 400 | temperature | temperature=nan |
         | an infinite temperature       | {"prompt": "a", "temperature": 1e999}               | 400 | temperature | temperature=inf |
         | a temperature below zero      | {"prompt": "a", "temperature": -1}                  | 400 | temperature | temperature=-1.0; a number |
@@ -539,7 +539,7 @@ Feature: OpenAI's protocol over HTTP
     @R18.6
     Scenario: A mistake in a stream is told before it begins
       When it completes {"prompt": "a", "max_tokens": 9999, "stream": true}
-      Then it is refused with 400 for max_tokens: "can never fit"
+      Then it is refused with 400 for max_tokens: "This model's maximum context length is 512 tokens. However, 1 prompt tokens + 9999 output tokens can never fit"
 
     @R18.6
     Scenario: A body of 10 MB is refused unread

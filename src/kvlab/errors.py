@@ -121,6 +121,14 @@ class RequestRefusedError(KvlabError, ValueError):
         self.parameter = parameter
 
 
+class TooLongError(RequestRefusedError):
+    """Prompt and output together can grow beyond the longest sequence that fits, of `most` tokens."""
+
+    def __init__(self, message: str, parameter: str, most: int) -> None:
+        super().__init__(message, parameter)
+        self.most = most
+
+
 class QueueFullError(RequestRefusedError):
     """As many requests wait as may; the same request may be taken later."""
 

@@ -71,6 +71,13 @@ def test_a_large_body_is_answered_as_a_small_one(server: Served, path: str, body
     assert answers[0] == answers[1]
 
 
+def test_a_field_that_nobody_knows_is_logged_once(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    for body in ({"never_heard_of_a": 1}, {"never_heard_of_a": 2} | PAD, {"never_heard_of_b": 1} | PAD):
+        post(server, COMPLETIONS, json.dumps({"prompt": "a", "max_tokens": 1} | body).encode())
+    named = [record.getMessage() for record in caplog.records if "never_heard_of" in record.getMessage()]
+    assert named == [f"the field 'never_heard_of_{name}' of requests is not known, and ignored" for name in "ab"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [

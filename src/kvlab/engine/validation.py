@@ -24,7 +24,7 @@ from kvlab.core import (
     SamplingParams,
 )
 from kvlab.engine.scheduler.waiting_queue import WaitingQueue
-from kvlab.errors import QueueFullError, RequestRefusedError, shown
+from kvlab.errors import QueueFullError, RequestRefusedError, TooLongError, shown
 from kvlab.hashed_prompt import HashedPrompt
 
 _COUNTS = (
@@ -103,16 +103,17 @@ def check_pin(request: Request) -> None:
 
 
 def check_fits(request: Request, most: int) -> None:
-    """Raise RequestRefusedError for a request that can grow to more than `most` tokens, those of the largest
+    """Raise TooLongError for a request that can grow to more than `most` tokens, those of the largest
     sequence that fits.
     """
     prompt, output = len(request.prompt_token_ids), request.sampling.max_tokens
     if prompt + output > most:
         would = f"max_tokens={most - prompt}" if prompt < most else f"a prompt of up to {most - 1} tokens"
-        raise RequestRefusedError(
+        raise TooLongError(
             f"request {request.request_id!r}: {prompt} prompt tokens + {output} output tokens can never fit; the "
             f"pool takes sequences of up to {most} tokens; {would} would fit",
             "max_tokens" if prompt < most else "prompt",
+            most,
         )
 
 

@@ -5,6 +5,7 @@ of what can be served. What is left of a body has texts, and no more values than
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 from pydantic import ValidationError
@@ -31,6 +32,7 @@ _COUNTS = {
     "allowed_token_ids": MAX_ALLOWED,
     "bad_words": MAX_BAD_WORDS,
 }
+_LONGEST_NAME, _MOST_NAMES = 100, 20  # of fields that nobody knows
 
 
 def _answer(question: bytes) -> bytes:
@@ -76,9 +78,11 @@ def _read(body: bytes, path: str, max_tokens: int) -> dict[str, Any]:
             message.model_copy(update={"content": text})
             for message, text in zip(request.messages, texts, strict=True)
         ]
-    for each in (request, getattr(request, "stream_options", None)):
-        if each is not None and each.model_extra:
-            each.model_extra.clear()  # which are ignored
+    for part in (request, getattr(request, "stream_options", None)):
+        if part is not None and (extra := part.model_extra):
+            names = [name for name in extra if len(name) <= _LONGEST_NAME][:_MOST_NAMES]
+            extra.clear()  # which are ignored; the server logs their names
+            extra |= dict.fromkeys(names)
     return request.model_dump(exclude_unset=True)
 
 
@@ -106,4 +110,5 @@ def _as_json(value: object) -> bytes:
 
 
 if __name__ == "__main__":
+    logging.disable()  # the server logs what it is told
     serve(_answer)

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from kvlab.errors import EngineStoppedError, KvlabError, QueueFullError, RequestRefusedError, shown
+from kvlab.errors import EngineStoppedError, KvlabError, QueueFullError, RequestRefusedError, TooLongError, shown
 
 RETRY_AFTER_S = 1  # what a client that finds the queue full should wait
 
@@ -46,11 +46,13 @@ def api_error(error: KvlabError) -> ApiError:
         text = text.partition(": ")[2] if text.startswith("request ") else text
         if isinstance(error, QueueFullError):
             return ApiError(503, text)
+        if isinstance(error, TooLongError):
+            return context_exceeded(error.most, text, error.parameter)
         return ApiError(400, text, error.parameter)
     return ApiError(503 if isinstance(error, EngineStoppedError) else 400, text)
 
 
-def context_exceeded(most: int, what: str, param: str) -> ApiError:
+def context_exceeded(most: int, what: str, param: str | None) -> ApiError:
     """For a request that is too long for the model, in words that clients look for; `what` was asked for."""
     text = f"This model's maximum context length is {most} tokens. However, {what}"
     return ApiError(400, text, param, "context_length_exceeded")
