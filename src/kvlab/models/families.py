@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,50 +21,86 @@ from kvlab.models.gguf_config import config_values
 from kvlab.models.hub import HubError, hub_file
 from kvlab.models.published import located
 
-_DEFAULT_ROWS: dict[str, tuple[Any, Any, Any, Any]] = {  # llama, qwen2, qwen3, gemma3_text
-    "vocab_size": (32_000, 151_936, 151_936, 262_208),
-    "hidden_size": (4096, 4096, 4096, 2304),
-    "intermediate_size": (11_008, 22_016, 22_016, 9216),
-    "num_hidden_layers": (32, 32, 32, 26),
-    "num_attention_heads": (32, 32, 32, 8),
-    "num_key_value_heads": (None, 32, 32, 4),
-    "head_dim": (None, None, 128, 256),
-    "max_position_embeddings": (2048, 32_768, 32_768, 131_072),
-    "rms_norm_eps": (1e-6, 1e-6, 1e-6, 1e-6),
-    "tie_word_embeddings": (False, False, False, True),
-    "hidden_act": ("silu", "silu", "silu", None),
-    "hidden_activation": (None, None, None, "gelu_pytorch_tanh"),
-    "query_pre_attn_scalar": (None, None, None, 256),
-    "sliding_window": (None, 4096, 4096, 4096),
-    "max_window_layers": (None, 28, 28, None),
-    "eos_token_id": (2, None, None, 1),
+
+@dataclass(frozen=True)
+class Family:
+    """How a family reads its configuration: what it has where a key is left out (a key that is not there is null or
+    false), and the options of DecoderConfig that it fixes.
+    """
+
+    defaults: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    activation_key: str = "hidden_act"
+    is_scaled: bool = False  # embeddings by the root of their size, attention by `query_pre_attn_scalar`
+    window_pattern: int | None = (
+        None  # of so many layers one sees all tokens; None: windows where they are asked for
+    )
+    full_theta: float | None = None  # rotary angles are given for each kind of layer; of those that see all tokens
+
+
+_COMMON = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu"}
+_QWEN = _COMMON | {
+    "vocab_size": 151_936,
+    "hidden_size": 4096,
+    "intermediate_size": 22_016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32_768,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+_KINDS: dict[str, Family] = {
+    "llama": Family(
+        _COMMON
+        | {
+            "vocab_size": 32_000,
+            "hidden_size": 4096,
+            "intermediate_size": 11_008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "max_position_embeddings": 2048,
+            "eos_token_id": 2,
+        }
+    ),
+    "qwen2": Family(_QWEN, {"qkv_bias": True}),
+    "qwen3": Family(_QWEN | {"head_dim": 128}, {"qk_norm": True}),
+    "gemma3_text": Family(
+        {
+            "vocab_size": 262_208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "eos_token_id": 1,
+        },
+        {"qk_norm": True, "norm_offset": True, "sandwich_norms": True},
+        activation_key="hidden_activation",
+        is_scaled=True,
+        window_pattern=6,
+        full_theta=1_000_000.0,
+    ),
 }
 
-#: What a configuration of each family has where it leaves a key out. A key that is not here is null or false.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    family: {key: row[column] for key, row in _DEFAULT_ROWS.items() if row[column] is not None}
-    for column, family in enumerate(("llama", "qwen2", "qwen3", "gemma3_text"))
-}
-
-#: The options of DecoderConfig that a family fixes.
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "qwen2": {"qkv_bias": True},
-    "qwen3": {"qk_norm": True},
-    "gemma3_text": {"qk_norm": True, "norm_offset": True, "sandwich_norms": True},
-}
+DEFAULTS = {name: family.defaults for name, family in _KINDS.items()}
 
 #: Values of `model_type`. `gemma3` is multimodal: its `text_config` is a gemma3_text.
-FAMILIES = tuple(sorted([*DEFAULTS, "gemma3"]))
+FAMILIES = tuple(sorted([*_KINDS, "gemma3"]))
 
 _ROPE_KEYS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 #: What each type of rotary angles needs, in the order of RopeConfig's fields.
 _ROPE_TYPES = {"default": _ROPE_KEYS[:1], "linear": _ROPE_KEYS[:2], "llama3": _ROPE_KEYS}
-_THETA = 10_000.0  # of a model that names none; full attention of Gemma 3:
-_GEMMA_THETA = 1_000_000.0
+_THETA = 10_000.0  # of a model that names none
 _MOST_LAYERS = 10_000
 _THEIRS = ", or model.implementation=transformers"  # for what kvlab's own decoder does not compute
-_GEMMA_PATTERN = 6  # every sixth layer of Gemma 3 sees all tokens
 
 
 def decoder_config(model: ModelConfig) -> DecoderConfig:
@@ -135,9 +172,9 @@ def _download(repository: str) -> Path:
 class _Values:
     """Values by key, with the family's defaults behind them. Raises ConfigError for a value of another type."""
 
-    def __init__(self, family: str, values: Mapping[str, Any]) -> None:
-        self.gemma = family == "gemma3_text"
-        self._values = {**DEFAULTS[family], **values}
+    def __init__(self, family: Family, values: Mapping[str, Any]) -> None:
+        self.family = family
+        self._values = {**family.defaults, **values}
 
     def __call__(self, key: str) -> Any:
         return self._values.get(key)
@@ -195,8 +232,8 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         text = _object("text_config", config.get("text_config"))
         family, eos, config = "gemma3_text", config.get("eos_token_id"), text
         config = config if eos is None else {**config, "eos_token_id": eos}
-    values = _Values(family, config)
-    activation_key = "hidden_activation" if values.gemma else "hidden_act"
+    values = _Values(_KINDS[family], config)
+    activation_key = values.family.activation_key
     if values(activation_key) not in ACTIVATIONS:  # a value that cannot be hashed is not in there either
         raise ConfigError(
             activation_key, values(activation_key), f"unknown; known: {', '.join(ACTIVATIONS)}{_THEIRS}"
@@ -215,7 +252,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     if head_dim % 2:
         raise ConfigError("head_dim", head_dim, "has to be even: rotary angles turn pairs of numbers")
     bias, vocab_size = values.flag("attention_bias"), values.count("vocab_size")
-    options = {"qkv_bias": bias, "output_bias": bias, **_OPTIONS[family]}
+    options = {"qkv_bias": bias, "output_bias": bias, **values.family.options}
     return DecoderConfig(
         family=family,
         vocab_size=vocab_size,
@@ -225,13 +262,13 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        attention_scale=(values.number("query_pre_attn_scalar") if values.gemma else head_dim) ** -0.5,
+        attention_scale=(values.number("query_pre_attn_scalar") if values.family.is_scaled else head_dim) ** -0.5,
         rms_norm_eps=values.number("rms_norm_eps"),
         tie_word_embeddings=values.flag("tie_word_embeddings"),
         max_position_embeddings=values.count("max_position_embeddings"),
         eos_token_ids=eos_token_ids(values("eos_token_id"), vocab_size),
         activation=values(activation_key),
-        embedding_scale=hidden**0.5 if values.gemma else None,
+        embedding_scale=hidden**0.5 if values.family.is_scaled else None,
         # transformers 5 leaves this cap of Gemma 3 out; published checkpoints have none.
         attention_soft_cap=values.optional_number("attn_logit_softcapping"),
         logit_soft_cap=values.optional_number("final_logit_softcapping"),
@@ -241,11 +278,12 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 def _layers(values: _Values) -> tuple[LayerConfig, ...]:
     count, kinds = values.count("num_hidden_layers", most=_MOST_LAYERS), values("layer_types")
-    windowed = values.gemma or values.flag("use_sliding_window")
+    pattern = values.family.window_pattern
+    windowed = pattern is not None or values.flag("use_sliding_window")
     window = values.count("sliding_window") if windowed and values("sliding_window") is not None else None
     if kinds is None:
-        if values.gemma:
-            every = values.count("sliding_window_pattern", default=_GEMMA_PATTERN)
+        if pattern is not None:
+            every = values.count("sliding_window_pattern", default=pattern)
             full = range(every - 1, count, every)
         else:
             full = range(count if window is None else values.count("max_window_layers", default=count, least=0))
@@ -274,11 +312,11 @@ def _rope(values: _Values, kind: str) -> RopeConfig:
     """
     scaling, parameters = (_object(key, values(key)) for key in ("rope_scaling", "rope_parameters"))
     key, theta_key, theta = "rope_parameters", "rope_theta", _THETA
-    if values.gemma:
+    if values.family.full_theta is not None:
         key = f"{key}.{kind}"
         parameters = _object(key, parameters.get(kind)) or {"rope_type": "default"}
         if kind == "full_attention":
-            parameters, theta = {**parameters, **scaling}, _GEMMA_THETA
+            parameters, theta = {**parameters, **scaling}, values.family.full_theta
         else:
             theta_key = "rope_local_base_freq"
     else:
