@@ -43,8 +43,8 @@ Feature: OpenAI's newer protocol, and what gateways ask of a server
 
     @R18.12
     Scenario: The prefix cache is emptied between two steps
-      When it completes {"prompt": "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve, thirteen,", "max_tokens": 1}
+      When it completes {"prompt": "Seventeen grey herons stood in the shallow water of the old harbour and waited for the tide to turn, while", "max_tokens": 1}
       And the prefix cache is reset
-      And it completes {"prompt": "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve, thirteen,", "max_tokens": 1}
+      And it completes {"prompt": "Seventeen grey herons stood in the shallow water of the old harbour and waited for the tide to turn, while", "max_tokens": 1}
       Then 0 of its prompt tokens were cached
       And both texts are the same

@@ -349,7 +349,7 @@ def each_as_alone(client: Client, smollm2: SmolLM2, at_once: list[str]) -> None:
 
 @then(parsers.parse("{count:d} of its prompt tokens were cached"))
 def cached(exchange: Exchange, count: int) -> None:
-    assert exchange.reply.usage.prompt_tokens_details.cached_tokens == count
+    assert exchange.reply.usage.prompt_tokens_details.cached_tokens == count, exchange.reply.usage
 
 
 @when(parsers.parse("it chats for {turns:d} turns"))
