@@ -238,6 +238,26 @@ Feature: OpenAI's protocol over HTTP
       And it completes {"prompt": "One, two, three,", "max_tokens": 4, "logprobs": 1, "stream": true}
       Then both have the same log-probabilities
 
+    @R18.13
+    Scenario: With echo those of the prompt come first, as evaluations want them
+      When it completes {"prompt": "The capital of France is Paris", "max_tokens": 1, "logprobs": 1, "echo": true}
+      Then its log-probabilities are of 6 tokens of the prompt and 1 of the answer
+      And " Paris" is the likeliest token in its place
+
+    @R18.13
+    Scenario: A prompt alone is scored with max_tokens 0
+      When it completes {"prompt": "The capital of France is Paris", "max_tokens": 0, "logprobs": 1, "echo": true}
+      Then it gets "The capital of France is Paris"
+      And its log-probabilities are of 6 tokens of the prompt and 0 of the answer
+      And the answer has 0 tokens
+
+    @R18.13
+    Scenario: A prompt that is cached has the same, and is computed for them
+      When it completes {"prompt": "Of all the capitals of the world, from Lisbon to Tokyo and from Oslo to Cape Town, none is as old", "max_tokens": 1}
+      And it completes {"prompt": "Of all the capitals of the world, from Lisbon to Tokyo and from Oslo to Cape Town, none is as old", "max_tokens": 1, "prompt_logprobs": 2}
+      Then 0 of its prompt tokens were cached
+      And each token of the prompt but the first has its log-probability and 2 alternatives
+
   Rule: A stream has a chunk for each token
 
     @R18.2
@@ -481,7 +501,7 @@ Feature: OpenAI's protocol over HTTP
         | a temperature below zero      | {"prompt": "a", "temperature": -1}                  | 400 | temperature | temperature=-1.0; a number |
         | a top_p above one             | {"prompt": "a", "top_p": 1.5}                       | 400 | top_p       | top_p=1.5; a number in (0, 1] |
         | more than 20 log-probabilities | {"prompt": "a", "logprobs": 21}                    | 400 | logprobs    | logprobs=21: at most 20 |
-        | log-probabilities of an echo  | {"prompt": "a", "logprobs": 1, "echo": true}        | 400 | echo        | of a prompt are not computed |
+        | more than 20 of a prompt's    | {"prompt": "a", "prompt_logprobs": 21}              | 400 | prompt_logprobs | prompt_logprobs=21; at most 20 |
         | no samples                    | {"prompt": "a", "n": 0}                             | 400 | n           | n=0; at least 1 sample |
         | a bias of no token id         | {"prompt": "a", "logit_bias": {"x": 1}}             | 400 | logit_bias  | keys are token ids |
         | no allowed token              | {"prompt": "a", "allowed_token_ids": []}            | 400 | allowed_token_ids | nothing could be sampled; leave it out |

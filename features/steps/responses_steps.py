@@ -7,6 +7,7 @@ from typing import Any
 import httpx2 as httpx
 from pytest_bdd import parsers, then, when
 
+from features.steps.http_steps import Exchange
 from features.steps.smollm2 import Client
 from tests.support.serving import wait_until_empty
 
@@ -63,3 +64,29 @@ def operations(client: Client) -> None:
 def reset_cache(client: Client) -> None:
     wait_until_empty(client.served.serving)  # what a request still uses would stay
     assert httpx.post(f"{client.served.url}/reset_prefix_cache").json()["dropped_blocks"] > 0
+
+
+@then(parsers.parse("its log-probabilities are of {prompt:d} tokens of the prompt and {answer:d} of the answer"))
+def echoed_logprobs(exchange: Exchange, prompt: int, answer: int) -> None:
+    logprobs = exchange.reply.choices[0].logprobs
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == prompt + answer
+    assert (logprobs.token_logprobs[0], logprobs.top_logprobs[0]) == (None, None)
+    assert all(value < 0 for value in logprobs.token_logprobs[1:])
+    assert "".join(logprobs.tokens) == exchange.reply.text
+
+
+@then(parsers.parse('"{token}" is the likeliest token in its place'))
+def likeliest_in_its_place(exchange: Exchange, token: str) -> None:
+    logprobs = exchange.reply.choices[0].logprobs
+    place = logprobs.tokens.index(token)
+    assert logprobs.top_logprobs[place] == {token: logprobs.token_logprobs[place]}
+
+
+@then(parsers.parse("each token of the prompt but the first has its log-probability and {count:d} alternatives"))
+def scored_prompt(exchange: Exchange, count: int) -> None:
+    first, *entries = exchange.reply.choices[0].prompt_logprobs
+    assert first is None
+    assert len(entries) == exchange.reply.usage.prompt_tokens - 1
+    for entry in entries:
+        assert count <= len(entry) <= count + 1
+        assert sorted(alternative["rank"] or 99 for alternative in entry.values())[:count] == [*range(1, count + 1)]

@@ -40,7 +40,8 @@ class StepOutput:
     """What a step gave one request: a token, an end, or both.
 
     `text` is what can be output since the last output: it lags behind the tokens while a character is incomplete,
-    or while it may yet turn out to be part of a stop string.
+    or while it may yet turn out to be part of a stop string. `prompt_logprobs`, with a sample's first token, are
+    those of the prompt's tokens from the second on, where the request asked for them.
     """
 
     request_id: str
@@ -50,6 +51,7 @@ class StepOutput:
     index: int = 0  # which of the request's samples
     text: str = ""
     logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # taken from it as often as the token is in the output
     logit_bias: tuple[tuple[int, float], ...] = ()  # tokens and what is added to their logits
     logprobs: int | None = None  # how many alternatives to report with each token's log-probability
+    prompt_logprobs: int | None = None  # the same of the prompt's tokens, which are all computed then
     min_tokens: int = 0  # before that many, stop tokens are not sampled and stop strings do not stop
     stop: tuple[str, ...] = ()
     include_stop: bool = False  # the stop string that ended the output is part of its text

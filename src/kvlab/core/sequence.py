@@ -30,6 +30,7 @@ class SequenceSpec:
     stop_token_ids: frozenset[int] = frozenset()  # those of the request, and the model's unless it ignores them
     needs_history: bool = field(init=False)  # sampling needs the tokens so far
     is_adjusted: bool = field(init=False)  # logits are changed before the largest is taken
+    scores_prompt: bool = field(init=False)  # log-probabilities of the prompt's tokens are asked for
     is_greedy: bool = field(init=False)  # every token is that of the largest logit, and nothing else is asked for
 
     def __post_init__(self) -> None:
@@ -41,6 +42,7 @@ class SequenceSpec:
         object.__setattr__(self, "needs_history", needs_history)
         object.__setattr__(self, "is_adjusted", is_adjusted)
         object.__setattr__(self, "is_greedy", is_greedy)
+        object.__setattr__(self, "scores_prompt", asked.prompt_logprobs is not None)
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +80,7 @@ class Sequence:
     token_times_s: list[float] = field(default_factory=list)  # when each output token was there
     text: str = ""  # of the output, as far as it was emitted
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each output token, where asked for
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the prompt but its first token
     finished_s: float | None = None
     spec: SequenceSpec = field(init=False)
     num_prompt_tokens: int = field(init=False)

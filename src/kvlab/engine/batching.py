@@ -135,6 +135,7 @@ class BatchBuilder:
             sequence.num_prefilled = self._pool.get_seq_len(sequence.slot)
             sequence.high_water = sequence.num_prefilled
             sequence.scheduled_s = first.scheduled_s
+            sequence.prompt_logprobs = first.prompt_logprobs
             if self._journal is not None:
                 self._journal.assign(sequence.slot, sequence.key)
             self._scheduler.start(sequence)
@@ -190,6 +191,7 @@ class BatchBuilder:
                     keep_free=admission.keep_free(sequence),
                     resumed=sequence.preemptions > 0,
                     swapped=sequence.swapped,
+                    reuse=not sequence.spec.scores_prompt,
                 )
             except OutOfBlocksError:
                 break

@@ -283,6 +283,8 @@ class EngineCore:
         else:
             each = accepted[len(plan.chunks) :] if plan.decode_last else accepted[: len(plan.decoding)]
             self._process_speculated(plan.decoding, *decoded, plan.decoding_proposed, each, now)
+        if result.prompt_logprobs:
+            plan.keep_scores(result.prompt_logprobs)
         self._process_chunks(plan.chunks, *sampled, now)
 
     def _process_decoding(

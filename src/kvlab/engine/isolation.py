@@ -65,6 +65,11 @@ class PassRunner:
             lengths = {len(column) for column in (result.token_ids, result.logprobs) if column is not None}
             if lengths != {step.num_rows}:
                 raise RuntimeError(f"{len(result.token_ids)} tokens came back for {step.num_rows} rows of logits")
+            wanted = 0 if step.scored is None else len(step.scored.rows)
+            if len(result.prompt_logprobs) not in (0, wanted):  # none at all of a modelled device
+                raise RuntimeError(
+                    f"{len(result.prompt_logprobs)} log-probabilities came back for {wanted} prompt tokens"
+                )
             accepted = kept = None
             if step.proposed is not None:
                 accepted = step.count_accepted(result.token_ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from kvlab.core import FinishReason, Sequence, StepOutput
+from kvlab.core import FinishReason, Sequence, StepOutput, TokenLogprobs
 from kvlab.engine.protocol import FinishCallback, OutputCallback
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.text import Detokenizer, TextStream
@@ -98,7 +98,8 @@ class OutputProcessor:
         # The state above is complete before the callbacks run: they may abort or submit requests.
         if on_output is not None:
             with suppress(Exception):  # the sequence has ended, so that its callback can fail nothing any more
-                on_output(StepOutput(request_id, token, reason, error, sequence.index, text, logprobs))
+                scores = _prompt_logprobs(sequence)
+                on_output(StepOutput(request_id, token, reason, error, sequence.index, text, logprobs, scores))
         if on_finish is not None:
             on_finish(sequence.record())
         if reason is FinishReason.FAILED and not sequence.num_output_tokens:
@@ -115,8 +116,15 @@ class OutputProcessor:
             return
         logprobs = sequence.logprobs[-1] if sequence.logprobs else None
         try:
-            on_output(StepOutput(request_id, token, index=sequence.index, text=text, logprobs=logprobs))
+            scores = _prompt_logprobs(sequence)
+            on_output(StepOutput(request_id, token, None, None, sequence.index, text, logprobs, scores))
         except Exception as error:
             if sequence.finish_reason is None:
                 reason = f"its callback raised {type(error).__name__}: {error}"
                 self.finish(sequence, FinishReason.FAILED, sequence.token_times_s[-1], reason)
+
+
+def _prompt_logprobs(sequence: Sequence) -> tuple[TokenLogprobs, ...] | None:
+    """Those of the prompt, with the first token."""
+    is_first = sequence.spec.scores_prompt and sequence.num_output_tokens == 1
+    return tuple(sequence.prompt_logprobs) if is_first else None

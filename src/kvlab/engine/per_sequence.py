@@ -28,4 +28,5 @@ class PerSequenceExecutor(Executor):
             token_ids += result.token_ids
             logprobs += result.logprobs or [None] * len(result.token_ids)
         times = [result.elapsed_s for result in passes if result.elapsed_s is not None]
-        return StepResult(token_ids, logprobs if any(logprobs) else None, sum(times) if times else None)
+        scored = [entry for result in passes for entry in result.prompt_logprobs]
+        return StepResult(token_ids, logprobs if any(logprobs) else None, sum(times) if times else None, scored)

@@ -30,7 +30,7 @@ class Preemption:
     def take_slot(self, victim: Sequence, now: float) -> None:
         """The sequence is preempted, and gives up its slot."""
         (slot,) = slots_of([victim])
-        if self._mode != "recompute":
+        if self._mode != "recompute" and not victim.spec.scores_prompt:
             victim.swapped = self._pool.swap_out(slot, self._is_worth if self._mode == "auto" else None)
         self._pool.free_slot(slot)
         victim.slot = None

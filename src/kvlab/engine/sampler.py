@@ -138,17 +138,24 @@ class Sampler:
         if not asked:
             return None
         rows = [row for row, _ in asked]
-        logprobs = (logits[rows] if len(rows) < len(logits) else logits).float().log_softmax(dim=-1)
-        picked = torch.tensor([tokens[row] for row in rows], device=logits.device)
-        own = logprobs.gather(1, picked[:, None]).flatten().tolist()
-        most = min(max(count for _, count in asked), logits.shape[1])
-        top = self._ops.topk(logprobs, max(1, most))
-        values, ids = top.values.tolist(), top.indices.tolist()
+        some = logits[rows] if len(rows) < len(logits) else logits
+        entries = self.logprobs(some, [tokens[row] for row in rows], [count for _, count in asked])
         found: list[TokenLogprobs | None] = [None] * len(tokens)
-        for position, (row, count) in enumerate(asked):
-            pairs = zip(ids[position][:count], values[position][:count], strict=True)
-            found[row] = TokenLogprobs(own[position], tuple(pairs))
+        for row, entry in zip(rows, entries, strict=True):
+            found[row] = entry
         return found
+
+    @torch.inference_mode()
+    def logprobs(self, logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
+        """Those of a token for each row of `logits` `[len(tokens), vocab]`, and of so many alternatives."""
+        logprobs = logits.float().log_softmax(dim=-1)
+        own = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None]).flatten().tolist()
+        top = self._ops.topk(logprobs, max(1, min(max(counts), logits.shape[1])))
+        pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        return [
+            TokenLogprobs(value, tuple(zip(ids[:count], values[:count], strict=True)))
+            for value, count, (ids, values) in zip(own, counts, pairs, strict=True)
+        ]
 
 
 def _takes_top1(batch: SamplingBatch, row: int) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.core import SequenceSpec, TokenLogprobs
-from kvlab.engine.step_plan import StepPlan
+from kvlab.engine.step_plan import Chunk, StepPlan
 
 if TYPE_CHECKING:
     from kvlab.kv.view import CacheView
@@ -50,6 +50,45 @@ class SamplingBatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ScoredTokens:
+    """P tokens of prompts, each behind another of the flat batch.
+
+    rows    [P] int64  where in the flat batch the token before each is, ascending
+    tokens  [P] int64  the tokens
+    counts  [P]        how many alternatives are asked for
+    """
+
+    rows: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk], first: int) -> ScoredTokens | None:
+        """Those of the chunks, which begin at `first` of the flat batch; None if nobody asks for any."""
+        rows, tokens, counts = list[int](), list[int](), list[int]()
+        for chunk in chunks:
+            if count := chunk.num_scored:
+                begin = chunk.sequence.num_computed
+                rows += range(first, first + count)
+                tokens += chunk.sequence.token_ids[begin + 1 : begin + 1 + count]
+                counts += [chunk.sequence.spec.sampling.prompt_logprobs or 0] * count
+            first += chunk.num_tokens
+        return (
+            cls(np.asarray(rows, dtype=np.int64), np.asarray(tokens, dtype=np.int64), tuple(counts))
+            if rows
+            else None
+        )
+
+    def within(self, first: int, end: int) -> ScoredTokens | None:
+        """Those behind tokens `first` to `end` of the flat batch, which begins at `first` then."""
+        begin, behind = np.searchsorted(self.rows, [first, end]).tolist()
+        part = slice(begin, behind)
+        return (
+            ScoredTokens(self.rows[part] - first, self.tokens[part], self.counts[part]) if begin < behind else None
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StepInput:
     """One forward pass: a flat batch of T tokens from B sequences, S of which get a new token.
 
@@ -60,6 +99,7 @@ class StepInput:
     sampled      [S] int64  which of the B sequences get a new token, ascending
     histories    row of B -> prompt and output so far, of the sampled sequences with a repetition penalty
     proposed     [B] int64  of each sequence's tokens, the last ones that are proposed; None: none of any
+    scored                  tokens of prompts whose log-probabilities are asked for; None: none
     """
 
     token_ids: NDArray[np.int64]
@@ -69,6 +109,7 @@ class StepInput:
     sampled: NDArray[np.int64]
     histories: Histories = field(default_factory=dict)
     proposed: NDArray[np.int64] | None = None
+    scored: ScoredTokens | None = None
 
     @classmethod
     def of(cls, plan: StepPlan) -> StepInput:
@@ -98,6 +139,7 @@ class StepInput:
             sampled=plan.column(np.arange(first_decode, first_decode + size), sampled),
             histories=histories,
             proposed=plan.num_proposed if plan.proposals else None,
+            scored=ScoredTokens.of(chunks, 0 if plan.decode_last else len(plan.decoding_tokens)),
         )
 
     def alone(self, row: int) -> StepInput:
@@ -112,6 +154,7 @@ class StepInput:
             sampled=self.sampled[self.sampled == row] - row,
             histories={0: self.histories[row]} if row in self.histories else {},
             proposed=None if self.proposed is None else self.proposed[one],
+            scored=None if self.scored is None else self.scored.within(end - int(self.num_tokens[row]), end),
         )
 
     @property
@@ -170,6 +213,7 @@ class StepResult:
     """What a pass produced: a token for each row of logits, in order.
 
     `logprobs` has an entry for each token, None where the request asked for none; None: no request asked.
+    `prompt_logprobs` has an entry for each of the pass's scored tokens; a modelled device has none.
     `elapsed_s` is the time that the pass took on a modelled device: an engine with a LogicalClock advances it by
     that much. None: the clock itself knows.
     """
@@ -177,6 +221,7 @@ class StepResult:
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None] | None = None
     elapsed_s: float | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class Executor(Protocol):

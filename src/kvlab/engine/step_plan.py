@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.core import Sequence, SequenceSpec
+from kvlab.core import Sequence, SequenceSpec, TokenLogprobs
 from kvlab.hashed_prompt import TokenList
 
 T = TypeVar("T")
@@ -26,6 +26,16 @@ class Chunk(NamedTuple):
     def samples(self) -> bool:
         """Whether the pass computes its last known token, so that a new one is sampled."""
         return self.num_tokens == self.sequence.num_uncomputed
+
+    @property
+    def num_scored(self) -> int:
+        """Tokens of the prompt behind its first, whose log-probabilities the pass computes because they are asked
+        for.
+        """
+        sequence = self.sequence
+        if not sequence.spec.scores_prompt:
+            return 0
+        return max(0, min(self.num_tokens, sequence.num_prompt_tokens - 1 - sequence.num_computed))
 
 
 class DecodeBatch:
@@ -200,6 +210,16 @@ class StepPlan:
             return self.decoding.last_tokens
         rows = zip(self.decoding.last_tokens.tolist(), self.decoding.slots.tolist(), strict=True)
         return np.asarray([each for last, slot in rows for each in (last, *self.proposals.get(slot, ()))], np.int64)
+
+    def keep_scores(self, logprobs: list[TokenLogprobs]) -> None:
+        """Keep what a pass computed of its chunks' prompts, before they advance. A prompt that is computed again
+        replaces its entries.
+        """
+        first = 0
+        for chunk in self.chunks:
+            begin, count = chunk.sequence.num_computed, chunk.num_scored
+            chunk.sequence.prompt_logprobs[begin : begin + count] = logprobs[first : first + count]
+            first += count
 
     def column(self, decoding: NDArray[np.int64], chunks: list[int]) -> NDArray[np.int64]:
         """As `join`, of numbers."""

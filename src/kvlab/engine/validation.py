@@ -33,6 +33,7 @@ _COUNTS = (
     ("top_k", 0, MAX_WHOLE, "; 0 keeps all tokens"),
     ("min_tokens", 0, MAX_WHOLE, ""),
     ("logprobs", 0, MAX_LOGPROBS, "; 0 reports the sampled tokens alone, None nothing"),
+    ("prompt_logprobs", 0, MAX_LOGPROBS, "; 0 reports the prompt's tokens alone, None nothing"),
 )
 
 _NUMBERS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
@@ -144,7 +145,7 @@ def _first_wrong(sampling: SamplingParams, vocab_size: int | None, has_text: boo
     """A parameter that will not do and what would."""
     for name, least, most, unit in _COUNTS:
         value = getattr(sampling, name)
-        if name == "logprobs" and value is None:
+        if name in ("logprobs", "prompt_logprobs") and value is None:
             continue
         if not _is_whole(value):
             return name, "must be a whole number"

@@ -138,10 +138,13 @@ class BlockPool(KVCachePool):
         keep_free: int = 0,
         resumed: bool = False,
         swapped: int | None = None,
+        reuse: bool = True,
     ) -> int:
         tokens = initial_tokens if token_ids is None else len(token_ids)
         self._check_opening(tokens, salt, keep_free)
-        slot = self._opener.open(tokens, token_ids, salt, keep_free=keep_free, resumed=resumed, swapped=swapped)
+        slot = self._opener.open(
+            tokens, token_ids, salt, keep_free=keep_free, resumed=resumed, swapped=swapped, reuse=reuse
+        )
         self._prompt_tokens += 0 if resumed else tokens
         return slot
 

@@ -81,6 +81,7 @@ class KVCachePool(SwapsSequences, LoadsPrefixes, ABC):
         keep_free: int = 0,
         resumed: bool = False,
         swapped: int | None = None,
+        reuse: bool = True,
     ) -> int:
         """Open a slot with room for its first tokens at once, all or nothing.
 
@@ -88,7 +89,8 @@ class KVCachePool(SwapsSequences, LoadsPrefixes, ABC):
         the same prefix under the same `salt` are shared. The pool keeps the list and reads it as the sequence
         grows: append each token before the step that computes it, and change no other. `keep_free` blocks have to
         be left. `resumed`: the sequence had a slot before, so that what it finds again is not counted as a hit.
-        `swapped`: the ticket that `swap_out` gave for that slot, which ends with it.
+        `swapped`: the ticket that `swap_out` gave for that slot, which ends with it. Without `reuse` all tokens are
+        computed, whatever the pool has of them; others may share the blocks then.
 
         Raises OutOfBlocksError if they do not fit now, SlotError if they never will.
         """

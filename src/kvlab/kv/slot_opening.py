@@ -35,12 +35,13 @@ class SlotOpener:
         keep_free: int,
         resumed: bool,
         swapped: int | None,
+        reuse: bool,
     ) -> int:
         """See `KVCachePool.allocate_slot`; so many tokens fit into a slot."""
         offload, ledger = self._offload, self._groups[0].ledger
         allocator, size = ledger.allocator, ledger.tables.block_size
         swap = None if swapped is None else offload.swaps.by_ticket[swapped]
-        hits = self._lookup.find(token_ids or (), salt, swap)
+        hits = self._lookup.find((token_ids if reuse else None) or (), salt, swap)
         # The last token of a prompt is run in any case: its logits pick the next one.
         to_come, computed = (min(count * size, max(tokens - 1, 0)) for count in (hits.count, hits.ready))
         plans, demand, reused = [], 0, 0

@@ -33,6 +33,12 @@ class Model(Protocol):
     def forward_top1(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> TopK:
         """The same, but only the largest logit of each row and its index: the others need not be stored."""
 
+    def hidden(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> torch.Tensor:
+        """Run the batch as `forward` does. Returns what `logits` takes, `[len(rows), ...]`; `rows` ascend."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of some of these rows, so that not all of them need be stored."""
+
 
 class Decoder(Model):
     """A decoder-only transformer over a paged cache.
@@ -83,7 +89,15 @@ class Decoder(Model):
 
     @torch.inference_mode()
     def forward(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> torch.Tensor:
-        return self._capped(self._lm_head.logits(self._last(token_ids, view, rows)))
+        return self.logits(self._last(token_ids, view, rows))
+
+    @torch.inference_mode()
+    def hidden(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> torch.Tensor:
+        return self._last(token_ids, view, rows)
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._capped(self._lm_head.logits(hidden))
 
     @torch.inference_mode()
     def forward_top1(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> TopK:

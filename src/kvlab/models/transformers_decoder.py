@@ -115,6 +115,13 @@ class TransformersDecoder(Model):
     def forward_top1(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> TopK:
         return self._ops.topk(self.forward(token_ids, view, rows))
 
+    def hidden(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> torch.Tensor:
+        """The logits: a model of transformers is asked for nothing else."""
+        return self.forward(token_ids, view, rows)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
 
 def _fill(model: PreTrainedModel, weights: WeightSource, device: torch.device, dtype: torch.dtype) -> None:
     """Take every parameter, a tied one once. What a checkpoint stores under other names, or in other pieces (the

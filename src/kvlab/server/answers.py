@@ -31,6 +31,7 @@ class Answer(ABC):
 
     kind: str  # its name in OpenAI's API
     chunk_kind: str
+    _gives_no_token = False  # the prompt is all that was asked for; its request computes a token nevertheless
 
     def __init__(self, name: str, body: Generation, requests: Sequence[Request], model: ServedModel) -> None:
         self.name = name
@@ -43,13 +44,14 @@ class Answer(ABC):
         self._ids: list[list[int]] = [[] for _ in self._texts]
         self._logprobs: list[list[Json]] = [[] for _ in self._texts]
         self._reasons: list[str | None] = [None] * len(self._texts)
+        self._prompt_logprobs: list[list[Json | None] | None] = [None] * len(requests)
         self._cached = 0
 
     def add(self, event: Event) -> None:
         """Take an event into the whole answer."""
-        index, output = self._index(event), event.output
+        index = self._index(event)
         self._texts[index] += self._text(index, event)
-        if (logprobs := self._logprobs_of(index, output)) is not None:
+        if (logprobs := self._logprobs_of(index, event)) is not None:
             self._logprobs[index].append(logprobs)
         self._note(event)
 
@@ -57,14 +59,18 @@ class Answer(ABC):
         """An event as a chunk of a stream."""
         index = self._index(event)
         choice: Json = {"index": index, **self._delta(index, event)}
-        choice["logprobs"] = self._logprobs_of(index, event.output)
+        choice["logprobs"] = self._logprobs_of(index, event)
         choice["finish_reason"] = _reason(event.output)
         if self._body.return_token_ids:
-            choice["token_ids"] = [] if event.output.token_id is None else [event.output.token_id]
+            is_given = event.output.token_id is not None and not self._gives_no_token
+            choice["token_ids"] = [event.output.token_id] if is_given else []
             if not self._ids[index]:
                 choice["prompt_token_ids"] = list(self._requests[event.request].prompt_token_ids)
+        is_first = event.output.prompt_logprobs is not None
         self._note(event)
         found = self._head(self.chunk_kind) | {"choices": [choice]}
+        if is_first and self._body.prompt_logprobs is not None:
+            self._add_prompt_logprobs(found, event.request)
         options = self._body.stream_options
         if options is not None and options.continuous_usage_stats:
             found["usage"] = self.usage()
@@ -105,7 +111,11 @@ class Answer(ABC):
                 prompt = self._requests[index // self._samples].prompt_token_ids
                 choice |= {"token_ids": self._ids[index], "prompt_token_ids": list(prompt)}
             choices.append(choice)
-        return self._head(self.kind) | {"choices": choices, "usage": self.usage()}
+        whole = self._head(self.kind) | {"choices": choices, "usage": self.usage()}
+        if self._body.prompt_logprobs is not None:
+            for number in range(len(self._requests)):
+                self._add_prompt_logprobs(whole, number)
+        return whole
 
     def usage(self) -> Json:
         """Tokens so far."""
@@ -127,8 +137,23 @@ class Answer(ABC):
         """A choice of the whole answer."""
 
     @abstractmethod
-    def _logprobs_of(self, index: int, output: StepOutput) -> Json | None:
+    def _logprobs_of(self, index: int, event: Event) -> Json | None:
         """An output's log-probabilities, where they were asked for."""
+
+    def _add_prompt_logprobs(self, found: Json, request: int) -> None:
+        """Add those of a request's prompt to a chunk or an answer, as vLLM has them: to each of its choices."""
+        for choice in found["choices"]:
+            if choice["index"] // self._samples == request:
+                choice["prompt_logprobs"] = self._prompt_logprobs[request]
+
+    def _alternatives(self, token: int, entry: TokenLogprobs) -> Json:
+        """A prompt's token and its alternatives by id. The rank of one that is not among them is not known."""
+        ranked = {other: (value, rank) for rank, (other, value) in enumerate(entry.top, 1)}
+        known = ranked | {token: ranked.get(token, (entry.logprob, None))}
+        return {
+            str(other): {"logprob": value, "rank": rank, "decoded_token": self._token(other)}
+            for other, (value, rank) in known.items()
+        }
 
     def _text(self, index: int, event: Event) -> str:
         """The text that an event adds to a choice."""
@@ -136,7 +161,11 @@ class Answer(ABC):
 
     def _note(self, event: Event) -> None:
         index, output = self._index(event), event.output
-        if output.token_id is not None:
+        if output.prompt_logprobs is not None and self._body.prompt_logprobs is not None:
+            tokens = self._requests[event.request].prompt_token_ids[1:]
+            pairs = zip(tokens, output.prompt_logprobs, strict=True)
+            self._prompt_logprobs[event.request] = [None, *(self._alternatives(*pair) for pair in pairs)]
+        if output.token_id is not None and not self._gives_no_token:
             self._ids[index].append(output.token_id)
         self._reasons[index] = _reason(output)
         if event.record is not None and not event.record.sample:
@@ -164,6 +193,7 @@ class CompletionAnswer(Answer):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._offsets: dict[int, int] = {}
+        self._gives_no_token = bool(self._body.echo) and self._body.max_tokens == 0
 
     def _delta(self, index: int, event: Event) -> Json:
         return {"text": self._text(index, event)}
@@ -175,23 +205,36 @@ class CompletionAnswer(Answer):
 
     def _text(self, index: int, event: Event) -> str:
         """With echo, the prompt before the first of it."""
+        output = "" if self._gives_no_token else event.output.text
         if self._body.echo and not self._ids[index]:
             special = self._body.skip_special_tokens is False
-            prompt = self._model.decode(self._requests[event.request].prompt_token_ids, special=special)
-            return prompt + event.output.text
-        return event.output.text
+            return self._model.decode(self._requests[event.request].prompt_token_ids, special=special) + output
+        return output
 
-    def _logprobs_of(self, index: int, output: StepOutput) -> Json | None:
+    def _logprobs_of(self, index: int, event: Event) -> Json | None:
+        """With echo those of the prompt come with the first; its first token has none."""
+        output = event.output
         if self._body.logprobs is None or output.logprobs is None or output.token_id is None:
             return None
-        text, offset = self._token(output.token_id), self._offsets.get(index, 0)
-        self._offsets[index] = offset + len(text)
+        pairs = list[tuple[int, TokenLogprobs | None]]()
+        if self._body.echo and output.prompt_logprobs is not None:
+            prompt = self._requests[event.request].prompt_token_ids
+            pairs += zip(prompt, [None, *output.prompt_logprobs], strict=True)
+        if not self._gives_no_token:
+            pairs.append((output.token_id, output.logprobs))
+        texts, offsets = [self._token(token) for token, _ in pairs], list[int]()
+        for text in texts:
+            offsets.append(self._offsets.get(index, 0))
+            self._offsets[index] = offsets[-1] + len(text)
         return {
-            "tokens": [text],
-            "token_logprobs": [output.logprobs.logprob],
-            "top_logprobs": [{self._token(token): value for token, value in output.logprobs.top}],
-            "text_offset": [offset],
+            "tokens": texts,
+            "token_logprobs": [None if entry is None else entry.logprob for _, entry in pairs],
+            "top_logprobs": [None if entry is None else self._top(entry) for _, entry in pairs],
+            "text_offset": offsets,
         }
+
+    def _top(self, entry: TokenLogprobs) -> Json:
+        return {self._token(token): value for token, value in entry.top[: self._body.logprobs]}
 
 
 class ChatAnswer(Answer):
@@ -217,7 +260,11 @@ class ChatAnswer(Answer):
         logprobs = {"content": content} if self._body.logprobs else None
         return {"message": {"role": "assistant", "content": self._texts[index]}, "logprobs": logprobs}
 
-    def _logprobs_of(self, index: int, output: StepOutput) -> Json | None:
+    def _add_prompt_logprobs(self, found: Json, request: int) -> None:
+        found["prompt_logprobs"] = self._prompt_logprobs[request]  # of a chat, which has one prompt
+
+    def _logprobs_of(self, index: int, event: Event) -> Json | None:
+        output = event.output
         if not self._body.logprobs or output.logprobs is None or output.token_id is None:
             return None
         found: TokenLogprobs = output.logprobs

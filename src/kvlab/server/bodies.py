@@ -32,7 +32,6 @@ CHANGES_MEANING: Mapping[str, tuple[object, ...]] = {
     "mm_processor_kwargs": (),
     "modalities": (["text"],),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "previous_response_id": (),
@@ -86,6 +85,7 @@ class Generation(_Strict):
     bad_words: List[str] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None  # alternatives to each token of the prompt, 20 at most
     truncate_prompt_tokens: int | None = None  # keep the prompt's last; -1: as many as the model takes
     add_special_tokens: bool | None = None
     priority: int | None = None

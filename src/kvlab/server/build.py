@@ -71,7 +71,9 @@ def build_serving(config: RunConfig, settings: ServerConfig, metrics: ServerMetr
     if isinstance(clock, PacedClock):
         metrics.watch_pace(clock)
     longest = min(config.model.max_seq_len, core.pool.max_sequence_tokens)
-    model = ServedModel(config.model.name, longest, plan.model.vocab_size, int(time.time()), tokenizer)
+    model = ServedModel(
+        config.model.name, longest, plan.model.vocab_size, int(time.time()), tokenizer, plan.is_real
+    )
     shown = _shown(plan) | _shown_simulated(plan, settings)
     events = _kv_events(core, settings)
     if events is not None:

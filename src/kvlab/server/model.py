@@ -23,6 +23,7 @@ class ServedModel:
     vocab_size: int
     created: int  # seconds since 1970 at which it was loaded
     tokenizer: Tokenizer | None = None
+    has_logprobs: bool = True  # of prompts; a simulated device has none
 
     @property
     def takes(self) -> str:

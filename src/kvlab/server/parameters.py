@@ -51,14 +51,15 @@ def completion_requests(body: CompletionRequest, name: str, model: ServedModel) 
     _check(body, model)
     if body.logprobs is not None and body.logprobs > MAX_LOGPROBS:
         raise ApiError(400, f"logprobs={body.logprobs}: at most {MAX_LOGPROBS}", "logprobs")
-    if body.echo and body.logprobs is not None:
-        raise ApiError(
-            400, "echo=true: log-probabilities of a prompt are not computed; leave out one of both", "echo"
-        )
     prompts = prompts_of(body)
     ids = [_ids_of(prompt, body, model) for prompt in prompts]
     most = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    if not most and body.echo:
+        most = 1  # which is computed, and not given
     sampling = _sampling(body, most, body.logprobs, model)
+    if body.echo and body.logprobs is not None:
+        sampling = replace(sampling, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
+        _check_logprobs(model, "echo")
     names = [name] if len(ids) == 1 else [f"{name}-{number}" for number in range(len(ids))]
     return [_request(body, each, prompt, sampling) for each, prompt in zip(names, ids, strict=True)]
 
@@ -186,8 +187,11 @@ def _sampling(body: Generation, max_tokens: int, logprobs: int | None, model: Se
             400, f"bad_words has {len(body.bad_words or ())} words; at most {MAX_BAD_WORDS}", "bad_words"
         )
     sampling = SamplingParams(max_tokens, temperature=1.0, logprobs=logprobs)  # OpenAI's default is no greedy one
+    if body.prompt_logprobs is not None:
+        _check_logprobs(model, "prompt_logprobs")
     return replace(
         sampling,
+        prompt_logprobs=body.prompt_logprobs,
         **{name: value for name, value in said.items() if value is not None},
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
@@ -196,6 +200,12 @@ def _sampling(body: Generation, max_tokens: int, logprobs: int | None, model: Se
         allowed_token_ids=tuple(dict.fromkeys(body.allowed_token_ids or ())),
         bad_words=model.bad_words(body.bad_words or ()),
     )
+
+
+def _check_logprobs(model: ServedModel, field: str) -> None:
+    if not model.has_logprobs:
+        text = "a simulated device computes no log-probabilities of a prompt; leave it out"
+        raise ApiError(400, f"{field}: {text}", field)
 
 
 def _biases(said: dict[str, float]) -> tuple[tuple[int, float], ...]:

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from kvlab.attention.registry import attention_backends, select_backend
 from kvlab.config import EngineConfig
+from kvlab.core import TokenLogprobs
 from kvlab.engine.clock import WallClock
 from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
 from kvlab.engine.plan import EnginePlan, Kernels
 from kvlab.engine.sampler import Sampler
-from kvlab.engine.step import Executor, StepInput, StepResult
+from kvlab.engine.step import Executor, ScoredTokens, StepInput, StepResult
 from kvlab.engine.threads import resolve_threads
 from kvlab.errors import ConfigError
 from kvlab.kv.storage import KVStorage
@@ -30,6 +31,8 @@ from kvlab.planning.cache import kv_spec, planned_pool
 from kvlab.planning.plan import plan_memory
 from kvlab.planning.settings import memory_settings, refuse_fp8, refuse_packed, resolve_device
 
+_SCORED_AT_ONCE = 16  # rows of logits, which are as wide as the vocabulary
+
 
 class TorchExecutor(Executor):
     """The model's forward pass, then the sampler."""
@@ -41,10 +44,27 @@ class TorchExecutor(Executor):
 
     def execute(self, step: StepInput, view: CacheView) -> StepResult:
         sampling = step.sampling()
+        if step.scored is not None:
+            return self._scored(step, step.scored, view)
         batch = self._tensor(step.token_ids), view, self._tensor(step.logits_rows())
         if self._sampler.is_greedy(sampling):
             return self._sampler.take_top1(self._model.forward_top1(*batch), sampling)
         return self._sampler(self._model.forward(*batch), sampling)
+
+    def _scored(self, step: StepInput, scored: ScoredTokens, view: CacheView) -> StepResult:
+        """The same for a step that also has log-probabilities of prompts to give, few of them at a time."""
+        sampled = step.logits_rows()
+        rows = np.union1d(sampled, scored.rows)
+        hidden = self._model.hidden(self._tensor(step.token_ids), view, self._tensor(rows))
+        places = np.searchsorted(rows, sampled), np.searchsorted(rows, scored.rows)
+        own, others = (hidden[self._tensor(place)] for place in places)
+        result = self._sampler(self._model.logits(own), step.sampling())
+        logprobs: list[TokenLogprobs] = []
+        for start in range(0, len(others), _SCORED_AT_ONCE):
+            part = slice(start, start + _SCORED_AT_ONCE)
+            logits = self._model.logits(others[part])
+            logprobs += self._sampler.logprobs(logits, scored.tokens[part].tolist(), scored.counts[part])
+        return replace(result, prompt_logprobs=logprobs)
 
     def _tensor(self, values: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device)
