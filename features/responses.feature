@@ -40,11 +40,3 @@ Feature: OpenAI's newer protocol, and what gateways ask of a server
     @R18.12
     Scenario: Probes, load, settings and the tokenizer are answered
       Then /ping is ready, /load counts 0 requests, /server_info has the model, and /tokenizer_info the chat template
-
-    @R18.12
-    Scenario: The prefix cache is emptied between two steps
-      When it completes {"prompt": "Seventeen grey herons stood in the shallow water of the old harbour and waited for the tide to turn, while", "max_tokens": 1}
-      And the prefix cache is reset
-      And it completes {"prompt": "Seventeen grey herons stood in the shallow water of the old harbour and waited for the tide to turn, while", "max_tokens": 1}
-      Then 0 of its prompt tokens were cached
-      And both texts are the same

@@ -9,7 +9,6 @@ from pytest_bdd import parsers, then, when
 
 from features.steps.http_steps import Exchange
 from features.steps.smollm2 import Client
-from tests.support.serving import wait_until_empty
 
 
 @when(
@@ -58,12 +57,6 @@ def operations(client: Client) -> None:
     tokenizer = httpx.get(f"{url}/tokenizer_info").json()
     assert "<|im_start|>" in tokenizer["chat_template"]
     assert tokenizer["eos_token"] == "<|im_end|>"
-
-
-@when("the prefix cache is reset")
-def reset_cache(client: Client) -> None:
-    wait_until_empty(client.served.serving)  # what a request still uses would stay
-    assert httpx.post(f"{client.served.url}/reset_prefix_cache").json()["dropped_blocks"] > 0
 
 
 @then(parsers.parse("its log-probabilities are of {prompt:d} tokens of the prompt and {answer:d} of the answer"))

@@ -162,3 +162,15 @@ def test_web_pages_that_are_named_may_call_without_a_key_for_the_question() -> N
     assert allowed.headers["access-control-allow-origin"] == "https://ui.example"
     assert "access-control-allow-origin" not in other.headers
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "https://ui.example")
+
+
+def test_a_prefix_cache_that_is_reset_has_nothing() -> None:
+    prompt = list(range(40))
+    with served(pool=sharing_pool(64)) as server:
+        for cached in (0, 39):
+            usage = post(server, "/v1/completions", {"prompt": prompt, "max_tokens": 1}).json()["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] == cached
+            wait_until_empty(server.serving)
+        assert post(server, "/reset_prefix_cache", {}).json()["dropped_blocks"] >= 10
+        usage = post(server, "/v1/completions", {"prompt": prompt, "max_tokens": 1}).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 0
