@@ -104,7 +104,7 @@ Feature: Right by default
 
     @R23.7
     Scenario: A directory that holds a run is not taken by another
-      When I run "hydra.run.dir=mine figures=false" on a tiny model
-      And I run "hydra.run.dir=mine figures=false" on a tiny model
+      When I run "figures=false" on a tiny model into the directory "mine"
+      And I run "figures=false" on a tiny model into the directory "mine"
       Then the command fails without a traceback
       And the message says "hydra.run.dir=...mine: holds a run; name another directory, or move that one away"

@@ -70,7 +70,7 @@ def as_the_file(commands: list[Command], worded: list[Path]) -> None:
 @then(parsers.parse('transformers encodes "{text}" with that folder as kvlab with the file'))
 def folder_encodes_alike(commands: list[Command], worded: list[Path], text: str) -> None:
     folder = commands[-1].output.rpartition("evaluations: ")[2].strip()
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     own = load_tokenizer(ModelConfig(name="words", family=None, path=str(worded[-1]), weights=None))
     assert theirs(text)["input_ids"] == own.encode(text) != []
     messages = [Message("user", text)]
@@ -83,5 +83,5 @@ def folder_encodes_alike(commands: list[Command], worded: list[Path], text: str)
 @then("it reads the model's context from it")
 def same_context(commands: list[Command], worded: list[Path]) -> None:
     folder = commands[-1].output.rpartition("evaluations: ")[2].strip()
-    config = transformers.AutoConfig.from_pretrained(folder)
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     assert config.max_position_embeddings == read_gguf(worded[-1]).metadata["llama.context_length"]

@@ -79,6 +79,11 @@ def run_two(lab: Runner, commands: list[Command], first: str, second: str) -> No
     commands += [lab.run(first), lab.run(second)]
 
 
+@when(parsers.parse('I run "{text}" on a tiny model into the directory "{name}"'))
+def run_into(lab: Runner, commands: list[Command], text: str, name: str) -> None:
+    commands.append(lab.lab.here(*text.split(), directory=name))
+
+
 @when(parsers.parse('I sweep "{text}" on a tiny model'))
 def run_sweep(lab: Runner, commands: list[Command], text: str) -> None:
     commands.append(lab.run(text, "-m"))
