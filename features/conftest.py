@@ -64,6 +64,7 @@ from features.steps.simulation_steps import *
 from features.steps.sizing_steps import *
 from features.steps.stand_in_steps import *
 from features.steps.stats_steps import *
+from features.steps.structured_steps import *
 from features.steps.sweep_steps import *
 from features.steps.table_steps import *
 from features.steps.text_steps import *

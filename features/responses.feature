@@ -22,6 +22,11 @@ Feature: OpenAI's newer protocol, and what gateways ask of a server
       Then its events are created, in_progress, output_item.added, content_part.added, 8 deltas, output_text.done, content_part.done, output_item.done, completed
       And the deltas join to "The capital of France is Paris."
 
+    @R18.14
+    Scenario: A text has the form of a schema
+      When OpenAI's client asks for a response that is a person, of at most 60 tokens
+      Then the response's text is a person
+
     @R18.11
     Scenario Outline: Of <what> it is said that it is not supported
       When it posts /v1/responses <body>
@@ -31,7 +36,6 @@ Feature: OpenAI's newer protocol, and what gateways ask of a server
         | what               | body                                                                           | field                | message |
         | a stored response  | {"input": "a", "previous_response_id": "resp_1"}                               | previous_response_id | is not supported; leave it out |
         | tools              | {"input": "a", "tools": [{"type": "web_search"}]}                              | tools                | is not supported; leave it out |
-        | a form of the text | {"input": "a", "text": {"format": {"type": "json_object"}}}                    | text                 | text.format.type='json_object': is not supported |
         | a picture          | {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}            | input                | input[0] is no message of text |
         | no input           | {"input": []}                                                                  | input                | input is empty |
 

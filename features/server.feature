@@ -538,10 +538,7 @@ Feature: OpenAI's protocol over HTTP
 
       Examples:
         | field           | value                                            |
-        | tools           | [{"type": "function", "function": {"name": "f"}}] |
-        | tool_choice     | "required"                                       |
         | functions       | [{"name": "f"}]                                  |
-        | response_format | {"type": "json_object"}                          |
         | modalities      | ["audio"]                                        |
         | guided_json     | {}                                               |
         | chat_template   | "x"                                              |

@@ -68,8 +68,8 @@ class Reply:
 def _text(choice: Any) -> str:
     said = getattr(choice, "message", None) or getattr(choice, "delta", None)
     text = choice.text if said is None else said.content
-    assert isinstance(text, str)
-    return text
+    assert isinstance(text, str) or (said is not None and said.tool_calls) or choice.finish_reason
+    return text or ""
 
 
 class Client:
@@ -142,7 +142,11 @@ def smollm2_server() -> Iterator[SmolLM2]:
     written = partial(tokenizer.decode, special=True)
     core = build_engine(plan, detokenize=tokenizer.decode, detokenize_all=written, wrap=paced)
     records: list[StepRecord] = []
-    serving = serving_of(core, config.model.name, plan.model.vocab_size, tokenizer, records=records)
+    vocab_size, grammars = (
+        plan.model.vocab_size,
+        tokenizer.grammars(plan.model.vocab_size, plan.model.eos_token_ids),
+    )
+    serving = serving_of(core, config.model.name, vocab_size, tokenizer, records=records, grammars=grammars)
     with ExitStack() as stack:
         client = stack.enter_context(Client(stack.enter_context(running(serving))))
         yield SmolLM2(serving, paces[0], records, client)

@@ -139,12 +139,17 @@ class SamplingError(KvlabError, ArithmeticError):
     `request_ids` are those whose logits they are.
     """
 
-    def __init__(self, request_ids: Sequence[str]) -> None:
-        super().__init__(
-            f"no token can be sampled for {', '.join(map(repr, request_ids))}: the logits are not finite, or every "
-            "token is masked"
-        )
+    def __init__(
+        self,
+        request_ids: Sequence[str],
+        reason: str = "the logits are not finite, or every token is masked",
+    ) -> None:
+        super().__init__(f"no token can be sampled for {', '.join(map(repr, request_ids))}: {reason}")
         self.request_ids = tuple(request_ids)
+
+
+class GrammarError(KvlabError, ValueError):
+    """A grammar, or a JSON schema, that cannot be followed."""
 
 
 class PlaybackError(KvlabError, RuntimeError):

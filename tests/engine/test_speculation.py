@@ -16,6 +16,7 @@ from kvlab.engine.step import StepInput, StepResult
 from kvlab.kv.view import CacheView
 from tests.support.engines import Aborting, Stream, drain, make_engine, request
 from tests.support.executors import RecordingExecutor
+from tests.support.grammar import Alternating
 from tests.support.model import tiny_decoder
 from tests.support.plans import planned
 from tests.support.pools import paged_pool, sharing_pool, slotted_pool
@@ -30,6 +31,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2},
     "bias": {"logit_bias": ((5, 4.0), (9, -4.0))},
     "logprobs": {"logprobs": 2, "temperature": 0.7, "seed": 1},
+    "grammar": {"grammar": Alternating(least=99)},
     "at least": {"min_tokens": 9, "stop_token_ids": tuple(range(1, 200, 3))},
 }
 NGRAM = SpeculationConfig("ngram", 4, prompt_lookup_min=1)

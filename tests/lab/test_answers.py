@@ -24,7 +24,10 @@ from tests.support.plans import composed
 from tests.support.runs import run_small
 from tests.support.words import END, TEMPLATE, setting, write_checkpoint
 
-MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who are you?"}]
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Who are you?"},
+]
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from kvlab.engine.service import Engine
 from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import ConfigError
 from kvlab.kv.view import CacheView
+from kvlab.models.grammars import Grammars
 from kvlab.models.tokenizer import Tokenizer
 from kvlab.server.app import build_app
 from kvlab.server.lifecycle import Server, listen
@@ -60,7 +61,7 @@ class Letters(Tokenizer):
     ) -> str:
         if any(message.role == "function" for message in messages):
             raise ConfigError("messages", "function", "the template knows no such role")
-        return "".join(f"{role}: {content}\n" for role, content in messages)
+        return "".join(f"{message.role}: {message.content}\n" for message in messages)
 
 
 @dataclass
@@ -115,6 +116,7 @@ def serving_of(
     tokenizer: Tokenizer | None,
     config: ServerConfig | None = None,
     records: list[StepRecord] | None = None,
+    grammars: Grammars | None = None,
 ) -> Serving:
     """What a server of this engine shares; without a `config` it listens on any free port. Each step's record is
     added to `records`.
@@ -126,7 +128,8 @@ def serving_of(
         if records is not None:
             records.append(record)
 
-    model = ServedModel(name, core.pool.max_sequence_tokens, vocab_size, int(time.time()), tokenizer)
+    longest, now = core.pool.max_sequence_tokens, int(time.time())
+    model = ServedModel(name, longest, vocab_size, now, tokenizer, grammars=grammars)
     return Serving(Engine(core, on_step=on_step), model, metrics, config or ServerConfig(port=0))
 
 

@@ -29,6 +29,7 @@ class ServerConfig:
     read_timeout_s: float = 30.0  # for a client to send its headers, and again its body
     keep_alive_s: float = 30.0  # that an idle connection stays open
     drain_s: float = 600.0  # that requests have to end after SIGTERM
+    tool_call_parser: str = "auto"  # the form of the model's tool calls; auto: that of its chat template
     otlp_endpoint: str | None = None  # a span of each request is posted there; needs the extra kvlab[otel]
     kv_events: str | None = None  # where events of the prefix cache are published (ZeroMQ); needs kvlab[events]
     kv_events_replay: str | None = None  # where earlier events can be asked for

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvlab.hashed_prompt import TokenIds
 
@@ -17,10 +21,27 @@ MAX_BIASES = 300  # tokens whose logits are changed
 MAX_ALLOWED = 1024  # tokens that alone may be sampled
 MAX_BAD_WORDS = 300
 MAX_BAD_WORD_TOKENS = 32  # of each
+MAX_GRAMMAR_CHARS = 128 << 10
 MAX_BIAS = 100.0  # of a logit, up or down
 MAX_PENALTY = 2.0  # for a token's presence or frequency, up or down
 MAX_WHOLE = 2**31 - 1  # of whole numbers that nothing else bounds
 MAX_TEMPERATURE = 1e9  # and repetition penalty: float32 still divides by it
+
+
+class GrammarState(Protocol):
+    """Where an output stands in its grammar."""
+
+    def allowed(self, output: Sequence[int]) -> NDArray[np.bool_] | None:
+        """Of each token of the vocabulary whether it may follow this output, which need not be longer than that of
+        the call before; None: the output does not follow the grammar. Raises GrammarError where it is too complex.
+        """
+
+
+class Grammar(Protocol):
+    """What an output has to follow; see `kvlab.engine.grammar`."""
+
+    def start(self) -> GrammarState:
+        """For one output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +53,9 @@ class SamplingParams:
     penalty, penalties for presence and frequency, masks (all but the allowed tokens, the last tokens of bad words
     that the output has begun, stop tokens below `min_tokens`), temperature, `top_k`, `top_p`, `min_p`. The output's
     text, where the engine has a detokenizer, ends before the first of the `stop` strings.
+
+    A `grammar` masks what may not follow the output, before the other masks; where these leave none of its tokens,
+    they do not count. It says, too, where the output may end: with a token that ends a sequence.
     """
 
     max_tokens: int
@@ -55,6 +79,7 @@ class SamplingParams:
     skip_special_tokens: bool = True  # special tokens, such as an end of sequence, have no text
     allowed_token_ids: tuple[int, ...] = ()  # only these are sampled; none: all
     bad_words: tuple[tuple[int, ...], ...] = ()  # token ids that never come one after another in the output
+    grammar: Grammar | None = None
 
 
 class Message(NamedTuple):
@@ -62,6 +87,7 @@ class Message(NamedTuple):
 
     role: str
     content: str
+    fields: dict[str, Any] | None = None  # what else a template may read, such as tool_calls
 
 
 @dataclass(frozen=True, slots=True)

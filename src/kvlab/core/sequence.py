@@ -20,7 +20,7 @@ class SequenceStatus(StrEnum):
     FINISHED = "finished"  # ended; its slot goes back in the next step
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class SequenceSpec:
     """What an executor needs to know of a sequence and never changes: its name, and how its tokens are picked."""
 
@@ -36,7 +36,7 @@ class SequenceSpec:
     def __post_init__(self) -> None:
         asked = self.sampling
         penalties = asked.presence_penalty or asked.frequency_penalty
-        needs_history = asked.repetition_penalty != 1 or bool(penalties or asked.bad_words)
+        needs_history = asked.repetition_penalty != 1 or bool(penalties or asked.bad_words or asked.grammar)
         is_adjusted = needs_history or bool(asked.logit_bias or asked.allowed_token_ids)
         is_greedy = asked.temperature == 0 and not is_adjusted and not asked.min_tokens and asked.logprobs is None
         object.__setattr__(self, "needs_history", needs_history)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
+from weakref import WeakKeyDictionary
 
 import torch
 
-from kvlab.core import TokenLogprobs
+from kvlab.core import GrammarState, SequenceSpec, TokenLogprobs
 from kvlab.engine.logits import (
     add_bias,
     apply_temperature,
@@ -23,7 +24,7 @@ from kvlab.engine.logits import (
 )
 from kvlab.engine.randomness import uniforms
 from kvlab.engine.step import SamplingBatch, StepResult
-from kvlab.errors import SamplingError
+from kvlab.errors import GrammarError, SamplingError
 from kvlab.models.ops.base import LogitsOps, TopK
 from kvlab.models.ops.torch_ops import TorchOps
 
@@ -38,6 +39,7 @@ class Sampler:
 
     def __init__(self, ops: LogitsOps | None = None) -> None:
         self._ops = ops or TorchOps()
+        self._grammars: WeakKeyDictionary[SequenceSpec, GrammarState] = WeakKeyDictionary()
 
     @torch.inference_mode()
     def __call__(self, logits: torch.Tensor, batch: SamplingBatch) -> StepResult:
@@ -76,10 +78,15 @@ class Sampler:
             ids[len(ids) - count :] for ids, count in zip(histories, batch.num_outputs.tolist(), strict=True)
         ]
         penalize_output(scores, [a.presence_penalty for a in asked], [a.frequency_penalty for a in asked], outputs)
+        grammars = [row for row, each in enumerate(asked) if each.grammar is not None]
+        followed = self._follow(scores, batch, grammars, outputs) if grammars else None
         keep_tokens(scores, [a.allowed_token_ids for a in asked])
         mask_tokens(scores, [_last_of_bad_words(a.bad_words, ids) for a, ids in zip(asked, outputs, strict=True)])
         masked = [s.stop_token_ids if _is_too_short(batch, row) else () for row, s in enumerate(batch.sequences)]
         mask_tokens(scores, masked)
+        if followed is not None:
+            is_empty = (scores[grammars].amax(dim=-1) == float("-inf"))[:, None]
+            scores[grammars] = torch.where(is_empty, followed, scores[grammars])
         tokens = self._top1(scores, batch)
         rows = [row for row, each in enumerate(asked) if each.temperature > 0]
         if not rows:
@@ -88,6 +95,26 @@ class Sampler:
         for row, token in zip(rows, self._sample(scores, batch.take(rows)), strict=True):
             tokens[row] = token
         return tokens
+
+    def _follow(
+        self, scores: torch.Tensor, batch: SamplingBatch, rows: list[int], outputs: Sequence[Sequence[int]]
+    ) -> torch.Tensor:
+        """Mask what the grammars of these rows do not allow behind their outputs; their scores then, as a copy.
+
+        A row whose output does not follow its grammar is behind a proposal that will not be accepted.
+        """
+        for row in rows:
+            sequence = batch.sequences[row]
+            grammar, state = sequence.sampling.grammar, self._grammars.get(sequence)
+            try:
+                if state is None and grammar is not None:
+                    state = self._grammars[sequence] = grammar.start()
+                allowed = None if state is None else state.allowed(outputs[row])
+            except GrammarError as error:
+                raise SamplingError([sequence.request_id], str(error)) from error
+            if allowed is not None:
+                scores[row].masked_fill_(~torch.from_numpy(allowed).to(scores.device), float("-inf"))
+        return scores[rows]
 
     def _top1(self, scores: torch.Tensor, batch: SamplingBatch) -> list[int]:
         """Each row's most likely token. Raises SamplingError where its score is not finite."""

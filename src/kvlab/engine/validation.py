@@ -162,6 +162,8 @@ def _first_wrong(sampling: SamplingParams, vocab_size: int | None, has_text: boo
     for name in ("ignore_eos", "include_stop", "skip_special_tokens"):
         if getattr(sampling, name) not in (True, False):
             return name, "must be true or false"
+    if sampling.grammar is not None and sampling.ignore_eos:
+        return "ignore_eos", "the grammar says where the output ends; leave it out"
     if sampling.min_tokens > sampling.max_tokens:
         return "min_tokens", f"at most max_tokens={sampling.max_tokens}"
     tokens, stops = sampling.stop_token_ids, sampling.stop

@@ -55,7 +55,9 @@ class ChatTemplate:
 
         Raises TokenizerError for messages that the template does not take, or whose last it writes otherwise.
         """
-        values = [{"role": message.role, "content": message.content} for message in messages]
+        values = [
+            {"role": message.role, "content": message.content, **(message.fields or {})} for message in messages
+        ]
         about = {**(variables or {}), "messages": values, "add_generation_prompt": reply}
         answer = self._ask({"variables": {"tools": None, **self._variables, **about}})
         if "text" not in answer:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import tokenizers
 
     from kvlab.config import ModelConfig
+    from kvlab.models.grammars import Grammars
 
 _FILE, _SETTINGS, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 _LARGEST = 64 << 20  # bytes of tokenizer.json; Gemma's has 33 million
@@ -89,6 +90,12 @@ class Tokenizer:
         own = [(token, text) for (token, text), each in zip(found, encoded, strict=True) if each.ids == [token]]
         spaced = {text: token for token, text in own if text[0] == " "}  # others may be a part of a word
         return [token for token, text in own if f" {text}" in spaced], list(spaced.values())
+
+    def grammars(self, vocab_size: int, ends: Sequence[int]) -> Grammars:
+        """Of outputs of a model with so many tokens, of which `ends` end a sequence."""
+        from kvlab.models.grammars import Grammars
+
+        return Grammars(self._backend.to_str, vocab_size, ends)
 
     def lent(self) -> Tokenizer:
         """The same for a model that was not trained with it, and may have more tokens: each of them has a text."""

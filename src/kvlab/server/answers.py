@@ -7,12 +7,15 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
+from uuid import uuid4
 
 from kvlab.core import FinishReason, Request, StepOutput, TokenLogprobs
 from kvlab.server.bodies import ChatRequest, CompletionRequest, Generation
 from kvlab.server.calls import Event
 from kvlab.server.errors import ApiError
 from kvlab.server.model import ServedModel
+from kvlab.server.tool_forms import ToolCall
+from kvlab.server.tools import Tools
 
 Json = dict[str, Any]
 _DONE = b"data: [DONE]\n\n"
@@ -60,7 +63,7 @@ class Answer(ABC):
         index = self._index(event)
         choice: Json = {"index": index, **self._delta(index, event)}
         choice["logprobs"] = self._logprobs_of(index, event)
-        choice["finish_reason"] = _reason(event.output)
+        choice["finish_reason"] = self._reason(index, event.output)
         if self._body.return_token_ids:
             is_given = event.output.token_id is not None and not self._gives_no_token
             choice["token_ids"] = [event.output.token_id] if is_given else []
@@ -167,9 +170,13 @@ class Answer(ABC):
             self._prompt_logprobs[event.request] = [None, *(self._alternatives(*pair) for pair in pairs)]
         if output.token_id is not None and not self._gives_no_token:
             self._ids[index].append(output.token_id)
-        self._reasons[index] = _reason(output)
+        self._reasons[index] = self._reason(index, output)
         if event.record is not None and not event.record.sample:
             self._cached += event.record.cached_tokens
+
+    def _reason(self, index: int, output: StepOutput) -> str | None:
+        """Why a choice ended; None: it has not."""
+        return None if output.finish_reason is None else _REASONS.get(output.finish_reason)
 
     def _index(self, event: Event) -> int:
         return event.request * self._samples + event.output.index
@@ -182,6 +189,11 @@ class Answer(ABC):
         if self._model.tokenizer is None or self._body.return_tokens_as_token_ids:
             return f"token_id:{token_id}"
         return self._model.decode([token_id], special=self._body.skip_special_tokens is False)
+
+
+def _call(call: ToolCall) -> Json:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}
 
 
 class CompletionAnswer(Answer):
@@ -244,21 +256,52 @@ class ChatAnswer(Answer):
     chunk_kind = "chat.completion.chunk"
     _body: ChatRequest
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        tools = Tools.of(self._body)
+        self._only_call = None if tools is None else tools.named
+        self._readers = [None if tools is None else tools.reader(self._model) for _ in self._texts]
+        self._calls: list[list[Json]] = [[] for _ in self._texts]
+
     def _delta(self, index: int, event: Event) -> Json:
-        role = {} if self._ids[index] else {"role": "assistant"}  # in the first chunk, which has a token too
-        return {"delta": role | {"content": self._text(index, event)}}
+        role: Json = {} if self._ids[index] else {"role": "assistant"}  # in the first chunk, which has a token too
+        earlier = len(self._calls[index])
+        text = self._text(index, event)
+        if self._only_call is not None:
+            call: Json = {"index": 0, "function": {"arguments": text}}
+            if not self._ids[index]:
+                call = {"index": 0} | _call(ToolCall(self._only_call, text))
+            return {"delta": role | {"tool_calls": [call]}}
+        calls = [{"index": earlier + n} | call for n, call in enumerate(self._calls[index][earlier:])]
+        delta = role | {"content": text} if text or not calls else role
+        return {"delta": delta | {"tool_calls": calls} if calls else delta}
 
     def _text(self, index: int, event: Event) -> str:
         """With echo, the last message before the first of it, where it is the assistant's."""
         last = self._body.messages[-1]
-        if self._body.echo and last.role == "assistant" and not self._ids[index]:
-            return last.text() + event.output.text
-        return event.output.text
+        echoed = last.text() if self._body.echo and last.role == "assistant" and not self._ids[index] else ""
+        reader = self._readers[index]
+        if reader is None:
+            return echoed + event.output.text
+        text, calls = reader.add(event.output.text)
+        if event.output.finish_reason is not None:
+            rest, more = reader.close()
+            text, calls = text + rest, calls + more
+        self._calls[index] += map(_call, calls)
+        return echoed + text
 
     def _whole(self, index: int) -> Json:
         content = [each for entry in self._logprobs[index] for each in entry["content"]]
         logprobs = {"content": content} if self._body.logprobs else None
-        return {"message": {"role": "assistant", "content": self._texts[index]}, "logprobs": logprobs}
+        text, calls = self._texts[index], self._calls[index]
+        if self._only_call is not None:
+            text, calls = "", [_call(ToolCall(self._only_call, text))]
+        message: Json = {"role": "assistant", "content": text or (None if calls else "")}
+        return {"message": message | {"tool_calls": calls} if calls else message, "logprobs": logprobs}
+
+    def _reason(self, index: int, output: StepOutput) -> str | None:
+        found = super()._reason(index, output)
+        return "tool_calls" if found == "stop" and self._calls[index] else found
 
     def _add_prompt_logprobs(self, found: Json, request: int) -> None:
         found["prompt_logprobs"] = self._prompt_logprobs[request]  # of a chat, which has one prompt
@@ -275,7 +318,3 @@ class ChatAnswer(Answer):
         text = self._token(token_id)
         # A part of a character has no text of its own.
         return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
-
-
-def _reason(output: StepOutput) -> str | None:
-    return None if output.finish_reason is None else _REASONS.get(output.finish_reason)

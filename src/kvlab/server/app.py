@@ -52,19 +52,20 @@ def build_app(serving: Serving) -> FastAPI:
     @app.post("/v1/completions", responses=generated(Completion))
     async def completions(body: CompletionRequest, client: Request) -> Response:
         name = f"cmpl-{uuid4().hex}"
-        requests = await serving.prepared(partial(completion_requests, body, name, model), client)
+        make, is_slow = partial(completion_requests, body, name, model), bool(body.structured_outputs)
+        requests = await serving.prepared(make, client, is_slow=is_slow or body.response_format is not None)
         return await serving.generate(CompletionAnswer, name, body, requests, client)
 
     @app.post("/v1/chat/completions", responses=generated(Chat))
     async def chat_completions(body: ChatRequest, client: Request) -> Response:
         name = f"chatcmpl-{uuid4().hex}"
-        request = await serving.prepared(partial(chat_request, body, name, model), client, renders=True)
+        request = await serving.prepared(partial(chat_request, body, name, model), client, is_slow=True)
         return await serving.generate(ChatAnswer, name, body, [request], client)
 
     @app.post("/v1/responses", responses={200: {"content": {"application/json": {}, "text/event-stream": {}}}})
     async def responses(body: ResponsesRequest, client: Request) -> Response:
         name, chat = f"resp_{uuid4().hex}", chat_of(body)
-        request = await serving.prepared(partial(chat_request, chat, name, model), client, renders=True)
+        request = await serving.prepared(partial(chat_request, chat, name, model), client, is_slow=True)
         return await serving.generate(ResponsesAnswer, name, chat, [request], client)
 
     @app.get("/v1/models", response_model=Models)
@@ -82,7 +83,7 @@ def build_app(serving: Serving) -> FastAPI:
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "needs either prompt or messages", "prompt")
         make, renders = partial(tokens_answer, body, model), body.messages is not None
-        answer = await serving.prepared(make, client, renders=renders)
+        answer = await serving.prepared(make, client, is_slow=renders)
         return Response(answer, media_type="application/json")
 
     @app.post("/detokenize", response_model=Text)

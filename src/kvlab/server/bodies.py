@@ -57,6 +57,17 @@ class StreamOptions(_Strict):
     continuous_usage_stats: bool | None = None  # every chunk has them
 
 
+class StructuredOutputs(_Strict):
+    """What an answer has to follow, as vLLM has it: one of these."""
+
+    json_: str | dict[str, Any] | bool | None = Field(None, alias="json")  # a schema
+    regex: str | None = None
+    choice: List[str] | None = None
+    grammar: str | None = None  # Lark's form, or GBNF
+    json_object: bool | None = None
+    whitespace_pattern: str | None = None  # between the parts of JSON
+
+
 class Generation(_Strict):
     """What completions and chat have in common. Null is the same as leaving a field out."""
 
@@ -72,6 +83,7 @@ class Generation(_Strict):
     logit_bias: dict[str, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None  # {"type": "json_schema", "json_schema": {...}}, or json_object
     # vLLM's additions
     top_k: int | None = None
     min_p: float | None = None
@@ -88,6 +100,7 @@ class Generation(_Strict):
     prompt_logprobs: int | None = None  # alternatives to each token of the prompt, 20 at most
     truncate_prompt_tokens: int | None = None  # keep the prompt's last; -1: as many as the model takes
     add_special_tokens: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
     priority: int | None = None
     cache_salt: str | None = None
     # kvlab's addition
@@ -107,6 +120,9 @@ class Message(_Strict):
 
     role: Literal["assistant", "developer", "function", "system", "tool", "user"]
     content: str | List[dict[str, Any]] | None = None  # parts of {"type": "text", "text": ...}
+    tool_calls: List[dict[str, Any]] | None = None  # of an assistant, as an answer has them
+    tool_call_id: str | None = None  # of the call that a tool answers
+    name: str | None = None
 
     def text(self) -> str:
         """The content. Raises ValueError for parts that are not text."""
@@ -114,7 +130,7 @@ class Message(_Strict):
             return self.content or ""
         texts = [part.get("text") for part in self.content if part.get("type") == "text"]
         if len(texts) < len(self.content) or not all(isinstance(text, str) for text in texts):
-            raise ValueError('has a part that is no text; needed: {"type": "text", "text": "..."}')
+            raise ValueError('content has a part that is no text; needed: {"type": "text", "text": "..."}')
         return "".join(map(str, texts))
 
 
@@ -134,6 +150,9 @@ class ChatRequest(Generation, Rendering):
     max_completion_tokens: int | None = None  # the newer name of max_tokens
     logprobs: bool | None = None
     top_logprobs: int | None = None  # alternatives to each token, 20 at most
+    tools: List[dict[str, Any]] | None = None  # {"type": "function", "function": {"name", "parameters"}}
+    tool_choice: str | dict[str, Any] | None = None  # auto, none, required, or a function
+    parallel_tool_calls: bool | None = None
 
 
 class ResponsesRequest(_Strict):

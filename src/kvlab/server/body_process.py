@@ -24,6 +24,7 @@ from kvlab.server.bodies import (
 )
 from kvlab.server.errors import ApiError, context_exceeded, invalid_body, no_json
 from kvlab.server.parameters import check_meaning, conversation, prompts_of
+from kvlab.server.structured import check_size
 
 _COUNTS = {
     "stop": MAX_STOPS,
@@ -54,6 +55,8 @@ def _read(body: bytes, path: str, max_tokens: int) -> dict[str, Any]:
         raise invalid_body(errors, "application/json") from error
     if isinstance(request, DetokenizeRequest):
         _bounded("tokens", len(request.tokens), max_tokens)
+    if isinstance(request, Generation | ResponsesRequest):
+        check_size(request)
     if isinstance(request, Generation):
         check_meaning(request)
         for name, most in _COUNTS.items():
@@ -83,7 +86,7 @@ def _read(body: bytes, path: str, max_tokens: int) -> dict[str, Any]:
             names = [name for name in extra if len(name) <= _LONGEST_NAME][:_MOST_NAMES]
             extra.clear()  # which are ignored; the server logs their names
             extra |= dict.fromkeys(names)
-    return request.model_dump(exclude_unset=True)
+    return request.model_dump(exclude_unset=True, by_alias=True)
 
 
 def _parsed(body: bytes) -> Any:

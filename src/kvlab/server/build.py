@@ -21,6 +21,7 @@ from kvlab.errors import ConfigError
 from kvlab.extras import install_command
 from kvlab.kv.content_log import ContentLog
 from kvlab.kv.pool import BlockPool
+from kvlab.models.grammars import Grammars
 from kvlab.models.tokenizer import Tokenizer, find_tokenizer
 from kvlab.models.word_tokenizer import word_tokenizer
 from kvlab.server.blocks import BlockTimes
@@ -28,6 +29,7 @@ from kvlab.server.drawn_answers import DrawnAnswers
 from kvlab.server.metrics import ServerMetrics
 from kvlab.server.model import ServedModel
 from kvlab.server.serving import Serving
+from kvlab.server.tool_forms import TOOL_FORMS
 
 if TYPE_CHECKING:
     from kvlab.server.kv_events import KVEventPublisher
@@ -44,6 +46,8 @@ def build_serving(config: RunConfig, settings: ServerConfig, metrics: ServerMetr
     if settings.output_len != drawn_lengths() and config.executor.kind == "torch":
         text = "is for simulated devices; a model that is computed ends its answers itself; leave it out"
         raise ConfigError("server.output_len", _length_text(settings.output_len), text)
+    if settings.tool_call_parser != "auto":
+        TOOL_FORMS.get(settings.tool_call_parser)
     traces = _traces(config.model.name, settings.otlp_endpoint)
     plan = plan_engine(config)
     tokenizer = find_tokenizer(config.model)
@@ -72,7 +76,14 @@ def build_serving(config: RunConfig, settings: ServerConfig, metrics: ServerMetr
         metrics.watch_pace(clock)
     longest = min(config.model.max_seq_len, core.pool.max_sequence_tokens)
     model = ServedModel(
-        config.model.name, longest, plan.model.vocab_size, int(time.time()), tokenizer, plan.is_real
+        config.model.name,
+        longest,
+        plan.model.vocab_size,
+        int(time.time()),
+        tokenizer,
+        has_logprobs=plan.is_real,
+        grammars=_grammars(plan, tokenizer),
+        tool_call_parser=settings.tool_call_parser,
     )
     shown = _shown(plan) | _shown_simulated(plan, settings)
     events = _kv_events(core, settings)
@@ -80,6 +91,14 @@ def build_serving(config: RunConfig, settings: ServerConfig, metrics: ServerMetr
         metrics.watch_events(events)
     engine = Engine(core, on_step=partial(_step_done, metrics=metrics, events=events))
     return Serving(engine, model, metrics, settings, shown, traces, events)
+
+
+def _grammars(plan: EnginePlan, tokenizer: Tokenizer | None) -> Grammars | None:
+    """Where tokens are computed, have a text, and can end a sequence."""
+    ends = plan.model.eos_token_ids
+    if not plan.is_real or tokenizer is None or not ends:
+        return None
+    return tokenizer.grammars(plan.model.vocab_size, ends)
 
 
 def _step_done(record: StepRecord, *, metrics: ServerMetrics, events: KVEventPublisher | None) -> None:

@@ -24,7 +24,7 @@ class Usage(BaseModel):
 
 class _Choice(BaseModel):
     index: int
-    finish_reason: Literal["stop", "length", "abort"]
+    finish_reason: Literal["stop", "length", "abort", "tool_calls"]
     logprobs: dict[str, Any] | None
     token_ids: list[int] = []  # these two where return_token_ids asks for them
     prompt_token_ids: list[int] = []
@@ -40,7 +40,8 @@ class ChatMessage(BaseModel):
     """The answer to a conversation."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    tool_calls: list[dict[str, Any]] = []
 
 
 class ChatChoice(_Choice):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvlab.core import Message
 from kvlab.errors import KvlabError
 from kvlab.models.tokenizer import Tokenizer
 from kvlab.server.errors import ApiError, context_exceeded
+from kvlab.server.tool_forms import form_of
+
+if TYPE_CHECKING:
+    from kvlab.models.grammars import Grammars
 
 _HEAD_CHARS = 16  # of a text, for each token that the model takes
 
@@ -24,6 +28,8 @@ class ServedModel:
     created: int  # seconds since 1970 at which it was loaded
     tokenizer: Tokenizer | None = None
     has_logprobs: bool = True  # of prompts; a simulated device has none
+    grammars: Grammars | None = None  # where answers can follow one
+    tool_call_parser: str = "auto"  # see TOOL_FORMS
 
     @property
     def takes(self) -> str:
@@ -31,6 +37,19 @@ class ServedModel:
         if self.tokenizer is None:
             return "ids"
         return "messages" if self.tokenizer.has_template else "text"
+
+    @property
+    def template(self) -> str:
+        """Its chat template; empty where it has none, or a broken one, of which rendering says what is wrong."""
+        try:
+            return (self.tokenizer.info()["chat_template"] if self.tokenizer else None) or ""
+        except KvlabError:
+            return ""
+
+    @property
+    def tool_form(self) -> str:
+        """The form in which the model writes tool calls."""
+        return form_of(self.template) if self.tool_call_parser == "auto" else self.tool_call_parser
 
     def card(self) -> dict[str, Any]:
         """The model as /v1/models lists it."""

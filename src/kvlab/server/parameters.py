@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,8 @@ from kvlab.server.bodies import (
 )
 from kvlab.server.errors import ApiError, context_exceeded
 from kvlab.server.model import ServedModel
+from kvlab.server.structured import grammar_of
+from kvlab.server.tools import Tools, told
 
 _LONGEST_SALT = 1024  # characters
 
@@ -71,13 +74,18 @@ def chat_request(body: ChatRequest, name: str, model: ServedModel) -> Request:
         raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
     if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_LOGPROBS:
         raise ApiError(400, f"top_logprobs={body.top_logprobs}: from 0 to {MAX_LOGPROBS}", "top_logprobs")
-    prompt = conversation(body.messages)
+    prompt, rendering, tools = conversation(body.messages), rendering_of(body), Tools.of(body)
+    given = list(body.tools or ()) if tools is not None and tools.choice != "none" else []
+    if "tools" in model.template:
+        rendering["variables"] = {**(rendering["variables"] or {}), **({"tools": given} if given else {})}
+    else:
+        prompt = told(prompt, given)
     ids = model.encode(
         prompt,
         "messages",
         bounded=not body.truncate_prompt_tokens,
         special=body.add_special_tokens or False,
-        rendering=rendering_of(body),
+        rendering=rendering,
     )
     ids = _truncated(ids, body, model)
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
@@ -87,6 +95,11 @@ def chat_request(body: ChatRequest, name: str, model: ServedModel) -> Request:
         raise context_exceeded(model.max_tokens, text, "messages")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     sampling = _sampling(body, room if asked is None else asked, logprobs, model)
+    if tools is not None and (grammar := tools.grammar(model)) is not None:
+        if sampling.grammar is not None:
+            text = "holds the answer to a call; leave response_format and structured_outputs out"
+            raise ApiError(400, f"tool_choice: {text}", "tool_choice")
+        sampling = replace(sampling, grammar=grammar)
     return _request(body, name, ids, sampling)
 
 
@@ -136,10 +149,27 @@ def conversation(messages: list[bodies.Message]) -> list[Message]:
     found = []
     for number, message in enumerate(messages):
         try:
-            found.append(Message(message.role, message.text()))
+            found.append(Message(message.role, message.text(), _fields(message)))
         except ValueError as error:
-            raise ApiError(400, f"messages[{number}].content {error}", "messages") from error
+            raise ApiError(400, f"messages[{number}].{error}", "messages") from error
     return found
+
+
+def _fields(message: bodies.Message) -> dict[str, Any] | None:
+    """What a template may read beside the content; arguments of calls as objects, as templates want them."""
+    found = {name: value for name in ("tool_call_id", "name") if (value := getattr(message, name)) is not None}
+    if not message.tool_calls:
+        return found or None
+    calls = []
+    for call in message.tool_calls:
+        function = call.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ValueError("tool_calls has one that is no function with a name")
+        arguments = function.get("arguments")
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        calls.append({**call, "function": {"name": function["name"], "arguments": arguments}})
+    return {**found, "tool_calls": calls}
 
 
 def _check(body: Generation, model: ServedModel) -> None:
@@ -199,6 +229,7 @@ def _sampling(body: Generation, max_tokens: int, logprobs: int | None, model: Se
         include_stop=bool(body.include_stop_str_in_output),
         allowed_token_ids=tuple(dict.fromkeys(body.allowed_token_ids or ())),
         bad_words=model.bad_words(body.bad_words or ()),
+        grammar=grammar_of(body, model),
     )
 
 

@@ -8,12 +8,14 @@ from kvlab.server.answers import ChatAnswer, Json, server_sent
 from kvlab.server.bodies import ChatRequest, Message, ResponsesRequest
 from kvlab.server.calls import Event
 from kvlab.server.errors import ApiError
+from kvlab.server.parameters import check_meaning
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 def chat_of(body: ResponsesRequest) -> ChatRequest:
     """The same call as a chat. Raises ApiError for what is no text."""
+    check_meaning(body)
     messages = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
     if isinstance(body.input, str):
         messages.append(Message(role="user", content=body.input))
@@ -21,8 +23,9 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         messages += [_message(number, item) for number, item in enumerate(body.input)]
     if not messages:
         raise ApiError(400, "input is empty", "input")
-    if (kind := ((body.text or {}).get("format") or {}).get("type", "text")) != "text":
-        raise ApiError(400, f"text.format.type={str(kind)[:40]!r}: is not supported; leave it out", "text")
+    shape = dict((body.text or {}).get("format") or {"type": "text"})
+    if shape.get("type") == "json_schema":  # flat here, nested in chats
+        shape = {"type": "json_schema", "json_schema": shape}
     said: dict[str, Any] = {
         "model": body.model,
         "max_completion_tokens": body.max_output_tokens,
@@ -31,6 +34,7 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         "stream": body.stream,
         "logprobs": None if body.top_logprobs is None else True,
         "top_logprobs": body.top_logprobs,
+        "response_format": shape,
     }
     given = {name: value for name, value in said.items() if value is not None}
     return ChatRequest(messages=messages, **given, **(body.model_extra or {}))

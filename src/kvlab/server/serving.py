@@ -89,14 +89,14 @@ class Serving:
         """`ready`; `draining` after a signal; `broken` after a step failed."""
         return "broken" if self.engine.broken else "draining" if self.draining else "ready"
 
-    async def prepared(self, make: Callable[[], T], client: Request, *, renders: bool = False) -> T:
-        """What `make` makes of a body, beside the event loop where it is large, or `renders` a chat template, which
-        another process does.
+    async def prepared(self, make: Callable[[], T], client: Request, *, is_slow: bool = False) -> T:
+        """What `make` makes of a body, beside the event loop where it is large, or `is_slow`: a chat template is
+        rendered, which another process does, or a grammar is compiled.
         """
         size = client.state.body_bytes
         if size > LARGE:
             return await self.large.work(make, size)
-        return await asyncio.to_thread(make) if renders else make()
+        return await asyncio.to_thread(make) if is_slow else make()
 
     async def generate(
         self, kind: type[Answer], name: str, body: Generation, requests: Sequence[EngineRequest], client: Request
