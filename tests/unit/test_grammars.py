@@ -193,6 +193,33 @@ def test_a_choice_may_be_one_of_thousands() -> None:
     assert walk(grammars().choice(choices).start(), 1) in choices
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: grammars().regex("(a|b)*a(a|b){30}"),
+        lambda: grammars().regex("((a{0,1000}){0,1000}){0,1000}"),
+        lambda: grammars().json_schema({"type": "string", "maxLength": 10**9}),
+        lambda: grammars().json_schema({"type": "array", "items": {"type": "integer"}, "minItems": 10**9}),
+        lambda: grammars().json_schema(
+            {"anyOf": [{"properties": {f"a{n}": {}}, "type": "object"} for n in range(1500)]}
+        ),
+        lambda: grammars().json_schema(
+            {"allOf": [{"anyOf": [{"properties": {f"{n}{m}": {}}} for m in range(6)]} for n in range(8)]}
+        ),
+        lambda: grammars().lark('start: e\ne: e e | "a" | e e e | "a" e'),
+        lambda: grammars().lark(
+            "start: r0\n" + "\n".join(f"r{n}: r{n + 1} r{n + 1}" for n in range(60)) + '\nr60: "a"'
+        ),
+        lambda: grammars().lark('start: a*\na: b*\nb: "x"?'),
+    ],
+)
+def test_what_is_meant_to_be_expensive_is_followed_or_refused(make: Any) -> None:
+    try:
+        walk(make().start(), 1, most=40)
+    except GrammarError as error:
+        assert "cannot be followed" in str(error)
+
+
 def test_a_schema_of_everything_allows_any_json() -> None:
     json.loads(walk(grammars().json_schema('{"type": ["null", "boolean", "integer"]}').start(), 1))
     assert grammars().json_schema(True).start().allowed([]) is not None

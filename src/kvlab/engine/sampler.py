@@ -78,15 +78,17 @@ class Sampler:
             ids[len(ids) - count :] for ids, count in zip(histories, batch.num_outputs.tolist(), strict=True)
         ]
         penalize_output(scores, [a.presence_penalty for a in asked], [a.frequency_penalty for a in asked], outputs)
-        grammars = [row for row, each in enumerate(asked) if each.grammar is not None]
-        followed = self._follow(scores, batch, grammars, outputs) if grammars else None
+        self._follow(scores, batch, outputs)
+        masked = [s.stop_token_ids if _is_too_short(batch, row) else () for row, s in enumerate(batch.sequences)]
+        # Rows of a grammar that other masks may leave none of its tokens.
+        twice = [r for r, a in enumerate(asked) if a.grammar and (a.allowed_token_ids or a.bad_words or masked[r])]
+        before = scores[twice]
         keep_tokens(scores, [a.allowed_token_ids for a in asked])
         mask_tokens(scores, [_last_of_bad_words(a.bad_words, ids) for a, ids in zip(asked, outputs, strict=True)])
-        masked = [s.stop_token_ids if _is_too_short(batch, row) else () for row, s in enumerate(batch.sequences)]
         mask_tokens(scores, masked)
-        if followed is not None:
-            is_empty = (scores[grammars].amax(dim=-1) == float("-inf"))[:, None]
-            scores[grammars] = torch.where(is_empty, followed, scores[grammars])
+        if twice:
+            is_empty = (scores[twice].amax(dim=-1) == float("-inf"))[:, None]
+            scores[twice] = torch.where(is_empty, before, scores[twice])
         tokens = self._top1(scores, batch)
         rows = [row for row, each in enumerate(asked) if each.temperature > 0]
         if not rows:
@@ -96,25 +98,23 @@ class Sampler:
             tokens[row] = token
         return tokens
 
-    def _follow(
-        self, scores: torch.Tensor, batch: SamplingBatch, rows: list[int], outputs: Sequence[Sequence[int]]
-    ) -> torch.Tensor:
-        """Mask what the grammars of these rows do not allow behind their outputs; their scores then, as a copy.
+    def _follow(self, scores: torch.Tensor, batch: SamplingBatch, outputs: Sequence[Sequence[int]]) -> None:
+        """Mask what rows' grammars do not allow behind their outputs.
 
         A row whose output does not follow its grammar is behind a proposal that will not be accepted.
         """
-        for row in rows:
-            sequence = batch.sequences[row]
-            grammar, state = sequence.sampling.grammar, self._grammars.get(sequence)
+        for row, (sequence, output) in enumerate(zip(batch.sequences, outputs, strict=True)):
+            if (grammar := sequence.sampling.grammar) is None:
+                continue
             try:
-                if state is None and grammar is not None:
+                state = self._grammars.get(sequence)
+                if state is None:
                     state = self._grammars[sequence] = grammar.start()
-                allowed = None if state is None else state.allowed(outputs[row])
+                allowed = state.allowed(output)
             except GrammarError as error:
                 raise SamplingError([sequence.request_id], str(error)) from error
             if allowed is not None:
-                scores[row].masked_fill_(~torch.from_numpy(allowed).to(scores.device), float("-inf"))
-        return scores[rows]
+                scores[row].masked_fill_(torch.from_numpy(allowed).to(scores.device).logical_not_(), float("-inf"))
 
     def _top1(self, scores: torch.Tensor, batch: SamplingBatch) -> list[int]:
         """Each row's most likely token. Raises SamplingError where its score is not finite."""
