@@ -33,8 +33,9 @@ class GrammarState(Protocol):
 
     def allowed(self, output: Sequence[int]) -> NDArray[np.bool_] | None:
         """Of each token of the vocabulary whether it may follow this output, which need not be longer than that of
-        the call before; None: the output does not follow the grammar. The array is the caller's. Raises GrammarError
-        where it is too complex.
+        the call before; None: the output does not follow the grammar. The array is the caller's.
+
+        Raises GrammarError where it is too complex.
         """
 
 
