@@ -46,7 +46,7 @@ def evaluate(url: str, tasks: Path, folder: Path) -> dict[str, dict[str, float]]
         "num_concurrent": "4",
     }
     told = ",".join(f"{name}={value}" for name, value in about.items())
-    tool = program("lm_eval[api]==0.4.13", torch=True).parent / "lm_eval"
+    tool = program("lm_eval[api,hf]==0.4.13", torch=True).parent / "lm_eval"
     command: list[str | Path] = [
         tool,
         "--model",
