@@ -27,7 +27,8 @@ ADDRESS = "http://127.0.0.1:8000"
 
 def test_its_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    ((path, body),) = re.findall(rf"curl {ADDRESS}(\S+) -H 'Content-Type: application/json' -d '(.*)'", PAGE)
+    command = rf"curl {ADDRESS}(\S+) -H 'Content-Type: application/json' \\\n +-d '(.*)'"
+    ((path, body),) = re.findall(command, PAGE)
     with served() as server:
         exec(compile(example.replace(ADDRESS, server.url), "server.md", "exec"), {})
         answer = httpx.post(server.url + path, json=json.loads(body)).json()
