@@ -43,6 +43,7 @@ from features.steps.isolation_steps import *
 from features.steps.kernel_steps import *
 from features.steps.metrics_steps import *
 from features.steps.model_steps import *
+from features.steps.my_traffic_steps import *
 from features.steps.offload_steps import *
 from features.steps.pacing_steps import *
 from features.steps.page_steps import *

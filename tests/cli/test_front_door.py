@@ -42,7 +42,7 @@ def test_the_help_page_has_every_command_with_an_example(
         assert f"  {name} " in page
         assert command.purpose in page
         assert f"kvlab {name} {command.example}".rstrip() in page
-        assert callable(import_module(f"kvlab.cli.{name}").main)
+        assert callable(import_module(front.module_of(name)).main)
 
 
 def test_help_imports_nothing_heavy(tmp_path: Path) -> None:

@@ -233,8 +233,8 @@ WRONG: dict[str, tuple[str, str | bytes, str]] = {
     "an open quote": ("azure", HEAD + '"2023', "{}, line 2: unexpected end of data"),
     "not text": ("azure", HEAD.encode() + b"\xff\xfe", "{}, line 2: it is not UTF-8 text (byte 1); expected the"),
     "cut in a character": ("azure", AZURE_2024.encode() + b"2\xc3", "{}, line 4: it is not UTF-8 text (byte 2);"),
-    "compressed": ("azure", gzip.compress(AZURE_2024.encode()), "it is compressed with gzip: unpack it first; "),
-    "compressed JSON": ("mooncake", gzip.compress(b"{}"), "it is compressed with gzip: unpack it"),
+    "compressed and cut": ("azure", gzip.compress(AZURE_2024.encode())[:-9], "; was it cut off?"),
+    "compressed and damaged": ("mooncake", gzip.compress(b"{}")[:12] + bytes(20), "cannot be read: "),
     "cut in a line": ("azure", AZURE_2024[:-9], "column ContextTokens: is missing; expected 3 columns as in the"),
     "a fraction": ("azure", AZURE_2024.replace(",7,", ",7.5,"), "line 2, column ContextTokens: '7.5'; expected a"),
     "a prompt beyond reason": ("azure", AZURE_2024.replace(",7,", ",70000000,"), "from 1 to 10000000"),
@@ -261,6 +261,11 @@ WRONG: dict[str, tuple[str, str | bytes, str]] = {
         "{}, line 3, column timestamp: the time goes backwards: 1.5 s after the start; expected at least the 2 s",
     ),
 }  # fmt: skip
+
+
+def test_a_file_that_gzip_compressed_is_read(path: Path) -> None:
+    plain, packed = (read(path, "azure", text) for text in (AZURE_2024, gzip.compress(AZURE_2024.encode())))
+    assert shapes(packed) == shapes(plain)
 
 
 @pytest.mark.parametrize(("source", "text", "message"), WRONG.values(), ids=list(WRONG))

@@ -6,13 +6,14 @@ import difflib
 import os
 import sys
 from importlib import import_module
+from keyword import iskeyword
 from typing import NamedTuple
 
 from kvlab.cli.settings import fail
 
 
 class Command(NamedTuple):
-    """What the help page says of a command. Its code is `kvlab.cli.<name>.main`."""
+    """What the help page says of a command. Its code is `main` of `module_of` its name."""
 
     purpose: str
     example: str
@@ -24,6 +25,7 @@ COMMANDS = {
     "chat": Command("talk to a model; the conversation stays in the KV cache", "model=smollm2_135m"),
     "fetch": Command("bring a published model to this machine, once", "smollm2"),
     "tune": Command("search the best batch and pool within a memory", "optimize=latency/e2el_ms_p99 memory=2GiB"),
+    "import": Command("traffic of your own as a workload: logs, tables, results", "requests.csv to=mine.jsonl"),
     "report": Command("compare runs, with intervals and verdicts", "outputs/a outputs/b"),
     "capacity": Command("how many sequences fit in a memory", "model=qwen3_4b memory=16GiB"),
     "replay": Command("what each eviction policy finds again, and the optimum", "workload=multi_turn"),
@@ -34,6 +36,11 @@ COMMANDS = {
     "ui": Command("open the tracked runs in the browser", "--port 5000"),
 }
 _COMPLETED = ("run", "tune", "capacity")  # those that take the settings of a run
+
+
+def module_of(command: str) -> str:
+    """The module of a command: its name, with an underscore behind a keyword."""
+    return f"kvlab.cli.{command}{'_' * iskeyword(command)}"
 
 
 def help_page() -> str:
@@ -68,7 +75,7 @@ def main() -> None:
         _complete()
     elif name in COMMANDS:
         sys.argv = [program, *arguments[1:]]
-        import_module(f"kvlab.cli.{name}").main()
+        import_module(module_of(name)).main()
     else:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""

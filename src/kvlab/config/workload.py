@@ -11,7 +11,7 @@ from kvlab.errors import ConfigError
 from kvlab.registry import registry
 
 ARRIVALS = ("burst", "uniform", "poisson", "gamma", "trace")
-TIMED_TRACES = ("azure", "burstgpt", "mooncake", "timed_trace")
+TIMED_TRACES = ("azure", "burstgpt", "mooncake", "recorded", "timed_trace")
 FILES = ("jsonl", "sharegpt_lengths", *TIMED_TRACES)  # sources that read workload.path
 DISTRIBUTIONS = ("uniform", "lognormal")
 _MOST_SIGMA = 20.0  # e to the power of 20: lengths up to half a thousand million times the median

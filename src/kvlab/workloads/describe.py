@@ -14,6 +14,7 @@ import numpy as np
 from kvlab.config import WorkloadConfig
 from kvlab.core import Request
 from kvlab.hashed_prompt import HashedPrompt
+from kvlab.workloads.trace_format import read_header
 
 #: Sources whose files have lengths alone: each request is given a prompt of its own, whatever it began with.
 _LENGTHS_ALONE = ("azure", "burstgpt", "sharegpt_lengths")
@@ -21,7 +22,10 @@ _LENGTHS_ALONE = ("azure", "burstgpt", "sharegpt_lengths")
 
 def unknown_prompts(config: WorkloadConfig) -> str | None:
     """Why it cannot be known what a workload's prompts have in common; None where it is."""
-    if config.source not in _LENGTHS_ALONE:
+    if config.source == "recorded":
+        if "prefixes" not in read_header(config.path or "").unknown:
+            return None
+    elif config.source not in _LENGTHS_ALONE:
         return None
     return f"unknown: workload={config.name} has the lengths of prompts, and not what they begin with"
 

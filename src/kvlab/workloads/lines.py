@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import gzip
+import io
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,8 @@ _GZIP = b"\x1f\x8b"  # how its files begin
 
 
 def read_lines(name: str) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that hold something, with their numbers from 1 on; one that is too long is cut.
+    """The lines of a file that hold something, with their numbers from 1 on; one that is too long is cut. A file
+    that gzip compressed is read as what it was made of.
 
     Raises WorkloadError where the file cannot be read.
     """
@@ -28,7 +32,18 @@ def read_lines(name: str) -> Iterator[tuple[int, bytes]]:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise WorkloadError(f"workload.path={shown(name)}: cannot be read: {reason}") from error
     with file:
-        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
+        is_packed, number = file.read(len(_GZIP)) == _GZIP, 0
+        file.seek(0)
+        lines: gzip.GzipFile | io.BufferedReader = gzip.GzipFile(fileobj=file) if is_packed else file
+        while True:
+            try:
+                line = lines.readline(MAX_LINE_BYTES + 1)
+            except (EOFError, OSError, zlib.error) as error:
+                text = f"line {number + 1}: cannot be read: {error}"
+                raise WorkloadError(f"{shown(name)}, {text}{'; was it cut off?' if is_packed else ''}") from error
+            if not line:
+                return
+            number += 1
             line = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"")
             if line.strip():
                 yield number, line
@@ -41,8 +56,7 @@ def decoded(line: bytes) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
-        packed = "; it is compressed with gzip: unpack it first" if line.startswith(_GZIP) else ""
-        raise ValueError(f"it is not UTF-8 text (byte {error.start + 1}){packed}") from error
+        raise ValueError(f"it is not UTF-8 text (byte {error.start + 1})") from error
 
 
 def json_object(line: bytes) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from kvlab.workloads.lines import decoded, json_object, read_lines
 from kvlab.workloads.prompts import MAX_PROMPT_TOKENS, make_request
 
 _JSON_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
+_TOKEN_COUNT = re.compile(r"\d{1,18}(\.0*)?", re.ASCII)
 _TOKENS = "a whole number of tokens, from 1 to {}"
 
 
@@ -55,7 +56,7 @@ class Place(NamedTuple):
 
     def tokens(self, value: object, column: str, *, least: int = 1, most: int) -> int:
         """A number of tokens. Raises WorkloadError for anything else."""
-        if isinstance(value, str) and re.fullmatch(r"\d{1,18}(\.0*)?", value, re.ASCII):
+        if isinstance(value, str) and _TOKEN_COUNT.fullmatch(value):
             value = int(value.partition(".")[0])  # pandas writes 7.0 where a column has gaps
         if type(value) is not int or not least <= value <= most:
             raise self.error(f"{shown(value, repr)}; expected {_TOKENS.format(most)}", column)
@@ -82,6 +83,7 @@ class Row(NamedTuple):
     output_tokens: int
     blocks: tuple[int, ...] = ()
     conversation: str | None = None  # which one it is part of, where the file says so
+    block_tokens: int | None = None  # of each of the blocks; None: workload.block_tokens
 
 
 def csv_rows(
@@ -210,10 +212,10 @@ def trace_requests(rows: Iterator[Row], config: WorkloadConfig, *, vocab_size: i
             is_sampled = sampled.setdefault(row.conversation, is_sampled)
         if at_s < begin_s or not is_sampled or not row.output_tokens:
             continue
-        own, length = not row.blocks, row.prompt_tokens
+        own, length, size = not row.blocks, row.prompt_tokens, row.block_tokens or config.block_tokens
         first = number << 24  # a prompt has fewer blocks than that
-        ids = range(first, first - (-length // config.block_tokens)) if own else row.blocks
-        prompt = HashedPrompt(ids, config.block_tokens, length, vocab_size, 2 * seed % 2**64 + own)
+        ids = range(first, first - (-length // size)) if own else row.blocks
+        prompt = HashedPrompt(ids, size, length, vocab_size, 2 * seed % 2**64 + own)
         arrival_s = (at_s - begin_s) / config.rate_scale if config.arrival == "trace" else next(arrivals)
         yield make_request(number, prompt, row.output_tokens, arrival_s, config, seed)
         made += 1

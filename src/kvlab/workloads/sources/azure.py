@@ -10,14 +10,18 @@ from datetime import UTC, datetime
 from kvlab.config import WorkloadConfig
 from kvlab.core import Request
 from kvlab.workloads.sources import WORKLOAD_SOURCES
-from kvlab.workloads.traces import csv_rows, trace_requests
+from kvlab.workloads.traces import Row, csv_rows, trace_requests
 
 
 @WORKLOAD_SOURCES.register("azure")
 def read_azure(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterator[Request]:
     """The requests of the CSV file `workload.path`, each with a prompt of its own. Raises WorkloadError."""
-    rows = csv_rows(config, "a date and time such as 2023-11-16 18:15:46.6805900", _seconds)
-    return trace_requests(rows, config, vocab_size=vocab_size, seed=seed)
+    return trace_requests(azure_rows(config), config, vocab_size=vocab_size, seed=seed)
+
+
+def azure_rows(config: WorkloadConfig) -> Iterator[Row]:
+    """The rows of the file."""
+    return csv_rows(config, "a date and time such as 2023-11-16 18:15:46.6805900", _seconds)
 
 
 def _seconds(text: str) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from kvlab.config import WorkloadConfig
 from kvlab.core import Request
 from kvlab.workloads.sources import WORKLOAD_SOURCES
-from kvlab.workloads.traces import csv_rows, trace_requests
+from kvlab.workloads.traces import Row, csv_rows, trace_requests
 
 
 @WORKLOAD_SOURCES.register("burstgpt")
@@ -17,5 +17,9 @@ def read_burstgpt(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iter
     """The requests of the CSV file `workload.path`, each with a prompt of its own. Those with 0 response tokens
     failed when they were recorded, and are left out. Raises WorkloadError.
     """
-    rows = csv_rows(config, "a number of seconds", least_output=0)
-    return trace_requests(rows, config, vocab_size=vocab_size, seed=seed)
+    return trace_requests(burstgpt_rows(config), config, vocab_size=vocab_size, seed=seed)
+
+
+def burstgpt_rows(config: WorkloadConfig) -> Iterator[Row]:
+    """The rows of the file."""
+    return csv_rows(config, "a number of seconds", least_output=0)

@@ -1,0 +1,115 @@
+Feature: Traffic of one's own
+  What others logged or measured becomes a workload: `kvlab import` makes a trace of it, which every command takes.
+
+  Rule: A file is recognised, and becomes a trace
+
+    @R27.1
+    Scenario Outline: <what> is imported with its times, lengths and what prompts have in common
+      Given a file "<file>" of <what>
+      When I import "<file>"
+      Then the command succeeds
+      And the message says "<what>, 3 requests, <prompt> prompt tokens, 12 output tokens, in 2 s (1.5 a second)"
+      And the message says "run it: kvlab run workload=recorded workload.path="
+
+      Examples:
+        | what                          | file        | prompt |
+        | Azure's trace of LLM inference | azure.csv   | 144    |
+        | BurstGPT's trace              | burst.csv   | 144    |
+        | Mooncake's trace              | moon.jsonl  | 1,344  |
+        | a timed trace of vLLM         | timed.jsonl | 144    |
+        | a table of requests           | own.csv     | 144    |
+        | a table of requests           | own.jsonl   | 144    |
+        | a result of vllm bench serve  | bench.json  | 144    |
+        | records of AIPerf             | aiperf.jsonl | 144   |
+
+    @R27.1
+    Scenario: What was imported is served as the file itself is
+      Given a file "moon.jsonl" of Mooncake's trace
+      When I import "moon.jsonl" with "to=moon.trace.jsonl.gz"
+      And I run the trace "moon.trace.jsonl.gz" with "workload=recorded model.max_seq_len=512" on a tiny model
+      And I run the trace "moon.jsonl" with "workload=mooncake model.max_seq_len=512" on a tiny model
+      Then both served the same requests
+
+    @R27.1
+    Scenario: Requests of OpenAI's API are known by hashes of their texts
+      Given a file "batch.jsonl" of two chats with one system prompt
+      When I import "batch.jsonl"
+      Then the trace has 2 requests whose first 2 hashes are equal, and no text
+      And the message says "no arrival times: set workload.arrival and workload.rate"
+      And the message says "no output lengths: they are drawn from workload.output_len"
+      And the message says "no numbers of prompt tokens: they are estimated from the text, four bytes a token"
+
+    @R27.1
+    Scenario: What a source cannot tell is said where it counts
+      Given a file "own.csv" of a table of requests
+      When I import "own.csv"
+      And I replay the trace
+      Then the command fails without a traceback
+      And the message says "what would be found again is unknown"
+
+  Rule: Times and names of columns are the user's
+
+    @R27.2
+    Scenario Outline: Times in <unit>
+      Given a file "own.csv" with "t,in,out" and <rows>
+      When I import "own.csv" with "columns.arrival=t columns.prompt_tokens=in columns.output_tokens=out <settings>"
+      Then the trace's requests arrive at 0, 1.5, 2 s
+
+      Examples:
+        | unit                        | rows                                                                                          | settings  |
+        | seconds                     | 5,7,1; 6.5,8,2; 7,9,3                                                                         |           |
+        | milliseconds                | 1700000000000,7,1; 1700000001500,8,2; 1700000002000,9,3                                       | unit=ms   |
+        | dates, in several zones     | 2026-11-16T10:00:00Z,7,1; 2026-11-16T11:00:01.5+01:00,8,2; 2026-11-16T10:00:02,9,3            |           |
+        | any order, and sorted       | 7,9,3; 5,7,1; 6.5,8,2                                                                         | sort=true |
+
+    @R27.2
+    Scenario Outline: <what> is refused
+      Given a file "own.csv" with "<names>" and <rows>
+      When I import "own.csv" with "<settings>"
+      Then the command fails without a traceback
+      And the message says "<message>"
+
+      Examples:
+        | what                       | names              | rows             | settings | message |
+        | A file of no known format  | a,b                | 1,2              | sort=false | format=auto: that of ...own.csv is not recognised; known: aiperf, azure |
+        | A column that is not there | a,b                | 1,2              | columns.prompt_tokens=in | columns.prompt_tokens=in: the file has no such column; it has a, b |
+        | A time in another unit     | time,prompt_tokens | 1700000000000,7  | sort=false | 1700000000000 is no time in seconds; set unit=ms if it is |
+        | No time at all             | time,prompt_tokens | noon,7           | sort=false | expected a number, or a date and time such as |
+        | Times that go backwards    | time,prompt_tokens | 2,7; 1,7         | sort=false | request 2 arrives 1 s before the one before it; sort=true sorts them |
+        | A row that is cut off      | time,prompt_tokens | 1,7; 2           | sort=false | line 3: 1 columns; expected 2 as in the first line |
+        | A length that is none      | time,prompt_tokens | 1,-7             | sort=false | '-7'; expected a whole number of tokens, from 1 |
+        | Some times and not others  | time,prompt_tokens | 1,7; ,8          | sort=false | 1 of 2 requests have an arrival time; expected all or none |
+        | A format with another name | time,prompt_tokens | 1,7              | format=xml | format=xml: unknown; known: aiperf |
+        | An unknown unit            | time,prompt_tokens | 1,7              | unit=h   | unit=h: unknown; known: s, ms, us, ns |
+
+    @R27.2
+    Scenario: A trace need not be imported
+      Given a file "moon.jsonl" of Mooncake's trace
+      When I import "moon.jsonl" with "to=moon.trace.jsonl"
+      And I import "moon.trace.jsonl"
+      Then the command fails without a traceback
+      And the message says "is a trace of kvlab already: set workload=recorded and workload.path to it"
+
+  Rule: A trace keeps no text, and is worth what is left of it
+
+    @R27.3
+    Scenario: Traces of one file with different secrets have no hash in common
+      Given a file "batch.jsonl" of two chats with one system prompt
+      When I import "batch.jsonl" twice, into "a.jsonl" and "b.jsonl"
+      Then they have no hash in common, and different key ids
+
+    @R27.3
+    Scenario: With the same key they are the same
+      Given a file "batch.jsonl" of two chats with one system prompt
+      And a file "key" with "" and 0123456789abcdef0123456789abcdef
+      When I import "batch.jsonl" twice with "key_file=key", into "a.jsonl" and "b.jsonl"
+      Then they have the same hashes
+
+    @R27.3
+    Scenario: A trace that ends in the midst of a line is read up to it
+      Given a file "moon.jsonl" of Mooncake's trace
+      When I import "moon.jsonl" with "to=moon.trace.jsonl"
+      And the last 9 bytes of "moon.trace.jsonl" are lost
+      And I run the trace "moon.trace.jsonl" with "workload=recorded model.max_seq_len=512" on a tiny model
+      Then the command succeeds
+      And it served 2 requests

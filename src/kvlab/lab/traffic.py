@@ -1,0 +1,193 @@
+"""Import of traffic: a file of others becomes a trace of kvlab."""
+
+from __future__ import annotations
+
+import gzip
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from kvlab.config import ModelConfig
+from kvlab.config.values import one_of
+from kvlab.errors import ConfigError, WorkloadError, shown
+from kvlab.models.tokenizer import load_tokenizer
+from kvlab.workloads.importers import IMPORTERS
+from kvlab.workloads.importers.base import Importer, ImportOptions
+from kvlab.workloads.trace_format import MARK, UNKNOWN, BlockHasher, Header, TracedRequest, write_trace
+
+_HEAD = 64 << 10  # bytes of a file, by which its format is recognised
+_LEAST_SECRET = 16  # bytes
+
+
+class ImportSettings(Protocol):
+    """See kvlab.cli.import_."""
+
+    to: str | None
+    format: str | None
+    columns: Any
+    unit: str | None
+    tokenizer: str | None
+    key_file: str | None
+    sort: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A trace that was written: of what format, its figures, sentences about what is not known, and a command that
+    runs it.
+    """
+
+    path: Path
+    what: str
+    facts: str
+    unknown: tuple[str, ...]
+    command: str
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What requests say, over all of them."""
+
+    requests: int = 0
+    prompt: int = 0
+    output: int = 0
+    timed: int = 0
+    answered: int = 0
+    hashed: int = 0
+    first_s: float = 0.0
+    last_s: float = 0.0
+
+    def count(self, requests: Iterable[TracedRequest], path: str) -> Iterator[TracedRequest]:
+        """The requests, with arrivals after the first. Raises WorkloadError for times that go backwards."""
+        for request in requests:
+            arrival = request.arrival_s
+            if arrival is not None:
+                if not self.timed:
+                    self.first_s = self.last_s = arrival
+                if arrival < self.last_s:
+                    text = (
+                        f"request {self.requests + 1} arrives {self.last_s - arrival:g} s before the one before it"
+                    )
+                    raise WorkloadError(f"{shown(path)}: {text}; sort=true sorts them")
+                self.last_s = arrival
+                self.timed += 1
+                request.arrival_s = round(arrival - self.first_s, 6)
+            self.requests += 1
+            self.prompt += request.prompt_tokens
+            self.output += request.output_tokens or 0
+            self.answered += request.output_tokens is not None
+            self.hashed += request.hashes is not None
+            yield request
+
+    @property
+    def text(self) -> str:
+        """In a line."""
+        found = f"{self.requests:,} requests, {self.prompt:,} prompt tokens"
+        found += f", {self.output:,} output tokens" if self.answered else ""
+        span = self.last_s - self.first_s
+        if self.timed and span > 0:
+            found += f", in {_duration(span)} ({self.requests / span:.3g} a second)"
+        return found
+
+
+def import_traffic(file: str, settings: ImportSettings) -> Imported:
+    """Write the trace. Raises WorkloadError for a file that cannot be read, with its line, and ConfigError for a
+    setting that does not fit it.
+    """
+    head = _head(file)
+    columns = {name: value for name, value in asdict(settings.columns).items() if value is not None}
+    chosen = settings.format or ("table" if columns else None)
+    one_of("format", chosen or "table", IMPORTERS.names())
+    kind = IMPORTERS.get(chosen) if chosen else _recognised(file, head)
+    hasher = BlockHasher(_secret(settings.key_file), kind.block_tokens)
+    importer = kind(ImportOptions(file, hasher, _encoder(settings.tokenizer), columns, settings.unit))
+    path = Path(settings.to or f"{Path(file).name.partition('.')[0]}.trace.jsonl")
+    if path.exists() and path.samefile(file):
+        raise ConfigError("to", settings.to, "is the file that is imported; name another")
+    counts = _Counts()
+    first = next(iter(_sorted(importer, settings.sort)), None)
+    if first is None:
+        raise WorkloadError(f"{shown(file)}: holds no request")
+    header = Header(
+        kind.block_tokens,
+        hasher.key_id if kind.reads_text else None,
+        settings.tokenizer,
+        kind.__module__.rpartition(".")[2],
+    )
+    unknown = set(kind.unknown)
+    unknown |= {"times"} if first.arrival_s is None else set()
+    unknown |= {"outputs"} if first.output_tokens is None else set()
+    unknown |= {"prefixes"} if first.hashes is None else set()
+    unknown |= {"tokens"} if kind.reads_text and settings.tokenizer is None else set()
+    names = tuple(name for name in UNKNOWN if name in unknown)
+    write_trace(path, replace(header, unknown=names), counts.count(_sorted(importer, settings.sort), file))
+    for what, some in (("an arrival time", counts.timed), ("an output length", counts.answered)):
+        if 0 < some < counts.requests:
+            raise WorkloadError(
+                f"{shown(file)}: {some} of {counts.requests} requests have {what}; expected all or none"
+            )
+    command = f"kvlab run workload=recorded workload.path={path}"
+    command += " workload.arrival=poisson workload.rate=1" if "times" in names else ""
+    return Imported(path, kind.what, counts.text, tuple(UNKNOWN[name] for name in names), command)
+
+
+def _sorted(importer: Importer, sort: bool) -> Iterable[TracedRequest]:
+    found = importer.requests()
+    return sorted(found, key=lambda request: request.arrival_s or 0.0) if sort else found
+
+
+def _recognised(file: str, head: str) -> type[Importer]:
+    """Raises ConfigError where no format is recognised."""
+    if head.startswith(f'{{"{MARK}"'):
+        raise ConfigError(
+            "file", file, "is a trace of kvlab already: set workload=recorded and workload.path to it"
+        )
+    names = IMPORTERS.names()
+    for name in sorted(names, key=lambda name: name == "table"):  # which knows least of its files
+        if IMPORTERS.get(name).recognises(head):
+            return IMPORTERS.get(name)
+    text = f"that of {shown(file)} is not recognised; known: {', '.join(names)}; of a table of your own set"
+    text += " columns.prompt_tokens=NAME and others (kvlab import --help)"
+    raise ConfigError("format", "auto", text)
+
+
+def _head(file: str) -> str:
+    try:
+        with open(file, "rb") as opened:
+            data = opened.read(_HEAD)
+        if data.startswith(b"\x1f\x8b"):
+            with gzip.open(file) as unpacked:
+                data = unpacked.read(_HEAD)
+    except (OSError, EOFError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise WorkloadError(f"{shown(file)}: cannot be read: {reason}") from error
+    return data.decode(errors="replace").removeprefix("\ufeff")
+
+
+def _secret(file: str | None) -> bytes:
+    if file is None:
+        return secrets.token_bytes(32)
+    try:
+        found = Path(file).read_bytes().strip()
+    except OSError as error:
+        raise ConfigError("key_file", file, f"cannot be read: {error.strerror}") from error
+    if not _LEAST_SECRET <= len(found) <= 64:
+        raise ConfigError(
+            "secret", file, f"has {len(found)} bytes; needed: {_LEAST_SECRET} to 64, as of openssl rand"
+        )
+    return found
+
+
+def _encoder(tokenizer: str | None) -> Callable[[str], Sequence[int]] | None:
+    if tokenizer is None:
+        return None
+    model = ModelConfig(name="import", family="qwen3", tokenizer=tokenizer, weights="dummy")
+    return load_tokenizer(model).encode
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} minutes" if seconds < 7200 else f"{seconds / 3600:.3g} hours"

@@ -1,0 +1,74 @@
+"""Requests of OpenAI's API as JSON lines: bodies, or the lines of a batch file with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from kvlab.workloads.importers import IMPORTERS
+from kvlab.workloads.importers.base import Importer
+from kvlab.workloads.importers.table import UNITS, moment
+from kvlab.workloads.lines import json_object, read_lines
+from kvlab.workloads.trace_format import TracedRequest
+from kvlab.workloads.traces import Place
+
+_TIMES = ("timestamp", "created", "created_at", "time")
+
+
+@IMPORTERS.register("openai")
+class OpenAIImporter(Importer):
+    """Text is hashed and forgotten."""
+
+    what: ClassVar[str] = "requests of OpenAI's API"
+    reads_text: ClassVar[bool] = True
+
+    @staticmethod
+    def recognises(head: str) -> bool:
+        line = head.partition("\n")[0]
+        return line.startswith("{") and any(f'"{name}":' in line for name in ("messages", "body", "prompt"))
+
+    def requests(self) -> Iterator[TracedRequest]:
+        for number, line in read_lines(self.options.path):
+            place = Place(self.options.path, number)
+            try:
+                row = json_object(line)
+            except ValueError as error:
+                raise place.error(f"{error}; expected a JSON object with a request of OpenAI's API") from error
+            yield self._request(place, row)
+
+    def _request(self, place: Place, row: dict[str, Any]) -> TracedRequest:
+        body = row.get("body", row)
+        prompt = body.get("messages", body.get("prompt")) if isinstance(body, dict) else None
+        if not prompt:
+            raise place.error("has neither messages nor a prompt; expected a request of OpenAI's API")
+        if isinstance(prompt, list) and all(type(token) is int for token in prompt):
+            tokens, hashes = len(prompt), self.options.hasher.tokens(prompt)
+        else:
+            text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
+            if self.options.encode is None:
+                data = text.encode(errors="replace")
+                tokens, hashes = -(-len(data) // 4), self.options.hasher.text(data)
+            else:
+                ids = self.options.encode(text)
+                tokens, hashes = len(ids), self.options.hasher.tokens(ids)
+        usage = row.get("usage") or (row.get("response") or {}).get("usage") or {}
+        most = body.get("max_completion_tokens", body.get("max_tokens"))
+        return TracedRequest(
+            tokens,
+            self._arrival(place, row),
+            usage.get("completion_tokens"),
+            hashes,
+            session=row.get("session_id") or body.get("user"),
+            max_tokens=most,
+            temperature=body.get("temperature"),
+        )
+
+    def _arrival(self, place: Place, row: dict[str, Any]) -> float | None:
+        for name in _TIMES:
+            if row.get(name) is not None:
+                value = row[name]
+                if isinstance(value, int | float):
+                    return float(value) * UNITS[self.options.unit or "s"]
+                return place.seconds(value, name, "a number, or a date and time", moment)
+        return None

@@ -1,0 +1,137 @@
+"""Tables of one's own: CSV with a first line of names, or JSON lines; which column is what is found or said."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from kvlab.core import MAX_WHOLE
+from kvlab.errors import ConfigError, shown
+from kvlab.workloads.importers import IMPORTERS
+from kvlab.workloads.importers.base import Importer
+from kvlab.workloads.lines import decoded, json_object, read_lines
+from kvlab.workloads.prompts import MAX_PROMPT_TOKENS
+from kvlab.workloads.trace_format import TracedRequest
+from kvlab.workloads.traces import Place
+
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+#: Names of columns in files that people have, by ours.
+NAMES = {
+    "arrival": ("arrival", "arrival_s", "arrived_at", "timestamp", "time", "start_time", "created_at", "created"),
+    "prompt_tokens": ("prompt_tokens", "input_tokens", "input_length", "context_tokens", "num_prefill_tokens"),
+    "output_tokens": (
+        "output_tokens",
+        "completion_tokens",
+        "output_length",
+        "generated_tokens",
+        "num_decode_tokens",
+    ),
+    "session": ("session", "session_id", "conversation_id", "chat_id", "user_id"),
+    "blocks": ("blocks", "block_ids", "block_hashes"),
+    "cached_tokens": ("cached_tokens", "cache_read_tokens"),
+    "ttft_ms": ("ttft_ms",),
+    "e2el_ms": ("e2el_ms",),
+}
+
+
+@IMPORTERS.register("table")
+class TableImporter(Importer):
+    """CSV or JSON lines with a request in each line."""
+
+    what: ClassVar[str] = "a table of requests"
+
+    @staticmethod
+    def recognises(head: str) -> bool:
+        """Whatever has the numbers of tokens under a name that is known."""
+        line = head.partition("\n")[0]
+        names = [name.strip(' "').lower() for name in line.split(",")] if not line.startswith("{") else []
+        return any(name in names or f'"{name}"' in line for name in NAMES["prompt_tokens"])
+
+    def requests(self) -> Iterator[TracedRequest]:
+        columns: dict[str, str] | None = None
+        for place, row in self._rows():
+            columns = columns or self._columns(place, row)
+            yield self._request(place, row, columns)
+
+    def _rows(self) -> Iterator[tuple[Place, dict[str, Any]]]:
+        names: list[str] | None = None
+        for number, line in read_lines(self.options.path):
+            place = Place(self.options.path, number)
+            try:
+                if line.lstrip().startswith(b"{"):
+                    yield place, json_object(line)
+                    continue
+                cells = [cell.strip() for cell in next(csv.reader([decoded(line)], strict=True))]
+            except (ValueError, csv.Error) as error:
+                raise place.error(f"{error}; expected a line of a CSV file, or a JSON object") from error
+            if names is None:
+                names = cells
+            elif len(cells) != len(names):
+                raise place.error(f"{len(cells)} columns; expected {len(names)} as in the first line")
+            else:
+                yield place, {name: cell for name, cell in zip(names, cells, strict=True) if cell}
+
+    def _columns(self, place: Place, row: dict[str, Any]) -> dict[str, str]:
+        """The columns by our names. Raises ConfigError or WorkloadError."""
+        found = {}
+        for name, known in NAMES.items():
+            said = self.options.columns.get(name)
+            if said is not None and said not in row:
+                there = ", ".join(map(shown, row))
+                raise ConfigError(f"columns.{name}", said, f"the file has no such column; it has {there}")
+            own = said or next((each for each in row if each.lower() in known), None)
+            if own is not None:
+                found[name] = own
+        if "prompt_tokens" not in found:
+            there = ", ".join(map(shown, row))
+            raise place.error(
+                f"which column has the prompt's tokens? It has {there}; set columns.prompt_tokens=NAME"
+            )
+        return found
+
+    def _request(self, place: Place, row: dict[str, Any], columns: dict[str, str]) -> TracedRequest:
+        said = {name: row.get(column) for name, column in columns.items()}
+        prompt = place.tokens(said["prompt_tokens"], columns["prompt_tokens"], most=MAX_PROMPT_TOKENS)
+        numbers: dict[str, Any] = {"prompt_tokens": prompt}
+        for name in ("output_tokens", "cached_tokens"):
+            if said.get(name) is not None:
+                numbers[name] = place.tokens(said[name], columns[name], least=0, most=MAX_WHOLE)
+        if said.get("arrival") is not None:
+            numbers["arrival_s"] = self._seconds(place, said["arrival"], columns["arrival"])
+        for name in ("ttft_ms", "e2el_ms"):
+            if said.get(name) is not None:
+                numbers[name] = place.seconds(said[name], columns[name], "a number of milliseconds", float)
+        blocks = said.get("blocks")
+        if blocks is not None:
+            expected = -(-prompt // self.block_tokens)
+            if not isinstance(blocks, list) or not all(type(each) is int and 0 <= each < 2**64 for each in blocks):
+                raise place.error("expected a list of whole numbers below 2**64", columns["blocks"])
+            # Some sources have ids of whole blocks alone: what is behind them is nobody else's.
+            own = list(blocks) + [2**63 + place.line] * (expected - len(blocks))
+            if len(own) != expected or expected - len(blocks) > 1:
+                text = f"{len(blocks)} ids; expected {expected}, one for each {self.block_tokens} tokens"
+                raise place.error(text, columns["blocks"])
+            numbers["hashes"] = own
+        session = said.get("session")
+        return TracedRequest(**numbers, session=None if session is None else str(session))
+
+    def _seconds(self, place: Place, value: Any, column: str) -> float:
+        """A time as seconds. Raises WorkloadError."""
+        unit = self.options.unit
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            return place.seconds(value, column, "a number, or a date and time such as 2026-11-16T18:15:46Z", moment)
+        if unit is None and math.isfinite(number) and abs(number) > 1e11:
+            likely = "ms" if abs(number) < 1e14 else "us" if abs(number) < 1e17 else "ns"
+            raise place.error(f"{shown(value)} is no time in seconds; set unit={likely} if it is", column)
+        return number * UNITS[unit or "s"]
+
+
+def moment(text: str) -> float:
+    """A date and time as seconds since 1970; without a time zone it is UTC."""
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,200 @@
+"""kvlab's trace format: recorded requests as JSON lines, without text (docs/reference/trace.md).
+
+The first line is a header, every other one a request. Prompts are known by hashes of their blocks. Each hash covers
+all blocks before it, and is keyed with a secret of who recorded: prompts that begin alike have hashes that begin
+alike, and nobody without the secret can find out with which text.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvlab.core import MAX_WHOLE
+from kvlab.errors import WorkloadError, shown
+from kvlab.workloads.lines import json_object, read_lines
+from kvlab.workloads.prompts import MAX_PROMPT_TOKENS
+from kvlab.workloads.traces import Place
+
+VERSION = 1
+MARK = "kvlab_trace"
+_as_json = json.JSONEncoder(separators=(",", ":")).encode
+_HASH_BYTES = 8
+#: What a source may not tell, and what follows from it.
+UNKNOWN = {
+    "times": "no arrival times: set workload.arrival and workload.rate",
+    "outputs": "no output lengths: they are drawn from workload.output_len",
+    "prefixes": "nothing of what prompts have in common: each gets one of its own, and no hit rate is known",
+    "tokens": "no numbers of prompt tokens: they are estimated from the text, four bytes a token",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The first line. `unknown`: what the source does not tell, of `UNKNOWN`."""
+
+    block_tokens: int = 16  # of the prompt that one hash stands for
+    key_id: str | None = None  # which secret: traces with the same one can be compared
+    tokenizer: str | None = None
+    source: str | None = None  # the format that it was made of
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)  # not frozen: millions are made
+class TracedRequest:
+    """One request. What the server did has the names of requests.parquet; None: not known."""
+
+    prompt_tokens: int
+    arrival_s: float | None = None  # after the first
+    output_tokens: int | None = None
+    hashes: Sequence[int] | None = None  # one for each block of the prompt, the last of which may be a part of one
+    finish_reason: str | None = None
+    session: str | None = None  # the conversation that it is part of
+    max_tokens: int | None = None
+    temperature: float | None = None
+    cached_tokens: int | None = None
+    queue_ms: float | None = None
+    ttft_ms: float | None = None
+    e2el_ms: float | None = None
+    itl_ms: Sequence[float] | None = field(default=None)  # between its tokens
+
+    def line(self) -> str:
+        """It as a line of a file."""
+        found = {name: value for name, value in zip(_FIELDS, _values(self), strict=True) if value is not None}
+        if self.hashes is not None:
+            found["hashes"] = [f"{each:016x}" for each in self.hashes]
+        return _as_json(found)
+
+
+_FIELDS = [each.name for each in fields(TracedRequest)]
+_values = attrgetter(*_FIELDS)
+
+
+class BlockHasher:
+    """Hashes of a prompt's blocks: BLAKE2b of the hash before and the block, keyed with `secret`, 64 bits."""
+
+    def __init__(self, secret: bytes, block_tokens: int) -> None:
+        self._secret, self._block_tokens = secret, block_tokens
+        self.key_id = hashlib.blake2b(b"kvlab trace", key=secret, digest_size=4).hexdigest()
+
+    def tokens(self, token_ids: Sequence[int]) -> list[int]:
+        """Of a prompt's tokens."""
+        return self._chain(np.asarray(token_ids, dtype="<u4").tobytes(), 4 * self._block_tokens)
+
+    def text(self, text: bytes) -> list[int]:
+        """Of a text, where there is no tokenizer: four bytes stand for a token."""
+        return self._chain(text, 4 * self._block_tokens)
+
+    def _chain(self, data: bytes, size: int) -> list[int]:
+        found, last = [], b""
+        for start in range(0, len(data), size):
+            block = last + data[start : start + size]
+            last = hashlib.blake2b(block, key=self._secret, digest_size=_HASH_BYTES).digest()
+            found.append(int.from_bytes(last, "big"))
+        return found
+
+
+def write_trace(path: Path, header: Header, requests: Iterable[TracedRequest]) -> int:
+    """Write a trace, compressed where the name ends in .gz; how many requests. The file is there when it is whole.
+    Raises WorkloadError where it cannot be written.
+    """
+    partial, count = path.with_name(f"{path.name}.part"), 0
+    about = {MARK: VERSION} | {
+        each.name: value for each in fields(Header) if (value := getattr(header, each.name)) not in (None, ())
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_packed = path.suffix == ".gz"
+        with gzip.open(partial, "wt", 5) if is_packed else partial.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(about) + "\n")
+            for request in requests:
+                file.write(request.line() + "\n")
+                count += 1
+        partial.replace(path)
+    except OSError as error:
+        raise WorkloadError(f"{shown(str(path))}: cannot be written: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return count
+
+
+def read_header(path: str) -> Header:
+    """The header of a trace. Raises WorkloadError for a file that is none."""
+    for number, line in read_lines(path):
+        return _header(Place(path, number), line)
+    raise WorkloadError(f"workload.path={shown(path)}: is empty; expected a trace of kvlab, as kvlab import makes")
+
+
+def read_trace(path: str) -> Iterator[tuple[Place, TracedRequest]]:
+    """The requests of a trace. A last line that is cut, as a recorder that was killed leaves it, is left out.
+
+    Raises WorkloadError for anything else that is wrong, with its line.
+    """
+    lines = read_lines(path)
+    first = next(lines, None)
+    if first is None:
+        read_header(path)
+        return
+    header = _header(Place(path, first[0]), first[1])
+    for number, line in lines:
+        place = Place(path, number)
+        try:
+            row = json_object(line)
+        except ValueError as error:
+            if not line.endswith(b"\n"):
+                return
+            raise place.error(f"{error}; expected a JSON object with a request") from error
+        yield place, _request(place, row, header)
+
+
+def _header(place: Place, line: bytes) -> Header:
+    try:
+        found = json_object(line)
+    except ValueError:
+        found = {}
+    version = found.pop(MARK, None)
+    if version != VERSION:
+        what = (
+            f"is of version {shown(version)}, and this kvlab reads {VERSION}" if version else "is no trace of kvlab"
+        )
+        raise place.error(f"{what}; kvlab import FILE makes one of other formats")
+    known = {each.name for each in fields(Header)}
+    block_tokens = place.tokens(found.get("block_tokens", 16), "block_tokens", most=MAX_WHOLE)
+    values: dict[str, Any] = {name: value for name, value in found.items() if name in known}
+    unknown = values.get("unknown", ())
+    return Header(**values | {"block_tokens": block_tokens, "unknown": tuple(map(str, unknown))})
+
+
+def _request(place: Place, row: dict[str, Any], header: Header) -> TracedRequest:
+    values = {name: row[name] for name in _FIELDS if row.get(name) is not None}
+    prompt = place.tokens(row.get("prompt_tokens"), "prompt_tokens", most=MAX_PROMPT_TOKENS)
+    for name in ("output_tokens", "max_tokens", "cached_tokens"):
+        if name in values:
+            place.tokens(values[name], name, least=0, most=MAX_WHOLE)
+    for name in ("arrival_s", "temperature", "queue_ms", "ttft_ms", "e2el_ms"):
+        if name in values:
+            values[name] = place.seconds(values[name], name, "a number", _number)
+    if "hashes" in values:
+        blocks = -(-prompt // header.block_tokens)
+        try:
+            values["hashes"] = tuple(int(each, 16) for each in values["hashes"])
+        except (TypeError, ValueError) as error:
+            raise place.error("expected a list of 16 hexadecimal digits for each block", "hashes") from error
+        if len(values["hashes"]) != blocks:
+            has = f"expected {blocks}, one for each {header.block_tokens} of {prompt} tokens"
+            raise place.error(f"{len(values['hashes'])} hashes; {has}", "hashes")
+    return TracedRequest(**values)
+
+
+def _number(value: object) -> float:
+    if type(value) not in (int, float):
+        raise TypeError
+    return float(value)  # type: ignore[arg-type]

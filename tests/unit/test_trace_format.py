@@ -1,0 +1,103 @@
+"""Hashes of prompts: equal where prompts begin alike, and nothing to anybody without the secret."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvlab.config import WorkloadConfig
+from kvlab.errors import WorkloadError
+from kvlab.workloads import build_requests
+from kvlab.workloads.trace_format import BlockHasher, Header, TracedRequest, read_header, read_trace, write_trace
+
+SECRET = b"0123456789abcdef"
+PROMPTS = st.lists(st.integers(0, 200_000), min_size=1, max_size=40)
+
+
+@given(one=PROMPTS, other=PROMPTS, size=st.integers(1, 8), same=st.integers(0, 40))
+def test_hashes_are_equal_as_far_as_whole_blocks_are(
+    one: list[int], other: list[int], size: int, same: int
+) -> None:
+    other = one[:same] + other
+    first, second = (BlockHasher(SECRET, size).tokens(prompt) for prompt in (one, other))
+    assert [len(first), len(second)] == [-(-len(one) // size), -(-len(other) // size)]
+    for place, pair in enumerate(zip(first, second, strict=False)):
+        end = (place + 1) * size
+        assert (pair[0] == pair[1]) == (one[:end] == other[:end])
+
+
+@given(PROMPTS)
+def test_who_has_not_the_secret_cannot_check_a_guess(prompt: list[int]) -> None:
+    hashes = set(BlockHasher(SECRET, 4).tokens(prompt))
+    guesses = (b"", b"0" * 16, SECRET[::-1], SECRET[:-1] + b"g")
+    assert not any(hashes & set(BlockHasher(guess, 4).tokens(prompt)) for guess in guesses)
+    keys = {BlockHasher(secret, 4).key_id for secret in (SECRET, *guesses)}
+    assert len(keys) == 5
+
+
+REQUESTS = [
+    TracedRequest(33, 0.0, 4, (1, 2**64 - 1, 3), "stop", "a", 9, 0.5, 16, 1.5, 20.0, 60.0, (10.0, 10.0)),
+    TracedRequest(7),
+]
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "deep/trace.jsonl.gz"])
+def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
+    path, header = tmp_path / name, Header(16, "ab", "t", "openai", ("times", "outputs"))
+    assert write_trace(path, header, REQUESTS) == 2
+    assert read_header(str(path)) == header
+    found = [request for _, request in read_trace(str(path))]
+    found[0].itl_ms = tuple(found[0].itl_ms or ())
+    assert found == REQUESTS
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_nothing_is_left_of_a_trace_that_fails(tmp_path: Path) -> None:
+    def requests() -> object:
+        yield REQUESTS[0]
+        raise WorkloadError("line 2")
+
+    with pytest.raises(WorkloadError, match="line 2"):
+        write_trace(tmp_path / "a.jsonl", Header(), requests())  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty; expected a trace of kvlab, as kvlab import makes"),
+        ('{"timestamp": 0}\n', "line 1: is no trace of kvlab; kvlab import FILE makes one of other formats"),
+        ('{"kvlab_trace": 2}\n', "line 1: is of version 2, and this kvlab reads 1"),
+        ('{"kvlab_trace": 1, "block_tokens": 0}\n', "column block_tokens: 0; expected a whole number"),
+        ('{"kvlab_trace": 1}\n{"arrival_s": 1}\n', "line 2, column prompt_tokens: None; expected a whole number"),
+        ('{"kvlab_trace": 1}\n{"prompt_tokens": 20, "hashes": ["a"]}\n', "column hashes: 1 hashes; expected 2"),
+        ('{"kvlab_trace": 1}\n{"prompt_tokens": 2, "hashes": ["x"]}\n', "expected a list of 16 hexadecimal digits"),
+        (
+            '{"kvlab_trace": 1}\n{"prompt_tokens": 2, "arrival_s": "x"}\n',
+            "column arrival_s: 'x'; expected a number",
+        ),
+        ('{"kvlab_trace": 1}\n{"prompt_tokens"\n{"prompt_tokens": 2}\n', "line 2: "),
+        ('{"kvlab_trace": 1}\n', "holds no request"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(text)
+    config = WorkloadConfig("recorded", "recorded", path=str(path), arrival="trace")
+    with pytest.raises(WorkloadError) as caught:
+        build_requests(config, vocab_size=100, seed=1)
+    assert message in str(caught.value)
+
+
+def test_outputs_that_are_not_known_are_drawn_and_the_same_each_time(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, Header(unknown=("times", "outputs")), [TracedRequest(7), TracedRequest(8)] * 20)
+    config = WorkloadConfig("recorded", "recorded", path=str(path), arrival="burst")
+    config.output_len.max = 50
+    one, other = (build_requests(config, vocab_size=100, seed=1) for _ in range(2))
+    lengths = [request.sampling.max_tokens for request in one]
+    assert lengths == [request.sampling.max_tokens for request in other]
+    assert len(set(lengths)) > 10
