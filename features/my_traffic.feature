@@ -102,7 +102,7 @@ Feature: Traffic of one's own
     Scenario: With the same key they are the same
       Given a file "batch.jsonl" of two chats with one system prompt
       And a file "key" with "" and 0123456789abcdef0123456789abcdef
-      When I import "batch.jsonl" twice with "key_file=key", into "a.jsonl" and "b.jsonl"
+      When I import "batch.jsonl" twice with "hash_with=key", into "a.jsonl" and "b.jsonl"
       Then they have the same hashes
 
     @R27.3

@@ -90,18 +90,18 @@ Feature: Answers that programs read
       Then its prompt has the tools, the call and "18 degrees"
 
     @R18.15
-    Scenario Outline: <what> is refused
+    Scenario Outline: Of tools, <what> is refused
       When it posts /v1/chat/completions {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, <fields>}
       Then it is refused with 400 for <field>: "<message>"
 
       Examples:
         | what                      | fields | field | message |
-        | A choice without tools    | "tool_choice": "required" | tool_choice | tool_choice needs tools |
-        | A tool that is none       | "tools": [{"type": "web_search"}] | tools | tools[0] is no function; needed: {"type": "function" |
-        | A function without a name | "tools": [{"type": "function", "function": {}}] | tools | tools[0] has no name, or parameters that are no schema |
-        | A function that is not    | "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": {"type": "function", "function": {"name": "g"}} | tool_choice | must be none, auto, required, or a function that tools has |
-        | A schema that is none     | "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "x"}}}], "tool_choice": "required" | tools | tools: the JSON schema cannot be followed |
-        | A form beside a call      | "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required", "response_format": {"type": "json_object"} | tool_choice | leave response_format and structured_outputs out |
+        | a choice without tools    | "tool_choice": "required" | tool_choice | tool_choice needs tools |
+        | a tool that is none       | "tools": [{"type": "web_search"}] | tools | tools[0] is no function; needed: {"type": "function" |
+        | a function without a name | "tools": [{"type": "function", "function": {}}] | tools | tools[0] has no name, or parameters that are no schema |
+        | a function that is not    | "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": {"type": "function", "function": {"name": "g"}} | tool_choice | must be none, auto, required, or a function that tools has |
+        | a schema that is none     | "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "x"}}}], "tool_choice": "required" | tools | tools: the JSON schema cannot be followed |
+        | a form beside a call      | "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required", "response_format": {"type": "json_object"} | tool_choice | leave response_format and structured_outputs out |
 
     @R18.15
     Scenario: A parser that nobody knows is refused before the model is loaded

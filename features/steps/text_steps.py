@@ -16,7 +16,6 @@ from pytest_bdd import given, parsers, then, when
 
 import kvlab.cli.run
 from kvlab.cli import chat, generate
-from kvlab.core import Message
 from kvlab.errors import printable
 from kvlab.models.gguf import read_gguf
 from kvlab.models.tokenizer import load_tokenizer
@@ -191,7 +190,7 @@ def system_prompt_found(commands: list[Command]) -> None:
 
 @then("the answer is that of the whole text at once")
 def streamed_answer(commands: list[Command], worded: list[Path], tmp_path: Path) -> None:
-    row = {"messages": [Message("user", "Who are you?")._asdict()], "max_tokens": 9}
+    row = {"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 9}
     (tmp_path / "one.jsonl").write_text(json.dumps(row))
     whole: list[Command] = []
     serve(whole, worded[0], tmp_path, "workload=jsonl", f"workload.path={tmp_path}/one.jsonl")

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from kvlab.config import WorkloadConfig
 from kvlab.errors import WorkloadError
 from kvlab.workloads import build_requests
-from kvlab.workloads.trace_format import BlockHasher, Header, TracedRequest, read_header, read_trace, write_trace
+from kvlab.workloads.prompt_blocks import BlockHasher
+from kvlab.workloads.trace_format import Header, TracedRequest, read_header, read_trace, write_trace
 
 SECRET = b"0123456789abcdef"
 PROMPTS = st.lists(st.integers(0, 200_000), min_size=1, max_size=40)

@@ -48,7 +48,7 @@ class ImportSettings:
     format: str | None = setting(None, "of the file, where it is not recognised", "NAME")
     unit: str | None = setting(None, "of times that are numbers: s, ms, us or ns", "UNIT")
     tokenizer: str | None = setting(None, "for text: a folder with tokenizer.json, or fetched:smollm2", "WHERE")
-    key_file: str | None = setting(None, "what hashes are keyed with; a new key is made and forgotten", "FILE")
+    hash_with: str | None = setting(None, "what hashes are keyed with; a new key is made and forgotten", "FILE")
     sort: bool = setting(False, "sort requests by arrival, all in memory; or --sort", "true")
     columns: ColumnSettings = field(default_factory=ColumnSettings)
 

@@ -26,6 +26,7 @@ COMMANDS = {
     "fetch": Command("bring a published model to this machine, once", "smollm2"),
     "tune": Command("search the best batch and pool within a memory", "optimize=latency/e2el_ms_p99 memory=2GiB"),
     "import": Command("traffic of your own as a workload: logs, tables, results", "requests.csv to=mine.jsonl"),
+    "record": Command("pass a server's traffic through, and write a trace of it", "upstream=http://127.0.0.1:8000"),
     "report": Command("compare runs, with intervals and verdicts", "outputs/a outputs/b"),
     "capacity": Command("how many sequences fit in a memory", "model=qwen3_4b memory=16GiB"),
     "replay": Command("what each eviction policy finds again, and the optimum", "workload=multi_turn"),

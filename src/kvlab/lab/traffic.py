@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import gzip
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from kvlab.config import ModelConfig
 from kvlab.config.values import one_of
 from kvlab.errors import ConfigError, WorkloadError, shown
-from kvlab.models.tokenizer import load_tokenizer
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import Importer, ImportOptions
-from kvlab.workloads.trace_format import MARK, UNKNOWN, BlockHasher, Header, TracedRequest, write_trace
+from kvlab.workloads.prompt_blocks import BlockHasher, text_encoder
+from kvlab.workloads.trace_format import MARK, UNKNOWN, Header, TracedRequest, write_trace
 
 _HEAD = 64 << 10  # bytes of a file, by which its format is recognised
 _LEAST_SECRET = 16  # bytes
@@ -29,7 +28,7 @@ class ImportSettings(Protocol):
     columns: Any
     unit: str | None
     tokenizer: str | None
-    key_file: str | None
+    hash_with: str | None
     sort: bool
 
 
@@ -101,8 +100,8 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     chosen = settings.format or ("table" if columns else None)
     one_of("format", chosen or "table", IMPORTERS.names())
     kind = IMPORTERS.get(chosen) if chosen else _recognised(file, head)
-    hasher = BlockHasher(_secret(settings.key_file), kind.block_tokens)
-    importer = kind(ImportOptions(file, hasher, _encoder(settings.tokenizer), columns, settings.unit))
+    hasher = BlockHasher(read_key(settings.hash_with), kind.block_tokens)
+    importer = kind(ImportOptions(file, hasher, text_encoder(settings.tokenizer), columns, settings.unit))
     path = Path(settings.to or f"{Path(file).name.partition('.')[0]}.trace.jsonl")
     if path.exists() and path.samefile(file):
         raise ConfigError("to", settings.to, "is the file that is imported; name another")
@@ -166,25 +165,19 @@ def _head(file: str) -> str:
     return data.decode(errors="replace").removeprefix("\ufeff")
 
 
-def _secret(file: str | None) -> bytes:
+def read_key(file: str | None) -> bytes:
+    """What hashes are keyed with: the file's content, or a new key. Raises ConfigError."""
     if file is None:
         return secrets.token_bytes(32)
     try:
         found = Path(file).read_bytes().strip()
     except OSError as error:
-        raise ConfigError("key_file", file, f"cannot be read: {error.strerror}") from error
+        raise ConfigError("hash_with", file, f"cannot be read: {error.strerror}") from error
     if not _LEAST_SECRET <= len(found) <= 64:
         raise ConfigError(
-            "secret", file, f"has {len(found)} bytes; needed: {_LEAST_SECRET} to 64, as of openssl rand"
+            "hash_with", file, f"has {len(found)} bytes; needed: {_LEAST_SECRET} to 64, as of openssl rand"
         )
     return found
-
-
-def _encoder(tokenizer: str | None) -> Callable[[str], Sequence[int]] | None:
-    if tokenizer is None:
-        return None
-    model = ModelConfig(name="import", family="qwen3", tokenizer=tokenizer, weights="dummy")
-    return load_tokenizer(model).encode
 
 
 def _duration(seconds: float) -> str:

@@ -8,15 +8,12 @@ alike, and nobody without the secret can find out with which text.
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from kvlab.core import MAX_WHOLE
 from kvlab.errors import WorkloadError, shown
@@ -27,7 +24,6 @@ from kvlab.workloads.traces import Place
 VERSION = 1
 MARK = "kvlab_trace"
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
-_HASH_BYTES = 8
 #: What a source may not tell, and what follows from it.
 UNKNOWN = {
     "times": "no arrival times: set workload.arrival and workload.rate",
@@ -46,6 +42,7 @@ class Header:
     tokenizer: str | None = None
     source: str | None = None  # the format that it was made of
     unknown: tuple[str, ...] = ()
+    order: str = "arrival"  # of its lines, or `end`, as a recorder writes them
 
 
 @dataclass(slots=True)  # not frozen: millions are made
@@ -76,30 +73,14 @@ class TracedRequest:
 
 _FIELDS = [each.name for each in fields(TracedRequest)]
 _values = attrgetter(*_FIELDS)
+_HEADER = [each.name for each in fields(Header)]
 
 
-class BlockHasher:
-    """Hashes of a prompt's blocks: BLAKE2b of the hash before and the block, keyed with `secret`, 64 bits."""
-
-    def __init__(self, secret: bytes, block_tokens: int) -> None:
-        self._secret, self._block_tokens = secret, block_tokens
-        self.key_id = hashlib.blake2b(b"kvlab trace", key=secret, digest_size=4).hexdigest()
-
-    def tokens(self, token_ids: Sequence[int]) -> list[int]:
-        """Of a prompt's tokens."""
-        return self._chain(np.asarray(token_ids, dtype="<u4").tobytes(), 4 * self._block_tokens)
-
-    def text(self, text: bytes) -> list[int]:
-        """Of a text, where there is no tokenizer: four bytes stand for a token."""
-        return self._chain(text, 4 * self._block_tokens)
-
-    def _chain(self, data: bytes, size: int) -> list[int]:
-        found, last = [], b""
-        for start in range(0, len(data), size):
-            block = last + data[start : start + size]
-            last = hashlib.blake2b(block, key=self._secret, digest_size=_HASH_BYTES).digest()
-            found.append(int.from_bytes(last, "big"))
-        return found
+def header_line(header: Header) -> str:
+    """It as a line of a file."""
+    default = Header()
+    found = {name: value for name in _HEADER if (value := getattr(header, name)) != getattr(default, name)}
+    return json.dumps({MARK: VERSION, "block_tokens": header.block_tokens} | found)
 
 
 def write_trace(path: Path, header: Header, requests: Iterable[TracedRequest]) -> int:
@@ -107,14 +88,11 @@ def write_trace(path: Path, header: Header, requests: Iterable[TracedRequest]) -
     Raises WorkloadError where it cannot be written.
     """
     partial, count = path.with_name(f"{path.name}.part"), 0
-    about = {MARK: VERSION} | {
-        each.name: value for each in fields(Header) if (value := getattr(header, each.name)) not in (None, ())
-    }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         is_packed = path.suffix == ".gz"
         with gzip.open(partial, "wt", 5) if is_packed else partial.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(about) + "\n")
+            file.write(header_line(header) + "\n")
             for request in requests:
                 file.write(request.line() + "\n")
                 count += 1
@@ -144,6 +122,13 @@ def read_trace(path: str) -> Iterator[tuple[Place, TracedRequest]]:
         read_header(path)
         return
     header = _header(Place(path, first[0]), first[1])
+    if header.order == "end":
+        yield from sorted(_read(path, lines, header), key=lambda pair: pair[1].arrival_s or 0.0)
+    else:
+        yield from _read(path, lines, header)
+
+
+def _read(path: str, lines: Iterator[tuple[int, bytes]], header: Header) -> Iterator[tuple[Place, TracedRequest]]:
     for number, line in lines:
         place = Place(path, number)
         try:
@@ -166,9 +151,8 @@ def _header(place: Place, line: bytes) -> Header:
             f"is of version {shown(version)}, and this kvlab reads {VERSION}" if version else "is no trace of kvlab"
         )
         raise place.error(f"{what}; kvlab import FILE makes one of other formats")
-    known = {each.name for each in fields(Header)}
     block_tokens = place.tokens(found.get("block_tokens", 16), "block_tokens", most=MAX_WHOLE)
-    values: dict[str, Any] = {name: value for name, value in found.items() if name in known}
+    values: dict[str, Any] = {name: value for name, value in found.items() if name in _HEADER}
     unknown = values.get("unknown", ())
     return Header(**values | {"block_tokens": block_tokens, "unknown": tuple(map(str, unknown))})
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from kvlab.config import WorkloadConfig
-from kvlab.workloads.trace_format import BlockHasher, TracedRequest
+from kvlab.workloads.prompt_blocks import BlockHasher, Encode
+from kvlab.workloads.trace_format import TracedRequest
 from kvlab.workloads.traces import Row
 
 
@@ -20,7 +21,7 @@ class ImportOptions:
 
     path: str
     hasher: BlockHasher
-    encode: Callable[[str], Sequence[int]] | None = None
+    encode: Encode | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     unit: str | None = None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -45,13 +44,7 @@ class OpenAIImporter(Importer):
         if isinstance(prompt, list) and all(type(token) is int for token in prompt):
             tokens, hashes = len(prompt), self.options.hasher.tokens(prompt)
         else:
-            text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
-            if self.options.encode is None:
-                data = text.encode(errors="replace")
-                tokens, hashes = -(-len(data) // 4), self.options.hasher.text(data)
-            else:
-                ids = self.options.encode(text)
-                tokens, hashes = len(ids), self.options.hasher.tokens(ids)
+            tokens, hashes = self.options.hasher.prompt(prompt, self.options.encode)
         usage = row.get("usage") or (row.get("response") or {}).get("usage") or {}
         most = body.get("max_completion_tokens", body.get("max_tokens"))
         return TracedRequest(

@@ -1,0 +1,369 @@
+"""Steps about the recorder: a server whose answers are known, and a recorder before it, each on a free port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from aiohttp import web
+from pytest_bdd import given, parsers, then, when
+
+from features.steps.run_steps import Runner
+from kvlab.cli import record
+from kvlab.server.recorder import Recorder
+from kvlab.server.tracing import TraceSettings
+from kvlab.workloads.trace_format import TracedRequest, read_trace
+from tests.support.commands import Command, call
+from tests.support.serving import wait_until
+
+PROMPT = "A prompt that nobody should find again in a trace, long enough for more than one block of its tokens"
+WHOLE = {
+    "choices": [{"index": 0, "text": "An answer", "finish_reason": "length"}],
+    "usage": {"prompt_tokens": 26, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 0}},
+}
+CHUNKS = [
+    {"choices": [{"index": 0, "delta": {"content": "An"}, "finish_reason": None}]},
+    {"choices": [{"index": 0, "delta": {"content": " answer"}, "finish_reason": "stop"}]},
+    {"choices": [], "usage": {"completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 16}}},
+]
+PATHS = {"completion": "/v1/completions", "chat": "/v1/chat/completions", "list": "/v1/models"}
+
+
+@contextmanager
+def listening(app: web.Application) -> Iterator[str]:
+    """The address of an application that runs in a thread."""
+    loop, ready, address = asyncio.new_event_loop(), threading.Event(), list[str]()
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        address.append("http://{}:{}".format(*runner.addresses[0][:2]))
+        ready.set()
+        await stop.wait()
+        await runner.cleanup()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+    thread.start()
+    ready.wait(30)
+    try:
+        yield address[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(30)
+        loop.close()
+
+
+@dataclass
+class Upstream:
+    """A server that answers in one way."""
+
+    kind: str
+    sent: bytes = b""
+    asked_for_tokens_by: str | None = None
+    goes_on: threading.Event = field(default_factory=threading.Event)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        await request.read()
+        if "stream" in self.kind:
+            return await self._stream(request)
+        status, body, content = 200, json.dumps(WHOLE), "application/json"
+        if self.kind == "with an error":
+            status, body = 400, '{"error": {"message": "no"}}'
+        elif self.kind == "with HTML":
+            body, content = "<html>A proxy's page</html>", "text/html"
+        self.sent = body.encode()
+        return web.Response(body=self.sent, status=status, content_type=content)
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        self.asked_for_tokens_by = request.headers.get("Authorization")
+        assert (await request.json())["messages"][0]["content"] == PROMPT
+        return web.json_response({"count": 40, "tokens": list(range(40))})
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for number, chunk in enumerate([*CHUNKS, None]):
+            if number == 1 and "breaks" in self.kind:
+                assert request.transport is not None
+                request.transport.abort()
+                return response
+            if number == 1 and "pauses" in self.kind:
+                await asyncio.to_thread(self.goes_on.wait, 30)
+            data = b"data: " + (b"[DONE]" if chunk is None else json.dumps(chunk).encode()) + b"\n\n"
+            self.sent += data
+            await response.write(data)
+        return response
+
+
+@dataclass
+class Recorded:
+    """A recorder, the server behind it, and what a client got last."""
+
+    url: str
+    upstream: Upstream
+    recorder: Recorder
+    status: int = 0
+    got: bytes = b""
+    first_came: bool = False
+    generated: int = 0  # calls that a trace may have
+    error: Exception | None = None
+
+    def ask(self, kind: str) -> None:
+        """Ask as a client; keep what came."""
+        body = {
+            "prompt": PROMPT,
+            "messages": [{"role": "user", "content": PROMPT}],
+            "max_tokens": 9,
+            "stream": True,
+        }
+        headers = {"Authorization": "Bearer secret-key"}
+        method = "GET" if kind == "list" else "POST"
+        self.got = b""
+        self.generated += method == "POST"
+        with httpx.Client(timeout=60, headers=headers) as client:
+            try:
+                with client.stream(method, self.url + PATHS[kind], json=body) as answer:
+                    self.status = answer.status_code
+                    for part in answer.iter_bytes():
+                        self.got += part
+                        self.first_came |= not self.upstream.goes_on.is_set()
+                        self.upstream.goes_on.set()
+            except httpx.HTTPError as error:
+                self.error = error
+
+    def lines(self) -> list[TracedRequest]:
+        path = Path(self.recorder.trace.path)
+        has_lines = path.is_file() and path.stat().st_size
+        return [request for _, request in read_trace(str(path))] if has_lines else []
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorder that is a process, and its trace."""
+
+    process: subprocess.Popen[str]
+    url: str
+    trace: Path
+
+
+@pytest.fixture
+def opened_recorder() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@contextmanager
+def listening_in_http_1_0(upstream: Upstream) -> Iterator[str]:
+    """The address of a server of HTTP/1.0, which ends an answer by closing its connection."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            upstream.sent = json.dumps(WHOLE).encode()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(upstream.sent)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def upstream_of(stack: ExitStack, upstream: Upstream) -> str:
+    if "HTTP/1.0" in upstream.kind:
+        return stack.enter_context(listening_in_http_1_0(upstream))
+    app = web.Application()
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse]] = upstream.answer
+    app.router.add_route("*", "/v1/{path:.*}", handler)
+    app.router.add_post("/tokenize", upstream.tokenize)
+    app.router.add_get("/health", _ready)
+    return stack.enter_context(listening(app))
+
+
+def recorder_before(stack: ExitStack, folder: Path, kind: str | None, tokenizer: str | None = None) -> Recorded:
+    upstream = Upstream(kind or "")
+    url = upstream_of(stack, upstream) if kind else "http://127.0.0.1:9"
+    trace = TraceSettings(str(folder / "trace.jsonl"), b"0123456789abcdef", tokenizer, url)
+    recorder = Recorder(trace)
+    return Recorded(stack.enter_context(listening(recorder.app())), upstream, recorder)
+
+
+async def _ready(request: web.Request) -> web.Response:
+    return web.Response()
+
+
+@given(parsers.parse("a recorder before a server that answers {kind}"), target_fixture="recorded")
+def recorder_of(opened_recorder: ExitStack, tmp_path: Path, kind: str) -> Recorded:
+    return recorder_before(opened_recorder, tmp_path, kind)
+
+
+@given("a recorder that asks the server for tokens", target_fixture="recorded")
+def recorder_that_asks(opened_recorder: ExitStack, tmp_path: Path) -> Recorded:
+    return recorder_before(opened_recorder, tmp_path, "in whole", "upstream")
+
+
+@given("a server that answers in whole", target_fixture="upstream_url")
+def server_alone(opened_recorder: ExitStack) -> str:
+    return upstream_of(opened_recorder, Upstream("in whole"))
+
+
+@given("a recorder before it, as a process", target_fixture="recording")
+def recorder_process(opened_recorder: ExitStack, tmp_path: Path, upstream_url: str) -> Recording:
+    trace = tmp_path / "trace.jsonl"
+    command = (sys.executable, "-m", "kvlab.cli", "record", f"upstream={upstream_url}", "port=0", f"to={trace}")
+    process = opened_recorder.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    opened_recorder.callback(process.kill)
+    assert process.stdout is not None
+    url = process.stdout.readline().split(" at ")[1].split(";")[0]
+    return Recording(process, url, trace)
+
+
+@given("a recorder before no server", target_fixture="recorded")
+def recorder_of_none(opened_recorder: ExitStack, tmp_path: Path) -> Recorded:
+    return recorder_before(opened_recorder, tmp_path, None)
+
+
+@given("the trace cannot be written")
+def unwritable(recorded: Recorded) -> None:
+    Path(recorded.recorder.trace.path).mkdir()
+
+
+@when(parsers.re(r"a client asks for a (?P<kind>\w+) through it"))
+def ask_through(recorded: Recorded, kind: str) -> None:
+    recorded.ask(kind)
+
+
+@when(parsers.parse("a client asks for {count:d} completions of one prompt through it"))
+def ask_often(request: pytest.FixtureRequest, count: int) -> None:
+    if "recording" in request.fixturenames:
+        url = request.getfixturevalue("recording").url
+        for _ in range(count):
+            assert httpx.post(f"{url}/v1/completions", json={"prompt": PROMPT}).json() == WHOLE
+        return
+    recorded: Recorded = request.getfixturevalue("recorded")
+    for _ in range(count):
+        recorded.ask("completion")
+    wait_until(lambda: recorded.recorder.trace.progress.written == count)
+
+
+@when(parsers.parse('I run the recorded trace with "{text}" on a tiny model'))
+def run_recorded(lab: Runner, commands: list[Command], recorded: Recorded, text: str) -> None:
+    commands.append(lab.run(f"{text} workload.path={recorded.recorder.trace.path}"))
+
+
+@when(parsers.parse('I record with "{settings}"'))
+def record_with(commands: list[Command], settings: str) -> None:
+    commands.append(call(record.main, *settings.split()))
+
+
+@when("the recorder is killed")
+def kill_recorder(recording: Recording) -> None:
+    recording.process.kill()
+    recording.process.wait(30)
+
+
+@then(parsers.parse("the trace comes to have {count:d} requests, and one of their prompts again and again"))
+def killed_trace(recording: Recording, count: int) -> None:
+    def lines() -> list[TracedRequest]:
+        has_lines = recording.trace.is_file() and recording.trace.stat().st_size
+        return [request for _, request in read_trace(str(recording.trace))] if has_lines else []
+
+    wait_until(lambda: len(lines()) == count)
+    assert len({tuple(line.hashes or ()) for line in lines()}) == 1
+
+
+@then(
+    parsers.parse("the server was asked with the client's key, and the trace has the {count:d} tokens that it said")
+)
+def server_tokens(recorded: Recorded, count: int) -> None:
+    wait_until(lambda: recorded.recorder.trace.progress.seen == 1)
+    (line,) = recorded.lines()
+    assert (line.prompt_tokens, len(line.hashes or ())) == (count, -(-count // 16))
+    assert recorded.upstream.asked_for_tokens_by == "Bearer secret-key"
+
+
+@then(parsers.parse("the client got status {status:d} and the bytes of the server"))
+def got_bytes(recorded: Recorded, status: int) -> None:
+    assert recorded.error is None
+    assert (recorded.status, recorded.got) == (status, recorded.upstream.sent)
+
+
+@then(parsers.parse('the client got status {status:d} and "{text}"'))
+def got_text(recorded: Recorded, status: int, text: str) -> None:
+    assert recorded.status == status
+    assert text in recorded.got.decode()
+
+
+@then(parsers.parse("the trace has {count:d} requests"))
+def trace_has(recorded: Recorded, count: int) -> None:
+    wait_until(lambda: recorded.recorder.trace.progress.seen == recorded.generated)
+    assert len(recorded.lines()) == count
+
+
+@then("the client had the first part while the server paused")
+def had_first(recorded: Recorded) -> None:
+    assert recorded.first_came
+    assert recorded.got == recorded.upstream.sent
+
+
+@then("the client saw that the stream broke")
+def saw_break(recorded: Recorded) -> None:
+    assert recorded.error is not None
+    assert b"An" in recorded.got
+
+
+@then(
+    parsers.parse(
+        "the last has {output:d} output tokens, {cached:d} cached tokens, a first token and an end, "
+        'and ended by "{reason}"'
+    )
+)
+def last_recorded(recorded: Recorded, output: int, cached: int, reason: str) -> None:
+    wait_until(lambda: len(recorded.lines()) == 1)
+    (line,) = recorded.lines()
+    assert (line.output_tokens, line.cached_tokens or 0, line.finish_reason) == (output, cached, reason)
+    assert line.ttft_ms is not None
+    assert line.e2el_ms is not None
+    assert 0 < line.ttft_ms <= line.e2el_ms
+    assert line.max_tokens == 9
+
+
+@then("the trace has neither its text nor its key")
+def no_text(recorded: Recorded) -> None:
+    text = Path(recorded.recorder.trace.path).read_text()
+    assert not any(word in text for word in ("nobody", "answer", "secret", "Bearer"))
+
+
+@then(parsers.parse("the recorder's health is {status:d}"))
+def health_is(recorded: Recorded, status: int) -> None:
+    assert httpx.get(f"{recorded.url}/health").status_code == status
+
+
+@then(parsers.parse('the recorder\'s health is {status:d} and says that 1 request is lost: "{reason}"'))
+def recorder_health_says(recorded: Recorded, status: int, reason: str) -> None:
+    def trace() -> dict[str, Any]:
+        answer = httpx.get(f"{recorded.url}/health")
+        assert answer.status_code == status
+        found: dict[str, Any] = answer.json()["trace"]
+        return found
+
+    wait_until(lambda: trace()["lost"] == 1)
+    assert trace()["error"] == reason

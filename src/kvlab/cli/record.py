@@ -1,0 +1,80 @@
+"""kvlab record: pass an OpenAI server's traffic through, and write a trace of it, for workload=recorded.
+
+kvlab record upstream=http://127.0.0.1:8000
+kvlab record upstream=http://127.0.0.1:8000 port=9000 to=monday.jsonl tokenizer=fetched:smollm2
+kvlab run executor=simulated hardware=h100_sxm model=llama3_1_8b workload=recorded workload.path=monday.jsonl
+
+Clients talk to the recorder as to the server. Text is hashed and not kept, keys and headers are not read. If the
+trace cannot be written, traffic goes on and /health says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
+from kvlab.config.values import at_least
+from kvlab.errors import ConfigError
+
+
+@dataclass
+class RecordSettings:
+    """What a recorder takes."""
+
+    upstream: str | None = setting(None, "the server, as http://127.0.0.1:8000", "URL")
+    to: str = setting("trace.jsonl", "the trace", "FILE")
+    host: str = setting("127.0.0.1", "the address to listen on; 0.0.0.0 for all", "ADDRESS")
+    port: int = setting(9000, "0: any that is free", "N")
+    tokenizer: str | None = setting(
+        None, "a folder with tokenizer.json, fetched:smollm2, or upstream: its /tokenize", "WHERE"
+    )
+    hash_with: str | None = setting(None, "what hashes are keyed with; a new key is made and forgotten", "FILE")
+
+    def __post_init__(self) -> None:
+        at_least("port", self.port, 0, 65535)
+        if self.upstream is None or not self.upstream.startswith(("http://", "https://")):
+            raise ConfigError("upstream", self.upstream, "must be a URL, such as http://127.0.0.1:8000")
+
+
+def _answer(arguments: list[str]) -> int:
+    settings, others = read_settings(RecordSettings, arguments)
+    if others:
+        raise unknown_setting(RecordSettings, others[0])
+    # Imported this late so that --help answers at once.
+    import gc
+    import socket
+
+    from aiohttp import web
+
+    from kvlab.lab.traffic import read_key
+    from kvlab.server.recorder import Recorder
+    from kvlab.server.tracing import UPSTREAM, TraceSettings
+    from kvlab.workloads.prompt_blocks import text_encoder
+
+    path = Path(settings.to)
+    if path.exists():
+        raise ConfigError("to", settings.to, "is there; name another file, or move that one away")
+    if settings.tokenizer != UPSTREAM:
+        text_encoder(settings.tokenizer)  # it is there, and one
+    upstream = str(settings.upstream).rstrip("/")
+    trace = TraceSettings(settings.to, read_key(settings.hash_with), settings.tokenizer, upstream)
+    recorder = Recorder(trace)
+    try:
+        listening = socket.create_server((settings.host, settings.port), backlog=1024)
+    except OSError as error:
+        raise ConfigError(
+            "port", settings.port, f"{settings.host} cannot be listened on: {error.strerror}"
+        ) from error
+    where = "http://{}:{}".format(*listening.getsockname()[:2])
+    print(f"{settings.upstream} at {where}; its trace: {settings.to}", flush=True)
+    gc.freeze()  # what was imported is not looked through, 20 ms each time, while calls wait
+    web.run_app(recorder.app(), sock=listening, print=None, access_log=None, handle_signals=True)
+    lost = f", {recorder.trace.lost} lost: {recorder.trace.error}" if recorder.trace.lost else ""
+    print(f"{recorder.trace.progress.written} requests in {settings.to}{lost}")
+    return 0
+
+
+def main() -> None:
+    """Run the command line."""
+    run_command(__doc__, RecordSettings, _answer, bare=False)

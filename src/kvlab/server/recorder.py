@@ -1,0 +1,159 @@
+"""A recorder: passes an OpenAI server's traffic through as it is, and has it traced (docs/reference/trace.md).
+
+What is on the way to a client is neither held back nor read. When the answer has ended, what was said and when its
+parts came goes to a process beside (server/tracing.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import marshal
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import astuple
+
+import aiohttp
+from aiohttp import web
+
+from kvlab.errors import shown
+from kvlab.server.tracing import Exchange, Progress, TraceSettings
+
+_GENERATE = ("/v1/completions", "/v1/chat/completions")
+#: Of one connection, and none of the message that is passed on (RFC 9110, 7.6.1).
+_OF_A_HOP = {
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
+    "upgrade", "host",
+}  # fmt: skip
+_LARGEST = 64 << 20  # bytes of a body
+_MOST_WAITING = 256 << 20  # bytes of exchanges that the process beside has not taken
+
+
+class Trace:
+    """The process that writes the trace, and how far it is."""
+
+    def __init__(self, settings: TraceSettings) -> None:
+        self.path, self.progress = settings.path, Progress()
+        self._settings, self._sent, self._unsent, self._gone = settings, 0, 0, ""
+
+    async def start(self) -> None:
+        """Start the process. It has a session of its own: an interrupt from a terminal is not for it."""
+        pipe = asyncio.subprocess.PIPE
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "kvlab.server.tracing", stdin=pipe, stdout=pipe, start_new_session=True
+        )
+        assert self._process.stdin is not None
+        self._pipe = self._process.stdin
+        self._pipe.write(marshal.dumps(astuple(self._settings)))
+        self._following = asyncio.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            self.progress = Progress(*json.loads(line))
+        self._gone = "the process that writes it has ended"
+
+    def put(self, exchange: Exchange) -> None:
+        """Have it traced, or count it as lost."""
+        if self._gone or self._pipe.transport.get_write_buffer_size() > _MOST_WAITING:
+            self._unsent += 1
+        else:
+            self._sent += 1
+            self._pipe.write(exchange.frame())
+
+    @property
+    def lost(self) -> int:
+        """Requests that are not in the trace and should be."""
+        return self.progress.lost + self._unsent + (self._sent - self.progress.seen if self._gone else 0)
+
+    @property
+    def error(self) -> str | None:
+        """Why the last request was lost, if it was."""
+        behind = "it is too far behind" if self._unsent else ""
+        return self._gone or self.progress.error or behind or None
+
+    async def close(self) -> None:
+        """Wait until all is written."""
+        self._pipe.close()
+        await self._following
+        await self._process.wait()
+
+
+class Recorder:
+    """Passes calls to `upstream` on, and traces those that generate."""
+
+    def __init__(self, settings: TraceSettings) -> None:
+        self._upstream, self.trace = settings.upstream, Trace(settings)
+        self._begin = time.perf_counter()
+
+    def app(self) -> web.Application:
+        """The application."""
+        app = web.Application(client_max_size=_LARGEST)
+        app.router.add_get("/health", self._health)
+        app.router.add_route("*", "/{path:.*}", self._pass)
+        app.cleanup_ctx.append(self._life)
+        return app
+
+    async def _life(self, app: web.Application) -> AsyncIterator[None]:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+        self._client = aiohttp.ClientSession(timeout=timeout, connector=connector, auto_decompress=False)
+        await self.trace.start()
+        yield
+        await self.trace.close()
+        await self._client.close()
+
+    async def _health(self, request: web.Request) -> web.Response:
+        """The upstream's status, and the trace's."""
+        try:
+            async with self._client.get(f"{self._upstream}/health") as answer:
+                status = answer.status
+        except aiohttp.ClientError:
+            status = 502
+        about = {"status": "ready" if status == 200 else "the upstream does not answer", "upstream": status}
+        found = self.trace
+        trace = {
+            "path": found.path,
+            "requests": found.progress.written,
+            "lost": found.lost,
+            "error": found.error,
+        }
+        return web.json_response(about | {"trace": trace}, status=200 if status == 200 else 503)
+
+    async def _pass(self, request: web.Request) -> web.StreamResponse:
+        begin = time.perf_counter()
+        body = await request.read()
+        exchange = Exchange(request.path, body, begin - self._begin, request.headers.get("Authorization"))
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in _OF_A_HOP}
+        url = f"{self._upstream}{request.raw_path}"
+        try:
+            call = self._client.request(request.method, url, data=body, headers=headers, allow_redirects=False)
+            async with call as answer:
+                return await self._answer(request, answer, exchange, begin)
+        except aiohttp.ClientError as error:
+            if exchange.status:  # the client has the beginning, and sees that it is cut
+                raise
+            message = f"the upstream {self._upstream} cannot be reached: {shown(error)}"
+            about = {"message": message, "type": "server_error", "param": None, "code": 502}
+            return web.json_response({"error": about}, status=502)
+        finally:
+            if request.path in _GENERATE and request.method == "POST":
+                self.trace.put(exchange)
+
+    @staticmethod
+    async def _answer(
+        request: web.Request, answer: aiohttp.ClientResponse, exchange: Exchange, begin: float
+    ) -> web.StreamResponse:
+        exchange.status = answer.status
+        response = web.StreamResponse(status=answer.status, reason=answer.reason)
+        for name, value in answer.headers.items():
+            if name.lower() not in _OF_A_HOP:
+                response.headers.add(name, value)
+        await response.prepare(request)
+        async for part in answer.content.iter_any():
+            await response.write(part)
+            exchange.parts.append((time.perf_counter() - begin, part))
+        await response.write_eof()
+        exchange.is_whole = True
+        return response

@@ -1,0 +1,78 @@
+"""What a trace keeps of a prompt: its length, and keyed hashes of its blocks (docs/reference/trace.md)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvlab.config import ModelConfig
+from kvlab.core import Message
+from kvlab.errors import KvlabError
+from kvlab.models.tokenizer import load_tokenizer
+
+_HASH_BYTES = 8
+#: Makes tokens of a text, or of messages as clients send them.
+Encode = Callable[[Any], Sequence[int]]
+
+
+class BlockHasher:
+    """Hashes of a prompt's blocks: BLAKE2b of the hash before and the block, keyed with `secret`, 64 bits."""
+
+    def __init__(self, secret: bytes, block_tokens: int) -> None:
+        self._secret, self._block_tokens = secret, block_tokens
+        self.key_id = hashlib.blake2b(b"kvlab trace", key=secret, digest_size=4).hexdigest()
+
+    def tokens(self, token_ids: Sequence[int]) -> list[int]:
+        """Of a prompt's tokens."""
+        return self._chain(np.asarray(token_ids, dtype="<u4").tobytes(), 4 * self._block_tokens)
+
+    def text(self, text: bytes) -> list[int]:
+        """Of a text, where there is no tokenizer: four bytes stand for a token."""
+        return self._chain(text, 4 * self._block_tokens)
+
+    def prompt(self, prompt: Any, encode: Encode | None) -> tuple[int, list[int]]:
+        """The number of tokens of a text or messages, and their hashes; without `encode` estimated."""
+        if encode is None:
+            text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
+            data = text.encode(errors="replace")
+            return -(-len(data) // 4), self.text(data)
+        ids = encode(prompt)
+        return len(ids), self.tokens(ids)
+
+    def _chain(self, data: bytes, size: int) -> list[int]:
+        found, last = [], b""
+        for start in range(0, len(data), size):
+            block = last + data[start : start + size]
+            last = hashlib.blake2b(block, key=self._secret, digest_size=_HASH_BYTES).digest()
+            found.append(int.from_bytes(last, "big"))
+        return found
+
+
+def text_encoder(tokenizer: str | None) -> Encode | None:
+    """What makes tokens of text, and of messages by the chat template, if there is one. Raises TokenizerError."""
+    if tokenizer is None:
+        return None
+    model = ModelConfig(name="import", family="qwen3", tokenizer=tokenizer, weights="dummy")
+    found = load_tokenizer(model)
+
+    def encode(prompt: Any) -> Sequence[int]:
+        if isinstance(prompt, str):
+            return found.encode(prompt)
+        try:
+            messages = [Message(str(each["role"]), _text(each.get("content")), each) for each in prompt]
+            return found.encode_prompt(messages)
+        except (KvlabError, AttributeError, KeyError, TypeError):  # no template, or none that takes these
+            return found.encode(json.dumps(prompt, ensure_ascii=False))
+
+    return encode
+
+
+def _text(content: Any) -> str:
+    """The text of a message's content."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return content or ""
