@@ -33,6 +33,7 @@ from features.steps.ending_steps import *
 from features.steps.engine_steps import *
 from features.steps.engines_steps import *
 from features.steps.eviction_steps import *
+from features.steps.explain_steps import *
 from features.steps.fetch_steps import *
 from features.steps.fork_steps import *
 from features.steps.format_steps import *

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from kvlab.core import Sequence
 from kvlab.engine.admission import Admission
@@ -18,6 +19,15 @@ from kvlab.kv.protocol import KVCachePool
 Fail = Callable[[Sequence, str], None]
 
 
+class Stop(StrEnum):
+    """Why a step admitted no more sequences, though at least one waits."""
+
+    TOKENS = "tokens"  # max_batched_tokens are planned
+    SEQUENCES = "sequences"  # max_batch_size sequences run
+    BLOCKS = "blocks"  # too few are free, or the step has just taken some from a sequence
+    POLICY = "policy"  # it admits none now
+
+
 @dataclass(slots=True)
 class StepBatch:
     """What takes part in a step, reserved in the pool: sequences that decode, chunks of those in prefill, and the
@@ -27,6 +37,7 @@ class StepBatch:
     decoding: DecodeBatch = field(default_factory=DecodeBatch)
     prefill: list[Chunk] = field(default_factory=list)
     admitted: list[Chunk] = field(default_factory=list)
+    stop: Stop | None = None  # of admission; None: nobody waits
     preempted: int = 0
     decode_last: bool = False
     proposals: dict[int, list[int]] = field(default_factory=dict)  # by slot, of those that decode
@@ -104,11 +115,14 @@ class BatchBuilder:
                 batch.prefill = scheduler.plan_prefill(budget)
                 self._reserve(batch, stage, now)
                 budget -= sum(count for _, count in batch.prefill)
-            elif not batch.preempted:  # otherwise an admission would take the blocks that were just given up
+            elif batch.preempted:  # an admission would take the blocks that were just given up
+                batch.stop = Stop.BLOCKS
+            else:
                 decode_is_reserved = Stage.DECODE in stages[: stages.index(stage)]
                 reserved_later = 0 if decode_is_reserved else scheduler.num_decoding()
-                batch.admitted = self._admit(budget, reserved_later, now)
+                batch.admitted, refused = self._admit(budget, reserved_later, now)
                 budget -= sum(count for _, count in batch.admitted)
+                batch.stop = Stop.BLOCKS if refused else self._stop(budget)
         return batch
 
     def receive(self, now: float) -> None:
@@ -175,8 +189,17 @@ class BatchBuilder:
         self._scheduler.preempt(victim)
         self.preemption.take_slot(victim, now)
 
-    def _admit(self, budget: int, reserved_later: int, now: float) -> list[Chunk]:
+    def _stop(self, budget: int) -> Stop | None:
+        """Why admission has ended that found memory for all it tried."""
+        if not len(self._scheduler.waiting):
+            return None
+        if not self._scheduler.has_room():
+            return Stop.SEQUENCES
+        return Stop.POLICY if budget > 0 else Stop.TOKENS
+
+    def _admit(self, budget: int, reserved_later: int, now: float) -> tuple[list[Chunk], bool]:
         """Admit sequences while there are tokens in the step's budget and memory for all they have to compute.
+        Returns their chunks, and whether there was no memory for the next.
 
         Each is reserved at once, so that the next may share the blocks that it fills in this very step.
         """
@@ -194,7 +217,7 @@ class BatchBuilder:
                     reuse=not sequence.spec.scores_prompt,
                 )
             except OutOfBlocksError:
-                break
+                return admitted, True
             sequence.swapped = None
             if sequence.request.pin_tokens:
                 self._pool.pin_prefix(sequence.slot, sequence.request.pin_tokens)
@@ -215,4 +238,4 @@ class BatchBuilder:
             self._pool.reserve([sequence.slot], [chunk.num_tokens])
             budget -= chunk.num_tokens
             admitted.append(chunk)
-        return admitted
+        return admitted, False

@@ -24,7 +24,7 @@ from kvlab.engine.batching import BatchBuilder, StepBatch
 from kvlab.engine.clock import Clock, LogicalClock
 from kvlab.engine.isolation import PassRunner
 from kvlab.engine.outputs import OutputProcessor
-from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback
+from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback, StepObserver
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.step import Executor, StepResult
 from kvlab.engine.step_plan import Chunk, DecodeBatch, StepPlan, slots_of
@@ -68,6 +68,7 @@ class EngineCore:
         self.scheduler = scheduler
         self.clock = clock
         self.journal = journal
+        self.observer: StepObserver | None = None
         self._batches = BatchBuilder(pool, scheduler, self._fail, journal)
         self._runner = PassRunner(pool, executor, self._process_result, self._fail)
         self._outputs = OutputProcessor(scheduler, detokenize, detokenize_all)
@@ -119,6 +120,8 @@ class EngineCore:
         self._outputs.add([first, *others], on_output, on_finish)
         self.scheduler.waiting.add(first)
         self._stats = replace(self._stats, waiting=self._stats.waiting + 1)
+        if self.observer is not None:
+            self.observer.added(first)
         return first
 
     def abort(self, request_id: str) -> bool:
@@ -183,7 +186,7 @@ class EngineCore:
         self._preemptions += batch.preempted
         pool, self._counters = self.pool.stats(), self.pool.counters()
         self._stats = self._observe(pool, self._counters)
-        return StepRecord(
+        record = StepRecord(
             index=self._steps - 1,
             start_s=start,
             end_s=end,
@@ -205,11 +208,14 @@ class EngineCore:
             pool=pool,
             counters=self._counters - before,
         )
+        if self.observer is not None:
+            self.observer.stepped(record, batch)
+        return record
 
     def repeat(self, until_s: float = math.inf) -> list[StepRecord]:
         """See Repeating, and kvlab.engine.step_runs."""
         executor, pool, scheduler, clock = self._runner.executor, self.pool, self.scheduler, self.clock
-        if not isinstance(executor, RunExecutor) or not isinstance(clock, LogicalClock):
+        if not isinstance(executor, RunExecutor) or not isinstance(clock, LogicalClock) or self.observer:
             return []
         found = None if self._outputs.needs_every_token else scheduler.repeated()
         if found is None or not isinstance(pool, BlockPool):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from kvlab.core import PoolCounters, PoolStats, Request, RequestRecord, StepOutput, StepRecord
+from kvlab.core import PoolCounters, PoolStats, Request, RequestRecord, Sequence, StepOutput, StepRecord
 from kvlab.engine.clock import Clock
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
+
+if TYPE_CHECKING:
+    from kvlab.engine.batching import StepBatch
 
 #: Given each token of a request and its end. One that raises fails its own sample alone.
 OutputCallback = Callable[[StepOutput], None]
@@ -70,8 +74,8 @@ class EngineSeries:
     Counters count from the engine's start.
     """
 
-    times_s: Sequence[float] = ()  # on the engine's clock
-    columns: Mapping[str, Sequence[float]] = field(default_factory=dict)  # as running, waiting, kv_usage (0 to 1)
+    times_s: Values[float] = ()  # on the engine's clock
+    columns: Mapping[str, Values[float]] = field(default_factory=dict)  # as running, waiting, kv_usage (0 to 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ class EngineReport:
     metrics: Mapping[str, float] = field(default_factory=dict)  # by the names of the laboratory's catalogue
     series: EngineSeries = field(default_factory=EngineSeries)
     unreported: frozenset[str] = frozenset()  # fields of RequestRecord that it cannot tell
-    notes: Sequence[str] = ()  # what a user should know of its figures, a sentence each
+    notes: Values[str] = ()  # what a user should know of its figures, a sentence each
     invalid: str | None = None  # why the figures are not to be compared with others
 
 
@@ -154,6 +158,16 @@ class Repeating(Protocol):
         """The next steps, as far as they are all alike, that begin before `until_s`, when the next request arrives;
         none where `step` has something to decide.
         """
+
+
+class StepObserver(Protocol):
+    """Sees all that an EngineCore does, whose `observer` it is: steps come one by one then."""
+
+    def added(self, first: Sequence) -> None:
+        """A request was queued; this is its first sequence, which has the others."""
+
+    def stepped(self, record: StepRecord, batch: StepBatch) -> None:
+        """A step has ended. Of `batch` nothing may be kept."""
 
 
 @runtime_checkable

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvlab.config import EngineConfig
+from kvlab.core import UNKNOWN_TOKEN
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
 from kvlab.engine.plan import EnginePlan
@@ -48,13 +49,17 @@ class PlaybackExecutor(Executor):
     def execute(self, step: StepInput, view: CacheView) -> StepResult:
         recording, tokens = self._recording, list[int]()
         when = recording.ends_s.get(self._clock.now(), 0.0)
-        for row in step.sampled.tolist():
-            spec, position = step.sequences[row], int(step.num_outputs[row])
+        rows, last = step.sampling(), None
+        for spec, position in zip(rows.sequences, rows.num_outputs.tolist(), strict=True):
             outputs = recording.outputs.get((spec.request_id, spec.index))
-            if outputs is None or position >= len(outputs.token_ids):
+            is_first, last = spec is not last, spec  # of its rows; behind it come those of proposed tokens
+            if outputs is not None and position < len(outputs.token_ids):
+                tokens.append(outputs.token_ids[position])
+                when = outputs.times_s[position] if is_first else when
+            elif is_first:
                 raise RecordError(f"{recording.source} has no token {position} of request {spec.request_id!r}")
-            tokens.append(outputs.token_ids[position])
-            when = outputs.times_s[position]
+            else:  # its output ends before
+                tokens.append(UNKNOWN_TOKEN)
         self._clock.wait_until(when)
         return StepResult(tokens)
 

@@ -56,6 +56,7 @@ class FrontEnd:
     def __init__(self, engine: EngineCore, framework: FrameworkConfig) -> None:
         self._engine, self._framework, self.clock = engine, framework, engine.clock
         self._free_s = 0.0  # when the front end has done all that has come
+        self.handed_s = 0.0  # when it was through with the request that the engine was given last
         self._arriving: list[_Asked] = []
         self._taken: deque[_Asked] = deque()
         self._ends_s: list[float] = []  # of steps with tokens, if these take the front end any time
@@ -151,6 +152,7 @@ class FrontEnd:
         def on_finish(record: RequestRecord) -> None:
             self._ended.append((record, asked.on_finish))
 
+        self.handed_s = asked.due_s
         try:
             self._engine.submit(asked.request, asked.on_output, on_finish)
         except RequestRefusedError as error:

@@ -1,0 +1,91 @@
+Feature: Why did my request take so long
+  A run's requests are followed once more: what each waited for, whose prompts were in its steps, what of its prompt
+  was computed and why, and what would have helped.
+
+  Rule: A request's time is terms that sum to it
+
+    @R27.5
+    Scenario: All requests of a simulated run, and the slowest
+      Given a run of "executor=simulated hardware=h100_sxm executor.timing=roofline kv.num_blocks=8 model.max_seq_len=128 workload.num_requests=9 workload.arrival=burst"
+      When I explain it with "slowest=3"
+      Then the command succeeds
+      And the message says "9 requests on simulated h100_sxm"
+      And the message says "waited: too few blocks were free"
+      And 3 requests are named as the slowest, and a picture of the first was drawn
+
+    @R27.5
+    Scenario Outline: One request of a run that <what>
+      Given a run of "<settings>"
+      When I explain it with "request=r3"
+      Then the command succeeds
+      And the terms of r3 sum to its time in the run, and those to its first token to that
+      And what became of its prompt's tokens sums to its length
+
+      Examples:
+        | what                         | settings |
+        | was simulated                | executor=simulated hardware=h100_sxm executor.timing=roofline |
+        | computed its steps           | scheduler.max_batch_size=2 |
+        | guessed tokens ahead         | scheduler.speculation.method=ngram workload.output_len={min:16,max:16} |
+        | had a front end before it    | executor=simulated hardware=h100_sxm executor.timing=roofline framework.request_us=900 |
+        | forked samples from a prompt | workload=parallel_sampling |
+
+    @R27.5
+    Scenario: Who held the blocks that it waited for
+      Given a run of "executor=simulated hardware=h100_sxm executor.timing=roofline kv.num_blocks=4 model.max_seq_len=64 workload.num_requests=6 workload.arrival=burst"
+      When I explain it with "request=r4"
+      Then the message says "the blocks it waited for were held by r"
+
+  Rule: Why tokens of a prompt were computed
+
+    @R27.6
+    Scenario Outline: Of prompts that <what>
+      Given a run of "executor=simulated hardware=h100_sxm executor.timing=roofline <settings>"
+      When I explain it with "slowest=0"
+      Then the message says "<message>"
+
+      Examples:
+        | what                      | settings | message |
+        | begin alike               | workload=shared_prefix model.max_seq_len=1024 workload.prompt_len=10 | found in the prefix cache |
+        | part after a while        | workload=shared_prefix model.max_seq_len=1024 workload.prompt_len=40 | behind the block where it diverged from earlier prompts |
+        | share nothing by setting  | kv=paged_unshared | 100.0 % not shared |
+        | were evicted              | workload=multi_turn model.max_seq_len=2048 kv.num_blocks=128 workload.num_requests=24 workload.prompt_len=100 workload.concurrency=6 | had been cached, and was evicted |
+
+  Rule: What would have helped
+
+    @R27.5
+    Scenario: With one thing changed, simulated again
+      Given a run of "executor=simulated hardware=h100_sxm executor.timing=roofline kv.num_blocks=8 model.max_seq_len=128 workload.num_requests=9 workload.arrival=burst"
+      When I explain it with "request=r8"
+      Then the message says "kv.num_blocks=16"
+      And with it r8 took what it takes in a run with "kv.num_blocks=16"
+      And the message says "half as many requests"
+
+    @R27.5
+    Scenario: A run that computed its steps is not simulated
+      Given a run of "scheduler.max_batch_size=2"
+      When I explain it with "request=r1"
+      Then the message says "what would have helped is simulated, for simulated runs; this one computed its steps"
+
+  Rule: What cannot be explained is refused in a sentence
+
+    @R27.5
+    Scenario Outline: It refuses <what>
+      Given a run of "scheduler.max_batch_size=2"
+      When I explain it with "<settings>"
+      Then the command fails without a traceback
+      And the message says "<message>"
+
+      Examples:
+        | what                     | settings     | message |
+        | a request that is none   | request=r77  | request=r77: is none of the run's 4 requests, such as r0, r1, r2 |
+        | an unknown setting       | requst=r1    | did you mean request? |
+        | a picture without a kind | figure=a     | figure=a: a picture's name ends in .png, .svg, .pdf |
+        | a run that is none       | run=nowhere  | run=nowhere: is no output directory |
+
+    @R27.5
+    Scenario: It refuses a run that another version made
+      Given a run of "executor=simulated hardware=h100_sxm executor.timing=roofline"
+      But a request of it ended at another time
+      When I explain it with "request=r1"
+      Then the command fails without a traceback
+      And the message says "is not what its settings give here"

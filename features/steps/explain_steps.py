@@ -1,0 +1,88 @@
+"""Steps about explained runs: the command line in this process."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pytest_bdd import given, parsers, then, when
+
+from features.steps.run_steps import Runner
+from kvlab.cli import explain
+from tests.support.commands import Command, call
+
+
+@given(parsers.parse('a run of "{text}"'), target_fixture="explained_run")
+def run_of(lab: Runner, text: str) -> Command:
+    command = lab.run(text)
+    assert command.code == 0, command.output
+    return command
+
+
+@given("a request of it ended at another time", target_fixture="explained_run")
+def changed_run(lab: Runner, explained_run: Command, tmp_path: Path) -> Command:
+    rows = explained_run.rows("requests.parquet")
+    rows[1]["end_s"] += 1.0
+    for file in explained_run.directory.glob("*.*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "requests.parquet")
+    return Command(0, "", tmp_path)
+
+
+@when(parsers.parse('I explain it with "{text}"'))
+def explain_it(commands: list[Command], explained_run: Command, tmp_path: Path, text: str) -> None:
+    commands.append(_explain(explained_run, tmp_path, text))
+
+
+def _explain(run: Command, folder: Path, text: str) -> Command:
+    named = [f"run={run.directory}", f"figure={folder}/explained.png", *text.split()]
+    return call(explain.main, *named)
+
+
+def figures_of(run: Command, folder: Path, text: str) -> dict[str, Any]:
+    output = _explain(run, folder, f"{text} --json").output
+    found: dict[str, Any] = json.loads(output[output.index("{") : output.rindex("}") + 1])
+    return found
+
+
+@then(parsers.parse("{count:d} requests are named as the slowest, and a picture of the first was drawn"))
+def slowest_are_named(commands: list[Command], explained_run: Command, tmp_path: Path, count: int) -> None:
+    rows = sorted(explained_run.rows("requests.parquet"), key=lambda row: -row["e2el_ms"])
+    named = re.findall(r"^(r\d+) +│ +[\d,]+ │", commands[-1].output, re.MULTILINE)
+    assert len(named) == count
+    assert named[0] == rows[0]["request_id"]
+    assert (tmp_path / "explained.png").stat().st_size > 5000
+
+
+@then(parsers.parse("the terms of {name} sum to its time in the run, and those to its first token to that"))
+def terms_sum(commands: list[Command], explained_run: Command, tmp_path: Path, name: str) -> None:
+    row = next(row for row in explained_run.rows("requests.parquet") if row["request_id"] == name)
+    (found, *_) = figures_of(explained_run, tmp_path, f"request={name} changes=false")["requests"]
+    assert sum(found["terms_ms"].values()) == pytest.approx(row["e2el_ms"], abs=1e-6)
+    assert f"first token after {row['ttft_ms']:,.1f} ms" in commands[-1].output
+
+
+@then("what became of its prompt's tokens sums to its length")
+def prompt_sums(explained_run: Command, tmp_path: Path) -> None:
+    row = next(row for row in explained_run.rows("requests.parquet") if row["request_id"] == "r3")
+    (found, *_) = figures_of(explained_run, tmp_path, "request=r3 changes=false")["requests"]
+    assert sum(found["prompt_tokens"].values()) == row["prompt_tokens"]
+    assert found["prompt_tokens"].get("found", 0) == row["cached_tokens"]
+
+
+@then(parsers.parse('with it {name} took what it takes in a run with "{setting}"'))
+def change_is_a_run(lab: Runner, explained_run: Command, tmp_path: Path, name: str, setting: str) -> None:
+    changes = figures_of(explained_run, tmp_path, f"request={name}")["changes"]
+    (change,) = [each for each in changes if each["settings"] == setting]
+    config = explained_run.summary["config"]
+    again = lab.run(
+        f"executor=simulated hardware=h100_sxm executor.timing=roofline {setting} "
+        f"model.max_seq_len={config['model.max_seq_len']} workload.num_requests=9 workload.arrival=burst"
+    )
+    row = next(row for row in again.rows("requests.parquet") if row["request_id"] == name)
+    assert change["asked_ms"] == pytest.approx(row["e2el_ms"], abs=1e-9)

@@ -1,0 +1,239 @@
+"""kvlab explain: why a run's requests took as long as they did, and what would have helped.
+
+kvlab explain run=outputs/2026-01-01/12-00-00.000000
+kvlab explain run=outputs/2026-01-01/12-00-00.000000 slowest=10
+kvlab explain run=outputs/2026-01-01/12-00-00.000000 request=r399
+
+The run is served once more, step by step: a simulated run as it was, a run that computed its steps with the times
+that were recorded. Each request's time becomes terms that sum to it exactly, each prompt's tokens what became of
+them. For a request of a simulated run it is simulated again what would have helped, with one thing changed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
+from kvlab.config.values import at_least
+from kvlab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.table import Table
+
+    from kvlab.lab.explain.changes import Change
+    from kvlab.lab.explain.lives import Key, Life
+    from kvlab.lab.explain.replayed import Explanation
+    from kvlab.lab.terminal import Terminal
+
+_FORMATS = (".png", ".svg", ".pdf")
+_LEAST_SHOWN = 0.005  # of the time
+_MOST_HOLDERS = 3
+
+
+@dataclass
+class ExplainSettings:
+    """What a run is asked."""
+
+    run: str | None = setting(None, "the run: its directory, or its id", "DIR")
+    request: str | None = setting(None, "one request, by its id", "ID")
+    slowest: int = setting(5, "the requests that took longest, beside all", "N")
+    changes: bool = setting(True, "simulate what would have helped the request", "false")
+    figure: str | None = setting("explain.png", "the picture; null: none", "FILE")
+    json: bool = setting(False, "every figure as JSON; or --json", "true")
+
+    def __post_init__(self) -> None:
+        at_least("slowest", self.slowest, 0)
+        if self.figure is not None and Path(self.figure).suffix not in _FORMATS:
+            raise ConfigError("figure", self.figure, f"a picture's name ends in {', '.join(_FORMATS)}")
+
+
+def _explained(settings: ExplainSettings, console: Terminal) -> Explanation:
+    from rich.progress import Progress
+
+    from kvlab.cli.compose import recorded_config
+    from kvlab.cli.roofline import find_run
+    from kvlab.lab.explain.replayed import explain_run
+    from kvlab.lab.results.records import read_run
+
+    if settings.run is None:
+        raise ConfigError("run", None, "name a run: kvlab explain run=outputs/... request=r3")
+    directory = find_run(settings.run)
+    run, wanted = read_run(directory), settings.request
+    if wanted is not None and wanted not in (names := {record.request_id for record in run.requests()}):
+        some = ", ".join(sorted(names, key=lambda name: (len(name), name))[:3])
+        raise ConfigError("request", wanted, f"is none of the run's {len(names):,} requests, such as {some}")
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("serving it again", total=None)
+        return explain_run(
+            run,
+            recorded_config(directory),
+            [] if wanted is None else [wanted],
+            lambda done, of: progress.update(bar, completed=done, total=of),
+        )
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(show_edge=False, pad_edge=False, header_style="bold")
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    return table
+
+
+def _show_terms(terms: Mapping[Any, float], console: Terminal, unit: str, per: int = 1) -> None:
+    """Terms with their shares, the longest first."""
+    whole, table = sum(terms.values()), _table(unit, "", "%")
+    for name, value in terms.items():
+        if whole and value / whole >= _LEAST_SHOWN:
+            table.add_row(str(name), f"{value / per:,.1f}", f"{100 * value / whole:.1f}")
+    table.add_row("together", f"{whole / per:,.1f}", "100.0", style="bold")
+    console.print(table)
+
+
+def _show_all(found: Explanation, slowest: int, console: Terminal) -> None:
+    """All requests, and the slowest."""
+    count = len(found.lives)
+    console.print(f"{count:,} requests on {found.plan.machine}; of a request, in the mean:\n", highlight=False)
+    _show_terms(found.terms_ms(), console, "its time went into", max(count, 1))
+    tokens = found.prompt_tokens()
+    whole = sum(tokens.values())
+    parts = (f"{100 * number / whole:.1f} % {reason}" for reason, number in tokens.items())
+    console.print(f"\nof {whole:,} prompt tokens " + "; ".join(parts), highlight=False)
+    keys = found.slowest(slowest)
+    if not keys:
+        return
+    table = _table("slowest", "ms")
+    table.add_column("mostly")
+    for key in keys:
+        terms = list(found.lives[key].terms_ms().items())[:2]
+        mostly = "; ".join(f"{cause} {value:,.0f}" for cause, value in terms)
+        table.add_row(found.records[key].name, f"{found.records[key].e2el_ms:,.0f}", mostly)
+    console.print()
+    console.print(table)
+    name = found.records[keys[0]].request_id
+    console.print(f"one of them, and what would have helped: request={name}", highlight=False)
+
+
+def _show_one(found: Explanation, key: Key, console: Terminal) -> None:
+    """One request's terms, and its prompt."""
+    record, life = found.records[key], found.lives[key]
+    output = len(record.output_token_ids)
+    console.print(
+        f"{record.name}: {record.prompt_tokens:,} tokens in, {output:,} out, came at {record.arrival_s:,.3f} s "
+        f"with {life.before:,} before it in the queue\n",
+        highlight=False,
+    )
+    _show_terms(life.terms_ms(), console, "ms from arrival to end")
+    if record.first_token_s is not None:
+        terms = life.terms_ms(record.first_token_s)
+        parts = (f"{cause} {value:,.1f}" for cause, value in terms.items() if value >= 0.05)
+        console.print(f"\nfirst token after {record.ttft_ms:,.1f} ms: " + "; ".join(parts), highlight=False)
+    if life.holders:
+        _show_holders(found, life, console)
+    prompt = found.prompts.get((key[0], 0))
+    if prompt is None:
+        return
+    parts = (f"{number:,} {reason}" for reason, number in prompt.tokens.items())
+    said = f"of {sum(prompt.tokens.values()):,} prompt tokens " + "; ".join(parts)
+    if prompt.diverged_at is not None:
+        said += f". It diverged in block {prompt.diverged_at:,}"
+    if prompt.eviction is not None:
+        ago, by = prompt.at_s - prompt.eviction.at_s, prompt.eviction.by
+        whom = f" in a step that computed the prompt of {by[0]}" if by else ""
+        said += f". Evicted {ago:,.3f} s before{whom}"
+    console.print(said, highlight=False)
+
+
+def _show_holders(found: Explanation, life: Life, console: Terminal) -> None:
+    whole = life.holders.total()
+    parts = (
+        f"{found.records[key].name if key in found.records else key[0]} {100 * share / whole:.0f} %"
+        for key, share in life.holders.most_common(_MOST_HOLDERS)
+    )
+    console.print(f"the blocks it waited for were held by {', '.join(parts)}", highlight=False)
+
+
+def _show_changes(changes: list[Change], name: str, console: Terminal) -> None:
+    table = _table("ms, simulated", name, "saved", "all", "saved", "p99")
+    base = changes[0]
+    for change in changes:
+        row = [change.settings or change.what]
+        for value, before in (
+            (change.asked_ms, base.asked_ms),
+            (change.mean_ms, base.mean_ms),
+        ):
+            row += [f"{value:,.0f}", "" if change is base else f"{before - value:+,.0f}"]
+        table.add_row(*row, f"{change.p99_ms:,.0f}")
+    console.print()
+    console.print(table)
+
+
+def _as_json(found: Explanation, keys: list[Key], changes: list[Change]) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    requests = []
+    for key in keys:
+        life, prompt = found.lives[key], found.prompts.get(key)
+        requests.append(
+            {
+                "request_id": key[0],
+                "sample": key[1],
+                "e2el_ms": found.records[key].e2el_ms,
+                "terms_ms": {cause.name.lower(): value for cause, value in life.terms_ms().items()},
+                "prompt_tokens": {r.name.lower(): n for r, n in prompt.tokens.items()} if prompt else None,
+            }
+        )
+    return {
+        "terms_ms": {cause.name.lower(): value for cause, value in found.terms_ms().items()},
+        "prompt_tokens": {reason.name.lower(): number for reason, number in found.prompt_tokens().items()},
+        "requests": requests,
+        "changes": [asdict(change) for change in changes],
+    }
+
+
+def _answer(arguments: list[str]) -> int:
+    settings, others = read_settings(ExplainSettings, arguments)
+    if others:
+        raise unknown_setting(ExplainSettings, others[0])
+    from kvlab.lab.explain.changes import counterfactuals
+    from kvlab.lab.terminal import Terminal
+
+    console = Terminal(stderr=settings.json)
+    found = _explained(settings, console)
+    keys = [key for key in found.lives if key[0] == settings.request]
+    changes: list[Change] = []
+    if keys and settings.changes and found.is_simulated:
+        with console.status("simulating what would have helped") as status:
+            changes = counterfactuals(found, keys, lambda what: status.update(f"simulating: {what}"))
+    if settings.json:
+        shown = keys if settings.request else found.slowest(len(found.lives))
+        print(json.dumps(_as_json(found, shown, changes), indent=2))
+    elif keys:
+        for key in keys:
+            _show_one(found, key, console)
+        if changes:
+            _show_changes(changes, keys[0][0], console)
+        elif settings.changes:
+            text = "what would have helped is simulated, for simulated runs; this one computed its steps"
+            console.print(text, style="dim", highlight=False)
+    else:
+        _show_all(found, settings.slowest, console)
+    if settings.figure is not None:
+        from kvlab.lab.figures.request_terms import request_terms_figure
+        from kvlab.lab.files import replacing
+
+        with replacing(Path(settings.figure)) as own:
+            request_terms_figure(found, keys or found.slowest(1)).savefig(own)
+        console.print(f"picture: {settings.figure}", highlight=False)
+    return 0
+
+
+def main() -> None:
+    """Run the command line."""
+    run_command(__doc__, ExplainSettings, _answer, bare=False)

@@ -1,0 +1,109 @@
+"""What would have helped: a simulated run again, with one thing changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kvlab.core import Request, RequestRecord
+from kvlab.errors import ConfigError
+from kvlab.lab.explain.lives import Cause
+from kvlab.lab.explain.lives import Key as SequenceKey
+from kvlab.lab.explain.prompt_tokens import Reason
+from kvlab.lab.explain.replayed import Explanation, served_from
+from kvlab.lab.run.drive import drive
+from kvlab.lab.run.plan import RunPlan
+
+_QUEUED = (Cause.TOKENS, Cause.SEQUENCES, Cause.BLOCKS)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that is changed, in words and as the settings that do it, and what came of it: milliseconds from
+    arrival to end of the requests that are asked about, their mean and that of all, and of all the p99.
+    """
+
+    what: str
+    settings: str
+    asked_ms: float
+    mean_ms: float
+    p99_ms: float
+
+
+def counterfactuals(
+    found: Explanation, keys: Sequence[SequenceKey], on_change: Callable[[str], None] = lambda what: None
+) -> list[Change]:
+    """The run as it was, and with each of the changes that may help these requests, simulated again. Raises
+    ConfigError for a run that was not simulated.
+    """
+    if not found.is_simulated:
+        raise ConfigError("run", "", "computed its steps: what would have helped is known of simulated runs alone")
+    changes = [_measured("as it was", "", list(found.records.values()), keys)]
+    for what, settings, plan in _changed(found, keys):
+        on_change(what)
+        with served_from(plan) as (engine, _):
+            log = drive(engine, plan.requests, concurrency=plan.config.workload.concurrency)
+        changes.append(_measured(what, settings, log.records, keys))
+    return changes
+
+
+def _measured(
+    what: str, settings: str, records: Collection[RequestRecord], keys: Collection[SequenceKey]
+) -> Change:
+    ended = [record.e2el_ms for record in records if record.completed and record.e2el_ms is not None]
+    asked = [record.e2el_ms for record in records if record.key in keys and record.e2el_ms is not None]
+    mean, p99 = (float(np.mean(ended)), float(np.percentile(ended, 99))) if ended else (np.nan, np.nan)
+    return Change(what, settings, float(np.mean(asked)) if asked else np.nan, mean, p99)
+
+
+def _changed(found: Explanation, keys: Collection[SequenceKey]) -> Iterator[tuple[str, str, RunPlan]]:
+    """The changes, each with its settings and its plan. What has no effect on what these requests waited for, or
+    on what their prompts lacked, is left out.
+    """
+    plan, config = found.plan, found.plan.config
+    terms = found.terms_ms(keys)
+    reasons = Counter[Reason]()
+    for key in keys:
+        reasons.update(found.prompts[key].tokens if key in found.prompts else {})
+    scheduler, blocks = config.scheduler, plan.pool.num_blocks
+    if terms.keys() & {Cause.BLOCKS, Cause.RETURN, Cause.AGAIN} or Reason.EVICTED in reasons:
+        pool = replace(plan.pool, num_blocks=2 * blocks)
+        yield "twice the blocks", f"kv.num_blocks={2 * blocks}", replace(plan, pool=pool)
+    if Reason.NOT_SHARED in reasons and config.kv.backend == "paged" and not config.kv.prefix_sharing:
+        sharing = replace(config.kv, prefix_sharing=True)
+        yield "prefixes shared", "kv.prefix_sharing=true", replace(plan, config=replace(config, kv=sharing))
+    if terms.keys() & {Cause.TOKENS, Cause.STEP, Cause.OTHER_PROMPTS, Cause.PROMPT}:
+        budget = scheduler.max_batched_tokens
+        for times, tokens in (("twice", 2 * budget), ("half", budget // 2)):
+            if tokens >= scheduler.max_batch_size:
+                changed = replace(scheduler, max_batched_tokens=tokens)
+                yield (
+                    f"{times} the tokens of a step", f"scheduler.max_batched_tokens={tokens}",
+                    replace(plan, config=replace(config, scheduler=changed)),
+                )  # fmt: skip
+    if Cause.SEQUENCES in terms and 2 * scheduler.max_batch_size <= scheduler.max_batched_tokens:
+        size = 2 * scheduler.max_batch_size
+        changed = replace(scheduler, max_batch_size=size)
+        settings = f"scheduler.max_batch_size={size}"
+        yield "twice the sequences", settings, replace(plan, config=replace(config, scheduler=changed))
+    if terms.keys() & set(_QUEUED):
+        shares = reasons.keys() & {Reason.FOUND, Reason.EVICTED}
+        for order in ("shortest_first", *(["longest_prefix"] if shares else [])):
+            if order != scheduler.order:
+                changed = replace(scheduler, order=order)
+                text = f"scheduler.order={order}"
+                yield f"order {order}", text, replace(plan, config=replace(config, scheduler=changed))
+    yield "half as many requests", "", replace(plan, requests=_half(plan, keys))
+
+
+def _half(plan: RunPlan, keys: Collection[SequenceKey]) -> list[Request]:
+    """Every second conversation, and those that are asked about: what a second replica would leave."""
+    asked, roots = {key[0] for key in keys}, dict[str, int]()
+    for request in plan.requests:
+        parent = request.follows
+        roots[request.request_id] = len(roots) if parent is None else roots[parent]
+    kept = {roots[each] for each in asked if each in roots}
+    return [each for each in plan.requests if roots[each.request_id] % 2 == 0 or roots[each.request_id] in kept]

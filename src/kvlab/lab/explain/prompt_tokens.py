@@ -1,0 +1,165 @@
+"""Why tokens of prompts were computed, and not found in the prefix cache."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from kvlab.core import Salt, Sequence, SequenceStatus, StepRecord
+from kvlab.engine.batching import StepBatch
+from kvlab.engine.core import EngineCore
+from kvlab.kv.content_log import Cleared, ContentEvent, ContentLog, Removed, Stored
+from kvlab.kv.pool import BlockPool
+from kvlab.kv.prefix import PrefixIndex
+from kvlab.kv.tiers.base import Key
+from kvlab.kv.tiers.offload import Offload
+from kvlab.lab.explain.lives import Key as SequenceKey
+
+
+class Reason(StrEnum):
+    """What became of tokens of a prompt when it was first admitted."""
+
+    FOUND = "found in the prefix cache"
+    FIRST_SEEN = "first seen"
+    DIVERGED = "behind the block where it diverged from earlier prompts"
+    EVICTED = "had been cached, and was evicted"
+    OTHER_SALT = "cached under another salt"
+    TAIL = "in the last block, which is never found whole"
+    GROUPS = "cached, but not for all groups of layers"
+    NOT_SHARED = "not shared"
+
+
+class Eviction(NamedTuple):
+    """When a block's content was evicted, and the sequence that needed the most memory in that step."""
+
+    at_s: float
+    by: SequenceKey | None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """A prompt's tokens by reason, which sum to its length; in which of its blocks it diverged, and how the first
+    block that had been cached was evicted.
+    """
+
+    at_s: float
+    tokens: Mapping[Reason, int]
+    diverged_at: int | None = None
+    eviction: Eviction | None = None
+
+
+@dataclass(slots=True)
+class _Admitted:
+    """A prompt as it was when it was admitted: of each whole block the reason for which it may be computed."""
+
+    at_s: float
+    reasons: list[Reason]
+    diverged_at: int | None
+    evictions: dict[int, Eviction]
+
+
+class PromptObserver:
+    """Follows which contents a pool has, and looks at each prompt when it is admitted, before the step's own
+    contents. A StepObserver.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        pool = core.pool
+        self._core, self._size = core, pool.block_size
+        self._log: ContentLog | None = None
+        self._group, self._has_groups = 0, False
+        if isinstance(pool, BlockPool) and pool.shares_prefixes:
+            windows = [group.layers.window for group in pool.groups]
+            self._group = windows.index(None) if None in windows else 0
+            self._has_groups = len(windows) > 1
+            self._log = pool.allocator.content_log = ContentLog(has_groups=self._has_groups)
+        self._parts = PrefixIndex(self._size).parts
+        self._known: dict[Key, Eviction | None] = {}  # contents that were cached; None: they are
+        self._parents: set[Key] = set()  # of those
+        self._salts: dict[Key, set[Salt]] = {}  # of contents without their salt, where any request has one
+        self._looked_at: dict[Sequence, _Admitted] = {}
+        self.prompts: dict[SequenceKey, PromptTokens] = {}
+
+    def added(self, first: Sequence) -> None:
+        """See StepObserver."""
+
+    def stepped(self, record: StepRecord, batch: StepBatch) -> None:
+        """See StepObserver."""
+        admitted = []
+        for sequence in reversed(self._core.scheduler.running):
+            if sequence.index:
+                continue
+            if sequence.key not in self.prompts and sequence not in self._looked_at:
+                admitted.append(sequence)
+            elif not sequence.preemptions:  # as all before it it was looked at
+                break
+        for sequence in reversed(admitted):
+            self._looked_at[sequence] = self._look(sequence, record.start_s)
+        for sequence, found in list(self._looked_at.items()):
+            if sequence.status is not SequenceStatus.LOADING:
+                self.prompts[sequence.key] = self._explained(sequence, found)
+                del self._looked_at[sequence]
+        if self._log is not None and (events := self._log.take()):
+            chunks = (*batch.prefill, *batch.admitted)
+            largest = max(chunks, key=lambda chunk: chunk.num_tokens, default=None)
+            by = largest.sequence.key if largest else None
+            for event in events:
+                self._take(event, Eviction(record.start_s, by))
+
+    def _take(self, event: ContentEvent, eviction: Eviction) -> None:
+        if isinstance(event, Cleared):
+            self._known.update((key, eviction) for key, gone in self._known.items() if gone is None)
+        elif event.group != self._group:
+            return
+        elif isinstance(event, Removed):
+            self._known.update(dict.fromkeys(event.keys, eviction))
+        elif isinstance(event, Stored):
+            self._known.update(dict.fromkeys(event.keys))
+            self._parents.update(event.keys[:-1] if event.parent is None else [event.parent, *event.keys[:-1]])
+
+    def _look(self, sequence: Sequence, at_s: float) -> _Admitted:
+        """What there is of the prompt's blocks."""
+        request = sequence.request
+        found = _Admitted(at_s, [], None, {})
+        if self._log is None or sequence.spec.scores_prompt:
+            return found
+        parts = list(self._parts(sequence.token_ids[: sequence.num_prompt_tokens], 0))
+        keys = Offload.keys(PrefixIndex.root_tokens(request.salt, self._group), parts)
+        for number, (key, plain) in enumerate(zip(keys, Offload.keys((), parts), strict=True)):
+            salts = self._salts.setdefault(plain, set())
+            if key in self._known:
+                eviction = self._known[key]
+                found.reasons.append(Reason.EVICTED)
+                if eviction is not None:
+                    found.evictions[number] = eviction
+            elif salts - {request.salt}:
+                found.reasons.append(Reason.OTHER_SALT)
+            else:
+                if number and found.diverged_at is None and keys[number - 1] in self._parents:
+                    found.diverged_at = number
+                is_behind = found.diverged_at is not None
+                found.reasons.append(Reason.DIVERGED if is_behind else Reason.FIRST_SEEN)
+            salts.add(request.salt)
+        self._parents.update(keys[:-1])
+        return found
+
+    def _explained(self, sequence: Sequence, looked: _Admitted) -> PromptTokens:
+        prompt, size = sequence.num_prompt_tokens, self._size
+        cached = min(sequence.cached_tokens, prompt)
+        tokens, first = Counter({Reason.FOUND: cached}), cached // size
+        eviction = next((each for number, each in looked.evictions.items() if number >= first), None)
+        for number in range(first, len(looked.reasons)):
+            reason, end = looked.reasons[number], (number + 1) * size
+            if reason is Reason.EVICTED and eviction is None and end >= prompt:  # it was cached all the while
+                reason = Reason.TAIL
+            elif reason is Reason.EVICTED and eviction is None and self._has_groups:
+                reason = Reason.GROUPS
+            tokens[reason] += end - max(number * size, cached)
+        left = prompt - tokens.total()
+        is_shared = self._log is not None and not sequence.spec.scores_prompt
+        tokens[Reason.TAIL if is_shared else Reason.NOT_SHARED] += left
+        diverged = looked.diverged_at if tokens[Reason.DIVERGED] else None
+        return PromptTokens(looked.at_s, {r: n for r, n in tokens.most_common() if n}, diverged, eviction)

@@ -1,0 +1,165 @@
+"""A recorded run once more, step by step, with what made each request wait."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvlab.config import RunConfig
+from kvlab.core import RequestRecord, StepRecord
+from kvlab.engine.batching import StepBatch
+from kvlab.engine.build import build_engine
+from kvlab.engine.clock import LogicalClock
+from kvlab.engine.core import EngineCore
+from kvlab.engine.protocol import ServingEngine, StepObserver
+from kvlab.errors import ConfigError
+from kvlab.lab.explain.lives import Cause, DecodeTimes, Life, LifeObserver
+from kvlab.lab.explain.lives import Key as SequenceKey
+from kvlab.lab.explain.prompt_tokens import PromptObserver, PromptTokens, Reason
+from kvlab.lab.results.records import RunRecord
+from kvlab.lab.results.step_log import StepLog
+from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.run.front_end import FrontEnd, behind_front_end
+from kvlab.lab.run.plan import RunPlan, plan_run
+from kvlab.lab.run.playback import Playback
+from kvlab.lab.settings import flatten
+
+_MOST_APART = 1e-6  # seconds: a replay is the run, unless an end differs by more
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A run's requests: each one's record, life, and what became of its prompt, by request and sample."""
+
+    plan: RunPlan
+    records: dict[SequenceKey, RequestRecord]
+    lives: dict[SequenceKey, Life]
+    prompts: dict[SequenceKey, PromptTokens]
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether its steps can be timed anew."""
+        return self.plan.timing is not None
+
+    def terms_ms(self, keys: Collection[SequenceKey] | None = None) -> dict[Cause, float]:
+        """Milliseconds of all requests by cause, or of some, the longest first."""
+        found: Counter[Cause] = Counter()
+        for key, life in self.lives.items():
+            if keys is None or key in keys:
+                found.update(life.terms_ms())
+        return dict(found.most_common())
+
+    def prompt_tokens(self) -> dict[Reason, int]:
+        """Tokens of all prompts by what became of them, the most first."""
+        found: Counter[Reason] = Counter()
+        for prompt in self.prompts.values():
+            found.update(prompt.tokens)
+        return dict(found.most_common())
+
+    def slowest(self, count: int) -> list[SequenceKey]:
+        """The requests that took longest from arrival to end."""
+        return sorted(self.lives, key=lambda key: -(self.records[key].e2el_ms or 0.0))[:count]
+
+
+class _Observers:
+    """Several observers as one."""
+
+    def __init__(self, *observers: StepObserver) -> None:
+        self._observers = observers
+
+    def added(self, first: Any) -> None:
+        for each in self._observers:
+            each.added(first)
+
+    def stepped(self, record: StepRecord, batch: StepBatch) -> None:
+        for each in self._observers:
+            each.stepped(record, batch)
+
+
+def explain_run(
+    run: RunRecord,
+    config: RunConfig,
+    detail: Collection[str] = (),
+    on_step: Callable[[int, int], None] = lambda done, of: None,
+) -> Explanation:
+    """Serve a recorded run's requests again, and find out what each waited for. Of the requests of `detail` it is
+    kept who held the blocks that they waited for. `on_step` is given steps done, and all.
+
+    Raises ConfigError for a run of which no steps are known, and where the replay comes to other times.
+    """
+    steps = run.steps()
+    if not steps or "kv_bytes_per_token" not in run.facts:
+        raise ConfigError("run", run.directory, "has no steps of kvlab's own engine")
+    if not run.finished:
+        raise ConfigError("run", run.directory, f"was {run.status}; only a run that ended can be explained")
+    plan = plan_run(_quiet(config) if run.simulated else _played_back(config, run.directory))
+    found = observe(plan, steps, detail, lambda done: on_step(done, len(steps)))
+    for record in run.requests():
+        again = found.records.get(record.key)
+        if again is None or abs(again.finished_s - record.finished_s) > _MOST_APART:
+            raise ConfigError(
+                "run",
+                run.directory,
+                f"is not what its settings give here: {record.name} ends at another time; another version of kvlab "
+                "made it, or the file of its workload has changed. Run it again",
+            )
+    return found
+
+
+def observe(
+    plan: RunPlan, steps: StepLog, detail: Collection[str] = (), on_step: Callable[[int], None] = lambda done: None
+) -> Explanation:
+    """Serve the plan's requests step by step. `steps`: of the same run, which say what decoding alone takes."""
+    with served_from(plan) as (engine, core):
+        lives = LifeObserver(core, DecodeTimes(steps), detail, _handed(engine))
+        prompts = PromptObserver(core)
+        core.observer = _Observers(lives, prompts)
+        playback = _playback(plan, core)
+
+        def after(log: RunLog, record: StepRecord | None) -> None:
+            if record is not None:
+                if playback is not None:
+                    playback.after(record)
+                on_step(len(log.steps))
+
+        limit = plan.config.workload.concurrency
+        log = drive(engine, plan.requests, concurrency=limit, on_step=after, at_once=False)
+    records = {record.key: record for record in log.records}
+    ended = {key: life for key, record in records.items() if (life := lives.ended(record)) is not None}
+    return Explanation(plan, records, ended, prompts.prompts)
+
+
+def _quiet(config: RunConfig) -> RunConfig:
+    """The run without what changes no decision."""
+    return replace(config, figures=False, debug=replace(config.debug, audit=False, profile=False))
+
+
+def _played_back(config: RunConfig, directory: Path) -> RunConfig:
+    """A run that computed its steps, with the times that were recorded."""
+    executor = replace(config.executor, kind="playback", recording=str(directory))
+    return replace(_quiet(config), executor=executor)
+
+
+@contextmanager
+def served_from(plan: RunPlan) -> Iterator[tuple[ServingEngine, EngineCore]]:
+    """The plan's engine as its clients see it, and without its front end."""
+    core = build_engine(plan)
+    engine = core if plan.timing is None else behind_front_end(core, plan.config.framework)
+    try:
+        yield engine, core
+    finally:
+        core.close()
+
+
+def _handed(engine: ServingEngine) -> Callable[[], float] | None:
+    return (lambda: engine.handed_s) if isinstance(engine, FrontEnd) else None
+
+
+def _playback(plan: RunPlan, core: EngineCore) -> Playback | None:
+    if plan.recording is None or not isinstance(core.clock, LogicalClock):
+        return None
+    return Playback(plan.recording, core.clock, flatten(asdict(plan.config)))

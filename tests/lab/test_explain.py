@@ -1,0 +1,160 @@
+"""Terms sum to latencies, tokens to prompts, whatever a run has; a change is what a run of it gives."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from kvlab.lab.explain.changes import counterfactuals
+from kvlab.lab.explain.lives import Cause, DecodeTimes
+from kvlab.lab.explain.prompt_tokens import Reason
+from kvlab.lab.explain.replayed import Explanation, observe, served_from
+from kvlab.lab.results.step_log import StepLog
+from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.run.plan import RunPlan, plan_run
+from tests.support.plans import composed
+
+SIMULATED = ("executor=simulated", "hardware=h100_sxm", "executor.timing=roofline", "figures=false")
+
+
+def plan_of(*overrides: str) -> RunPlan:
+    return plan_run(composed(*SIMULATED, *overrides))
+
+
+def served(plan: RunPlan) -> RunLog:
+    with served_from(plan) as (engine, _):
+        return drive(engine, plan.requests, concurrency=plan.config.workload.concurrency)
+
+
+def explained(plan: RunPlan, *detail: str) -> tuple[RunLog, Explanation]:
+    log = served(plan)
+    return log, observe(plan, log.steps, detail)
+
+
+def drawn(seed: int) -> list[str]:
+    """The settings of a run: small pools that preempt, batches that are full, prefixes that are evicted."""
+    chance = random.Random(seed)
+    workload = chance.choice(["shared_prefix", "multi_turn", "mixed32", "heavy_tail", "parallel_sampling"])
+    model, blocks = chance.choice(["llama3_1_8b", "gemma3_1b"]), chance.choice([66, 100, 240])
+    is_static, shares = chance.random() < 0.2, chance.random() < 0.8
+    settings = [
+        f"seed={seed}",
+        f"model={model}",
+        "model.max_seq_len=1024",
+        f"kv.num_blocks={blocks}",
+        f"workload={workload}",
+        "workload.num_requests=12",
+        "workload.output_len={min: 4, max: 60}",
+        f"scheduler.max_batch_size={chance.choice([3, 8, 24])}",
+        f"scheduler.max_batched_tokens={chance.choice([128, 512, 2048])}",
+        f"scheduler={'static' if is_static else 'continuous'}",
+        *([] if is_static else [f"scheduler.admission_reserve={chance.choice([0, 0.2])}", "scheduler.watermark=0"]),
+        f"scheduler.mixed={chance.choice(['true', 'false'])}",
+        f"framework.request_us={chance.choice([0, 300])}",
+        f"framework.output_token_us={chance.choice([0, 20])}",
+    ]
+    settings.append(f"kv.prefix_sharing={str(shares).lower()}")
+    if workload in ("multi_turn", "mixed32", "heavy_tail"):
+        settings.append(f"workload.rate={chance.choice([4, 80])}")
+    if not is_static:
+        order = chance.choice(["fcfs", "prefill_first", "shortest_first", "decode_round_robin"])
+        settings.append(f"scheduler.order={order}")
+    if shares and chance.random() < 0.6:
+        can_swap = model == "llama3_1_8b" and not is_static
+        mode = chance.choice(["recompute", "swap", "auto"]) if can_swap else "recompute"
+        settings += ["kv.offload=64MiB", f"scheduler.preemption.mode={mode}"]
+    return settings
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_terms_sum_to_latencies_and_tokens_to_prompts(seed: int) -> None:
+    log, found = explained(plan_of(*drawn(seed)))
+    assert {record.key: record.finished_s for record in log.records} == {
+        key: record.finished_s for key, record in found.records.items()
+    }  # to look changes nothing
+    for key, record in found.records.items():
+        life = found.lives[key]
+        ends = [record.arrival_s, *(interval.end_s for interval in life.intervals)]
+        assert [interval.start_s for interval in life.intervals] == ends[:-1]
+        assert ends[-1] == pytest.approx(record.finished_s, abs=1e-9)
+        assert sum(life.terms_ms().values()) == pytest.approx(record.e2el_ms, abs=1e-6)
+        if record.ttft_ms is not None:
+            assert sum(life.terms_ms(record.first_token_s).values()) == pytest.approx(record.ttft_ms, abs=1e-6)
+        if not record.sample:
+            prompt = found.prompts[key]
+            assert sum(prompt.tokens.values()) == record.prompt_tokens
+            assert prompt.tokens.get(Reason.FOUND, 0) == record.cached_tokens
+        again = {Cause.RETURN, Cause.AGAIN} & life.terms_ms().keys()
+        assert not again or record.preemptions or record.sample
+
+
+def test_the_causes_are_those_of_the_run() -> None:
+    burst = ("model=llama3_1_8b", "workload=burst48", "workload.num_requests=12", "kv.num_blocks=4000")
+    _, small = explained(plan_of(*burst, "scheduler.max_batch_size=2"))
+    assert Cause.SEQUENCES in small.terms_ms()
+    assert Cause.BLOCKS not in small.terms_ms()
+    _, narrow = explained(plan_of(*burst, "scheduler.max_batched_tokens=256", "scheduler.max_batch_size=12"))
+    assert Cause.TOKENS in narrow.terms_ms()
+    _, tight = explained(plan_of(*burst, "kv.num_blocks=60", "model.max_seq_len=900"), "r9")
+    terms = tight.lives["r9", 0].terms_ms()
+    assert next(iter(terms)) is Cause.BLOCKS
+    assert 0 < tight.lives["r9", 0].holders.total() <= 60 * terms[Cause.BLOCKS] / 1000 + 1e-9
+
+
+def test_of_a_prompt_that_was_cached_it_is_said_what_evicted_it() -> None:
+    two = ("model=llama3_1_8b", "model.max_seq_len=1024", "workload=shared_prefix", "workload.num_requests=30")
+    _, roomy = explained(plan_of(*two, "kv.num_blocks=2000", "workload.concurrency=1"))
+    assert Reason.EVICTED not in roomy.prompt_tokens()
+    assert Reason.DIVERGED in roomy.prompt_tokens()
+    turns = ("model=llama3_1_8b", "model.max_seq_len=2048", "workload=multi_turn", "kv.num_blocks=128")
+    _, tight = explained(plan_of(*turns))
+    evicted = [prompt for prompt in tight.prompts.values() if Reason.EVICTED in prompt.tokens]
+    assert evicted
+    for prompt in evicted:
+        assert prompt.eviction is not None
+        assert prompt.eviction.at_s <= prompt.at_s
+
+
+def test_what_another_tenant_cached_is_not_found() -> None:
+    plan = plan_of("model=llama3_1_8b", "model.max_seq_len=1024", "workload=mixed32", "workload.num_requests=1")
+    (request,) = plan.requests
+    twice = [replace(request, request_id=f"r{at}", salt=salt, arrival_s=at) for at, salt in enumerate([1, 2, 2])]
+    _, found = explained(replace(plan, requests=twice))
+    whole = len(request.prompt_token_ids) // 16 * 16
+    assert [found.prompts[f"r{at}", 0].tokens.get(Reason.OTHER_SALT, 0) for at in range(3)] == [0, whole, 0]
+    assert found.prompts["r2", 0].tokens[Reason.FOUND]
+
+
+def test_a_change_is_what_a_run_with_its_settings_gives() -> None:
+    settings = ["model=llama3_1_8b", "model.max_seq_len=1024", "workload=heavy_tail", "workload.num_requests=30"]
+    _, found = explained(plan_of(*settings, "kv.num_blocks=150", "scheduler.max_batch_size=6"))
+    (slowest,) = found.slowest(1)
+    changes = counterfactuals(found, [slowest])
+    assert changes[0].asked_ms == found.records[slowest].e2el_ms
+    named = [change for change in changes if change.settings]
+    assert len(named) >= 3
+    for change in named:
+        kept = [
+            text
+            for text in ("kv.num_blocks=150", "scheduler.max_batch_size=6")
+            if text[:12] != change.settings[:12]
+        ]
+        records = served(plan_of(*settings, *kept, change.settings)).records
+        assert change.asked_ms == next(record.e2el_ms for record in records if record.key == slowest)
+
+
+def test_without_a_step_that_only_decodes_a_step_is_shared_by_tokens() -> None:
+    assert DecodeTimes(StepLog()).of(3) is None
+
+
+def test_a_second_replica_leaves_half_of_the_requests_and_those_asked_about() -> None:
+    plan = plan_of("model=llama3_1_8b", "workload=burst48", "workload.num_requests=11")
+    _, found = explained(plan)
+    (change,) = [
+        each for each in counterfactuals(found, [("r3", 0)]) if not each.settings and each.what != "as it was"
+    ]
+    kept = [request for number, request in enumerate(plan.requests) if number % 2 == 0 or number == 3]
+    records = served(replace(plan, requests=kept)).records
+    assert change.asked_ms == next(record.e2el_ms for record in records if record.request_id == "r3")
