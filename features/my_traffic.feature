@@ -21,6 +21,11 @@ Feature: Traffic of one's own
         | a table of requests           | own.jsonl   | 144    |
         | a result of vllm bench serve  | bench.json  | 144    |
         | records of AIPerf             | aiperf.jsonl | 144   |
+        | a report of GuideLLM          | guide.json  | 144    |
+        | a report of inference-perf    | perf.json   | 144    |
+        | OpenTelemetry spans of requests | spans.json | 144   |
+        | Dynamo's request trace        | dynamo.jsonl | 144   |
+        | a log of vLLM                 | vllm.log    | 144    |
 
     @R27.1
     Scenario: What was imported is served as the file itself is
@@ -81,6 +86,29 @@ Feature: Traffic of one's own
         | Some times and not others  | time,prompt_tokens | 1,7; ,8          | sort=false | 1 of 2 requests have an arrival time; expected all or none |
         | A format with another name | time,prompt_tokens | 1,7              | format=xml | format=xml: unknown; known: aiperf |
         | An unknown unit            | time,prompt_tokens | 1,7              | unit=h   | unit=h: unknown; known: s, ms, us, ns |
+
+    @R27.2
+    Scenario Outline: Of others, <what> is refused
+      Given a file "<file>" with "" and <text>
+      When I import "<file>"
+      Then the command fails without a traceback
+      And the message says "<message>"
+
+      Examples:
+        | what                          | file    | text | message |
+        | a report without its requests | g.json  | {"guidellm_version": 1} | g.json: has no 'benchmarks'; expected a report of GuideLLM |
+        | a report that is cut off      | g.json  | {"guidellm_version": 1, | g.json: cannot be read: |
+        | a request without its facts   | p.json  | [{"start_time": 1, "end_time": 2}] | p.json: has no 'info'; expected inference-perf's |
+        | a span without its time       | o.json  | {"resourceSpans": [{"scopeSpans": [{"spans": [{}]}]}]} | line 1: has no 'startTimeUnixNano'; expected spans in OTLP's JSON |
+        | a line of another format      | d.jsonl | {"schema": "dynamo.request.trace.v1"}; oops | d.jsonl, line 2: |
+        | a log without prompts         | v.log   | INFO 11-16 18:15:00 [a.py:1] Received request a-0: params: x | has no tokens of prompts; log them with VLLM_LOGGING_LEVEL=DEBUG |
+
+    @R27.1
+    Scenario: A run of kvlab is traffic, too
+      When I run "workload=burst48" on a tiny model
+      And I import the run's directory
+      Then the command succeeds
+      And the message says "a run of kvlab, 4 requests"
 
     @R27.2
     Scenario: A trace need not be imported

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,39 @@ def aiperf_row(row: tuple[float, int, int, list[int]], phase: str = "profiling")
     }
 
 
+def otel_span(row: tuple[float, int, int, list[int]]) -> dict[str, Any]:
+    at, prompt, output, _ = row
+    numbers = {"gen_ai.usage.prompt_tokens": prompt, "gen_ai.usage.completion_tokens": output}
+    attributes = [{"key": name, "value": {"intValue": str(value)}} for name, value in numbers.items()]
+    attributes.append({"key": "gen_ai.latency.time_to_first_token", "value": {"doubleValue": 0.0095}})
+    times = {"startTimeUnixNano": str(int(at * 1e9)), "endTimeUnixNano": str(int(at * 1e9) + 10**8)}
+    return {"name": "llm_request", **times, "attributes": attributes}
+
+
+def dynamo_row(row: tuple[float, int, int, list[int]]) -> dict[str, Any]:
+    at, prompt, output, ids = row
+    replay = {"trace_block_size": 16, "input_length": prompt, "input_sequence_hashes": ids[: prompt // 16]}
+    request = {"request_received_ms": int(at * 1000), "output_tokens": output, "ttft_ms": 9.5, "replay": replay}
+    return {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": request}
+
+
+def vllm_lines(number: int, row: tuple[float, int, int, list[int]]) -> str:
+    """What vLLM 0.32 logs of a request, times in whole seconds."""
+    at, prompt, output, _ = row
+    name, when = f"cmpl-{number:032x}", f"11-16 18:15:{int(at):02}"
+    tokens, given = (str(list(range(count))) for count in (prompt, output))
+    return (
+        f"(APIServer pid=7) DEBUG {when} [request_logger.py:54] Request {name}-0 details: prompt: 'Hi: there, "
+        f"params: a', prompt_token_ids: {tokens}, prompt_embeds shape: None.\n"
+        f"(APIServer pid=7) INFO {when} [request_logger.py:64] Received request {name}-0: params: "
+        "SamplingParams(n=1, temperature=0.7, max_tokens=9, logprobs=None), lora_request: None.\n"
+        f"(APIServer pid=7) DEBUG {when} [request_logger.py:97] Generated response {name} (streaming complete) "
+        f"details: output_token_ids: {given}\n"
+        f"(APIServer pid=7) INFO {when} [request_logger.py:103] Generated response {name} (streaming complete): "
+        "output: 'x', finish_reason: stop\n"
+    )
+
+
 FILES = {
     "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     + "".join(f"2023-11-16 18:15:{at:09.6f},{prompt},{output}\n" for at, prompt, output, _ in ROWS),
@@ -69,6 +103,28 @@ FILES = {
         }
     ),
     "aiperf.jsonl": lines(aiperf_row((1.0, 9, 9, []), "warmup"), *map(aiperf_row, [ROWS[1], ROWS[2], ROWS[0]])),
+    "guide.json": json.dumps(
+        {"metadata": {"guidellm_version": "0.8.0"}, "benchmarks": [{"requests": {"successful": [
+            {"prompt_tokens": prompt, "request_start_time": at, "output_tokens": output, "request_latency": 0.5}
+            for at, prompt, output, _ in reversed(ROWS)
+        ]}}]}
+    ),
+    "perf.json": json.dumps(
+        [{"start_time": at, "end_time": at + 1, "request": "{}", "error": None, "info": {
+            "request_metrics": {"text": {"input_tokens": prompt}},
+            "response_metrics": {"output_tokens": output, "output_token_times": [at + 0.25, at + 0.5]},
+        }} for at, prompt, output, _ in reversed(ROWS)]
+    ),
+    "spans.json": lines(
+        {"resourceSpans": [{"scopeSpans": [{"spans": [{"name": "GET", "startTimeUnixNano": "1"}]}]}]},
+        {"resourceSpans": [{"scopeSpans": [{"spans": list(map(otel_span, reversed(ROWS)))}]}]},
+    ),
+    "dynamo.jsonl": lines(
+        {"schema": "dynamo.request.trace.v1", "event_type": "tool_start", "tool": {}},
+        *map(dynamo_row, reversed(ROWS)),
+    ),
+    "vllm.log": "INFO 11-16 18:15:00 [api_server.py:1] vLLM API server\n"
+    + "".join(starmap(vllm_lines, enumerate(ROWS))),
     "batch.jsonl": lines(
         *(
             {"custom_id": text, "body": {"messages": [SYSTEM, {"role": "user", "content": text}]}}
@@ -122,6 +178,11 @@ def import_twice(
 @when(parsers.re(r'I run the trace "(?P<name>\S+)" with "(?P<text>.*)" on a tiny model'))
 def run_imported(lab: Runner, commands: list[Command], traffic: Path, name: str, text: str) -> None:
     commands.append(lab.run(f"{text} workload.path={traffic / name}"))
+
+
+@when("I import the run's directory")
+def import_run(traffic: Path, commands: list[Command]) -> None:
+    commands.append(call(import_.main, str(commands[-1].directory), "to=run.trace.jsonl"))
 
 
 @when("I replay the trace")

@@ -7,10 +7,11 @@ import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from kvlab.config.values import one_of
 from kvlab.errors import ConfigError, WorkloadError, shown
+from kvlab.lab.results.records import read_run
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import Importer, ImportOptions
 from kvlab.workloads.prompt_blocks import BlockHasher, text_encoder
@@ -95,11 +96,12 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     """Write the trace. Raises WorkloadError for a file that cannot be read, with its line, and ConfigError for a
     setting that does not fit it.
     """
-    head = _head(file)
+    is_run = Path(file).is_dir()
+    head = "" if is_run else _head(file)
     columns = {name: value for name, value in asdict(settings.columns).items() if value is not None}
     chosen = settings.format or ("table" if columns else None)
     one_of("format", chosen or "table", IMPORTERS.names())
-    kind = IMPORTERS.get(chosen) if chosen else _recognised(file, head)
+    kind = OwnRun if is_run else IMPORTERS.get(chosen) if chosen else _recognised(file, head)
     hasher = BlockHasher(read_key(settings.hash_with), kind.block_tokens)
     importer = kind(ImportOptions(file, hasher, text_encoder(settings.tokenizer), columns, settings.unit))
     path = Path(settings.to or f"{Path(file).name.partition('.')[0]}.trace.jsonl")
@@ -110,10 +112,10 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     if first is None:
         raise WorkloadError(f"{shown(file)}: holds no request")
     header = Header(
-        kind.block_tokens,
+        importer.block_tokens,
         hasher.key_id if kind.reads_text else None,
         settings.tokenizer,
-        kind.__module__.rpartition(".")[2],
+        "run" if is_run else kind.__module__.rpartition(".")[2],
     )
     unknown = set(kind.unknown)
     unknown |= {"times"} if first.arrival_s is None else set()
@@ -130,6 +132,32 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     command = f"kvlab run workload=recorded workload.path={path}"
     command += " workload.arrival=poisson workload.rate=1" if "times" in names else ""
     return Imported(path, kind.what, counts.text, tuple(UNKNOWN[name] for name in names), command)
+
+
+class OwnRun(Importer):
+    """The directory of a run of kvlab, which has what its engine did too."""
+
+    what: ClassVar[str] = "a run of kvlab"
+    unknown: ClassVar[tuple[str, ...]] = ("prefixes",)
+
+    @staticmethod
+    def recognises(head: str) -> bool:
+        return False
+
+    def requests(self) -> Iterator[TracedRequest]:
+        records = [record for record in read_run(Path(self.options.path)).requests() if not record.sample]
+        for record in sorted(records, key=lambda record: record.arrival_s):
+            yield TracedRequest(
+                record.prompt_tokens,
+                record.arrival_s,
+                len(record.output_token_ids),
+                finish_reason=record.finish_reason,
+                cached_tokens=record.cached_tokens,
+                queue_ms=record.queue_ms,
+                ttft_ms=record.ttft_ms,
+                e2el_ms=record.e2el_ms,
+                itl_ms=record.itl_ms,
+            )
 
 
 def _sorted(importer: Importer, sort: bool) -> Iterable[TracedRequest]:

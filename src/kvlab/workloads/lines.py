@@ -14,6 +14,7 @@ from typing import Any
 from kvlab.errors import WorkloadError, shown
 
 MAX_LINE_BYTES = 64 * 2**20  # room for as many token ids as the longest prompt has
+MAX_DOCUMENT_BYTES = 2 << 30  # of a file that is one JSON value
 _GZIP = b"\x1f\x8b"  # how its files begin
 
 
@@ -47,6 +48,18 @@ def read_lines(name: str) -> Iterator[tuple[int, bytes]]:
             line = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"")
             if line.strip():
                 yield number, line
+
+
+def read_document(name: str) -> Any:
+    """What a file holds that is one JSON value, gzip compressed or not. Raises WorkloadError."""
+    try:
+        path = Path(name)
+        if path.stat().st_size > MAX_DOCUMENT_BYTES:
+            raise WorkloadError(f"{shown(name)}: has more than {MAX_DOCUMENT_BYTES >> 30} GiB")
+        data = path.read_bytes()
+        return json.loads(gzip.decompress(data) if data.startswith(_GZIP) else data)
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+        raise WorkloadError(f"{shown(name)}: cannot be read: {error}") from error
 
 
 def decoded(line: bytes) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from kvlab.workloads.importers import IMPORTERS
-from kvlab.workloads.importers.base import Importer
+from kvlab.workloads.importers.base import Importer, mistake
 from kvlab.workloads.lines import json_object, read_lines
 from kvlab.workloads.trace_format import TracedRequest
 from kvlab.workloads.traces import Place
@@ -46,7 +46,7 @@ class AIPerfImporter(Importer):
                     itl_ms=_value(metrics, "inter_chunk_latency"),
                 )
             except (KeyError, TypeError, AttributeError, ValueError) as error:
-                raise place.error(f"{error}; expected a record of AIPerf (profile_export.jsonl)") from error
+                raise place.error(f"{mistake(error)}; expected AIPerf's profile_export.jsonl") from error
 
 
 def _value(metrics: dict[str, Any], name: str) -> Any:

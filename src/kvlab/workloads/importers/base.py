@@ -30,7 +30,7 @@ class Importer(ABC):
     """Reads one format. `block_tokens`: of the prompt that one hash stands for; `unknown`: what it never tells."""
 
     what: ClassVar[str]  # in a sentence
-    block_tokens: ClassVar[int] = 16
+    block_tokens: int = 16
     unknown: ClassVar[tuple[str, ...]] = ()
     reads_text: ClassVar[bool] = False
 
@@ -45,6 +45,11 @@ class Importer(ABC):
     @abstractmethod
     def requests(self) -> Iterator[TracedRequest]:
         """Its requests, with arrivals from whatever moment on. Raises WorkloadError."""
+
+
+def mistake(error: Exception) -> str:
+    """What is wrong with a row that was not as expected."""
+    return f"has no {error}" if isinstance(error, KeyError) else str(error)
 
 
 class RowImporter(Importer):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import ClassVar
 
 from kvlab.errors import WorkloadError, shown
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import Importer
+from kvlab.workloads.lines import read_document
 from kvlab.workloads.trace_format import TracedRequest
-
-_LARGEST = 2 << 30  # bytes of a result, which is one JSON object
 
 
 @IMPORTERS.register("vllm_bench")
@@ -28,12 +25,7 @@ class VllmBenchImporter(Importer):
 
     def requests(self) -> Iterator[TracedRequest]:
         path = self.options.path
-        try:
-            if Path(path).stat().st_size > _LARGEST:
-                raise WorkloadError(f"{shown(path)}: has more than {_LARGEST >> 30} GiB")
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise WorkloadError(f"{shown(path)}: cannot be read: {error}") from error
+        found = read_document(path)
         names = ("input_lens", "output_lens", "ttfts", "itls")
         if missing := [name for name in names if not isinstance(found.get(name), list)]:
             text = f"has no {missing[0]}; save it with vllm bench serve --save-result --save-detailed"

@@ -1,0 +1,52 @@
+"""Reports of inference-perf, which have what the server did too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, ClassVar
+
+from kvlab.errors import WorkloadError, shown
+from kvlab.workloads.importers import IMPORTERS
+from kvlab.workloads.importers.base import Importer, mistake
+from kvlab.workloads.lines import read_document
+from kvlab.workloads.trace_format import TracedRequest
+
+
+@IMPORTERS.register("inference_perf")
+class InferencePerfImporter(Importer):
+    """per_request_lifecycle_metrics.json; requests that failed are left out."""
+
+    what: ClassVar[str] = "a report of inference-perf"
+    unknown: ClassVar[tuple[str, ...]] = ("prefixes",)
+
+    @staticmethod
+    def recognises(head: str) -> bool:
+        return head.lstrip().startswith("[") and '"start_time"' in head and '"end_time"' in head
+
+    def requests(self) -> Iterator[TracedRequest]:
+        path = self.options.path
+        try:
+            rows = [row for row in read_document(path) if not row.get("error")]
+            requests = [_request(row) for row in sorted(rows, key=lambda row: row["start_time"])]
+        except (KeyError, TypeError, AttributeError) as error:
+            text = f"{mistake(error)}; expected inference-perf's per_request_lifecycle_metrics.json"
+            raise WorkloadError(f"{shown(path)}: {text}") from error
+        yield from requests
+
+
+def _request(row: dict[str, Any]) -> TracedRequest:
+    info, start = row["info"], row["start_time"]
+    answer = info.get("response_metrics") or info  # of older versions
+    usage = answer.get("server_usage") or {}
+    asked = (info.get("request_metrics") or {}).get("text") or info
+    times = answer.get("output_token_times") or []
+    return TracedRequest(
+        asked["input_tokens"],
+        start,
+        usage.get("completion_tokens", answer["output_tokens"]),
+        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+        ttft_ms=1000 * (times[0] - start) if times else None,
+        e2el_ms=1000 * (row["end_time"] - start),
+        itl_ms=[1000 * (after - before) for before, after in pairwise(times)] or None,
+    )

@@ -1,0 +1,77 @@
+"""OpenTelemetry spans of requests, as vLLM and SGLang trace them: OTLP in JSON, as a collector writes it to a file.
+
+Attributes: OpenTelemetry's semantic conventions for generative AI, and the older names that the engines use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from kvlab.workloads.importers import IMPORTERS
+from kvlab.workloads.importers.base import Importer, mistake
+from kvlab.workloads.lines import json_object, read_lines
+from kvlab.workloads.trace_format import TracedRequest
+from kvlab.workloads.traces import Place
+
+_PROMPT = ("gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens")
+_OUTPUT = ("gen_ai.usage.completion_tokens", "gen_ai.usage.output_tokens")
+_CACHED = ("gen_ai.usage.cached_tokens", "gen_ai.usage.cache_read.input_tokens")
+
+
+@IMPORTERS.register("otel")
+class OTelImporter(Importer):
+    """Spans with prompt tokens are requests; others are left out."""
+
+    what: ClassVar[str] = "OpenTelemetry spans of requests"
+    unknown: ClassVar[tuple[str, ...]] = ("prefixes",)
+
+    @staticmethod
+    def recognises(head: str) -> bool:
+        return head.lstrip().startswith("{") and '"resourceSpans"' in head
+
+    def requests(self) -> Iterator[TracedRequest]:
+        yield from sorted(self._rows(), key=lambda row: row.arrival_s or 0.0)  # they are written as they end
+
+    def _rows(self) -> Iterator[TracedRequest]:
+        for number, line in read_lines(self.options.path):
+            try:
+                for resource in json_object(line)["resourceSpans"]:
+                    for scope in resource["scopeSpans"]:
+                        yield from filter(None, map(_request, scope["spans"]))
+            except (KeyError, TypeError, AttributeError, ValueError) as error:
+                place = Place(self.options.path, number)
+                raise place.error(f"{mistake(error)}; expected spans in OTLP's JSON, line by line") from error
+
+
+def _request(span: dict[str, Any]) -> TracedRequest | None:
+    found = {each["key"]: _value(each["value"]) for each in span.get("attributes", [])}
+
+    def first(names: tuple[str, ...]) -> Any:
+        return next((found[name] for name in names if name in found), None)
+
+    def ms(name: str) -> float | None:
+        seconds = found.get(f"gen_ai.latency.{name}")
+        return None if seconds is None else 1000 * seconds
+
+    prompt, start = first(_PROMPT), int(span["startTimeUnixNano"])
+    if not prompt:
+        return None
+    return TracedRequest(
+        prompt,
+        start * 1e-9,
+        first(_OUTPUT),
+        session=found.get("gen_ai.conversation.id"),
+        max_tokens=found.get("gen_ai.request.max_tokens"),
+        temperature=found.get("gen_ai.request.temperature"),
+        cached_tokens=first(_CACHED),
+        queue_ms=ms("time_in_queue"),
+        ttft_ms=ms("time_to_first_token"),
+        e2el_ms=ms("e2e") or (int(span["endTimeUnixNano"]) - start) * 1e-6,
+    )
+
+
+def _value(value: dict[str, Any]) -> Any:
+    """Of OTLP's AnyValue, whose whole numbers are strings in JSON."""
+    ((kind, found),) = value.items()
+    return int(found) if kind == "intValue" else found
