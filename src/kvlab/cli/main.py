@@ -27,6 +27,7 @@ COMMANDS = {
     "tune": Command("search the best batch and pool within a memory", "optimize=latency/e2el_ms_p99 memory=2GiB"),
     "import": Command("traffic of your own as a workload: logs, tables, results", "requests.csv to=mine.jsonl"),
     "record": Command("pass a server's traffic through, and write a trace of it", "upstream=http://127.0.0.1:8000"),
+    "watch": Command("what a running server's prefix cache has and loses", "events=tcp://127.0.0.1:5557"),
     "explain": Command("why requests took so long, and what would have helped", "run=outputs/... slowest=10"),
     "report": Command("compare runs, with intervals and verdicts", "outputs/a outputs/b"),
     "capacity": Command("how many sequences fit in a memory", "model=qwen3_4b memory=16GiB"),

@@ -12,7 +12,7 @@ import marshal
 import sys
 import time
 from collections.abc import AsyncIterator
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import aiohttp
 from aiohttp import web
@@ -84,8 +84,8 @@ class Recorder:
     """Passes calls to `upstream` on, and traces those that generate."""
 
     def __init__(self, settings: TraceSettings) -> None:
-        self._upstream, self.trace = settings.upstream, Trace(settings)
         self._begin = time.perf_counter()
+        self._upstream, self.trace = settings.upstream, Trace(replace(settings, started=time.time()))
 
     def app(self) -> web.Application:
         """The application."""

@@ -36,6 +36,7 @@ class TraceSettings:
     key: bytes
     tokenizer: str | None
     upstream: str
+    started: float | None = None  # when the recorder's time was 0, in seconds since 1970
 
 
 @dataclass(slots=True)
@@ -106,7 +107,13 @@ class Tracer:
         self._encode = None if self._by_upstream else text_encoder(settings.tokenizer)
         unknown = () if settings.tokenizer else ("tokens",)
         header = Header(
-            BLOCK_TOKENS, self._hasher.key_id, settings.tokenizer, source="record", unknown=unknown, order="end"
+            BLOCK_TOKENS,
+            self._hasher.key_id,
+            settings.tokenizer,
+            source="record",
+            unknown=unknown,
+            order="end",
+            started=settings.started,
         )
         self._file = TraceFile(Path(settings.path), header)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,13 +43,18 @@ class BlockHasher:
         ids = encode(prompt)
         return len(ids), self.tokens(ids)
 
+    def behind(self, last: bytes, token_ids: Sequence[int]) -> list[bytes]:
+        """Of tokens behind a block whose hash is `last`; b"": they begin a prompt. 8 bytes each."""
+        return list(self._digests(last, np.asarray(token_ids, dtype="<u4").tobytes(), 4 * self._block_tokens))
+
     def _chain(self, data: bytes, size: int) -> list[int]:
-        found, last = [], b""
+        return [int.from_bytes(each, "big") for each in self._digests(b"", data, size)]
+
+    def _digests(self, last: bytes, data: bytes, size: int) -> Iterator[bytes]:
         for start in range(0, len(data), size):
             block = last + data[start : start + size]
             last = hashlib.blake2b(block, key=self._secret, digest_size=_HASH_BYTES).digest()
-            found.append(int.from_bytes(last, "big"))
-        return found
+            yield last
 
 
 def text_encoder(tokenizer: str | None) -> Encode | None:

@@ -43,6 +43,7 @@ class Header:
     source: str | None = None  # the format that it was made of
     unknown: tuple[str, ...] = ()
     order: str = "arrival"  # of its lines, or `end`, as a recorder writes them
+    started: float | None = None  # when its time was 0, in seconds since 1970
 
 
 @dataclass(slots=True)  # not frozen: millions are made

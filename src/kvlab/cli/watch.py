@@ -1,0 +1,202 @@
+"""kvlab watch: what a running server's prefix cache has, by its KV events, and what was lost by evictions.
+
+kvlab watch events=tcp://127.0.0.1:5557 url=http://127.0.0.1:8000
+kvlab watch events=tcp://127.0.0.1:5557 url=http://127.0.0.1:8000 trace=monday.jsonl hash_with=key
+
+For vLLM (--kv-events-config) and kvlab (server.kv_events). It ends after `seconds`, or with Ctrl-C, and says what
+was evicted and stored again, and how long after. With the trace that `kvlab record` wrote meanwhile, with tokens
+and the same key, also what its requests found, what nobody asked for, and what other policies would have found.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
+from kvlab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvlab.lab.prefix_replay.curves import ReplayCurves
+    from kvlab.lab.terminal import Terminal
+    from kvlab.lab.watch.listen import ServerMetrics
+    from kvlab.lab.watch.view import ServerPool, Verdict
+
+
+@dataclass
+class WatchSettings:
+    """What is watched."""
+
+    events: str | None = setting(
+        None, "where the server publishes its KV events, as tcp://127.0.0.1:5557", "ADDRESS"
+    )
+    replay: str | None = setting(None, "where events that were missed can be asked for", "ADDRESS")
+    url: str | None = setting(None, "the server, for its metrics", "URL")
+    seconds: float | None = setting(None, "how long; null: until Ctrl-C", "S")
+    trace: str | None = setting(None, "what kvlab record wrote of the same time", "FILE")
+    hash_with: str | None = setting(None, "what the trace's hashes are keyed with", "FILE")
+    json: bool = setting(False, "every figure as JSON; or --json", "true")
+
+    def __post_init__(self) -> None:
+        if self.events is None:
+            raise ConfigError("events", None, "name where the server publishes its KV events: tcp://127.0.0.1:5557")
+        if self.trace is not None and self.hash_with is None:
+            text = "is read with the key that its hashes have: record it with hash_with=FILE, and name that here"
+            raise ConfigError("trace", self.trace, text)
+
+
+@contextmanager
+def _until_interrupted() -> Iterator[list[bool]]:
+    """A list that has something once the user, or a service manager, wants an end."""
+    asked: list[bool] = []
+    names = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(name, lambda *_: asked.append(True)) for name in names]
+    try:
+        yield asked
+    finally:
+        for name, handler in zip(names, before, strict=True):
+            signal.signal(name, handler)
+
+
+def _watch(settings: WatchSettings, pool: ServerPool, console: Terminal) -> ServerMetrics | None:
+    """Listen to the end. Returns the last metrics."""
+    from kvlab.lab.watch.listen import EventListener, read_metrics
+
+    listener, metrics = EventListener(pool, str(settings.events), settings.replay), None
+    begin = looked = time.monotonic()
+    try:
+        with _until_interrupted() as asked, console.status("no event yet") as status:
+            while not asked and (settings.seconds is None or time.monotonic() - begin < settings.seconds):
+                listener.hear(0.2)
+                if time.monotonic() - looked >= 1:
+                    looked = time.monotonic()
+                    metrics = read_metrics(settings.url) if settings.url else None
+                    status.update(_line(pool, metrics))
+            listener.hear(0)
+    finally:
+        listener.close()
+    return (read_metrics(settings.url) if settings.url else None) or metrics
+
+
+def _line(pool: ServerPool, metrics: ServerMetrics | None) -> str:
+    """The pool at this moment."""
+    of = f" of {metrics.blocks:,}" if metrics is not None and metrics.blocks else ""
+    said = f"{len(pool.now):,}{of} blocks, {pool.stored:,} stored, {pool.removed:,} evicted"
+    if metrics is not None and metrics.running is not None:
+        said += f"; {metrics.running:.0f} running, {metrics.waiting or 0:.0f} waiting"
+    return said + (f"; {pool.missed:,} batches missed" if pool.missed else "")
+
+
+def _verdict(settings: WatchSettings, pool: ServerPool) -> Verdict:
+    from kvlab.lab.watch.view import judge
+    from kvlab.workloads.trace_format import read_header, read_trace
+
+    trace = str(settings.trace)
+    header = read_header(trace)
+    if header.started is None or header.key_id != (pool.hasher.key_id if pool.hasher else None):
+        text = "has hashes of another key" if header.started is not None else "does not say when it was recorded"
+        raise ConfigError("trace", trace, f"{text}; take one that kvlab record wrote with this hash_with")
+    if "tokens" in header.unknown:
+        text = "has hashes of texts, and events are of tokens; record it with tokenizer=upstream or a tokenizer"
+        raise ConfigError("trace", trace, text)
+    return judge(pool, (request for _, request in read_trace(trace)), header.started)
+
+
+def _curves(settings: WatchSettings, pool: ServerPool, blocks: int) -> ReplayCurves | None:
+    """What each policy would have found in the server's pool; None where it is not known."""
+    from kvlab.config import WorkloadConfig
+    from kvlab.lab.prefix_replay.curves import replay_curves
+    from kvlab.lab.prefix_replay.traffic import read_traffic
+    from kvlab.registry import registry
+    from kvlab.workloads import build_requests
+
+    workload = WorkloadConfig("recorded", "recorded", path=settings.trace, arrival="trace")
+    requests = build_requests(workload, vocab_size=2**31, seed=0)
+    traffic = read_traffic(requests, pool.block_tokens or 16)
+    sizes = [size for size in (blocks, 2 * blocks) if size >= traffic.longest]
+    return replay_curves(traffic, "recorded", registry("kv.eviction").names(), sizes) if sizes else None
+
+
+def _show(pool: ServerPool, metrics: ServerMetrics | None, console: Terminal) -> None:
+    said = [
+        f"{pool.batches:,} batches of events: {pool.stored:,} blocks stored, {pool.removed:,} evicted, "
+        f"{len(pool.now):,} there at the end, {pool.peak:,} at most"
+    ]
+    if pool.gaps:
+        said.append(f"{pool.missed:,} batches were missed, in {pool.gaps:,} gaps: what they had is not known")
+    if pool.unknown:
+        said.append(f"{pool.unknown:,} evicted blocks were stored before, or in what was missed")
+    if pool.again_s:
+        share = 100 * len(pool.again_s) / max(pool.removed, 1)
+        said.append(
+            f"{len(pool.again_s):,} blocks, {share:.1f} % of those evicted, were stored again: "
+            f"{median(pool.again_s):,.1f} s later in the median, {min(pool.again_s):,.1f} s at least"
+        )
+    if metrics is not None and metrics.prompt_tokens:
+        share = 100 * (metrics.hit_tokens or 0) / metrics.prompt_tokens
+        said.append(f"its own metrics: {share:.1f} % of {metrics.prompt_tokens:,.0f} prompt tokens found")
+    for sentence in said:
+        console.print(sentence, highlight=False)
+
+
+def _show_verdict(found: Verdict, pool: ServerPool, console: Terminal) -> None:
+    count = found.agree + found.more + found.less
+    said, there = (100 * each / max(found.prompt_tokens, 1) for each in (found.said_tokens, found.there_tokens))
+    share = 100 * found.unasked_blocks / max(len(pool.now), 1)
+    for sentence in (
+        f"{count:,} recorded requests: the server found {said:.1f} % of their prompt tokens; by its events "
+        f"{there:.1f} % were there when they came. Both agree in {found.agree:,} requests; in {found.more:,} it "
+        f"found more, in {found.less:,} less",
+        f"{share:.1f} % of the blocks that are there were asked for by one request alone",
+    ):
+        console.print(sentence, highlight=False)
+
+
+def _answer(arguments: list[str]) -> int:
+    settings, others = read_settings(WatchSettings, arguments)
+    if others:
+        raise unknown_setting(WatchSettings, others[0])
+    from kvlab.extras import install_command
+    from kvlab.lab.terminal import Terminal
+    from kvlab.lab.traffic import read_key
+    from kvlab.lab.watch.view import ServerPool
+    from kvlab.workloads.prompt_blocks import BlockHasher
+
+    if not all(map(find_spec, ("zmq", "msgspec"))):
+        text = f"needs pyzmq and msgspec, of which one is not installed: {install_command('events')}"
+        raise ConfigError("events", settings.events, text)
+    console = Terminal(stderr=settings.json)
+    pool = ServerPool(BlockHasher(read_key(settings.hash_with), 16) if settings.hash_with else None)
+    metrics = _watch(settings, pool, console)
+    verdict = _verdict(settings, pool) if settings.trace else None
+    blocks = metrics.blocks if metrics is not None and metrics.blocks else pool.peak
+    curves = _curves(settings, pool, blocks) if settings.trace and blocks else None
+    if settings.json:
+        found: dict[str, Any] = {
+            name: getattr(pool, name)
+            for name in ("batches", "stored", "removed", "cleared", "unknown", "gaps", "missed", "peak", "again_s")
+        }
+        found |= {"blocks": len(pool.now), "verdict": verdict and asdict(verdict)}
+        print(json.dumps(found | {"replay": curves and curves.as_dict()}, indent=2))
+        return 0
+    _show(pool, metrics, console)
+    if verdict is not None:
+        _show_verdict(verdict, pool, console)
+    if curves is not None:
+        from kvlab.cli.replay import show
+
+        console.print()
+        show(curves, console)
+    return 0
+
+
+def main() -> None:
+    """Run the command line."""
+    run_command(__doc__, WatchSettings, _answer, bare=False)

@@ -1,0 +1,174 @@
+"""What a server's prefix cache has, as its KV events tell it; and what its recorded requests found there."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvlab.errors import KvlabError, shown
+from kvlab.workloads.prompt_blocks import BlockHasher
+from kvlab.workloads.trace_format import TracedRequest
+
+Name = int | bytes  # what a server calls a block's content
+_STORED = ("block_hashes", "parent_block_hash", "token_ids", "block_size")  # fields of BlockStored, in order
+
+
+class EventError(KvlabError):
+    """A KV event that is not as vLLM's are."""
+
+
+@dataclass(slots=True)
+class Presence:
+    """When a content was in the pool: from each of `since` on to the same of `until`, which may lack the last."""
+
+    since: list[float] = field(default_factory=list)
+    until: list[float] = field(default_factory=list)
+
+    def at(self, when: float) -> bool:
+        """Whether it was there."""
+        number = bisect_right(self.since, when) - 1
+        return number >= 0 and (number >= len(self.until) or when < self.until[number])
+
+
+@dataclass(slots=True)
+class ServerPool:
+    """A pool by its events. Times are seconds since 1970, by the server's clock. With a `hasher`, contents have the
+    hashes of a trace that was recorded with the same key, one for each of its blocks of `trace_tokens`.
+    """
+
+    hasher: BlockHasher | None = None
+    trace_tokens: int = 16
+    block_tokens: int | None = None  # of the server
+    stored: int = 0
+    removed: int = 0
+    cleared: int = 0
+    unknown: int = 0  # removals of what was stored before anybody watched, or in batches that were missed
+    batches: int = 0
+    gaps: int = 0
+    missed: int = 0  # batches
+    peak: int = 0
+    again_s: list[float] = field(default_factory=list)  # from each eviction that was regretted until it was stored
+    now: dict[Name, list[int]] = field(default_factory=dict)  # what is there, and its hashes in a trace
+    presences: dict[int, Presence] = field(default_factory=dict)  # by the hash in a trace
+    _digests: dict[Name, bytes] = field(default_factory=dict)  # the last hash of each content that was ever there
+    _gone: dict[Name, float] = field(default_factory=dict)
+    expected: int | None = None  # the number of the next batch
+
+    def take(self, number: int, payload: Sequence[Any]) -> None:
+        """Take a batch, whose `number` should be the expected one. Raises EventError."""
+        missed = 0 if self.expected is None else number - self.expected
+        if missed < 0:  # asked for again, or sent twice
+            return
+        self.gaps += missed > 0
+        self.missed += missed
+        self.expected = number + 1
+        self.batches += 1
+        try:
+            when, events = float(payload[0]), payload[1]
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise EventError(
+                f"batch {number}: {shown(payload)}: no batch of KV events as vLLM 0.32 has them"
+            ) from error
+        for event in events:
+            self._event(event, when)
+        self.peak = max(self.peak, len(self.now))
+
+    def _event(self, event: Any, when: float) -> None:
+        kind, values = _fields(event)
+        if values.get("group_idx"):  # of the first group of layers alone
+            return
+        if kind == "BlockStored":
+            self._store(values, when)
+        elif kind == "BlockRemoved":
+            for name in values["block_hashes"]:
+                self._remove(name, when)
+        elif kind == "AllBlocksCleared":
+            self.cleared += 1
+            for name in list(self.now):
+                self._remove(name, when)
+
+    def _store(self, values: Mapping[str, Any], when: float) -> None:
+        names, tokens, size = values["block_hashes"], values["token_ids"], values["block_size"]
+        self.block_tokens = size
+        last = self._digests.get(values["parent_block_hash"], b"")
+        is_known = values["parent_block_hash"] is None or bool(last)
+        for number, name in enumerate(names):
+            self.stored += 1
+            if name in self._gone:
+                self.again_s.append(when - self._gone.pop(name))
+            hashes: list[int] = []
+            if self.hasher is not None and is_known and size % self.trace_tokens == 0:
+                found = self.hasher.behind(last, tokens[number * size : (number + 1) * size])
+                last, hashes = found[-1], [int.from_bytes(each, "big") for each in found]
+                self._digests[name] = last
+            for each in hashes if name not in self.now else ():
+                self.presences.setdefault(each, Presence()).since.append(when)
+            self.now[name] = hashes
+
+    def _remove(self, name: Name, when: float) -> None:
+        hashes = self.now.pop(name, None)
+        if hashes is None:
+            self.unknown += 1
+            return
+        self.removed += 1
+        self._gone[name] = when
+        for each in hashes:
+            self.presences[each].until.append(when)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a trace's requests found in a pool: prompt tokens; those that the server said were cached, and those
+    that were there by the events when it came; requests in which both agree, in which the server found more, less.
+    `unasked_blocks` are in the pool at the end, and only the request that brought them has asked for them.
+    """
+
+    prompt_tokens: int
+    said_tokens: int
+    there_tokens: int
+    agree: int
+    more: int
+    less: int
+    unasked_blocks: int
+
+
+def judge(pool: ServerPool, requests: Iterable[TracedRequest], started: float) -> Verdict:
+    """Hold a trace's requests against the events. `started`: when the trace's time was 0."""
+    prompt = said = there = agree = more = less = 0
+    asked: dict[int, int] = {}
+    size = pool.block_tokens or pool.trace_tokens
+    for request in requests:
+        hashes, when = request.hashes or (), started + (request.arrival_s or 0.0)
+        found = 0
+        for each in hashes:
+            asked[each] = asked.get(each, 0) + 1
+        for each in hashes:
+            presence = pool.presences.get(each)
+            if presence is None or not presence.at(when):
+                break
+            found += pool.trace_tokens
+        found = min(found // size, (request.prompt_tokens - 1) // size) * size  # one token is always computed
+        prompt, said, there = prompt + request.prompt_tokens, said + (request.cached_tokens or 0), there + found
+        agree += (request.cached_tokens or 0) == found
+        more += (request.cached_tokens or 0) > found
+        less += (request.cached_tokens or 0) < found
+    unasked = sum(bool(hashes) and asked.get(hashes[-1], 0) < 2 for hashes in pool.now.values())
+    return Verdict(prompt, said, there, agree, more, less, unasked)
+
+
+def _fields(event: Any) -> tuple[str, dict[str, Any]]:
+    """An event's kind and fields: a mapping with its type, or its type and fields in order. Raises EventError."""
+    try:
+        if isinstance(event, Mapping):
+            kind, values = event["type"], dict(event)
+        else:
+            kind, values = event[0], dict(zip(_STORED, event[1:], strict=False))
+        if kind == "BlockStored":
+            values = {name: values[name] for name in _STORED} | {"group_idx": values.get("group_idx")}
+        elif kind == "BlockRemoved":
+            values = {"block_hashes": values["block_hashes"], "group_idx": values.get("group_idx")}
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise EventError(f"{shown(event)}: no KV event as vLLM 0.32 has them") from error
+    return kind, values
