@@ -74,6 +74,7 @@ from features.steps.text_steps import *
 from features.steps.tracking_steps import *
 from features.steps.traffic_steps import *
 from features.steps.transformers_steps import *
+from features.steps.watch_steps import *
 from features.steps.weights_steps import *
 from features.steps.windows_steps import *
 from kvlab.attention.registry import attention_backends

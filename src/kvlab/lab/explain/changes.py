@@ -10,6 +10,7 @@ import numpy as np
 
 from kvlab.core import Request, RequestRecord
 from kvlab.errors import ConfigError
+from kvlab.kv.pools import POOLS
 from kvlab.lab.explain.lives import Cause
 from kvlab.lab.explain.lives import Key as SequenceKey
 from kvlab.lab.explain.prompt_tokens import Reason
@@ -72,7 +73,7 @@ def _changed(found: Explanation, keys: Collection[SequenceKey]) -> Iterator[tupl
     if terms.keys() & {Cause.BLOCKS, Cause.RETURN, Cause.AGAIN} or Reason.EVICTED in reasons:
         pool = replace(plan.pool, num_blocks=2 * blocks)
         yield "twice the blocks", f"kv.num_blocks={2 * blocks}", replace(plan, pool=pool)
-    if Reason.NOT_SHARED in reasons and config.kv.backend == "paged" and not config.kv.prefix_sharing:
+    if Reason.NOT_SHARED in reasons and POOLS.get(config.kv.backend).is_paged() and not config.kv.prefix_sharing:
         sharing = replace(config.kv, prefix_sharing=True)
         yield "prefixes shared", "kv.prefix_sharing=true", replace(plan, config=replace(config, kv=sharing))
     if terms.keys() & {Cause.TOKENS, Cause.STEP, Cause.OTHER_PROMPTS, Cause.PROMPT}:

@@ -68,9 +68,7 @@ class ServerPool:
         try:
             when, events = float(payload[0]), payload[1]
         except (IndexError, KeyError, TypeError, ValueError) as error:
-            raise EventError(
-                f"batch {number}: {shown(payload)}: no batch of KV events as vLLM 0.32 has them"
-            ) from error
+            raise EventError(f"batch {number}: {shown(payload)}: no KV events as vLLM 0.32 has them") from error
         for event in events:
             self._event(event, when)
         self.peak = max(self.peak, len(self.now))
