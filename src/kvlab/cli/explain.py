@@ -225,11 +225,13 @@ def _answer(arguments: list[str]) -> int:
     else:
         _show_all(found, settings.slowest, console)
     if settings.figure is not None:
+        from kvlab.lab.figures.prompt_reasons import prompt_reasons_figure
         from kvlab.lab.figures.request_terms import request_terms_figure
         from kvlab.lab.files import replacing
 
+        drawn = request_terms_figure(found, keys) if keys else prompt_reasons_figure(found)
         with replacing(Path(settings.figure)) as own:
-            request_terms_figure(found, keys or found.slowest(1)).savefig(own)
+            drawn.savefig(own)
         console.print(f"picture: {settings.figure}", highlight=False)
     return 0
 
