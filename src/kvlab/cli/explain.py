@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _FORMATS = (".png", ".svg", ".pdf")
 _LEAST_SHOWN = 0.005  # of the time
 _MOST_HOLDERS = 3
+_MOST_MS = 100_000.0  # longer times are shown in seconds
 
 
 @dataclass
@@ -88,7 +89,9 @@ def _table(*columns: str) -> Table:
 
 def _show_terms(terms: Mapping[Any, float], console: Terminal, unit: str, per: int = 1) -> None:
     """Terms with their shares, the longest first."""
-    whole, table = sum(terms.values()), _table(unit, "", "%")
+    whole = sum(terms.values())
+    seconds = whole / per >= _MOST_MS
+    table, per = _table(unit, "s" if seconds else "ms", "%"), per * (1000 if seconds else 1)
     for name, value in terms.items():
         if whole and value / whole >= _LEAST_SHOWN:
             table.add_row(str(name), f"{value / per:,.1f}", f"{100 * value / whole:.1f}")
@@ -129,7 +132,7 @@ def _show_one(found: Explanation, key: Key, console: Terminal) -> None:
         f"with {life.before:,} before it in the queue\n",
         highlight=False,
     )
-    _show_terms(life.terms_ms(), console, "ms from arrival to end")
+    _show_terms(life.terms_ms(), console, "from arrival to end")
     if record.first_token_s is not None:
         terms = life.terms_ms(record.first_token_s)
         parts = (f"{cause} {value:,.1f}" for cause, value in terms.items() if value >= 0.05)

@@ -23,9 +23,7 @@ _COLOURS = {
 
 
 def prompt_reasons_figure(found: Explanation) -> Figure:
-    """The share of each reason in the tokens of the prompts that were admitted in each part of the run, and how many
-    those were.
-    """
+    """What became of the tokens of prompts that were admitted in each part of the run, in percent; and how many."""
     figure = style.new_figure(4.8)
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
     style.tidy(axes)
@@ -33,9 +31,8 @@ def prompt_reasons_figure(found: Explanation) -> Figure:
     prompts = list(found.prompts.values())
     last = max((prompt.at_s for prompt in prompts), default=0.0) or 1.0
     edges = np.linspace(0, last, min(_BARS, max(len(prompts), 1)) + 1)
-    places = np.clip(
-        np.searchsorted(edges, [prompt.at_s for prompt in prompts], side="right") - 1, 0, len(edges) - 2
-    )
+    times = [prompt.at_s for prompt in prompts]
+    places = np.clip(np.searchsorted(edges, times, side="right") - 1, 0, len(edges) - 2)
     tokens = {reason: np.zeros(len(edges) - 1) for reason in Reason}
     for place, prompt in zip(places, prompts, strict=True):
         for reason, count in prompt.tokens.items():
@@ -51,8 +48,9 @@ def prompt_reasons_figure(found: Explanation) -> Figure:
     axes.set(ylabel="% of prompt tokens", ylim=(0, 100))
     below.set(ylabel="tokens", xlabel="time, s")
     share = 100 * tokens[Reason.FOUND].sum() / max(whole.sum(), 1)
-    style.title(
-        axes, f"{share:.0f} % of prompt tokens were found in the prefix cache", "by when prompts were admitted"
-    )
+    heading = f"{share:.0f} % of prompt tokens were found in the prefix cache"
+    style.title(axes, heading, "by when prompts were admitted")
+    style.plain(below.yaxis)
+    style.plain(below.xaxis)
     style.legend(below, *axes.get_legend_handles_labels(), below=-0.75, columns=2)
     return figure
