@@ -94,7 +94,7 @@ def publisher(standing: ExitStack, what: str) -> str:
     return f"tcp://127.0.0.1:{port}"
 
 
-def settings_of(request: pytest.FixtureRequest) -> list[str]:
+def watch_settings(request: pytest.FixtureRequest) -> list[str]:
     if "events_at" in request.fixturenames:
         return [f"events={request.getfixturevalue('events_at')}", "seconds=2"]
     served = request.getfixturevalue("client").served
@@ -104,12 +104,12 @@ def settings_of(request: pytest.FixtureRequest) -> list[str]:
 
 @when("I watch it")
 def watch_it(request: pytest.FixtureRequest, commands: list[Command]) -> None:
-    commands.append(call(watch.main, *settings_of(request)))
+    commands.append(call(watch.main, *watch_settings(request)))
 
 
 @when("I watch it with the recorder's trace")
 def watch_with_trace(request: pytest.FixtureRequest, commands: list[Command], trace: Path, tmp_path: Path) -> None:
-    commands.append(call(watch.main, *settings_of(request), f"trace={trace}", f"hash_with={tmp_path / 'key'}"))
+    commands.append(call(watch.main, *watch_settings(request), f"trace={trace}", f"hash_with={tmp_path / 'key'}"))
 
 
 @when(parsers.parse('I watch with "{text}"'))
@@ -124,7 +124,7 @@ def figures(output: str) -> dict[str, Any]:
 
 @then("it knows as many blocks as the server's index has, and saw some evicted")
 def knows_blocks(request: pytest.FixtureRequest, client: Client) -> None:
-    found = figures(call(watch.main, *settings_of(request), "--json").output)
+    found = figures(call(watch.main, *watch_settings(request), "--json").output)
     pool = client.served.serving.engine.core.pool
     assert isinstance(pool, BlockPool)
     assert found["blocks"] == len(findable(pool)) > 0
@@ -134,7 +134,7 @@ def knows_blocks(request: pytest.FixtureRequest, client: Client) -> None:
 
 @then("what the server found is what the ledger finds under lru, and no more than belady")
 def as_the_ledger(request: pytest.FixtureRequest, trace: Path, tmp_path: Path) -> None:
-    settings = [*settings_of(request), f"trace={trace}", f"hash_with={tmp_path / 'key'}", "--json"]
+    settings = [*watch_settings(request), f"trace={trace}", f"hash_with={tmp_path / 'key'}", "--json"]
     found = figures(call(watch.main, *settings).output)
     verdict, rates = found["verdict"], found["replay"]["hit_rates"]
     share = verdict["said_tokens"] / verdict["prompt_tokens"]

@@ -80,8 +80,9 @@ def test_terms_sum_to_latencies_and_tokens_to_prompts(seed: int) -> None:
         assert [interval.start_s for interval in life.intervals] == ends[:-1]
         assert ends[-1] == pytest.approx(record.finished_s, abs=1e-9)
         assert sum(life.terms_ms().values()) == pytest.approx(record.e2el_ms, abs=1e-6)
-        if record.ttft_ms is not None:
-            assert sum(life.terms_ms(record.first_token_s).values()) == pytest.approx(record.ttft_ms, abs=1e-6)
+        if record.first_token_s is not None:
+            to_first = sum(life.terms_ms(record.first_token_s).values())
+            assert to_first == pytest.approx(record.ttft_ms, abs=1e-6)
         if not record.sample:
             prompt = found.prompts[key]
             assert sum(prompt.tokens.values()) == record.prompt_tokens
