@@ -30,6 +30,7 @@ COMMANDS = {
     "watch": Command("what a running server's prefix cache has and loses", "events=tcp://127.0.0.1:5557"),
     "explain": Command("why requests took so long, and what would have helped", "run=outputs/... slowest=10"),
     "report": Command("compare runs, with intervals and verdicts", "outputs/a outputs/b"),
+    "export": Command("a run as a benchmark report of llm-d", "outputs/... to=report.yaml"),
     "capacity": Command("how many sequences fit in a memory", "model=qwen3_4b memory=16GiB"),
     "replay": Command("what each eviction policy finds again, and the optimum", "workload=multi_turn"),
     "calibrate": Command("fit the time of a step to recorded runs, to simulate with", "outputs/a outputs/b"),
