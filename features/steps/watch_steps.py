@@ -96,7 +96,7 @@ def publisher(standing: ExitStack, what: str) -> str:
 
 def watch_settings(request: pytest.FixtureRequest) -> list[str]:
     if "events_at" in request.fixturenames:
-        return [f"events={request.getfixturevalue('events_at')}", "seconds=2"]
+        return [f"events={request.getfixturevalue('events_at')}", "seconds=4"]
     served = request.getfixturevalue("client").served
     events = served.serving.events
     return [f"events={events.endpoint}", f"replay={events.replay_endpoint}", f"url={served.url}", "seconds=0.5"]
