@@ -101,6 +101,9 @@ Feature: Traffic of one's own
         | a request without its facts   | p.json  | [{"start_time": 1, "end_time": 2}] | p.json: has no 'info'; expected inference-perf's |
         | a span without its time       | o.json  | {"resourceSpans": [{"scopeSpans": [{"spans": [{}]}]}]} | line 1: has no 'startTimeUnixNano'; expected spans in OTLP's JSON |
         | a line of another format      | d.jsonl | {"schema": "dynamo.request.trace.v1"}; oops | d.jsonl, line 2: |
+        | a number that is text         | p.json  | [{"start_time": 1, "end_time": 2, "info": {"input_tokens": "7", "output_tokens": 1}}] | p.json: a prompt of '7' tokens; expected inference-perf's |
+        | a block that no tokens have   | d.jsonl | {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": {"request_received_ms": 1, "replay": {"trace_block_size": 16, "input_length": 7, "input_sequence_hashes": [1, 2]}}} | d.jsonl, line 1: expected 1 hashes of 64 bits, one for each 16 tokens |
+        | blocks without tokens         | d.jsonl | {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": {"request_received_ms": 1, "replay": {"trace_block_size": 0, "input_length": 7, "input_sequence_hashes": []}}} | d.jsonl, line 1: |
         | a log without prompts         | v.log   | INFO 11-16 18:15:00 [a.py:1] Received request a-0: params: x | has no tokens of prompts; log them with VLLM_LOGGING_LEVEL=DEBUG |
 
     @R27.1

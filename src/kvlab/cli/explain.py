@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
-from kvlab.config.values import at_least
+from kvlab.config.values import at_least, picture_name
 from kvlab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from kvlab.lab.explain.replayed import Explanation
     from kvlab.lab.terminal import Terminal
 
-_FORMATS = (".png", ".svg", ".pdf")
 _LEAST_SHOWN = 0.005  # of the time
 _MOST_HOLDERS = 3
 _MOST_MS = 100_000.0  # longer times are shown in seconds
@@ -49,8 +48,7 @@ class ExplainSettings:
 
     def __post_init__(self) -> None:
         at_least("slowest", self.slowest, 0)
-        if self.figure is not None and Path(self.figure).suffix not in _FORMATS:
-            raise ConfigError("figure", self.figure, f"a picture's name ends in {', '.join(_FORMATS)}")
+        picture_name("figure", self.figure)
 
 
 def _explained(settings: ExplainSettings, console: Terminal) -> Explanation:

@@ -19,15 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlab.cli.settings import read_settings, run_command, setting
-from kvlab.config.values import at_least
+from kvlab.config.values import at_least, picture_name
 from kvlab.errors import ConfigError
 from kvlab.registry import registry
 
 if TYPE_CHECKING:
     from kvlab.lab.prefix_replay.curves import ReplayCurves
     from kvlab.lab.terminal import Terminal
-
-_FORMATS = (".png", ".svg", ".pdf")
 
 
 @dataclass
@@ -56,8 +54,7 @@ class ReplaySettings:
 
     def __post_init__(self) -> None:
         at_least("concurrency", self.concurrency, 1)
-        if self.figure is not None and Path(self.figure).suffix not in _FORMATS:
-            raise ConfigError("figure", self.figure, f"a picture's name ends in {', '.join(_FORMATS)}")
+        picture_name("figure", self.figure)
 
 
 def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) -> ReplayCurves:

@@ -10,6 +10,7 @@ MOST = 10**15  # of any number: what is computed from a few of them is a number 
 MOST_SEED = 2**64 - 1  # what random generators take
 MOST_SECONDS = 366 * 86400  # a year: who waits for longer has mistyped
 _MOST_BYTES = 2**60
+_PICTURES = (".png", ".svg", ".pdf")
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)}
 _UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)}
@@ -19,6 +20,12 @@ def one_of(key: str, value: str, known: tuple[str, ...]) -> None:
     """Raise ConfigError, with the known values, unless `value` is one of them."""
     if value not in known:
         raise ConfigError(key, value, f"unknown; known: {', '.join(known)}")
+
+
+def picture_name(key: str, name: str | None) -> None:
+    """Raise ConfigError unless `name` is None or the name of a picture."""
+    if name is not None and not name.endswith(_PICTURES):
+        raise ConfigError(key, name, f"a picture's name ends in {', '.join(_PICTURES)}")
 
 
 def at_least(key: str, value: float | None, least: float, most: float = MOST) -> None:

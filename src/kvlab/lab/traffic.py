@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -14,10 +14,10 @@ from kvlab.errors import ConfigError, WorkloadError, shown
 from kvlab.lab.results.records import read_run
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import Importer, ImportOptions
+from kvlab.workloads.lines import read_head
 from kvlab.workloads.prompt_blocks import BlockHasher, text_encoder
 from kvlab.workloads.trace_format import MARK, UNKNOWN, Header, TracedRequest, write_trace
 
-_HEAD = 64 << 10  # bytes of a file, by which its format is recognised
 _LEAST_SECRET = 16  # bytes
 
 
@@ -55,7 +55,6 @@ class _Counts:
     output: int = 0
     timed: int = 0
     answered: int = 0
-    hashed: int = 0
     first_s: float = 0.0
     last_s: float = 0.0
 
@@ -78,7 +77,6 @@ class _Counts:
             self.prompt += request.prompt_tokens
             self.output += request.output_tokens or 0
             self.answered += request.output_tokens is not None
-            self.hashed += request.hashes is not None
             yield request
 
     @property
@@ -97,7 +95,7 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     setting that does not fit it.
     """
     is_run = Path(file).is_dir()
-    head = "" if is_run else _head(file)
+    head = "" if is_run else read_head(file)
     columns = {name: value for name, value in asdict(settings.columns).items() if value is not None}
     chosen = settings.format or ("table" if columns else None)
     one_of("format", chosen or "table", IMPORTERS.names())
@@ -107,8 +105,11 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     path = Path(settings.to or f"{Path(file).name.partition('.')[0]}.trace.jsonl")
     if path.exists() and path.samefile(file):
         raise ConfigError("to", settings.to, "is the file that is imported; name another")
-    counts = _Counts()
-    first = next(iter(_sorted(importer, settings.sort)), None)
+    found: Iterable[TracedRequest] = importer.requests()
+    if settings.sort or not kind.in_order:
+        found = sorted(found, key=lambda request: request.arrival_s or 0.0)
+    requests = iter(found)
+    first = next(requests, None)
     if first is None:
         raise WorkloadError(f"{shown(file)}: holds no request")
     header = Header(
@@ -123,7 +124,8 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     unknown |= {"prefixes"} if first.hashes is None else set()
     unknown |= {"tokens"} if kind.reads_text and settings.tokenizer is None else set()
     names = tuple(name for name in UNKNOWN if name in unknown)
-    write_trace(path, replace(header, unknown=names), counts.count(_sorted(importer, settings.sort), file))
+    counts = _Counts()
+    write_trace(path, replace(header, unknown=names), counts.count(chain([first], requests), file))
     for what, some in (("an arrival time", counts.timed), ("an output length", counts.answered)):
         if 0 < some < counts.requests:
             raise WorkloadError(
@@ -139,14 +141,16 @@ class OwnRun(Importer):
 
     what: ClassVar[str] = "a run of kvlab"
     unknown: ClassVar[tuple[str, ...]] = ("prefixes",)
+    in_order = False
 
-    @staticmethod
-    def recognises(head: str) -> bool:
+    @classmethod
+    def recognises(cls, head: str) -> bool:
         return False
 
     def requests(self) -> Iterator[TracedRequest]:
-        records = [record for record in read_run(Path(self.options.path)).requests() if not record.sample]
-        for record in sorted(records, key=lambda record: record.arrival_s):
+        for record in read_run(Path(self.options.path)).requests():
+            if record.sample:
+                continue
             yield TracedRequest(
                 record.prompt_tokens,
                 record.arrival_s,
@@ -158,11 +162,6 @@ class OwnRun(Importer):
                 e2el_ms=record.e2el_ms,
                 itl_ms=record.itl_ms,
             )
-
-
-def _sorted(importer: Importer, sort: bool) -> Iterable[TracedRequest]:
-    found = importer.requests()
-    return sorted(found, key=lambda request: request.arrival_s or 0.0) if sort else found
 
 
 def _recognised(file: str, head: str) -> type[Importer]:
@@ -178,19 +177,6 @@ def _recognised(file: str, head: str) -> type[Importer]:
     text = f"that of {shown(file)} is not recognised; known: {', '.join(names)}; of a table of your own set"
     text += " columns.prompt_tokens=NAME and others (kvlab import --help)"
     raise ConfigError("format", "auto", text)
-
-
-def _head(file: str) -> str:
-    try:
-        with open(file, "rb") as opened:
-            data = opened.read(_HEAD)
-        if data.startswith(b"\x1f\x8b"):
-            with gzip.open(file) as unpacked:
-                data = unpacked.read(_HEAD)
-    except (OSError, EOFError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise WorkloadError(f"{shown(file)}: cannot be read: {reason}") from error
-    return data.decode(errors="replace").removeprefix("\ufeff")
 
 
 def read_key(file: str | None) -> bytes:

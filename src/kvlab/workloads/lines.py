@@ -15,6 +15,7 @@ from kvlab.errors import WorkloadError, shown
 
 MAX_LINE_BYTES = 64 * 2**20  # room for as many token ids as the longest prompt has
 MAX_DOCUMENT_BYTES = 2 << 30  # of a file that is one JSON value
+_HEAD_BYTES = 64 << 10
 _GZIP = b"\x1f\x8b"  # how its files begin
 
 
@@ -48,6 +49,20 @@ def read_lines(name: str) -> Iterator[tuple[int, bytes]]:
             line = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"")
             if line.strip():
                 yield number, line
+
+
+def read_head(name: str) -> str:
+    """How a file begins, as text, whatever is in it. Raises WorkloadError where it cannot be read."""
+    try:
+        with open(name, "rb") as file:
+            data = file.read(_HEAD_BYTES)
+        if data.startswith(_GZIP):
+            with gzip.open(name) as unpacked:
+                data = unpacked.read(_HEAD_BYTES)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise WorkloadError(f"{shown(name)}: cannot be read: {reason}") from error
+    return data.removeprefix(codecs.BOM_UTF8).decode(errors="replace")
 
 
 def read_document(name: str) -> Any:

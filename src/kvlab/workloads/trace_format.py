@@ -71,7 +71,26 @@ class TracedRequest:
             found["hashes"] = [f"{each:016x}" for each in self.hashes]
         return _as_json(found)
 
+    def check(self, block_tokens: int) -> None:
+        """Raises ValueError for what a trace cannot hold: others may write anything."""
+        if type(self.prompt_tokens) is not int or not 1 <= self.prompt_tokens <= MAX_PROMPT_TOKENS:
+            raise ValueError(f"a prompt of {shown(self.prompt_tokens, repr)} tokens")
+        for name in _WHOLE:
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or not 0 <= value <= MAX_WHOLE):
+                raise ValueError(f"{name} is {shown(value, repr)}, not a whole number")
+        for name in _SECONDS:
+            value = getattr(self, name)
+            if value is not None and (type(value) not in (int, float) or not abs(value) < 2**53):
+                raise ValueError(f"{name} is {shown(value, repr)}, not a number")
+        if self.hashes is not None:
+            blocks = -(-self.prompt_tokens // block_tokens)
+            if len(self.hashes) != blocks or not all(type(of) is int and 0 <= of < 2**64 for of in self.hashes):
+                raise ValueError(f"expected {blocks} hashes of 64 bits, one for each {block_tokens} tokens")
 
+
+_WHOLE = ("output_tokens", "max_tokens", "cached_tokens")
+_SECONDS = ("arrival_s", "temperature", "queue_ms", "ttft_ms", "e2el_ms")
 _FIELDS = [each.name for each in fields(TracedRequest)]
 _values = attrgetter(*_FIELDS)
 _HEADER = [each.name for each in fields(Header)]
@@ -161,10 +180,10 @@ def _header(place: Place, line: bytes) -> Header:
 def _request(place: Place, row: dict[str, Any], header: Header) -> TracedRequest:
     values = {name: row[name] for name in _FIELDS if row.get(name) is not None}
     prompt = place.tokens(row.get("prompt_tokens"), "prompt_tokens", most=MAX_PROMPT_TOKENS)
-    for name in ("output_tokens", "max_tokens", "cached_tokens"):
+    for name in _WHOLE:
         if name in values:
             place.tokens(values[name], name, least=0, most=MAX_WHOLE)
-    for name in ("arrival_s", "temperature", "queue_ms", "ttft_ms", "e2el_ms"):
+    for name in _SECONDS:
         if name in values:
             values[name] = place.seconds(values[name], name, "a number", _number)
     if "hashes" in values:

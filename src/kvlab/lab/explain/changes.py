@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvlab.core import Request, RequestRecord
-from kvlab.errors import ConfigError
 from kvlab.kv.pools import POOLS
 from kvlab.lab.explain.lives import Cause
 from kvlab.lab.explain.lives import Key as SequenceKey
@@ -37,11 +36,7 @@ class Change:
 def counterfactuals(
     found: Explanation, keys: Sequence[SequenceKey], on_change: Callable[[str], None] = lambda what: None
 ) -> list[Change]:
-    """The run as it was, and with each of the changes that may help these requests, simulated again. Raises
-    ConfigError for a run that was not simulated.
-    """
-    if not found.is_simulated:
-        raise ConfigError("run", "", "computed its steps: what would have helped is known of simulated runs alone")
+    """A simulated run as it was, and with each of the changes that may help these requests, simulated again."""
     changes = [_measured("as it was", "", list(found.records.values()), keys)]
     for what, settings, plan in _changed(found, keys):
         on_change(what)

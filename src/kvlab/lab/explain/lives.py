@@ -243,9 +243,10 @@ class LifeObserver:
         self._last_s = end_s
         self._see_admitted(start_s, any_preempted=batch.preempted > 0)
         self._see_decoding(batch.decoding.sequences, start_s)
+        firsts = {sample: first for first in chunks for sample in first.siblings or ()}
         for sequence, life in list(self._open.items()):
             self._meanwhile(life, sequence, start_s)
-            first = next((each for each in chunks if each.siblings and sequence in each.siblings), sequence)
+            first = firsts.get(sequence, sequence)
             if first in chunks:
                 self._prompt(life, first, chunks[first], tokens, decode_s, end_s)
             elif sequence.status is SequenceStatus.LOADING:

@@ -63,11 +63,11 @@ class _Admitted:
 
 class PromptObserver:
     """Follows which contents a pool has, and looks at each prompt when it is admitted, before the step's own
-    contents. A StepObserver.
+    contents. A StepObserver. `has_salts`: of any request, which are then told apart.
     """
 
-    def __init__(self, core: EngineCore) -> None:
-        pool = core.pool
+    def __init__(self, core: EngineCore, *, has_salts: bool) -> None:
+        pool, self._has_salts = core.pool, has_salts
         self._core, self._size = core, pool.block_size
         self._log: ContentLog | None = None
         self._group, self._has_groups = 0, False
@@ -128,22 +128,30 @@ class PromptObserver:
             return found
         parts = list(self._parts(sequence.token_ids[: sequence.num_prompt_tokens], 0))
         keys = Offload.keys(PrefixIndex.root_tokens(request.salt, self._group), parts)
-        for number, (key, plain) in enumerate(zip(keys, Offload.keys((), parts), strict=True)):
-            salts = self._salts.setdefault(plain, set())
+        salts = self._salts_of(parts, request.salt) if self._has_salts else [False] * len(keys)
+        for number, (key, has_other_salt) in enumerate(zip(keys, salts, strict=True)):
             if key in self._known:
                 eviction = self._known[key]
                 found.reasons.append(Reason.EVICTED)
                 if eviction is not None:
                     found.evictions[number] = eviction
-            elif salts - {request.salt}:
+            elif has_other_salt:
                 found.reasons.append(Reason.OTHER_SALT)
             else:
                 if number and found.diverged_at is None and keys[number - 1] in self._parents:
                     found.diverged_at = number
                 is_behind = found.diverged_at is not None
                 found.reasons.append(Reason.DIVERGED if is_behind else Reason.FIRST_SEEN)
-            salts.add(request.salt)
         self._parents.update(keys[:-1])
+        return found
+
+    def _salts_of(self, parts: list[bytes], salt: Salt) -> list[bool]:
+        """Of each block whether it came with another salt before."""
+        found = []
+        for plain in Offload.keys((), parts):
+            salts = self._salts.setdefault(plain, set())
+            found.append(bool(salts - {salt}))
+            salts.add(salt)
         return found
 
     def _explained(self, sequence: Sequence, looked: _Admitted) -> PromptTokens:

@@ -116,7 +116,7 @@ def observe(
     """Serve the plan's requests step by step. `steps`: of the same run, which say what decoding alone takes."""
     with served_from(plan) as (engine, core):
         lives = LifeObserver(core, DecodeTimes(steps), detail, _handed(engine))
-        prompts = PromptObserver(core)
+        prompts = PromptObserver(core, has_salts=any(request.salt is not None for request in plan.requests))
         core.observer = _Observers(lives, prompts)
         playback = _playback(plan, core)
 

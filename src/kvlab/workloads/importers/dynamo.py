@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from kvlab.workloads.importers import IMPORTERS
-from kvlab.workloads.importers.base import Importer, ImportOptions, mistake
-from kvlab.workloads.lines import json_object, read_lines
+from kvlab.workloads.importers.base import ImportOptions, JsonLinesImporter
 from kvlab.workloads.trace_format import TracedRequest
 from kvlab.workloads.traces import Place
 
@@ -15,58 +14,46 @@ _SCHEMA = "dynamo.request.trace.v1"
 
 
 @IMPORTERS.register("dynamo")
-class DynamoImporter(Importer):
+class DynamoImporter(JsonLinesImporter):
     """Records of requests that ended; those of tools and of payloads are left out. What follows a prompt's last
     whole block has no hash, and counts as its own.
     """
 
     what: ClassVar[str] = "Dynamo's request trace"
+    expected = f"a record of {_SCHEMA}"
+    in_order = False
 
     def __init__(self, options: ImportOptions) -> None:
         super().__init__(options)
-        sizes = (row["request"].get("replay") for _, row in self._rows())
-        self.block_tokens = next((each["trace_block_size"] for each in sizes if each), 16)
+        self._has_size = False
 
-    @staticmethod
-    def recognises(head: str) -> bool:
+    @classmethod
+    def recognises(cls, head: str) -> bool:
         return f'"{_SCHEMA}"' in head.partition("\n")[0]
 
-    def requests(self) -> Iterator[TracedRequest]:
-        yield from sorted(self._requests(), key=lambda row: row.arrival_s or 0.0)  # they are written as they end
-
-    def _rows(self) -> Iterator[tuple[Place, dict[str, Any]]]:
-        for number, line in read_lines(self.options.path):
-            place = Place(self.options.path, number)
-            try:
-                row = json_object(line)
-            except ValueError as error:
-                raise place.error(f"{mistake(error)}; expected a record of {_SCHEMA}") from error
-            if row.get("event_type") == "request_end" and isinstance(row.get("request"), dict):
-                yield place, row
-
-    def _requests(self) -> Iterator[TracedRequest]:
-        for place, row in self._rows():
-            asked, about = row["request"], row.get("agent_context") or {}
-            replay = asked.get("replay") or {}
-            try:
-                prompt = replay.get("input_length") or asked["input_tokens"]
-                finish = (asked.get("finish_reason_metadata") or {}).get("finish_reason")
-                yield TracedRequest(
-                    prompt,
-                    asked["request_received_ms"] / 1000,
-                    asked.get("output_tokens"),
-                    self._hashes(place, prompt, replay) if replay else None,
-                    finish,
-                    session=about.get("session_id"),
-                    cached_tokens=asked.get("cached_tokens"),
-                    queue_ms=asked.get("prefill_wait_time_ms"),
-                    ttft_ms=asked.get("ttft_ms"),
-                    e2el_ms=asked.get("total_time_ms"),
-                )
-            except (KeyError, TypeError) as error:
-                raise place.error(f"{mistake(error)}; expected a record of {_SCHEMA}") from error
+    def of_line(self, place: Place, row: dict[str, Any]) -> Iterator[TracedRequest]:
+        if row.get("event_type") != "request_end" or not isinstance(row.get("request"), dict):
+            return
+        asked, about = row["request"], row.get("agent_context") or {}
+        replay = asked.get("replay") or {}
+        prompt = replay.get("input_length") or asked["input_tokens"]
+        finish = (asked.get("finish_reason_metadata") or {}).get("finish_reason")
+        yield TracedRequest(
+            prompt,
+            asked["request_received_ms"] / 1000,
+            asked.get("output_tokens"),
+            self._hashes(place, prompt, replay) if replay else None,
+            finish,
+            session=about.get("session_id"),
+            cached_tokens=asked.get("cached_tokens"),
+            queue_ms=asked.get("prefill_wait_time_ms"),
+            ttft_ms=asked.get("ttft_ms"),
+            e2el_ms=asked.get("total_time_ms"),
+        )
 
     def _hashes(self, place: Place, prompt: int, replay: dict[str, Any]) -> list[int]:
+        if not self._has_size:
+            self.block_tokens, self._has_size = replay["trace_block_size"], True
         if replay["trace_block_size"] != self.block_tokens:
             size = f"{replay['trace_block_size']}, in lines before {self.block_tokens}"
             raise place.error(f"its blocks have {size}; import the records of one model", "trace_block_size")

@@ -7,34 +7,29 @@ from typing import Any, ClassVar
 
 from kvlab.errors import WorkloadError, shown
 from kvlab.workloads.importers import IMPORTERS
-from kvlab.workloads.importers.base import Importer, mistake
-from kvlab.workloads.lines import read_document
+from kvlab.workloads.importers.base import DocumentImporter
 from kvlab.workloads.trace_format import TracedRequest
 
 
 @IMPORTERS.register("guidellm")
-class GuideLLMImporter(Importer):
+class GuideLLMImporter(DocumentImporter):
     """benchmarks.json: the requests that succeeded, of all its benchmarks."""
 
     what: ClassVar[str] = "a report of GuideLLM"
+    expected = "a report of GuideLLM with its requests"
     unknown: ClassVar[tuple[str, ...]] = ("prefixes",)
+    in_order = False
 
-    @staticmethod
-    def recognises(head: str) -> bool:
+    @classmethod
+    def recognises(cls, head: str) -> bool:
         return head.lstrip().startswith("{") and '"guidellm_version"' in head
 
-    def requests(self) -> Iterator[TracedRequest]:
-        path = self.options.path
-        try:
-            found = [row for each in read_document(path)["benchmarks"] for row in each["requests"]["successful"]]
-            found.sort(key=lambda row: row["request_start_time"])
-            requests = list(map(_request, found))
-        except (KeyError, TypeError, AttributeError) as error:
-            text = f"{mistake(error)}; expected a report of GuideLLM with its requests"
-            raise WorkloadError(f"{shown(path)}: {text}") from error
-        if not requests:
-            raise WorkloadError(f"{shown(path)}: has no request that succeeded; a report keeps them if it is to")
-        yield from requests
+    def of_document(self, document: Any) -> Iterator[TracedRequest]:
+        rows = [row for benchmark in document["benchmarks"] for row in benchmark["requests"]["successful"]]
+        if not rows:
+            text = "has no request that succeeded; a report keeps them if it is to"
+            raise WorkloadError(f"{shown(self.options.path)}: {text}")
+        yield from map(_request, rows)
 
 
 def _request(row: dict[str, Any]) -> TracedRequest:

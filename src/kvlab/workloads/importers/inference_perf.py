@@ -6,33 +6,26 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from kvlab.errors import WorkloadError, shown
 from kvlab.workloads.importers import IMPORTERS
-from kvlab.workloads.importers.base import Importer, mistake
-from kvlab.workloads.lines import read_document
+from kvlab.workloads.importers.base import DocumentImporter
 from kvlab.workloads.trace_format import TracedRequest
 
 
 @IMPORTERS.register("inference_perf")
-class InferencePerfImporter(Importer):
+class InferencePerfImporter(DocumentImporter):
     """per_request_lifecycle_metrics.json; requests that failed are left out."""
 
     what: ClassVar[str] = "a report of inference-perf"
+    expected = "inference-perf's per_request_lifecycle_metrics.json"
     unknown: ClassVar[tuple[str, ...]] = ("prefixes",)
+    in_order = False
 
-    @staticmethod
-    def recognises(head: str) -> bool:
+    @classmethod
+    def recognises(cls, head: str) -> bool:
         return head.lstrip().startswith("[") and '"start_time"' in head and '"end_time"' in head
 
-    def requests(self) -> Iterator[TracedRequest]:
-        path = self.options.path
-        try:
-            rows = [row for row in read_document(path) if not row.get("error")]
-            requests = [_request(row) for row in sorted(rows, key=lambda row: row["start_time"])]
-        except (KeyError, TypeError, AttributeError) as error:
-            text = f"{mistake(error)}; expected inference-perf's per_request_lifecycle_metrics.json"
-            raise WorkloadError(f"{shown(path)}: {text}") from error
-        yield from requests
+    def of_document(self, document: Any) -> Iterator[TracedRequest]:
+        yield from (_request(row) for row in document if not row.get("error"))
 
 
 def _request(row: dict[str, Any]) -> TracedRequest:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 
-from kvlab.config import WorkloadConfig
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import RowImporter
-from kvlab.workloads.traces import Row, json_rows
+from kvlab.workloads.traces import json_rows
 
 
 @IMPORTERS.register("mooncake")
@@ -15,12 +14,10 @@ class MooncakeImporter(RowImporter):
     """See `kvlab.workloads.sources.mooncake`."""
 
     what, source, block_tokens = "Mooncake's trace", "mooncake", 512
-    unit_s = 1e-3
+    marks = ('"hash_ids"', '"input_length"')
+    rows = staticmethod(partial(json_rows, unit_s=1e-3))
 
-    @staticmethod
-    def recognises(head: str) -> bool:
-        line = head.partition("\n")[0]
-        return '"hash_ids"' in line and '"chat_id"' not in line and '"input_length"' in line
-
-    def rows(self, config: WorkloadConfig) -> Iterator[Row]:
-        return json_rows(config, self.unit_s)
+    @classmethod
+    def recognises(cls, head: str) -> bool:
+        """Not vLLM's, which have the same fields and more."""
+        return super().recognises(head) and '"chat_id"' not in head.partition("\n")[0]

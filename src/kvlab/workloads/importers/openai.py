@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from kvlab.workloads.importers import IMPORTERS
-from kvlab.workloads.importers.base import Importer
+from kvlab.workloads.importers.base import JsonLinesImporter
 from kvlab.workloads.importers.table import UNITS, moment
-from kvlab.workloads.lines import json_object, read_lines
 from kvlab.workloads.trace_format import TracedRequest
 from kvlab.workloads.traces import Place
 
@@ -16,27 +15,19 @@ _TIMES = ("timestamp", "created", "created_at", "time")
 
 
 @IMPORTERS.register("openai")
-class OpenAIImporter(Importer):
+class OpenAIImporter(JsonLinesImporter):
     """Text is hashed and forgotten."""
 
     what: ClassVar[str] = "requests of OpenAI's API"
+    expected = "a JSON object with a request of OpenAI's API"
     reads_text: ClassVar[bool] = True
 
-    @staticmethod
-    def recognises(head: str) -> bool:
+    @classmethod
+    def recognises(cls, head: str) -> bool:
         line = head.partition("\n")[0]
         return line.startswith("{") and any(f'"{name}":' in line for name in ("messages", "body", "prompt"))
 
-    def requests(self) -> Iterator[TracedRequest]:
-        for number, line in read_lines(self.options.path):
-            place = Place(self.options.path, number)
-            try:
-                row = json_object(line)
-            except ValueError as error:
-                raise place.error(f"{error}; expected a JSON object with a request of OpenAI's API") from error
-            yield self._request(place, row)
-
-    def _request(self, place: Place, row: dict[str, Any]) -> TracedRequest:
+    def of_line(self, place: Place, row: dict[str, Any]) -> Iterator[TracedRequest]:
         body = row.get("body", row)
         prompt = body.get("messages", body.get("prompt")) if isinstance(body, dict) else None
         if not prompt:
@@ -47,7 +38,7 @@ class OpenAIImporter(Importer):
             tokens, hashes = self.options.hasher.prompt(prompt, self.options.encode)
         usage = row.get("usage") or (row.get("response") or {}).get("usage") or {}
         most = body.get("max_completion_tokens", body.get("max_tokens"))
-        return TracedRequest(
+        yield TracedRequest(
             tokens,
             self._arrival(place, row),
             usage.get("completion_tokens"),

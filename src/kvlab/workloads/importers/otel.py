@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from kvlab.workloads.importers import IMPORTERS
-from kvlab.workloads.importers.base import Importer, mistake
-from kvlab.workloads.lines import json_object, read_lines
+from kvlab.workloads.importers.base import JsonLinesImporter
 from kvlab.workloads.trace_format import TracedRequest
 from kvlab.workloads.traces import Place
 
@@ -20,28 +19,22 @@ _CACHED = ("gen_ai.usage.cached_tokens", "gen_ai.usage.cache_read.input_tokens")
 
 
 @IMPORTERS.register("otel")
-class OTelImporter(Importer):
+class OTelImporter(JsonLinesImporter):
     """Spans with prompt tokens are requests; others are left out."""
 
     what: ClassVar[str] = "OpenTelemetry spans of requests"
+    expected = "spans in OTLP's JSON, line by line"
     unknown: ClassVar[tuple[str, ...]] = ("prefixes",)
+    in_order = False
 
-    @staticmethod
-    def recognises(head: str) -> bool:
+    @classmethod
+    def recognises(cls, head: str) -> bool:
         return head.lstrip().startswith("{") and '"resourceSpans"' in head
 
-    def requests(self) -> Iterator[TracedRequest]:
-        yield from sorted(self._rows(), key=lambda row: row.arrival_s or 0.0)  # they are written as they end
-
-    def _rows(self) -> Iterator[TracedRequest]:
-        for number, line in read_lines(self.options.path):
-            try:
-                for resource in json_object(line)["resourceSpans"]:
-                    for scope in resource["scopeSpans"]:
-                        yield from filter(None, map(_request, scope["spans"]))
-            except (KeyError, TypeError, AttributeError, ValueError) as error:
-                place = Place(self.options.path, number)
-                raise place.error(f"{mistake(error)}; expected spans in OTLP's JSON, line by line") from error
+    def of_line(self, place: Place, row: dict[str, Any]) -> Iterator[TracedRequest]:
+        for resource in row["resourceSpans"]:
+            for scope in resource["scopeSpans"]:
+                yield from filter(None, map(_request, scope["spans"]))
 
 
 def _request(span: dict[str, Any]) -> TracedRequest | None:

@@ -43,8 +43,8 @@ class TableImporter(Importer):
 
     what: ClassVar[str] = "a table of requests"
 
-    @staticmethod
-    def recognises(head: str) -> bool:
+    @classmethod
+    def recognises(cls, head: str) -> bool:
         """Whatever has the numbers of tokens under a name that is known."""
         line = head.partition("\n")[0]
         names = [name.strip(' "').lower() for name in line.split(",")] if not line.startswith("{") else []

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from kvlab.workloads.importers import IMPORTERS
-from kvlab.workloads.importers.mooncake import MooncakeImporter
+from kvlab.workloads.importers.base import RowImporter
+from kvlab.workloads.traces import json_rows
 
 
 @IMPORTERS.register("timed_trace")
-class TimedTraceImporter(MooncakeImporter):
+class TimedTraceImporter(RowImporter):
     """See `kvlab.workloads.sources.timed_trace`."""
 
     what, source, block_tokens = "a timed trace of vLLM", "timed_trace", 16
-    unit_s = 1.0
-
-    @staticmethod
-    def recognises(head: str) -> bool:
-        line = head.partition("\n")[0]
-        return '"hash_ids"' in line and '"chat_id"' in line
+    marks = ('"hash_ids"', '"chat_id"')
+    rows = staticmethod(partial(json_rows, unit_s=1.0))

@@ -3,40 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kvlab.errors import WorkloadError, shown
 from kvlab.workloads.importers import IMPORTERS
-from kvlab.workloads.importers.base import Importer
-from kvlab.workloads.lines import read_document
+from kvlab.workloads.importers.base import DocumentImporter
 from kvlab.workloads.trace_format import TracedRequest
 
 
 @IMPORTERS.register("vllm_bench")
-class VllmBenchImporter(Importer):
+class VllmBenchImporter(DocumentImporter):
     """The file of `vllm bench serve --save-result --save-detailed`."""
 
     what: ClassVar[str] = "a result of vllm bench serve"
+    expected = "lists of one length, of numbers"
     unknown: ClassVar[tuple[str, ...]] = ("prefixes",)
+    in_order = False
 
-    @staticmethod
-    def recognises(head: str) -> bool:
+    @classmethod
+    def recognises(cls, head: str) -> bool:
         return head.lstrip().startswith("{") and '"request_throughput"' in head
 
-    def requests(self) -> Iterator[TracedRequest]:
-        path = self.options.path
-        found = read_document(path)
+    def of_document(self, document: Any) -> Iterator[TracedRequest]:
         names = ("input_lens", "output_lens", "ttfts", "itls")
-        if missing := [name for name in names if not isinstance(found.get(name), list)]:
+        if missing := [name for name in names if not isinstance(document.get(name), list)]:
             text = f"has no {missing[0]}; save it with vllm bench serve --save-result --save-detailed"
-            raise WorkloadError(f"{shown(path)}: {text}")
-        starts = found.get("start_times") or [None] * len(found["input_lens"])
-        try:
-            rows = list(zip(starts, *(found[name] for name in names), strict=True))
-            rows.sort(key=lambda row: row[0] or 0.0)
-            for start, prompt, output, ttft, itls in rows:
-                e2el = (ttft + sum(itls)) * 1000
-                times = [each * 1000 for each in itls]
-                yield TracedRequest(prompt, start, output, ttft_ms=ttft * 1000, e2el_ms=e2el, itl_ms=times)
-        except (TypeError, ValueError) as error:
-            raise WorkloadError(f"{shown(path)}: its lists are not of one length, or no numbers") from error
+            raise WorkloadError(f"{shown(self.options.path)}: {text}")
+        starts = document.get("start_times") or [None] * len(document["input_lens"])
+        for start, prompt, output, ttft, itls in zip(starts, *(document[name] for name in names), strict=True):
+            times = [time * 1000 for time in itls]
+            e2el_ms = ttft * 1000 + sum(times)
+            yield TracedRequest(prompt, start, output, ttft_ms=ttft * 1000, e2el_ms=e2el_ms, itl_ms=times)

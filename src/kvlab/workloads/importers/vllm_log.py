@@ -46,26 +46,27 @@ class VllmLogImporter(Importer):
     """Times are whole seconds, of a year that the log does not say."""
 
     what: ClassVar[str] = "a log of vLLM"
+    in_order = False
 
-    @staticmethod
-    def recognises(head: str) -> bool:
+    @classmethod
+    def recognises(cls, head: str) -> bool:
         return _TIME.search(head) is not None and ("Received request " in head or "vLLM" in head)
 
     def requests(self) -> Iterator[TracedRequest]:
         path = self.options.path
-        found = {name: each for name, each in self._read().items() if each.tokens}
+        found = {name: request for name, request in self._read().items() if request.tokens}
         if not found:
             text = "has no tokens of prompts; log them with VLLM_LOGGING_LEVEL=DEBUG and --enable-log-requests"
             raise WorkloadError(f"{shown(path)}: {text}")
-        for each in sorted(found.values(), key=lambda each: each.arrival_s):
+        for request in found.values():
             yield TracedRequest(
-                len(each.tokens),
-                each.arrival_s,
-                each.output,
-                self.options.hasher.tokens(each.tokens),
-                each.finish,
-                max_tokens=each.most,
-                temperature=each.temperature,
+                len(request.tokens),
+                request.arrival_s,
+                request.output,
+                self.options.hasher.tokens(request.tokens),
+                request.finish,
+                max_tokens=request.most,
+                temperature=request.temperature,
             )
 
     def _read(self) -> dict[str, _Found]:
