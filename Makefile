@@ -10,6 +10,7 @@ SOAK_MINUTES ?= 15# that make soak takes
 # What a processor decides: native kernels and PyTorch's products, and words that a model says by them. Kernels
 # themselves are tested for each instruction set on every processor.
 OF_THE_PROCESSOR := tests/parity tests/unit/test_torch_ops.py tests/engine/test_sampling_reference.py \
+	tests/engine/test_logprobs_reference.py \
 	$(addprefix tests/lab/test_,$(addsuffix .py,planned_bytes int8 answers profile rates paths)) \
 	$(addprefix features/test_,$(addsuffix .py,models text formats windows attention_on_pages capacity server))
 AVX2_ALONE := KVLAB_CPU_ARCH=x86-64-v3 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2

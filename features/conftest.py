@@ -40,6 +40,7 @@ from features.steps.format_steps import *
 from features.steps.hostile_steps import *
 from features.steps.http_limits_steps import *
 from features.steps.http_steps import *
+from features.steps.http_stream_steps import *
 from features.steps.isolation_steps import *
 from features.steps.kernel_steps import *
 from features.steps.metrics_steps import *
@@ -60,6 +61,7 @@ from features.steps.router_steps import *
 from features.steps.run_steps import *
 from features.steps.sample_steps import *
 from features.steps.scheduling_steps import *
+from features.steps.server_process_steps import *
 from features.steps.service_level_steps import *
 from features.steps.sharing_server_steps import *
 from features.steps.sharing_steps import *

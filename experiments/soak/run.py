@@ -36,7 +36,7 @@ from experiments.hostile_load.attacks import ATTACKS
 from experiments.hostile_load.run import LONGEST_GAP_S, SETTINGS, watch
 from experiments.serving import server_process
 from kvlab.lab.machine import describe
-from tests.engine import storm
+from tests.engine import storm, storm_client
 from tests.lab import killing
 from tests.property import fuzz
 from tests.property.reference import kv_of, stored_kv_of
@@ -86,7 +86,7 @@ def storms(seed: int) -> Iterator[Round]:
 
 def _storm(seed: int, jobs: int, config: storm.StormConfig) -> Counter[str]:
     counts = storm.run(seed, jobs, config)
-    storm.alone.cache_clear()
+    storm_client.alone.cache_clear()
     ends = sum(counts[name] for name in ("length", "stop", "failed", "aborted", "left"))
     return Counter({"streams": ends}) + counts
 

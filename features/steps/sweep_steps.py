@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.entities import Run
+from mlflow.tracking import MlflowClient
 from pytest_bdd import given, parsers, then, when
 
 from kvlab.cli import tune
@@ -156,3 +158,63 @@ def drew(laboratory: Commands) -> None:
     (folder,) = (laboratory.base / "tune").glob("*/search")
     assert (folder / "tune.png").read_bytes().startswith(b"\x89PNG")
     assert "Trial by trial" in (folder / "tune.html").read_text()
+
+
+@pytest.fixture
+def children(commands: list[Command]) -> list[Run]:
+    """The runs that are points of the latest sweep."""
+    client = MlflowClient(commands[-1].uri)
+    summaries = [json.loads(file.read_text()) for file in commands[-1].directory.glob("*/summary.json")]
+    return [client.get_run(summary["run_id"]) for summary in summaries]
+
+
+@then(parsers.parse("the tracking store holds one parent with {count:d} children"))
+def one_parent(commands: list[Command], children: list[Run], count: int) -> None:
+    assert len(children) == count, commands[-1].output
+    parents = {child.data.tags["mlflow.parentRunId"] for child in children}
+    assert len(parents) == 1
+    parent = MlflowClient(commands[-1].uri).get_run(parents.pop())
+    assert "mlflow.parentRunId" not in parent.data.tags
+    assert parent.info.status == "FINISHED"
+
+
+@then(parsers.parse('each child has its own "{first}" and "{second}" among its parameters'))
+def own_parameters(children: list[Run], first: str, second: str) -> None:
+    points = {(child.data.params[first], child.data.params[second]) for child in children}
+    assert len(points) == len(children)
+    assert all(child.data.params["model.name"] == "qwen3_tiny" for child in children)
+
+
+@then(parsers.parse('the points with {blocks:d} blocks, too few for a request, are recorded as "{status}"'))
+def small_points(children: list[Run], blocks: int, status: str) -> None:
+    small = [child for child in children if child.data.params["kv.num_blocks"] == str(blocks)]
+    assert small
+    assert {child.data.tags["kvlab.status"] for child in small} == {status}
+    assert all("kv.num_blocks=3" in child.data.tags["kvlab.error"] for child in small)
+
+
+@then(parsers.parse('the other points are recorded as "{status}"'))
+def other_points(children: list[Run], status: str) -> None:
+    others = [child for child in children if child.data.tags["kvlab.status"] != "out_of_memory"]
+    assert len(others) == 4
+    assert {child.data.tags["kvlab.status"] for child in others} == {status}
+
+
+@then("both runs had the same prompts and produced the same tokens")
+def same_tokens(commands: list[Command]) -> None:
+    first, second = (command.rows("requests.parquet") for command in commands)
+    assert commands[0].directory != commands[1].directory
+    assert [row["output_token_ids"] for row in first] == [row["output_token_ids"] for row in second]
+    assert commands[0].summary["workload_digest"] == commands[1].summary["workload_digest"]
+
+
+@then("the second took fewer steps, and accepted some proposed tokens and not all")
+def fewer_steps(commands: list[Command]) -> None:
+    first, second = (command.summary["metrics"] for command in commands[-2:])
+    assert second["engine/steps"] < first["engine/steps"]
+    assert 0 < second["speculation/accepted_tokens"] < second["speculation/proposed_tokens"]
+
+
+@then("the runs had different prompts")
+def different_prompts(commands: list[Command]) -> None:
+    assert commands[0].summary["workload_digest"] != commands[1].summary["workload_digest"]

@@ -14,8 +14,8 @@ import httpx2 as httpx
 import pytest
 from pytest_bdd import given, parsers, then, when
 
-from features.steps.recorder_steps import listening
 from features.steps.smollm2 import Client
+from features.steps.upstream import listening
 from kvlab.cli import watch
 from kvlab.kv.pool import BlockPool
 from kvlab.server.recorder import Recorder

@@ -33,3 +33,12 @@ def test_the_library_page_generates_and_streams(capsys: pytest.CaptureFixture[st
     assert {line.split()[1] for line in lines if line.startswith("warm ")} == {"0", "1"}
     assert sum(line.startswith(("first ", "second ")) for line in lines) == 8
     assert not engine.core.pool.audit()
+
+
+def test_the_pool_and_attention_need_no_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    run_example("docs/extending/parts.md")
+    forked, written, end = capsys.readouterr().out.splitlines()
+    assert forked == "after the fork [0 1] [0 1]"
+    assert written.endswith("(2, 4, 16)")
+    assert written != forked
+    assert end == "at the end 0 in use, 1 cached, audit []"

@@ -3,81 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
-import kvlab
 from kvlab.core import FinishReason, Request, RequestRecord, StepOutput
-from kvlab.engine.clock import WallClock
 from kvlab.engine.service import Engine
-from kvlab.engine.step import StepInput, StepResult
-from kvlab.errors import ConfigError, EngineStoppedError, KvlabError, RequestRefusedError
-from kvlab.kv.view import CacheView
-from tests.support.engines import assert_empty, make_engine, request
-from tests.support.executors import FailingExecutor, RecordingExecutor, took_part
+from kvlab.errors import EngineStoppedError, RequestRefusedError
+from tests.engine.service_loop import ASKED, HeldExecutor, SlowExecutor, idle, library, tokens, wait_until
+from tests.support.engines import request
+from tests.support.executors import FailingExecutor
 from tests.support.model import expected_tokens
 from tests.support.pools import slotted_pool
-
-ASKED = [request("a", 21, 9), request("b", 3, 14), request("c", 16, 4)]
-
-
-def library(**values: Any) -> Engine:
-    return Engine(make_engine(clock=WallClock(), **values))
-
-
-def tokens(outputs: list[StepOutput], name: str) -> list[int | None]:
-    return [output.token_id for output in outputs if output.request_id == name]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60  # a busy machine
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
-def idle(engine: Engine) -> None:
-    """Wait until the engine's own thread has ended; all memory is then free."""
-    wait_until(lambda: engine._worker is None)
-    assert not engine.has_work()
-    assert_empty(engine.core)
-
-
-class SlowExecutor(RecordingExecutor):
-    """Takes some time for each step, so that something can happen meanwhile; remembers who called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.threads: set[str] = set()
-
-    def execute(self, step: StepInput, view: CacheView) -> StepResult:
-        self.threads.add(f"{threading.current_thread().name} {threading.get_ident()}")
-        time.sleep(0.002)
-        return super().execute(step, view)
-
-
-class HeldExecutor(RecordingExecutor):
-    """Waits for `release` before a pass with the request `held`, once that took part in `passes` of them."""
-
-    def __init__(self, held: str, passes: int) -> None:
-        super().__init__()
-        self.held, self.passes_of_held = held, passes
-        self.release = threading.Event()
-
-    def passes_with_held(self) -> int:
-        return sum(self.held in step for step in self.steps)
-
-    def execute(self, step: StepInput, view: CacheView) -> StepResult:
-        if self.held in dict(took_part(step)) and self.passes_with_held() >= self.passes_of_held:
-            assert self.release.wait(60)
-        return super().execute(step, view)
 
 
 class TestLoop:
@@ -396,59 +335,3 @@ class TestTwoEngines:
         names = [name for executor in executors for name in executor.threads]
         assert len(names) == len(set(names)) == 2
         assert all(name.startswith("kvlab-engine ") for name in names)
-
-
-class TestFromConfig:
-    MODEL = kvlab.ModelConfig(
-        architecture={
-            "vocab_size": 128,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-        },
-        max_seq_len=64,
-    )
-
-    @pytest.mark.parametrize("backend", ["paged", "contiguous"])
-    def test_builds_what_the_settings_say(self, backend: str) -> None:
-        engine = kvlab.Engine.from_config(
-            kvlab.EngineConfig(
-                model=self.MODEL,
-                kv=kvlab.KVConfig(backend=backend, num_blocks=32, block_size=8),
-                executor=kvlab.ExecutorConfig(device="cpu", dtype="float32"),
-                scheduler=kvlab.SchedulerConfig(max_batch_size=4, max_batched_tokens=16),
-            ),
-            detokenize=lambda ids: "".join(chr(40 + token) for token in ids),
-        )
-        asked = kvlab.Request("a", (1, 2, 3), kvlab.SamplingParams(max_tokens=5))
-        outputs = list(engine.generate(asked))
-        assert len("".join(output.text for output in outputs)) == len(outputs) == 5
-        assert engine.core.pool.is_paged() == (backend == "paged")
-        assert engine.core.pool.stats().token_slots == 256
-        assert_empty(engine.core)
-
-    def test_names_a_setting_that_cannot_work(self) -> None:
-        with pytest.raises(ConfigError, match=r"model\.family=gpt9: unknown"):
-            kvlab.Engine.from_config(kvlab.EngineConfig(model=kvlab.ModelConfig(family="gpt9")))
-        assert issubclass(ConfigError, KvlabError)
-
-
-def test_the_package_imports_only_what_is_used() -> None:
-    check = (
-        "import sys, kvlab\n"
-        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
-        "kvlab.Engine, kvlab.SamplingParams\n"
-        "assert 'torch' not in sys.modules and 'numpy' in sys.modules\n"
-        "print([m for m in ('hydra', 'omegaconf', 'mlflow', 'rich', 'psutil', 'pyarrow') if m in sys.modules])\n"
-        "assert all(getattr(kvlab, name) for name in kvlab.__all__)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
-
-
-def test_a_name_the_package_does_not_have() -> None:
-    with pytest.raises(AttributeError, match="module 'kvlab' has no attribute 'Motor'"):
-        kvlab.Motor  # noqa: B018

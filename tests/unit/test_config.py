@@ -15,7 +15,6 @@ from kvlab.config import (
     KVConfig,
     LengthConfig,
     ModelConfig,
-    PreemptionConfig,
     RunConfig,
     SchedulerConfig,
     SloConfig,
@@ -231,82 +230,6 @@ def test_weights_of_a_checkpoint_are_those_beside_its_configuration() -> None:
     assert ModelConfig(family=None, path="somewhere").weights == "dummy"
 
 
-class TestScheduler:
-    @pytest.mark.parametrize(
-        ("key", "settings", "reason"),
-        [
-            (
-                "order",
-                {"order": "random"},
-                "prefill_first, priority, shortest_first",
-            ),
-            ("on_exhaustion", {"on_exhaustion": "pray"}, "known: preempt, fail"),
-            ("admission_reserve", {"admission_reserve": 1.0}, r"must be in \[0, 1\)"),
-            ("admission_reserve", {"admission_reserve": -0.1}, r"must be in \[0, 1\)"),
-            ("admission_reserve", {"admission_reserve": float("nan")}, r"must be in \[0, 1\)"),
-            ("watermark", {"watermark": 1.0}, r"must be in \[0, 1\)"),
-            ("max_decode_seqs", {"max_decode_seqs": 0}, "at least 1"),
-            ("max_waiting_requests", {"max_waiting_requests": 0}, "at least 1"),
-            ("long_prefill_threshold", {"long_prefill_threshold": 0}, "at least 1"),
-            (
-                "long_prefill_threshold",
-                {"long_prefill_threshold": 600},
-                "more than scheduler.max_batched_tokens=512: it would limit nothing",
-            ),
-            (
-                "preemption.victim",
-                {"on_exhaustion": "fail", "preemption": PreemptionConfig("priority")},
-                "never preempts; leave it null, or set on_exhaustion=preempt",
-            ),
-            (
-                "order",
-                {"policy": "static", "order": "priority"},
-                "leave it fcfs, or take scheduler.policy=continuous",
-            ),
-            ("reserve_output", {"policy": "static", "reserve_output": False}, "leave it True"),
-            ("on_exhaustion", {"policy": "static", "on_exhaustion": "preempt"}, "leave it null"),
-            (
-                "preemption.victim",
-                {"policy": "static", "preemption": PreemptionConfig("last_admitted")},
-                "none is preempted; leave it null",
-            ),
-        ],
-        ids=str,
-    )
-    def test_what_contradicts_is_refused_by_key(self, key: str, settings: dict[str, Any], reason: str) -> None:
-        with pytest.raises(ConfigError, match=reason) as caught:
-            SchedulerConfig(**settings)
-        assert caught.value.key == f"scheduler.{key}"
-
-    def test_an_unknown_victim_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="known: fewest_generated, last_admitted, priority") as caught:
-            PreemptionConfig("the tallest")
-        assert (caught.value.key, caught.value.value) == ("scheduler.preemption.victim", "the tallest")
-
-    def test_a_step_has_to_fill_a_block(self) -> None:
-        scheduler = SchedulerConfig(max_batch_size=8, max_batched_tokens=8)
-        with pytest.raises(
-            ConfigError, match=r"less than kv\.block_size=16: a step could not fill a block"
-        ) as caught:
-            RunConfig(kv=KVConfig(block_size=16), scheduler=scheduler)
-        assert caught.value.key == "scheduler.max_batched_tokens"
-        RunConfig(kv=KVConfig(block_size=8), scheduler=scheduler)
-        RunConfig(kv=KVConfig(backend="contiguous", block_size=16), scheduler=scheduler)
-
-    @pytest.mark.parametrize(
-        ("policy", "asked", "reserves"),
-        [
-            ("static", None, True),
-            ("static", True, True),
-            ("continuous", None, False),
-            ("continuous", False, False),
-            ("continuous", True, True),
-        ],
-    )
-    def test_static_batches_reserve_whole_outputs(self, policy: str, asked: bool | None, reserves: bool) -> None:
-        assert SchedulerConfig(policy=policy, reserve_output=asked).reserves_output is reserves
-
-
 @pytest.mark.parametrize(
     ("key", "value"), [("kind", "gremlins"), ("rate", 1.5), ("rate", -0.1), ("rate", math.nan)]
 )
@@ -322,22 +245,6 @@ def test_limits_are_more_than_nothing_and_finite(key: str, value: float) -> None
     with pytest.raises(ConfigError, match="must be a number") as caught:
         SloConfig(**{key: value})
     assert caught.value.key == f"slo.{key}"
-
-
-@pytest.mark.parametrize(
-    ("metric", "slo", "missing"),
-    [
-        ("slo/goodput_per_s", SloConfig(), "set slo.ttft_ms, slo.tpot_ms or both"),
-        ("slo/attainment", SloConfig(), "set slo.ttft_ms, slo.tpot_ms or both"),
-        ("slo/ttft_attainment", SloConfig(tpot_ms=50), "set slo.ttft_ms"),
-        ("slo/tpot_attainment", SloConfig(ttft_ms=500), "set slo.tpot_ms"),
-    ],
-)
-def test_what_is_optimized_needs_its_limit(metric: str, slo: SloConfig, missing: str) -> None:
-    with pytest.raises(ConfigError, match=f"needs a limit; {missing}, in milliseconds") as caught:
-        RunConfig(slo=slo, optimize=metric)
-    assert caught.value.key == "optimize"
-    RunConfig(slo=SloConfig(ttft_ms=500, tpot_ms=50), optimize=metric)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoConfig
 
 from kvlab.config import ModelConfig
@@ -98,6 +99,30 @@ class TestLayers:
         assert config.layers == (near, far, near, far)
 
 
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_GIVEN: dict[str, list[Any]] = {
+    "hidden_size": [64, 128],
+    "head_dim": [16, 24],
+    "num_hidden_layers": [3, 7],
+    "max_position_embeddings": [512],
+    "rms_norm_eps": [1e-5],
+    "tie_word_embeddings": [True, False],
+    "attention_bias": [True],
+    "use_sliding_window": [True, False],
+    "sliding_window": [16],
+    "max_window_layers": [0, 2],
+    "sliding_window_pattern": [2, 3],
+    "query_pre_attn_scalar": [9],
+    "rope_theta": [500_000.0],
+    "rope_local_base_freq": [5_000.0],
+    "rope_scaling": [None, {"type": "linear", "factor": 2.0}, _LLAMA3],
+    "eos_token_id": [7, [7, 9]],
+}
+_HEADS = st.sampled_from([{}, {"num_attention_heads": 8, "num_key_value_heads": 2}])
+_SOME = st.fixed_dictionaries({}, optional={key: st.sampled_from(values) for key, values in _GIVEN.items()})
+ANY_VALUES = st.builds(lambda heads, values: heads | values, _HEADS, _SOME)
+
+
 class TestAsTransformersReadsIt:
     @pytest.mark.parametrize("family", DEFAULTS)
     def test_every_default(self, family: str) -> None:
@@ -113,31 +138,10 @@ class TestAsTransformersReadsIt:
         assert read_config({"model_type": "gemma3"}) == through_transformers("gemma3", {})
 
     @pytest.mark.parametrize("family", DEFAULTS)
-    @pytest.mark.parametrize("seed", range(20))
-    def test_any_values(self, family: str, seed: int) -> None:
+    @given(values=ANY_VALUES)
+    @settings(max_examples=20)
+    def test_any_values(self, family: str, values: dict[str, Any]) -> None:
         """Some keys given, others left out."""
-        choose = random.Random(f"{family} {seed}")
-        llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        given: dict[str, list[Any]] = {
-            "hidden_size": [64, 128],
-            "head_dim": [16, 24],
-            "num_hidden_layers": [3, 7],
-            "max_position_embeddings": [512],
-            "rms_norm_eps": [1e-5],
-            "tie_word_embeddings": [True, False],
-            "attention_bias": [True],
-            "use_sliding_window": [True, False],
-            "sliding_window": [16],
-            "max_window_layers": [0, 2],
-            "sliding_window_pattern": [2, 3],
-            "query_pre_attn_scalar": [9],
-            "rope_theta": [500_000.0],
-            "rope_local_base_freq": [5_000.0],
-            "rope_scaling": [None, {"type": "linear", "factor": 2.0}, llama3],
-            "eos_token_id": [7, [7, 9]],
-        }
-        heads = choose.choice([{}, {"num_attention_heads": 8, "num_key_value_heads": 2}])
-        values = heads | {key: choose.choice(some) for key, some in given.items() if choose.random() < 0.5}
         if family == "qwen2":
             values.pop("attention_bias", None)  # which its own class does not know
         assert read_config({**values, "model_type": family}) == through_transformers(family, values)

@@ -17,17 +17,16 @@ from kvlab.core import (
     Request,
     Sequence,
     StepRecord,
-    TokenLogprobs,
-    attended_pairs,
 )
 from kvlab.engine.batching import BatchBuilder, StepBatch
 from kvlab.engine.clock import Clock, LogicalClock
 from kvlab.engine.isolation import PassRunner
 from kvlab.engine.outputs import OutputProcessor
+from kvlab.engine.pass_results import PassResults
 from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback, StepObserver
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.step import Executor, StepResult
-from kvlab.engine.step_plan import Chunk, DecodeBatch, StepPlan, slots_of
+from kvlab.engine.step_plan import StepPlan, slots_of
 from kvlab.engine.step_runs import RunExecutor, StepRun
 from kvlab.engine.text import Detokenizer
 from kvlab.engine.validation import check_queue, check_request
@@ -72,11 +71,12 @@ class EngineCore:
         self._batches = BatchBuilder(pool, scheduler, self._fail, journal)
         self._runner = PassRunner(pool, executor, self._process_result, self._fail)
         self._outputs = OutputProcessor(scheduler, detokenize, detokenize_all)
+        self._results = PassResults(self._outputs, scheduler, self._batches)
         self._batch = StepBatch()
         self._eos = frozenset(eos_token_ids)
         self._vocab_size = vocab_size
         self._has_text = detokenize is not None
-        self._steps = self._batches_run = self._output_tokens = self._preemptions = 0
+        self._steps = self._batches_run = self._preemptions = 0
         self._seeds = random.Random()
         self._counters = pool.counters()  # as of the last step that was recorded
         self._stats = self._observe(pool.stats(), self._counters)
@@ -230,7 +230,7 @@ class EngineCore:
         running, waiting = len(scheduler.running), len(scheduler.waiting)
         records = run.take(self.journal, before, index=self._steps, running=running, waiting=waiting)
         self._steps, self._batches_run = self._steps + len(records), self._batches_run + len(records)
-        self._output_tokens += sum(record.decode_tokens for record in records)
+        self._results.output_tokens += sum(record.decode_tokens for record in records)
         clock.wait_until(run.end_s)
         for sequence, token in run.ended:
             self._outputs.process(sequence, token)
@@ -254,7 +254,7 @@ class EngineCore:
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             batches=self._batches_run,
-            output_tokens=self._output_tokens,
+            output_tokens=self._results.output_tokens,
             preemptions=self._preemptions,
         )
 
@@ -274,87 +274,6 @@ class EngineCore:
     def _process_result(
         self, plan: StepPlan, result: StepResult, accepted: NDArray[np.int64] | None = None
     ) -> None:
-        """Update the sequences of a pass: what is computed, and what they got, `accepted` proposals included."""
         if result.elapsed_s is not None and isinstance(self.clock, LogicalClock):
             self.clock.advance(result.elapsed_s)
-        now, tokens = self.clock.now(), result.token_ids
-        logprobs = result.logprobs or [None] * len(tokens)
-        self._batch.sampled += len(tokens)
-        decoding = len(plan.decoding) + (0 if accepted is None else int(plan.decoding_proposed.sum()))
-        first = len(tokens) - decoding if plan.decode_last else decoding
-        parts = [(tokens[:first], logprobs[:first]), (tokens[first:], logprobs[first:])]
-        decoded, sampled = reversed(parts) if plan.decode_last else parts
-        if accepted is None:
-            self._process_decoding(plan.decoding, *decoded, now)
-        else:
-            each = accepted[len(plan.chunks) :] if plan.decode_last else accepted[: len(plan.decoding)]
-            self._process_speculated(plan.decoding, *decoded, plan.decoding_proposed, each, now)
-        if result.prompt_logprobs:
-            plan.keep_scores(result.prompt_logprobs)
-        self._process_chunks(plan.chunks, *sampled, now)
-
-    def _process_decoding(
-        self, batch: DecodeBatch, tokens: list[int], logprobs: list[TokenLogprobs | None], now: float
-    ) -> None:
-        known = batch.num_known
-        self._batch.context += known
-        self._batch.attended += known
-        if not (self._outputs.needs_every_token or self.scheduler.ended or any(logprobs)):
-            self._output_tokens += len(tokens)
-            for row in batch.append(tokens, now):
-                self._outputs.process(batch.sequences[row], tokens[row])
-            return
-        for sequence, token, entry in zip(batch.sequences, tokens, logprobs, strict=True):
-            self._append(sequence, token, entry, now)
-        batch.advance(tokens)
-
-    def _process_speculated(
-        self,
-        batch: DecodeBatch,
-        tokens: list[int],
-        logprobs: list[TokenLogprobs | None],
-        proposed: NDArray[np.int64],
-        accepted: NDArray[np.int64],
-        now: float,
-    ) -> None:
-        """Give each sequence the tokens that were picked behind its newest and behind its accepted proposals."""
-        known, first = batch.lengths, 0
-        self._batch.context += int((known + proposed).sum())
-        self._batch.attended += int(attended_pairs(proposed + 1, known + proposed).sum())
-        self._batch.proposed += int(proposed.sum())
-        self._batch.accepted += int(accepted.sum())
-        newest: list[int] = []
-        for sequence, count, taken in zip(batch.sequences, proposed.tolist(), accepted.tolist(), strict=True):
-            for place in range(first, first + taken + 1):
-                self._append(sequence, tokens[place], logprobs[place], now)
-            newest.append(tokens[first + taken])
-            first += count + 1
-        batch.advance(newest, accepted + 1)
-
-    def _process_chunks(
-        self, chunks: list[Chunk], tokens: list[int], logprobs: list[TokenLogprobs | None], now: float
-    ) -> None:
-        batch, sampled = self._batch, iter(zip(tokens, logprobs, strict=True))
-        for sequence, count in chunks:
-            after = sequence.num_computed + count
-            batch.recomputed += sequence.advance(count)
-            batch.context += after
-            batch.attended += attended_pairs(count, after)
-            if after < len(sequence.token_ids):
-                continue
-            token, entry = next(sampled)
-            if sequence.siblings and not sequence.num_output_tokens and sequence.finish_reason is None:
-                self._batches.fork(sequence)
-            if not sequence.is_decoding and sequence.finish_reason is None:
-                self.scheduler.start_decoding(sequence)
-            self._append(sequence, token, entry, now)
-
-    def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> None:
-        if sequence.finish_reason is not None:  # the callback of another sequence aborted it
-            return
-        self._output_tokens += 1
-        sequence.token_ids.append(token)
-        sequence.token_times_s.append(now)
-        if logprobs is not None:
-            sequence.logprobs.append(logprobs)
-        self._outputs.process(sequence, token)
+        self._results.process(self._batch, plan, result, accepted, self.clock.now())
