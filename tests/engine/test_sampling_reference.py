@@ -232,6 +232,26 @@ class TestFilters:
         ops.penalize_repetition(scores, [2.0], [[0, 1, 0, 1, 0]])
         assert scores.tolist() == [[1.0, -4.0, 2.0, -2.0]]
 
+    @pytest.mark.parametrize(
+        ("word", "output", "token"),
+        [
+            ((2,), (), 1),
+            ((0, 2), (0,), 1),
+            ((0, 2), (0, 1), 2),
+            ((0, 2), (), 2),
+            ((0, 1, 2), (2, 0, 1), 1),
+            ((0, 1, 2), (0, 0, 1), 1),
+            ((0, 1, 2), (1,), 2),
+            ((0, 1, 2), (0, 1, 0), 2),
+        ],
+    )
+    def test_a_bad_word_that_has_begun_is_not_ended(
+        self, word: tuple[int, ...], output: tuple[int, ...], token: int
+    ) -> None:
+        """Of three tokens the last is the most likely, the middle one the next."""
+        sampling = SamplingParams(9, temperature=0, bad_words=(word,))
+        assert sampled(torch.tensor([[0.0, 1.0, 2.0]]), sequence(sampling, (0, 1), output)) == [token]
+
     @pytest.mark.parametrize("temperature", [1e-300, 1e-38, 1e-6])
     def test_a_temperature_next_to_nothing_is_greedy(self, temperature: float) -> None:
         logits = torch.tensor([[30.0, 80.0, -5.0]])
