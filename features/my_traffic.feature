@@ -28,12 +28,17 @@ Feature: Traffic of one's own
         | a log of vLLM                 | vllm.log    | 144    |
 
     @R27.1
-    Scenario: What was imported is served as the file itself is
+    Scenario Outline: What was imported to <trace> is served as the file itself is
       Given a file "moon.jsonl" of Mooncake's trace
-      When I import "moon.jsonl" with "to=moon.trace.jsonl.gz"
-      And I run the trace "moon.trace.jsonl.gz" with "workload=recorded model.max_seq_len=512" on a tiny model
+      When I import "moon.jsonl" with "to=<trace>"
+      And I run the trace "<trace>" with "workload=recorded model.max_seq_len=512" on a tiny model
       And I run the trace "moon.jsonl" with "workload=mooncake model.max_seq_len=512" on a tiny model
       Then both served the same requests
+
+      Examples:
+        | trace               |
+        | moon.trace.jsonl.gz |
+        | moon.trace.parquet  |
 
     @R27.1
     Scenario: Requests of OpenAI's API are known by hashes of their texts
@@ -120,6 +125,18 @@ Feature: Traffic of one's own
       And I import "moon.trace.jsonl"
       Then the command fails without a traceback
       And the message says "is a trace of kvlab already: set workload=recorded and workload.path to it"
+
+    @R27.2
+    Scenario: A trace becomes Parquet, and JSON lines again
+      Given a file "moon.jsonl" of Mooncake's trace
+      When I import "moon.jsonl" with "to=one.trace.jsonl"
+      And I import "one.trace.jsonl" with "to=one.parquet"
+      And I import "one.parquet" with "to=again.trace.jsonl"
+      Then "again.trace.jsonl" is "one.trace.jsonl", byte for byte
+      When the last 5 bytes of "one.parquet" are lost
+      And I import "one.parquet" with "to=third.trace.jsonl"
+      Then the command fails without a traceback
+      And the message says "one.parquet: cannot be read as Parquet: "
 
   Rule: A trace keeps no text, and is worth what is left of it
 

@@ -254,3 +254,8 @@ def no_hash_in_common(traffic: Path) -> None:
 @then("they have the same hashes")
 def same_hashes(traffic: Path) -> None:
     assert Path("a.jsonl").read_text() == Path("b.jsonl").read_text()
+
+
+@then(parsers.re(r'"(?P<one>\S+)" is "(?P<other>\S+)", byte for byte'))
+def same_file(traffic: Path, one: str, other: str) -> None:
+    assert (traffic / one).read_bytes() == (traffic / other).read_bytes()

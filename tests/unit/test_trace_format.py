@@ -45,13 +45,13 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["trace.jsonl", "deep/trace.jsonl.gz"])
+@pytest.mark.parametrize("name", ["trace.jsonl", "deep/trace.jsonl.gz", "trace.parquet"])
 def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
     path, header = tmp_path / name, Header(16, "ab", "t", "openai", ("times", "outputs"))
     assert write_trace(path, header, REQUESTS) == 2
     assert read_header(str(path)) == header
     found = [request for _, request in read_trace(str(path))]
-    found[0].itl_ms = tuple(found[0].itl_ms or ())
+    found[0].itl_ms, found[0].hashes = tuple(found[0].itl_ms or ()), tuple(found[0].hashes or ())
     assert found == REQUESTS
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 

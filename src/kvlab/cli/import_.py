@@ -45,7 +45,7 @@ class ColumnSettings:
 class ImportSettings:
     """What an import takes."""
 
-    to: str | None = setting(None, "the trace; .gz compresses it; in the working directory unless given", "FILE")
+    to: str | None = setting(None, "the trace; .gz compresses it, .parquet makes it Parquet", "FILE")
     format: str | None = setting(None, "of the file, where it is not recognised", "NAME")
     unit: str | None = setting(None, "of times that are numbers: s, ms, us or ns", "UNIT")
     tokenizer: str | None = setting(None, "for text: a folder with tokenizer.json, or fetched:smollm2", "WHERE")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -16,7 +16,17 @@ from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import Importer, ImportOptions
 from kvlab.workloads.lines import read_head
 from kvlab.workloads.prompt_blocks import BlockHasher, text_encoder
-from kvlab.workloads.trace_format import MARK, UNKNOWN, Header, TracedRequest, write_trace
+from kvlab.workloads.trace_format import (
+    MARK,
+    PARQUET,
+    UNKNOWN,
+    Header,
+    TracedRequest,
+    is_parquet,
+    read_header,
+    read_trace,
+    write_trace,
+)
 
 _LEAST_SECRET = 16  # bytes
 
@@ -96,15 +106,15 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     """
     is_run = Path(file).is_dir()
     head = "" if is_run else read_head(file)
+    if is_parquet(file) or head.startswith(f'{{"{MARK}"'):
+        return _as_parquet_or_lines(file, settings)
     columns = {name: value for name, value in asdict(settings.columns).items() if value is not None}
     chosen = settings.format or ("table" if columns else None)
     one_of("format", chosen or "table", IMPORTERS.names())
     kind = OwnRun if is_run else IMPORTERS.get(chosen) if chosen else _recognised(file, head)
     hasher = BlockHasher(read_key(settings.hash_with), kind.block_tokens)
     importer = kind(ImportOptions(file, hasher, text_encoder(settings.tokenizer), columns, settings.unit))
-    path = Path(settings.to or f"{Path(file).name.partition('.')[0]}.trace.jsonl")
-    if path.exists() and path.samefile(file):
-        raise ConfigError("to", settings.to, "is the file that is imported; name another")
+    path = _target(file, settings)
     found: Iterable[TracedRequest] = importer.requests()
     if settings.sort or not kind.in_order:
         found = sorted(found, key=lambda request: request.arrival_s or 0.0)
@@ -131,9 +141,32 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
             raise WorkloadError(
                 f"{shown(file)}: {some} of {counts.requests} requests have {what}; expected all or none"
             )
+    return Imported(path, kind.what, counts.text, tuple(UNKNOWN[name] for name in names), _command(path, names))
+
+
+def _target(file: str, settings: ImportSettings) -> Path:
+    path = Path(settings.to or f"{Path(file).name.partition('.')[0]}.trace.jsonl")
+    if path.exists() and path.samefile(file):
+        raise ConfigError("to", settings.to, "is the file that is imported; name another")
+    return path
+
+
+def _as_parquet_or_lines(file: str, settings: ImportSettings) -> Imported:
+    """A trace of kvlab in the other of its two forms. Raises ConfigError where it is to stay in its own."""
+    if is_parquet(file) == (settings.to or "").endswith(PARQUET):
+        raise ConfigError(
+            "file", file, "is a trace of kvlab already: set workload=recorded and workload.path to it"
+        )
+    header, path, counts = read_header(file), _target(file, settings), _Counts()
+    requests = (request for _, request in read_trace(file))
+    write_trace(path, replace(header, order="arrival"), counts.count(requests, file))
+    unknown = tuple(UNKNOWN[name] for name in header.unknown if name in UNKNOWN)
+    return Imported(path, "a trace of kvlab", counts.text, unknown, _command(path, header.unknown))
+
+
+def _command(path: Path, unknown: Collection[str]) -> str:
     command = f"kvlab run workload=recorded workload.path={path}"
-    command += " workload.arrival=poisson workload.rate=1" if "times" in names else ""
-    return Imported(path, kind.what, counts.text, tuple(UNKNOWN[name] for name in names), command)
+    return command + (" workload.arrival=poisson workload.rate=1" if "times" in unknown else "")
 
 
 class OwnRun(Importer):
@@ -166,10 +199,6 @@ class OwnRun(Importer):
 
 def _recognised(file: str, head: str) -> type[Importer]:
     """Raises ConfigError where no format is recognised."""
-    if head.startswith(f'{{"{MARK}"'):
-        raise ConfigError(
-            "file", file, "is a trace of kvlab already: set workload=recorded and workload.path to it"
-        )
     names = IMPORTERS.names()
     for name in sorted(names, key=lambda name: name == "table"):  # which knows least of its files
         if IMPORTERS.get(name).recognises(head):

@@ -1,4 +1,4 @@
-"""kvlab's trace format: recorded requests as JSON lines, without text (docs/reference/trace.md).
+"""kvlab's trace format: recorded requests as JSON lines or Parquet, without text (docs/reference/trace.md).
 
 The first line is a header, every other one a request. Prompts are known by hashes of their blocks. Each hash covers
 all blocks before it, and is keyed with a secret of who recorded: prompts that begin alike have hashes that begin
@@ -11,6 +11,7 @@ import gzip
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from kvlab.workloads.traces import Place
 
 VERSION = 1
 MARK = "kvlab_trace"
+PARQUET = ".parquet"
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
 #: What a source may not tell, and what follows from it.
 UNKNOWN = {
@@ -83,6 +85,9 @@ class TracedRequest:
             value = getattr(self, name)
             if value is not None and (type(value) not in (int, float) or not abs(value) < 2**53):
                 raise ValueError(f"{name} is {shown(value, repr)}, not a number")
+        for name in ("finish_reason", "session"):
+            if not isinstance(value := getattr(self, name), str | None):
+                raise ValueError(f"{name} is {shown(value, repr)}, not text")
         if self.hashes is not None:
             blocks = -(-self.prompt_tokens // block_tokens)
             if len(self.hashes) != blocks or not all(type(of) is int and 0 <= of < 2**64 for of in self.hashes):
@@ -104,13 +109,20 @@ def header_line(header: Header) -> str:
 
 
 def write_trace(path: Path, header: Header, requests: Iterable[TracedRequest]) -> int:
-    """Write a trace, compressed where the name ends in .gz; how many requests. The file is there when it is whole.
-    Raises WorkloadError where it cannot be written.
+    """Write a trace, compressed where the name ends in .gz, and as Parquet where it ends in .parquet; how many
+    requests. The file is there when it is whole. Raises WorkloadError where it cannot be written.
     """
     partial, count = path.with_name(f"{path.name}.part"), 0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         is_packed = path.suffix == ".gz"
+        if path.suffix == PARQUET:
+            from kvlab.workloads.trace_parquet import write_rows  # this late: few have such traces
+
+            rows = (dict(zip(_FIELDS, _values(request), strict=True)) for request in requests)
+            count = write_rows(partial, header_line(header), rows)
+            partial.replace(path)
+            return count
         with gzip.open(partial, "wt", 5) if is_packed else partial.open("w", encoding="utf-8") as file:
             file.write(header_line(header) + "\n")
             for request in requests:
@@ -126,6 +138,10 @@ def write_trace(path: Path, header: Header, requests: Iterable[TracedRequest]) -
 
 def read_header(path: str) -> Header:
     """The header of a trace. Raises WorkloadError for a file that is none."""
+    if is_parquet(path):
+        from kvlab.workloads.trace_parquet import read_first_line
+
+        return _header(Place(path, 1), read_first_line(path))
     for number, line in read_lines(path):
         return _header(Place(path, number), line)
     raise WorkloadError(f"workload.path={shown(path)}: is empty; expected a trace of kvlab, as kvlab import makes")
@@ -136,20 +152,36 @@ def read_trace(path: str) -> Iterator[tuple[Place, TracedRequest]]:
 
     Raises WorkloadError for anything else that is wrong, with its line.
     """
-    lines = read_lines(path)
-    first = next(lines, None)
-    if first is None:
-        read_header(path)
-        return
-    header = _header(Place(path, first[0]), first[1])
-    if header.order == "end":
-        yield from sorted(_read(path, lines, header), key=lambda pair: pair[1].arrival_s or 0.0)
-    else:
-        yield from _read(path, lines, header)
+    header = read_header(path)
+    found = _read_parquet(path, header) if is_parquet(path) else _read(path, header)
+    yield from sorted(found, key=lambda pair: pair[1].arrival_s or 0.0) if header.order == "end" else found
 
 
-def _read(path: str, lines: Iterator[tuple[int, bytes]], header: Header) -> Iterator[tuple[Place, TracedRequest]]:
-    for number, line in lines:
+def is_parquet(path: str) -> bool:
+    """Whether a file is one, by how it begins; False where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == b"PAR1"
+    except (OSError, ValueError):
+        return False
+
+
+def _read_parquet(path: str, header: Header) -> Iterator[tuple[Place, TracedRequest]]:
+    from kvlab.workloads.trace_parquet import read_rows
+
+    for number, row in read_rows(path):
+        place = Place(path, number)
+        values: dict[str, Any] = {name: row.get(name) for name in _FIELDS}
+        request = TracedRequest(**values)
+        try:
+            request.check(header.block_tokens)
+        except ValueError as error:
+            raise place.error(f"{error}; expected a request of a trace") from error
+        yield place, request
+
+
+def _read(path: str, header: Header) -> Iterator[tuple[Place, TracedRequest]]:
+    for number, line in islice(read_lines(path), 1, None):
         place = Place(path, number)
         try:
             row = json_object(line)

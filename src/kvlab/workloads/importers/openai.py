@@ -38,12 +38,13 @@ class OpenAIImporter(JsonLinesImporter):
             tokens, hashes = self.options.hasher.prompt(prompt, self.options.encode)
         usage = row.get("usage") or (row.get("response") or {}).get("usage") or {}
         most = body.get("max_completion_tokens", body.get("max_tokens"))
+        session = row.get("session_id") or body.get("user")
         yield TracedRequest(
             tokens,
             self._arrival(place, row),
             usage.get("completion_tokens"),
             hashes,
-            session=row.get("session_id") or body.get("user"),
+            session=None if session is None else str(session),
             max_tokens=most,
             temperature=body.get("temperature"),
         )

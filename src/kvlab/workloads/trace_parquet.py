@@ -1,0 +1,77 @@
+"""Traces as Parquet: the fields of requests as columns, the header in the metadata (docs/reference/trace.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kvlab.errors import WorkloadError, shown
+
+_KEY = b"kvlab_trace"
+_ROWS = 8192  # of a group, which is what is in memory at once
+_SCHEMA = pa.schema(
+    {
+        "prompt_tokens": pa.int64(),
+        "arrival_s": pa.float64(),
+        "output_tokens": pa.int64(),
+        "hashes": pa.list_(pa.uint64()),
+        "finish_reason": pa.string(),
+        "session": pa.string(),
+        "max_tokens": pa.int64(),
+        "temperature": pa.float64(),
+        "cached_tokens": pa.int64(),
+        "queue_ms": pa.float64(),
+        "ttft_ms": pa.float64(),
+        "e2el_ms": pa.float64(),
+        "itl_ms": pa.list_(pa.float64()),
+    }
+)
+
+
+def write_rows(path: Path, header: str, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Write requests, by the names of their fields; how many. Raises OSError, and WorkloadError for a
+    value of another type.
+    """
+    count, left = 0, iter(rows)
+    try:
+        with pq.ParquetWriter(path, _SCHEMA.with_metadata({_KEY: header.encode()}), compression="zstd") as file:
+            while group := [dict(row) for row in islice(left, _ROWS)]:
+                file.write_table(pa.Table.from_pylist(group, _SCHEMA))
+                count += len(group)
+    except pa.ArrowException as error:
+        raise WorkloadError(f"{shown(str(path))}: cannot be written as Parquet: {error}") from error
+    return count
+
+
+def read_first_line(path: str) -> bytes:
+    """What the first line of the trace would be, b"" where it is none. Raises WorkloadError."""
+    metadata: dict[bytes, bytes] = _opened(path).schema_arrow.metadata or {}
+    return metadata.get(_KEY, b"")
+
+
+def read_rows(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Requests by the names of their fields, with their numbers from 1 on. Raises WorkloadError."""
+    number = 0
+    try:
+        for batch in _opened(path).iter_batches(_ROWS):
+            for row in batch.to_pylist():
+                number += 1
+                yield number, row
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from error
+
+
+def _opened(path: str) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(Path(path).expanduser())
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: Exception) -> WorkloadError:
+    return WorkloadError(f"{shown(path)}: cannot be read as Parquet: {str(error).partition(chr(10))[0]}")
