@@ -138,6 +138,41 @@ Feature: Traffic of one's own
       Then the command fails without a traceback
       And the message says "one.parquet: cannot be read as Parquet: "
 
+  Rule: Other tools can have the trace
+
+    @R27.8
+    Scenario Outline: A trace exported as <format> has the same requests
+      Given a file "moon.jsonl" of Mooncake's trace
+      When I import "moon.jsonl" with "to=moon.trace.jsonl"
+      And I export "moon.trace.jsonl" with "format=<format> to=<file>"
+      And I import "<file>" with "to=again.trace.jsonl"
+      Then "again.trace.jsonl" and "moon.trace.jsonl" have the same times and lengths
+      And as many tokens of prompts are found again <found>
+
+      Examples:
+        | format      | file        | found            |
+        | mooncake    | other.jsonl | in both          |
+        | timed_trace | other.jsonl | in both          |
+        | azure       | other.csv   | in the first alone |
+        | burstgpt    | other.csv   | in the first alone |
+
+    @R27.8
+    Scenario Outline: What cannot be exported: <what>
+      Given a file "batch.jsonl" of two chats with one system prompt
+      When I import "batch.jsonl" with "to=batch.trace.jsonl"
+      And I export "<file>" with "<settings>"
+      Then the command fails without a traceback
+      And the message says "<message>"
+
+      Examples:
+        | what                | file              | settings              | message |
+        | a trace without times | batch.trace.jsonl | format=azure to=x.csv | batch.trace.jsonl: has no arrival times and no output lengths, which format=azure needs |
+        | an unknown format   | batch.trace.jsonl | format=xml to=x.csv   | format=xml: unknown; known: azure, burstgpt, mooncake, timed_trace |
+        | no format           | batch.trace.jsonl | to=x.csv              | which one? A trace is exported as one of azure, burstgpt |
+        | nowhere to go       | batch.trace.jsonl | format=azure          | name the file: to=FILE |
+        | onto itself         | batch.trace.jsonl | format=azure to=batch.trace.jsonl | is the trace that is exported; name another |
+        | what is no trace    | batch.jsonl       | format=azure to=x.csv | is no trace of kvlab; kvlab import FILE makes one |
+
   Rule: A trace keeps no text, and is worth what is left of it
 
     @R27.3

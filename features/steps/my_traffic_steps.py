@@ -11,7 +11,7 @@ import pytest
 from pytest_bdd import given, parsers, then, when
 
 from features.steps.run_steps import Runner
-from kvlab.cli import import_, replay
+from kvlab.cli import export, import_, replay
 from kvlab.workloads.trace_format import TracedRequest, read_header, read_trace
 from tests.support.commands import Command, call
 
@@ -180,6 +180,11 @@ def run_imported(lab: Runner, commands: list[Command], traffic: Path, name: str,
     commands.append(lab.run(f"{text} workload.path={traffic / name}"))
 
 
+@when(parsers.re(r'I export "(?P<name>\S+)" with "(?P<settings>.*)"'))
+def export_with(traffic: Path, commands: list[Command], name: str, settings: str) -> None:
+    commands.append(call(export.main, name, *settings.split()))
+
+
 @when("I import the run's directory")
 def import_run(traffic: Path, commands: list[Command]) -> None:
     commands.append(call(import_.main, str(commands[-1].directory), "to=run.trace.jsonl"))
@@ -259,3 +264,25 @@ def same_hashes(traffic: Path) -> None:
 @then(parsers.re(r'"(?P<one>\S+)" is "(?P<other>\S+)", byte for byte'))
 def same_file(traffic: Path, one: str, other: str) -> None:
     assert (traffic / one).read_bytes() == (traffic / other).read_bytes()
+
+
+@then(parsers.re(r'"(?P<one>\S+)" and "(?P<other>\S+)" have the same times and lengths'))
+def same_requests(traffic: Path, one: str, other: str) -> None:
+    found = [
+        [(r.arrival_s, r.prompt_tokens, r.output_tokens) for r in traced(traffic / name)] for name in (one, other)
+    ]
+    assert found[0] == found[1]
+    assert len(found[0]) == 3
+
+
+@then(parsers.re("as many tokens of prompts are found again (?P<where>.*)"))
+def shared_tokens(traffic: Path, where: str) -> None:
+    shares = []
+    for name in ("moon.trace.jsonl", "again.trace.jsonl"):
+        size, seen, tokens = read_header(str(traffic / name)).block_tokens, set[int](), 0
+        for request in traced(traffic / name):
+            tokens += min(size * len(seen & set(request.hashes or ())), request.prompt_tokens)
+            seen.update(request.hashes or ())
+        shares.append(tokens)
+    assert shares[0] > 0
+    assert shares[1] == (shares[0] if where == "in both" else 0)

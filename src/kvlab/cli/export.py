@@ -1,7 +1,10 @@
-"""kvlab export: a run as a benchmark report of llm-d (schema v0.2), beside those of other tools.
+"""kvlab export: a run as a benchmark report of llm-d (schema v0.2), or a trace in the format of another.
 
 kvlab export outputs/2026-01-01/12-00-00.000000
 kvlab export outputs/2026-01-01/12-00-00.000000 to=report.yaml
+kvlab export mine.trace.jsonl format=mooncake to=mine.mooncake.jsonl
+
+Formats of traces: azure, burstgpt, mooncake and timed_trace (vLLM's).
 """
 
 from __future__ import annotations
@@ -10,31 +13,59 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
+from kvlab.config.values import one_of
 from kvlab.errors import ConfigError
 
 
 @dataclass
 class ExportSettings:
-    """Where a report goes."""
+    """Where a report or a trace goes."""
 
-    to: str = setting("benchmark_report.yaml", "the report", "FILE")
+    to: str | None = setting(None, "the file; benchmark_report.yaml of a run", "FILE")
+    format: str | None = setting(None, "of a trace: azure, burstgpt, mooncake or timed_trace", "NAME")
 
 
 def _answer(arguments: list[str]) -> int:
     settings, names = read_settings(ExportSettings, arguments)
     if len(names) != 1:
         raise ConfigError("run", " ".join(names) or None, "name one run: kvlab export outputs/... to=report.yaml")
-    if "=" in names[0] and not Path(names[0]).exists():
-        raise unknown_setting(ExportSettings, names[0])
+    (name,) = names
+    if "=" in name and not Path(name).exists():
+        raise unknown_setting(ExportSettings, name)
+    if settings.format is not None or Path(name).is_file():
+        _export_trace(name, settings)
+    else:
+        _export_run(name, settings.to or "benchmark_report.yaml")
+    return 0
+
+
+def _export_run(name: str, to: str) -> None:
     from kvlab.cli.roofline import find_run
     from kvlab.lab.files import write_text
     from kvlab.lab.results.llm_d import report_text
     from kvlab.lab.results.records import read_run
 
-    run = read_run(find_run(names[0]))
-    write_text(Path(settings.to), report_text(run))
-    print(f"{run.name}: {settings.to}")
-    return 0
+    run = read_run(find_run(name))
+    write_text(Path(to), report_text(run))
+    print(f"{run.name}: {to}")
+
+
+def _export_trace(name: str, settings: ExportSettings) -> None:
+    from kvlab.workloads.exporting import FORMATS, export_trace
+
+    known = ", ".join(FORMATS)
+    if settings.format is None:
+        raise ConfigError("format", None, f"which one? A trace is exported as one of {known}")
+    one_of("format", settings.format, tuple(FORMATS))
+    if settings.to is None:
+        raise ConfigError("to", None, "name the file: to=FILE")
+    if Path(settings.to).exists() and Path(settings.to).samefile(name):
+        raise ConfigError("to", settings.to, "is the trace that is exported; name another")
+    done = export_trace(name, settings.format, Path(settings.to))
+    print(f"{name}: {done.requests:,} requests as {settings.format}, without {' and '.join(done.left_out)}")
+    if done.refused:
+        print(f"  {done.refused:,} that the server refused are left out")
+    print(f"written: {settings.to}")
 
 
 def main() -> None:
