@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kvlab.cli.compose import compose_one, compose_run
-from kvlab.config import RunConfig, ServingConfig
+from kvlab.config import EngineChoiceConfig, RunConfig
 from kvlab.core import UNKNOWN_TOKEN, FinishReason, Request, RequestRecord, SamplingParams
 from kvlab.errors import ConfigError, KvlabError, PeerError
 from kvlab.lab.compare.work import check_outputs
@@ -50,7 +50,7 @@ def request(name: str, prompt: int = 4, output: int = 3, arrival_s: float = 0.0,
 
 
 def connect(config: RunConfig, url: str, *, needs_ids: bool = False, **settings: Any) -> EndpointEngine:
-    serving = ServingConfig(kind="openai", url=url, **settings)
+    serving = EngineChoiceConfig(kind="openai", url=url, **settings)
     return EndpointEngine(
         replace(config, engine=serving), longest=90, needs_ids=needs_ids, should_stop=lambda: False
     )
@@ -251,7 +251,7 @@ class TestRefusals:
     @pytest.mark.parametrize("url", [None, "localhost:8000", "ftp://x", "http://", "http://x:99999"])
     def test_an_address_that_is_none(self, config: RunConfig, url: str | None) -> None:
         with pytest.raises(ConfigError, match=r"engine\.url"):
-            plan_peer(replace(config, engine=ServingConfig(kind="openai", url=url)))
+            plan_peer(replace(config, engine=EngineChoiceConfig(kind="openai", url=url)))
 
     @pytest.mark.parametrize(
         ("script", "settings", "said"),
@@ -280,7 +280,7 @@ class TestRefusals:
     def test_what_looks_into_kvlab(self, config: RunConfig) -> None:
         inside = replace(config, debug=replace(config.debug, audit=True))
         with pytest.raises(ConfigError, match=r"debug.audit=true: looks into kvlab's own engine"):
-            plan_peer(replace(inside, engine=ServingConfig(kind="openai", url="http://x")))
+            plan_peer(replace(inside, engine=EngineChoiceConfig(kind="openai", url="http://x")))
 
     def test_commands_that_have_an_engine_of_their_own(self) -> None:
         with pytest.raises(ConfigError, match=r"engine=openai: a server has kvlab's own engine; leave engine= out"):

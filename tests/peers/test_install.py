@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvlab.config import ServingConfig
+from kvlab.config import EngineChoiceConfig
 from kvlab.errors import ConfigError, FetchError
 from kvlab.peers import process_settings
 from kvlab.peers.engines import ENGINES
@@ -87,7 +87,7 @@ def test_what_was_installed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     python.touch()
     monkeypatch.setattr("kvlab.peers.install.cache_folder", lambda: tmp_path)
     config = compose_run(["engine=vllm"]).config
-    assert config.engine == ServingConfig(kind="vllm")
+    assert config.engine == EngineChoiceConfig(kind="vllm")
     program = process_settings.Program("vllm", "", "", "vllm")
     assert process_settings.interpreter(config, program) == str(python)
     said = call(kvlab.cli.peers.main, "install", "vllm")

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from kvlab.cli.compose import compose_run
-from kvlab.config import RunConfig, ServingConfig
+from kvlab.config import EngineChoiceConfig, RunConfig
 from kvlab.core import FinishReason, Request, SamplingParams
 from kvlab.errors import ConfigError, PeerError
 from kvlab.kernels.openmp import BRIEF
@@ -47,7 +47,7 @@ def request(name: str, output: int = 3) -> Request:
 def start(config: RunConfig, folder: Path, function: str = "counting", **settings: Any) -> ProcessEngine:
     should_stop = settings.pop("should_stop", lambda: False)
     model = decoder_config(config.model)
-    config = replace(config, engine=ServingConfig(kind="vllm", **settings))
+    config = replace(config, engine=EngineChoiceConfig(kind="vllm", **settings))
     program = Program("vllm", SCRIPT, function, "vllm", counts=True)
     return ProcessEngine(program, Assignment(config, model, [], 10, folder, should_stop))
 

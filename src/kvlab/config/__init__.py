@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kvlab.config.debug import DebugConfig, FaultsConfig
 from kvlab.config.engine import EngineConfig
+from kvlab.config.engine_choice import EngineChoiceConfig
 from kvlab.config.executor import AttentionConfig, ExecutorConfig
 from kvlab.config.framework import FrameworkConfig
 from kvlab.config.hardware import HardwareConfig
@@ -15,7 +16,6 @@ from kvlab.config.kv import KVConfig
 from kvlab.config.model import ModelConfig
 from kvlab.config.run import RunConfig
 from kvlab.config.scheduler import PreemptionConfig, SchedulerConfig, SpeculationConfig
-from kvlab.config.serving import ServingConfig
 from kvlab.config.slo import SloConfig
 from kvlab.config.tracking import TrackingConfig
 from kvlab.config.values import format_bytes, parse_bytes
@@ -24,6 +24,7 @@ from kvlab.config.workload import LengthConfig, WorkloadConfig
 __all__ = [
     "AttentionConfig",
     "DebugConfig",
+    "EngineChoiceConfig",
     "EngineConfig",
     "ExecutorConfig",
     "FaultsConfig",
@@ -35,7 +36,6 @@ __all__ = [
     "PreemptionConfig",
     "RunConfig",
     "SchedulerConfig",
-    "ServingConfig",
     "SloConfig",
     "SpeculationConfig",
     "TrackingConfig",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from kvlab.config.debug import DebugConfig
 from kvlab.config.engine import EngineConfig
-from kvlab.config.serving import ServingConfig
+from kvlab.config.engine_choice import EngineChoiceConfig
 from kvlab.config.slo import SloConfig
 from kvlab.config.tracking import TrackingConfig
 from kvlab.config.values import at_least
@@ -21,7 +21,7 @@ MOST_CHARS = 250  # of a name
 class RunConfig(EngineConfig):
     """One run: an engine, the requests that it serves, and where its results go."""
 
-    engine: ServingConfig = field(default_factory=ServingConfig)  # which engine serves them
+    engine: EngineChoiceConfig = field(default_factory=EngineChoiceConfig)  # which engine serves them
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)  # the requests
     slo: SloConfig = field(default_factory=SloConfig)  # the limits that goodput counts by
     tracking: TrackingConfig = field(default_factory=TrackingConfig)  # where the run is recorded

@@ -160,9 +160,9 @@ def read_trace(path: str) -> Iterator[tuple[Place, TracedRequest]]:
 def is_parquet(path: str) -> bool:
     """Whether a file is one, by how it begins; False where it cannot be read."""
     try:
-        with open(path, "rb") as file:
+        with Path(path).expanduser().open("rb") as file:
             return file.read(4) == b"PAR1"
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # as `read_lines`, which says why
         return False
 
 

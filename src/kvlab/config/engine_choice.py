@@ -10,7 +10,7 @@ from kvlab.registry import registry
 
 
 @dataclass
-class ServingConfig:
+class EngineChoiceConfig:
     """Which engine serves the requests, and how another than kvlab's own is reached."""
 
     kind: str = "kvlab"  # kvlab: the engine of the settings below; others are measured in its place
