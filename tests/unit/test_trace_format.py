@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from kvlab.config import WorkloadConfig
 from kvlab.errors import WorkloadError
 from kvlab.workloads import build_requests
+from kvlab.workloads.exporting import export_trace
 from kvlab.workloads.prompt_blocks import BlockHasher
 from kvlab.workloads.trace_format import Header, TracedRequest, read_header, read_trace, write_trace
 
@@ -102,3 +104,21 @@ def test_outputs_that_are_not_known_are_drawn_and_the_same_each_time(tmp_path: P
     lengths = [request.sampling.max_tokens for request in one]
     assert lengths == [request.sampling.max_tokens for request in other]
     assert len(set(lengths)) > 10
+
+
+def test_sessions_and_blocks_of_a_trace_are_exported(tmp_path: Path) -> None:
+    """Two turns whose first 512 of 600 tokens are equal, in blocks of 256 tokens."""
+    requests = [TracedRequest(600, time, 5, (1, 2, 3 + time), session="a") for time in (0, 1)]
+    trace, out = tmp_path / "trace.jsonl", tmp_path / "out"
+    write_trace(trace, Header(256), requests)
+
+    def exported(name: str) -> list[str]:
+        export_trace(str(trace), name, out)
+        return out.read_text().splitlines()
+
+    assert [json.loads(line)["hash_ids"] for line in exported("mooncake")] == [[0, 1], [0, 2]]
+    first, second = (json.loads(line) for line in exported("timed_trace"))
+    assert [(turn["chat_id"], turn["parent_chat_id"]) for turn in (first, second)] == [(0, -1), (1, 0)]
+    assert first["hash_ids"][:32] == second["hash_ids"][:32]
+    assert not set(first["hash_ids"][32:]) & set(second["hash_ids"])
+    assert [line.split(",")[1] for line in exported("burstgpt")] == ["Session ID", "a", "a"]

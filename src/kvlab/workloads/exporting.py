@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvlab.errors import WorkloadError, shown
-from kvlab.workloads.trace_format import Header, TracedRequest, read_header, read_trace
+from kvlab.workloads.trace_format import Header, TracedRequest, read_header, read_trace, whole
 
 
 class Exported(NamedTuple):
@@ -93,7 +93,7 @@ def export_trace(trace: str, name: str, path: Path) -> Exported:
     missing = {"times": "arrival times", "outputs": "output lengths"}
     if lacking := [text for what, text in missing.items() if what in header.unknown]:
         raise WorkloadError(f"{shown(trace)}: has no {' and no '.join(lacking)}, which format={name} needs")
-    count, refused, partial = 0, 0, path.with_name(f"{path.name}.part")
+    count, refused, has_blocks = 0, 0, False
 
     def counted() -> Iterator[TracedRequest]:
         nonlocal count, refused
@@ -104,21 +104,14 @@ def export_trace(trace: str, name: str, path: Path) -> Exported:
             count += 1
             yield request
 
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("w", encoding="utf-8", newline="") as file:
-            table = csv.writer(file, lineterminator="\n")
-            for row in FORMATS[name](header, counted()):
-                if isinstance(row, dict):
-                    file.write(json.dumps(row) + "\n")
-                else:
-                    table.writerow(row)
-        partial.replace(path)
-    except OSError as error:
-        raise WorkloadError(f"{shown(str(path))}: cannot be written: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-    has_blocks = name in ("mooncake", "timed_trace")
+    with whole(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        for row in FORMATS[name](header, counted()):
+            if isinstance(row, dict):
+                file.write(json.dumps(row) + "\n")
+                has_blocks = True
+            else:
+                table.writerow(row)
     left_out = ["what the server did"]
     if not has_blocks or "prefixes" in header.unknown:
         left_out.append("what prompts have in common")

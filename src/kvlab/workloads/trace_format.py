@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from operator import attrgetter
@@ -112,28 +113,35 @@ def write_trace(path: Path, header: Header, requests: Iterable[TracedRequest]) -
     """Write a trace, compressed where the name ends in .gz, and as Parquet where it ends in .parquet; how many
     requests. The file is there when it is whole. Raises WorkloadError where it cannot be written.
     """
-    partial, count = path.with_name(f"{path.name}.part"), 0
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        is_packed = path.suffix == ".gz"
+    count, is_packed = 0, path.suffix == ".gz"
+    with whole(path) as partial:
         if path.suffix == PARQUET:
             from kvlab.workloads.trace_parquet import write_rows  # this late: few have such traces
 
             rows = (dict(zip(_FIELDS, _values(request), strict=True)) for request in requests)
-            count = write_rows(partial, header_line(header), rows)
-            partial.replace(path)
-            return count
+            return write_rows(partial, header_line(header), rows)
         with gzip.open(partial, "wt", 5) if is_packed else partial.open("w", encoding="utf-8") as file:
             file.write(header_line(header) + "\n")
             for request in requests:
                 file.write(request.line() + "\n")
                 count += 1
+    return count
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Give a path to write to, which takes the place of `path` when it is written. Raises WorkloadError where it
+    cannot be.
+    """
+    partial = path.with_name(f"{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
         partial.replace(path)
     except OSError as error:
         raise WorkloadError(f"{shown(str(path))}: cannot be written: {error.strerror}") from error
     finally:
         partial.unlink(missing_ok=True)
-    return count
 
 
 def read_header(path: str) -> Header:
