@@ -323,6 +323,14 @@ CATALOGUE: dict[str, Metric] = _catalogue({
         Metric("engine/batch_seqs_mean", "sequences in a batch, mean", "sequences", "sequences of a step's batch",
                digits=1),
     ],
+    "fleet": [
+        Metric("fleet/replicas", "replicas", "replicas", "`fleet.replicas`, where there are several", digits=0,
+               in_table=True, optional=True),
+        Metric("fleet/imbalance", "most work of a replica, of the mean", "", "tokens that a replica computed: the "
+               "most / the mean; 1: all the same", COST, 2, True, optional=True, alone="imbalance of replicas"),
+        Metric("fleet/busy_least", "busy time of the least busy replica", "%", "time in steps / time from the "
+               "first step's start to the last step's end", NEUTRAL, 0, True, optional=True),
+    ],
     "speculation": [
         Metric("speculation/proposed_tokens", "tokens proposed", "tokens",
                "`scheduler.speculation.method`: tokens that were proposed, and checked by the model", digits=0),
