@@ -11,6 +11,24 @@ from kvlab.registry import registry
 LOADS = ("auto", "exact", "polled")
 PREFIXES = ("auto", "exact", "events", "memory", "none")
 MOST_REPLICAS = 1024
+PIECES = ("layer", "block")
+
+
+@dataclass
+class LinkConfig:
+    """How K and V go from one replica to another: `setup_us`, then the pieces, then the bytes."""
+
+    gb_s: float = 40.0  # of one device, in one direction, in 10^9 bytes per second: 400 Gbit/s Ethernet at 0.8
+    setup_us: float = 400.0  # of a transfer, before its first byte moves
+    piece_us: float = 1.0  # of each piece, one after the other
+    pieces: str = "layer"  # what is one piece: K or V of one layer of a block; or a block, of all layers
+
+    def __post_init__(self) -> None:
+        if not 0 < self.gb_s <= MOST:
+            raise ConfigError("fleet.link.gb_s", self.gb_s, "must be more than 0: nothing would ever arrive")
+        at_least("fleet.link.setup_us", self.setup_us, 0, MOST)
+        at_least("fleet.link.piece_us", self.piece_us, 0, MOST)
+        one_of("fleet.link.pieces", self.pieces, PIECES)
 
 
 @dataclass
@@ -18,6 +36,9 @@ class FleetConfig:
     """How many replicas serve a run's requests, which router chooses among them, and what it knows of them."""
 
     replicas: int = 1  # engines of the run's settings, each with devices and memory of its own
+    prefill: int = 0  # of the replicas, those that only compute prompts; the others pull K and V; 0: no split
+    split_tokens: int = 0  # prompts with fewer tokens than that are computed where they decode
+    link: LinkConfig = field(default_factory=LinkConfig)  # between replicas, where they are split
     router: str = "round_robin"  # who chooses a replica for each request
     load: str = "auto"  # what it knows of queues and memory: exact, or polled each load_s; auto: as the router does
     load_s: float = 0.1  # load=polled: seconds between two looks at the replicas
@@ -32,6 +53,11 @@ class FleetConfig:
 
     def __post_init__(self) -> None:
         at_least("fleet.replicas", self.replicas, 1, MOST_REPLICAS)
+        at_least("fleet.prefill", self.prefill, 0)
+        at_least("fleet.split_tokens", self.split_tokens, 0)
+        if self.prefill and self.prefill >= self.replicas:
+            text = f"leaves none of fleet.replicas={self.replicas} to decode; take fewer"
+            raise ConfigError("fleet.prefill", self.prefill, text)
         registry("fleet.router").check(self.router)
         one_of("fleet.load", self.load, LOADS)
         one_of("fleet.prefixes", self.prefixes, PREFIXES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 
@@ -15,16 +15,28 @@ from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.prefixes import HeldPrefixes, PrefixView, SentPrefixes
 from kvlab.fleet.replica import Replica, SimulatedView
 from kvlab.fleet.routers import ROUTERS
+from kvlab.fleet.split import Split
+from kvlab.fleet.transfer import LinkRate
 from kvlab.kv.content_log import ContentLog
 from kvlab.kv.pool import BlockPool
+from kvlab.kv.tiers.remote import RemoteTier
 
 
 def build_fleet(
-    config: FleetConfig, engines: Sequence[EngineCore | FrontEnd], *, seed: int = 0, is_open: bool = False
+    config: FleetConfig,
+    make: Callable[[RemoteTier | None], EngineCore | FrontEnd],
+    rate: LinkRate,
+    *,
+    seed: int = 0,
+    is_open: bool = False,
 ) -> Fleet:
-    """A fleet of these engines. Raises ConfigError for a view of prefixes that their pools do not have."""
+    """A fleet of the engines that `make` makes, given the tier from which each pulls what others computed. `rate`:
+    of the links between them. Raises ConfigError for a view of prefixes that their pools do not have.
+    """
+    split = Split(rate, config.replicas, config.prefill, config.split_tokens) if config.prefill else None
+    tiers = {} if split is None else split.tiers
     router = ROUTERS.get(config.router)(config, seed)
-    fleet = Fleet(engines, router, is_open=is_open)
+    fleet = Fleet([make(tiers.get(index)) for index in range(config.replicas)], router, is_open=is_open)
     load = router.load if config.load == "auto" else config.load
     prefixes = router.prefixes if config.prefixes == "auto" else config.prefixes
     period_s = config.load_s if load == "polled" else 0.0
@@ -32,6 +44,8 @@ def build_fleet(
         SimulatedView(replica, period_s, _prefixes(prefixes, config, router.memory, replica, seed))
         for replica in fleet.replicas
     ]
+    if split is not None:
+        split.serve(fleet, ROUTERS.get(config.router)(config, seed + 1))
     return fleet
 
 

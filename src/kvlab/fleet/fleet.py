@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvlab.core import FinishReason, Request, StepRecord
 from kvlab.engine.clock import LogicalClock
@@ -19,14 +20,18 @@ from kvlab.fleet.prefixes import RoutedPrompt
 from kvlab.fleet.replica import Replica, SimulatedView
 from kvlab.kv.audit import Finding
 
+if TYPE_CHECKING:
+    from kvlab.fleet.split import Split
+
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """A request that was sent to a replica, when and why."""
+    """A request that was sent to a replica, when and why; `stage`: all of it, its prefill, or its decode."""
 
     request_id: str
     at_s: float
     choice: Choice
+    stage: str = "all"
 
 
 class _FleetClock(LogicalClock):
@@ -35,6 +40,16 @@ class _FleetClock(LogicalClock):
     def set(self, when: float) -> None:
         """It is `when`, which may be earlier: what has just arrived may be due before what was next."""
         self._now = when
+
+
+class Event(NamedTuple):
+    """What happens to a request at a time to come, unless it is aborted before."""
+
+    when_s: float
+    number: int  # which makes an order of equals
+    request: Request
+    on_finish: FinishCallback
+    action: Callable[[float], None]  # given the time; may raise RequestRefusedError
 
 
 class Fleet:
@@ -56,36 +71,45 @@ class Fleet:
     ) -> None:
         self.replicas = [Replica(index, engine) for index, engine in enumerate(engines)]
         self.router = router
-        self.views = views or [SimulatedView(replica) for replica in self.replicas]
+        self.views = list(views or map(SimulatedView, self.replicas))
+        self.split: Split | None = None
         self.clock = _FleetClock()
         self.routed: list[Routed] = []
         self._is_open = is_open
-        self._coming: list[tuple[float, int, Request, OutputCallback | None, FinishCallback | None]] = []
+        self._events: list[Event] = []  # a heap
         self._numbers = itertools.count()
         self._sessions: dict[str, str] = {}
-        self._where: dict[str, int] = {}  # of requests that have not ended
 
     def submit(
         self, request: Request, on_output: OutputCallback | None = None, on_finish: FinishCallback | None = None
     ) -> None:
         """See ServingEngine. The arrival may lie in the future: the request is sent when it comes."""
+        told = on_finish or (lambda record: None)
+
+        def arrive(now: float) -> None:
+            self._arrive(request, on_output, told, now)
+
         if request.arrival_s > self.clock.now():
-            heapq.heappush(self._coming, (request.arrival_s, next(self._numbers), request, on_output, on_finish))
+            self.at(request.arrival_s, request, told, arrive)
         else:
-            self._send(request, on_output, on_finish)
+            arrive(request.arrival_s)
         self._advance()
+
+    def at(
+        self, when_s: float, request: Request, on_finish: FinishCallback, action: Callable[[float], None]
+    ) -> None:
+        """Let something happen to a request at a time to come."""
+        heapq.heappush(self._events, Event(when_s, next(self._numbers), request, on_finish, action))
 
     def abort(self, request_id: str) -> bool:
         """See ServingEngine."""
-        for coming in self._coming:
-            if coming[2].request_id == request_id:
-                self._coming.remove(coming)
-                heapq.heapify(self._coming)
-                if coming[4] is not None:
-                    end_unserved(coming[2], coming[4], FinishReason.ABORTED, self.clock.now())
+        for event in self._events:
+            if event.request.request_id == request_id:
+                self._events.remove(event)
+                heapq.heapify(self._events)
+                end_unserved(event.request, event.on_finish, FinishReason.ABORTED, self.clock.now())
                 return True
-        index = self._where.get(request_id)
-        return index is not None and self.replicas[index].engine.abort(request_id)
+        return any(replica.engine.abort(request_id) for replica in self.replicas)
 
     def step(self) -> StepRecord | None:
         """See ServingEngine: a step of the replica that is due first."""
@@ -103,8 +127,8 @@ class Fleet:
         replica = self._first()
         if replica is None or any(view.prefixes.needs_steps for view in self.views):
             return []
-        bound = min(until_s, self._coming[0][0] if self._coming else math.inf)
-        if not self._is_open:
+        bound = min(until_s, self._events[0].when_s if self._events else math.inf)
+        if self.split is not None or not self._is_open:
             bound = min([bound, *(other.due_s for other in self.replicas if other is not replica)])
         records = replica.repeat(bound)
         if records:
@@ -113,7 +137,7 @@ class Fleet:
 
     def has_work(self) -> bool:
         """See ServingEngine."""
-        return bool(self._coming) or any(replica.engine.has_work() for replica in self.replicas)
+        return bool(self._events) or any(replica.engine.has_work() for replica in self.replicas)
 
     def next_wakeup(self) -> float | None:
         """See ServingEngine."""
@@ -130,7 +154,7 @@ class Fleet:
             total = sum(known) if len(known) == len(values) else None
             found[name] = total / len(values) if total is not None and name.endswith("percent") else total
         stats = EngineStats(**found)  # type: ignore[arg-type]
-        return replace(stats, waiting=stats.waiting + len(self._coming))
+        return replace(stats, waiting=stats.waiting + len(self._events))
 
     def audit(self) -> list[Finding]:
         """See Auditable."""
@@ -142,35 +166,42 @@ class Fleet:
 
     def close(self) -> None:
         """See ServingEngine."""
-        self._coming.clear()
+        self._events.clear()
         for replica in self.replicas:
             replica.engine.close()
 
-    def _send(self, request: Request, on_output: OutputCallback | None, on_finish: FinishCallback | None) -> None:
-        """Let the router choose, as of the request's arrival."""
-        now = request.arrival_s
+    def choose(self, router: Router, request: RoutedPrompt, among: Sequence[int], now: float, stage: str) -> int:
+        """The replica of those `among` that a router chooses now. Raises ConfigError for one that is not there."""
+        choice = router.choose(request, [self.views[index].at(now) for index in among], now)
+        if choice.replica not in among:
+            text = f"chose replica {choice.replica} for {request.request_id}, of {', '.join(map(str, among))}"
+            raise ConfigError("fleet.router", router.config.router, text)
+        self.routed.append(Routed(request.request_id, now, choice, stage))
+        self.views[choice.replica].prefixes.sent(request)
+        return choice.replica
+
+    def _arrive(
+        self, request: Request, on_output: OutputCallback | None, on_finish: FinishCallback, now: float
+    ) -> None:
+        """Let the router choose, and send the request there."""
         name, earlier = request.request_id, request.follows
-        session = name if earlier is None else self._sessions.get(earlier, earlier)
-        self._sessions[name] = session
+        session = self._sessions[name] = name if earlier is None else self._sessions.get(earlier, earlier)
         routed = RoutedPrompt(request, session)
-        choice = self.router.choose(routed, [view.at(now) for view in self.views], now)
-        if not 0 <= choice.replica < len(self.replicas):
-            text = f"chose replica {choice.replica} for {name}, and there are {len(self.replicas)}, from 0 on"
-            raise ConfigError("fleet.router", self.router.config.router, text)
-        self.replicas[choice.replica].submit(request, on_output, on_finish, now)
-        self.views[choice.replica].prefixes.sent(routed)
-        self._where[name] = choice.replica
-        self.routed.append(Routed(name, now, choice))
+        if self.split is not None and self.split.takes(request):
+            self.split.begin(request, routed, on_output, on_finish, now)
+            return
+        among = range(len(self.replicas)) if self.split is None else self.split.decoding
+        index = self.choose(self.router, routed, among, now, "all")
+        self.replicas[index].submit(request, on_output, on_finish, now)
 
     def _receive(self) -> None:
-        """Send what has arrived by now."""
-        while self._coming and self._coming[0][0] <= self.clock.now():
-            now, _, request, on_output, on_finish = heapq.heappop(self._coming)
+        """Let happen what is to happen by now."""
+        while self._events and self._events[0].when_s <= self.clock.now():
+            event = heapq.heappop(self._events)
             try:
-                self._send(request, on_output, on_finish)
+                event.action(event.when_s)
             except RequestRefusedError as error:
-                if on_finish is not None:
-                    end_unserved(request, on_finish, FinishReason.FAILED, now, str(error))
+                end_unserved(event.request, event.on_finish, FinishReason.FAILED, event.when_s, str(error))
         self._advance()
 
     def _stepped(self, replica: Replica, record: StepRecord | None) -> None:
@@ -187,7 +218,7 @@ class Fleet:
     def _next_s(self) -> float:
         """When the next thing happens that is known of."""
         times = [replica.due_s for replica in self.replicas]
-        return min([*times, self._coming[0][0]] if self._coming else times)
+        return min([*times, self._events[0].when_s] if self._events else times)
 
     def _advance(self) -> None:
         when = self._next_s()

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from kvlab.core import RequestRecord
 from kvlab.fleet.fleet import Routed
+from kvlab.fleet.transfer import Transfer
 from kvlab.lab.results.requests import latencies_ms
 from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.results.tables import new_table
@@ -52,7 +53,9 @@ def replica_figures(records: Sequence[RequestRecord], steps: StepLog, replicas: 
     return found
 
 
-def fleet_metrics(records: Sequence[RequestRecord], steps: StepLog, replicas: int) -> dict[str, float]:
+def fleet_metrics(
+    records: Sequence[RequestRecord], steps: StepLog, replicas: int, transfers: Sequence[Transfer] = ()
+) -> dict[str, float]:
     """The figures of all replicas together that no sum over steps gives."""
     every = replica_figures(records, steps, replicas)
     work = [each.prompt_tokens - each.hit_tokens + each.output_tokens for each in every]
@@ -62,6 +65,14 @@ def fleet_metrics(records: Sequence[RequestRecord], steps: StepLog, replicas: in
         "fleet/imbalance": max(work) / (sum(work) / replicas) if sum(work) else 1.0,
         "fleet/busy_least": 100 * min(each.busy for each in every),
     }
+    if prompts := sum(each.prompt_tokens for each in records if not each.sample and each.scheduled_s is not None):
+        hits = sum(each.cached_tokens for each in records if not each.sample)
+        metrics |= {"kv/prefix_hit_tokens": hits, "kv/prefix_hit_rate": hits / prompts}
+    if transfers:
+        milliseconds = [1000 * (each.end_s - each.ready_s) for each in transfers]
+        p50, p99 = np.percentile(milliseconds, [50, 99]).tolist()
+        metrics |= {"fleet/transfers": len(transfers), "fleet/transfer_ms_p50": p50, "fleet/transfer_ms_p99": p99}
+        metrics["fleet/transfer_bytes"] = sum(each.num_bytes for each in transfers)
     if len(steps):
         own = steps.column("replica")
         change = running.copy()  # of the replica's running sequences, as each step begins
@@ -107,6 +118,7 @@ def routes_table(routed: Sequence[Routed]) -> pa.Table:
             "request_id": pa.array([each.request_id for each in routed], pa.string()),
             "at_s": pa.array([each.at_s for each in routed], pa.float64()),
             "replica": pa.array([each.choice.replica for each in routed], pa.int64()),
+            "stage": pa.array([each.stage for each in routed], pa.string()),
             "scores": pa.array([each.choice.scores for each in routed], pa.list_(pa.float64())),
         }
     )

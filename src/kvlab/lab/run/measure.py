@@ -20,7 +20,7 @@ def measure(plan: RunPlan | PeerPlan, served: Served, profiler: Profiler, *, may
     metrics = run_metrics(log, own.pool if own else None, leaked_blocks=served.leaked_blocks, slo=slo)
     if own is not None:
         if (replicas := own.config.fleet.replicas) > 1:
-            metrics |= fleet_metrics(log.records, log.steps, replicas)
+            metrics |= fleet_metrics(log.records, log.steps, replicas, log.transfers)
             metrics |= {name: replicas * metrics[name] for name in ("capacity/kv_bytes", "capacity/token_slots")}
         if own.config.scheduler.speculation.method is not None:
             metrics |= speculation_metrics(log.steps)

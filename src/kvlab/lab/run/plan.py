@@ -7,12 +7,13 @@ from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
-from kvlab.config import RunConfig, format_bytes, parse_bytes
+from kvlab.config import FleetConfig, RunConfig, format_bytes, parse_bytes
 from kvlab.core import Request
 from kvlab.engine.build import plan_engine
 from kvlab.engine.plan import EnginePlan
 from kvlab.engine.protocol import ServingEngine
 from kvlab.errors import CapacityError, ConfigError, WorkloadError
+from kvlab.fleet.transfer import LinkRate
 from kvlab.kv.sizing import check_longest_sequence
 from kvlab.lab.capacity import sequences_that_fit
 from kvlab.lab.machine import available_memory, describe
@@ -119,6 +120,7 @@ def plan_run(config: RunConfig) -> RunPlan:
     if config.fleet.replicas > 1 and (plan.recording is not None or config.debug.profile):
         key = "debug.profile=true" if config.debug.profile else "executor=playback"
         raise ConfigError("fleet.replicas", config.fleet.replicas, f"{key} looks into one engine; leave it at 1")
+    _check_split(plan, config.fleet)
     if config.debug.profile and plan.kernels is None:
         raise ConfigError("debug.profile", True, f"executor.kind={config.executor.kind} has no parts to be timed")
     requests = _requests(config, plan.model.vocab_size)
@@ -128,6 +130,14 @@ def plan_run(config: RunConfig) -> RunPlan:
     tokenizer = find_tokenizer(config.model) if has_words else None
     parts = {field.name: getattr(plan, field.name) for field in fields(plan)}
     return RunPlan(**parts, requests=requests, tokenizer=tokenizer)
+
+
+def link_rate(plan: RunPlan) -> LinkRate:
+    """How long K and V take from one replica to another."""
+    config, pool = plan.config, plan.pool
+    pieces = 2 * plan.model.num_layers if config.fleet.link.pieces == "layer" else 1
+    devices = config.executor.tensor_parallel
+    return LinkRate(config.fleet.link, devices, pool.block_size * pool.bytes_per_slot, pieces)
 
 
 def planned_metrics(plan: RunPlan) -> dict[str, float]:
@@ -169,6 +179,24 @@ def _check_lengths(requests: list[Request], config: RunConfig) -> int:
             f"more than model.max_seq_len={limit}; model.max_seq_len={length} would take it"
         )
     return length
+
+
+def _check_split(plan: EnginePlan, fleet: FleetConfig) -> None:
+    """Raise ConfigError for replicas that cannot pull K and V from others."""
+    if not fleet.prefill:
+        return
+    kv = plan.config.kv
+    for is_wrong, text in (
+        (plan.is_real, "K and V are not copied between replicas that compute here; use executor=simulated"),
+        (not kv.prefix_sharing or kv.backend == "contiguous", "needs a prefix cache; use kv=paged"),
+        (bool(plan.pool.groups), "whole prompts are pulled, and some layers keep a window; use kv.windows=false"),
+        (
+            kv.offload is not None or kv.offload_disk is not None,
+            "has no tiers of its own beside; leave kv.offload out",
+        ),
+    ):
+        if is_wrong:
+            raise ConfigError("fleet.prefill", fleet.prefill, text)
 
 
 def _check_offload(plan: EnginePlan, left: int) -> None:

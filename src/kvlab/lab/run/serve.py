@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kvlab.core import StepRecord
@@ -20,8 +21,9 @@ from kvlab.fleet.build import TimedExecutor, build_fleet
 from kvlab.fleet.fleet import Fleet
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
+from kvlab.kv.tiers.remote import RemoteTier
 from kvlab.lab.run.drive import RunLog, drive
-from kvlab.lab.run.plan import PeerPlan, RunPlan
+from kvlab.lab.run.plan import PeerPlan, RunPlan, link_rate
 from kvlab.lab.run.playback import Playback
 from kvlab.lab.run.profile import Profiler
 from kvlab.lab.run.progress import show_progress
@@ -56,16 +58,16 @@ def make_engine(plan: RunPlan, profiler: Profiler) -> ServingEngine:
     if fleet.replicas == 1:
         journal = BlockJournal() if config.figures or plan.recording is not None else None
         return _replica(plan, profiler, journal)
-    engines = [_replica(plan, profiler, None, is_alone=False) for _ in range(fleet.replicas)]
     is_open = config.workload.concurrency is None and all(request.follows is None for request in plan.requests)
-    return build_fleet(fleet, engines, seed=config.seed, is_open=is_open)
+    make = partial(_replica, plan, profiler, None)
+    return build_fleet(fleet, make, link_rate(plan), seed=config.seed, is_open=is_open)
 
 
 def _replica(
-    plan: RunPlan, profiler: Profiler, journal: BlockJournal | None, *, is_alone: bool = True
+    plan: RunPlan, profiler: Profiler, journal: BlockJournal | None, remote: RemoteTier | None = None
 ) -> EngineCore | FrontEnd:
     """An engine; one of several that compute here has a clock of its own."""
-    faults, computes = plan.config.debug.faults, plan.is_real and not is_alone
+    faults, computes = plan.config.debug.faults, plan.is_real and plan.config.fleet.replicas > 1
     build = profiler.build if profiler.enabled else build_engine
     words = plan.tokenizer is not None and any(request.sampling.stop for request in plan.requests)
 
@@ -79,6 +81,7 @@ def _replica(
         journal=journal,
         wrap=wrap if computes or faults.rate > 0 else None,
         clock=LogicalClock() if computes else None,
+        remote=remote,
     )
     return engine if plan.timing is None else behind_front_end(engine, plan.config.framework)
 
@@ -134,6 +137,7 @@ def _serve(
         log.blocks = engine.journal.columns(record.key for record in log.records)
     if isinstance(engine, Fleet):
         log.steps, log.routed = log.steps.in_order(), engine.routed
+        log.transfers = [] if engine.split is None else engine.split.transfers
     findings = _audit(engine)
     if isinstance(engine, Reporting):
         log.engine_report = engine.report()
