@@ -74,7 +74,14 @@ CONDITIONS = (
     ),
     *(
         Condition(f"fleet.{name}", _is_fleet, "fleet.replicas of 2 or more")
-        for name in ("router", "load", "load_s", "prefixes", "events_ms", "events_lost", "memory_blocks", "weights")
+        for name in ("router", "load", "load_s", "prefixes", "events_ms", "events_lost", "memory_blocks", "life")
+    ),
+    *(
+        Condition(f"fleet.{name}", lambda config: config.fleet.prefill > 0, "fleet.prefill of 1 or more")
+        for name in ("split_tokens", "link")
+    ),
+    Condition(
+        "fleet.weights", _chosen("fleet.router", "precise", "estimated", "load"), "the routers that add up scores"
     ),
     Condition("fleet.temperature", _chosen("fleet.router", "dynamo"), "fleet.router=dynamo"),
     Condition("workload.burstiness", lambda config: config.workload.arrival == "gamma", "workload.arrival=gamma"),

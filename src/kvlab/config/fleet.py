@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvlab.config.values import MOST, at_least, one_of
 from kvlab.errors import ConfigError
@@ -12,6 +14,15 @@ LOADS = ("auto", "exact", "polled")
 PREFIXES = ("auto", "exact", "events", "memory", "none")
 MOST_REPLICAS = 1024
 PIECES = ("layer", "block")
+LIVES = ("die", "drain", "return")
+
+
+class LifeEvent(NamedTuple):
+    """What becomes of a replica at a time of the run."""
+
+    at_s: float
+    event: str  # die: its requests are lost, and computed again elsewhere; drain: it gets no more; return: it does
+    replica: int
 
 
 @dataclass
@@ -48,6 +59,7 @@ class FleetConfig:
     events_ms: float = 10.0  # prefixes=events: from a step's end until the router has its KV events
     events_lost: float = 0.0  # prefixes=events: share of the batches of events that never come, 0 to 1
     memory_blocks: int | None = None  # prefixes=memory: blocks remembered of each replica; null: the router's own
+    life: list[str] = field(default_factory=list)  # as "10 die 1": at 10 s replica 1 dies; or drain, or return
     weights: dict[str, float] = field(default_factory=dict)  # of a weighted router's scores: prefix, kv, queue
     temperature: float = 0.0  # router=dynamo: 0 takes the lowest cost; more draws with softmax over costs
 
@@ -69,3 +81,29 @@ class FleetConfig:
             raise ConfigError("fleet.events_lost", self.events_lost, "must be in [0, 1]")
         for name, weight in self.weights.items():
             at_least(f"fleet.weights.{name}", weight, 0, MOST)
+        self._check_left(self.events)
+
+    @property
+    def events(self) -> list[LifeEvent]:
+        """The replicas' lives, by time. Raises ConfigError for what is none."""
+        events = []
+        for text in self.life:
+            found = re.fullmatch(rf"\s*(\d+(?:\.\d+)?)\s*s?\s+({'|'.join(LIVES)})\s+(\d+)\s*", text)
+            if not found or int(found[3]) >= self.replicas:
+                known = f"0 to {self.replicas - 1}"
+                text_of = f"write seconds, one of {', '.join(LIVES)}, and a replica from {known}: 10 die 1"
+                raise ConfigError("fleet.life", text, text_of)
+            events.append(LifeEvent(float(found[1]), found[2], int(found[3])))
+        return sorted(events, key=lambda event: event.at_s)
+
+    def _check_left(self, events: list[LifeEvent]) -> None:
+        """Raise ConfigError where no replica is left for some requests."""
+        if events and self.prefill:
+            text = "is of replicas that do both prefill and decode; leave it out, or fleet.prefill"
+            raise ConfigError("fleet.life", self.life, text)
+        there = set(range(self.replicas))
+        for event in events:
+            there = there | {event.replica} if event.event == "return" else there - {event.replica}
+            if not there:
+                text = f"leaves no replica for requests that arrive after {event.at_s:g} s"
+                raise ConfigError("fleet.life", f"{event.at_s:g} {event.event} {event.replica}", text)

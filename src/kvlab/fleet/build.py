@@ -44,6 +44,7 @@ def build_fleet(
         SimulatedView(replica, period_s, _prefixes(prefixes, config, router.memory, replica, seed))
         for replica in fleet.replicas
     ]
+    fleet.live(config.events)
     if split is not None:
         split.serve(fleet, ROUTERS.get(config.router)(config, seed + 1))
     return fleet

@@ -5,10 +5,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvlab.config.fleet import LifeEvent
 from kvlab.core import FinishReason, Request, StepRecord
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.core import EngineCore
@@ -79,6 +82,12 @@ class Fleet:
         self._events: list[Event] = []  # a heap
         self._numbers = itertools.count()
         self._sessions: dict[str, str] = {}
+        self.retried = 0  # requests that were lost with a replica and sent again
+        self._lives: deque[LifeEvent] = deque()
+
+    def live(self, events: Iterable[LifeEvent]) -> None:
+        """Let replicas die, drain and return at their times."""
+        self._lives = deque(sorted(events))
 
     def submit(
         self, request: Request, on_output: OutputCallback | None = None, on_finish: FinishCallback | None = None
@@ -127,7 +136,7 @@ class Fleet:
         replica = self._first()
         if replica is None or any(view.prefixes.needs_steps for view in self.views):
             return []
-        bound = min(until_s, self._events[0].when_s if self._events else math.inf)
+        bound = min(until_s, self._next_event_s())
         if self.split is not None or not self._is_open:
             bound = min([bound, *(other.due_s for other in self.replicas if other is not replica)])
         records = replica.repeat(bound)
@@ -172,6 +181,7 @@ class Fleet:
 
     def choose(self, router: Router, request: RoutedPrompt, among: Sequence[int], now: float, stage: str) -> int:
         """The replica of those `among` that a router chooses now. Raises ConfigError for one that is not there."""
+        among = [index for index in among if self.replicas[index].takes_requests]
         choice = router.choose(request, [self.views[index].at(now) for index in among], now)
         if choice.replica not in among:
             text = f"chose replica {choice.replica} for {request.request_id}, of {', '.join(map(str, among))}"
@@ -196,13 +206,31 @@ class Fleet:
 
     def _receive(self) -> None:
         """Let happen what is to happen by now."""
-        while self._events and self._events[0].when_s <= self.clock.now():
+        while self._next_event_s() <= self.clock.now():
+            if self._lives and self._lives[0].at_s <= (self._events[0].when_s if self._events else math.inf):
+                self._change(self._lives.popleft())
+                continue
             event = heapq.heappop(self._events)
             try:
                 event.action(event.when_s)
             except RequestRefusedError as error:
                 end_unserved(event.request, event.on_finish, FinishReason.FAILED, event.when_s, str(error))
         self._advance()
+
+    def _change(self, life: LifeEvent) -> None:
+        """A replica dies, drains or returns."""
+        replica = self.replicas[life.replica]
+        replica.takes_requests = life.event == "return"
+        for asked in replica.die() if life.event == "die" else ():
+            told = asked.on_finish or (lambda record: None)
+            arrive = partial(self._arrive, asked.request, asked.on_output, told)
+            self.at(life.at_s, asked.request, told, arrive)
+            self.retried += 1
+
+    def _next_event_s(self) -> float:
+        """When the next arrival, hand-over or turn of a life is; lives alone are nothing to wait for."""
+        arrival = self._events[0].when_s if self._events else math.inf
+        return min(arrival, self._lives[0].at_s) if self._lives else arrival
 
     def _stepped(self, replica: Replica, record: StepRecord | None) -> None:
         replica.settle(record is not None)
@@ -217,8 +245,8 @@ class Fleet:
 
     def _next_s(self) -> float:
         """When the next thing happens that is known of."""
-        times = [replica.due_s for replica in self.replicas]
-        return min([*times, self._events[0].when_s] if self._events else times)
+        when = min(replica.due_s for replica in self.replicas)
+        return min(when, self._next_event_s())
 
     def _advance(self) -> None:
         when = self._next_s()

@@ -15,6 +15,16 @@ from kvlab.engine.front_end import FrontEnd
 from kvlab.engine.protocol import FinishCallback, OutputCallback
 from kvlab.fleet.base import ReplicaView, RoutedRequest
 from kvlab.fleet.prefixes import PrefixView
+from kvlab.kv.pool import BlockPool
+from kvlab.kv.reset import drop_cached
+
+
+class Asked(NamedTuple):
+    """A request as it was handed in."""
+
+    request: Request
+    on_output: OutputCallback | None
+    on_finish: FinishCallback | None
 
 
 class Load(NamedTuple):
@@ -45,7 +55,10 @@ class Replica:
         self.sent_s: list[float] = []  # when each request was sent here
         self._ends_s: list[float] = []  # a heap: when those that are known to end, end
         self._ended = 0
+        self.takes_requests = True
+        self.in_flight_requests: dict[str, Asked] = {}
         self._left: dict[str, int] = {}  # samples that have not ended
+        self._lost: set[str] = set()
 
     def submit(
         self, request: Request, on_output: OutputCallback | None, on_finish: FinishCallback | None, now: float
@@ -55,21 +68,39 @@ class Replica:
             self.engine.clock.wait_until(now)
 
         def ended(record: RequestRecord) -> None:
-            self._left[record.request_id] -= 1
-            if not self._left[record.request_id]:
-                del self._left[record.request_id]
+            self._left[name] -= 1
+            if not self._left[name]:
+                del self._left[name], self.in_flight_requests[name]
                 heapq.heappush(self._ends_s, record.finished_s)
-            if on_finish is not None:
+            if on_finish is not None and name not in self._lost:
                 on_finish(replace(record, replica=self.index))
 
-        self._left[request.request_id] = request.sampling.n
+        name = request.request_id
+        self._left[name] = request.sampling.n
+        self.in_flight_requests[name] = Asked(request, on_output, on_finish)
         try:
             self.engine.submit(request, on_output, ended)
         except Exception:
-            del self._left[request.request_id]
+            del self._left[name], self.in_flight_requests[name]
             raise
         self.sent_s.append(now)
         self.due_s = min(self.due_s, max(now, self.engine.clock.now()))
+
+    def die(self) -> list[Asked]:
+        """Lose all requests, of which nothing is reported, and all cached content; returns the requests in order. A
+        step that has begun was the last.
+        """
+        lost = list(self.in_flight_requests.values())
+        self._lost = set(self.in_flight_requests)
+        for asked in lost:
+            self.engine.abort(asked.request.request_id)
+        self._lost = set()
+        if self.engine.has_work():
+            self.engine.step()  # gives the memory back
+        if isinstance(self.core.pool, BlockPool):
+            drop_cached(self.core.pool)
+        self.settle(progressed=True)
+        return lost
 
     def step(self) -> StepRecord | None:
         """A step that begins when one is due; None if there was nothing to do then."""

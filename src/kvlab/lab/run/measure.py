@@ -21,6 +21,8 @@ def measure(plan: RunPlan | PeerPlan, served: Served, profiler: Profiler, *, may
     if own is not None:
         if (replicas := own.config.fleet.replicas) > 1:
             metrics |= fleet_metrics(log.records, log.steps, replicas, log.transfers)
+            if own.config.fleet.life:
+                metrics["fleet/retried"] = log.retried
             metrics |= {name: replicas * metrics[name] for name in ("capacity/kv_bytes", "capacity/token_slots")}
         if own.config.scheduler.speculation.method is not None:
             metrics |= speculation_metrics(log.steps)

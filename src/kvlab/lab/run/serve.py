@@ -137,6 +137,7 @@ def _serve(
         log.blocks = engine.journal.columns(record.key for record in log.records)
     if isinstance(engine, Fleet):
         log.steps, log.routed = log.steps.in_order(), engine.routed
+        log.retried = engine.retried
         log.transfers = [] if engine.split is None else engine.split.transfers
     findings = _audit(engine)
     if isinstance(engine, Reporting):
