@@ -141,7 +141,7 @@ def _lives(draw: random.Random, replicas: int) -> list[str]:
     lives = []
     for number in range(draw.randrange(4)):
         index = draw.randrange(1, replicas)  # the first is always there
-        lives.append(f"{0.01 * number + 0.001:.4f} {draw.choice(('die', 'drain', 'return'))} {index}")
+        lives.append(f"{0.01 * number + 0.001:.4f}:{draw.choice(('die', 'drain', 'return'))}:{index}")
     return lives
 
 

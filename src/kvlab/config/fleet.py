@@ -43,6 +43,25 @@ class LinkConfig:
 
 
 @dataclass
+class WeightsConfig:
+    """How much each score counts for a router that adds scores; null: as much as it does there by default."""
+
+    prefix: float | None = None  # the share of the prompt that the replica has cached
+    kv: float | None = None  # the share of its memory that is free
+    queue: float | None = None  # how short its queue is among all
+
+    def __post_init__(self) -> None:
+        for name, weight in self.given.items():
+            at_least(f"fleet.weights.{name}", weight, 0, MOST)
+
+    @property
+    def given(self) -> dict[str, float]:
+        """Those that were set."""
+        every = {"prefix": self.prefix, "kv": self.kv, "queue": self.queue}
+        return {name: weight for name, weight in every.items() if weight is not None}
+
+
+@dataclass
 class FleetConfig:
     """How many replicas serve a run's requests, which router chooses among them, and what it knows of them."""
 
@@ -59,8 +78,8 @@ class FleetConfig:
     events_ms: float = 10.0  # prefixes=events: from a step's end until the router has its KV events
     events_lost: float = 0.0  # prefixes=events: share of the batches of events that never come, 0 to 1
     memory_blocks: int | None = None  # prefixes=memory: blocks remembered of each replica; null: the router's own
-    life: list[str] = field(default_factory=list)  # as "10 die 1": at 10 s replica 1 dies; or drain, or return
-    weights: dict[str, float] = field(default_factory=dict)  # of a weighted router's scores: prefix, kv, queue
+    life: list[str] = field(default_factory=list)  # as 10:die:1: at 10 s replica 1 dies; or drain, or return
+    weights: WeightsConfig = field(default_factory=WeightsConfig)  # of the scores that precise, estimated, load add
     temperature: float = 0.0  # router=dynamo: 0 takes the lowest cost; more draws with softmax over costs
 
     def __post_init__(self) -> None:
@@ -79,8 +98,6 @@ class FleetConfig:
         at_least("fleet.temperature", self.temperature, 0, MOST)
         if not 0 <= self.events_lost <= 1:
             raise ConfigError("fleet.events_lost", self.events_lost, "must be in [0, 1]")
-        for name, weight in self.weights.items():
-            at_least(f"fleet.weights.{name}", weight, 0, MOST)
         self._check_left(self.events)
 
     @property
@@ -88,11 +105,11 @@ class FleetConfig:
         """The replicas' lives, by time. Raises ConfigError for what is none."""
         events = []
         for text in self.life:
-            found = re.fullmatch(rf"\s*(\d+(?:\.\d+)?)\s*s?\s+({'|'.join(LIVES)})\s+(\d+)\s*", text)
+            found = re.fullmatch(rf"(\d+(?:\.\d+)?):({'|'.join(LIVES)}):(\d+)", text)
             if not found or int(found[3]) >= self.replicas:
                 known = f"0 to {self.replicas - 1}"
-                text_of = f"write seconds, one of {', '.join(LIVES)}, and a replica from {known}: 10 die 1"
-                raise ConfigError("fleet.life", text, text_of)
+                form = f"write seconds, one of {', '.join(LIVES)}, and a replica from {known}, as 10:die:1"
+                raise ConfigError("fleet.life", text, form)
             events.append(LifeEvent(float(found[1]), found[2], int(found[3])))
         return sorted(events, key=lambda event: event.at_s)
 
@@ -106,4 +123,4 @@ class FleetConfig:
             there = there | {event.replica} if event.event == "return" else there - {event.replica}
             if not there:
                 text = f"leaves no replica for requests that arrive after {event.at_s:g} s"
-                raise ConfigError("fleet.life", f"{event.at_s:g} {event.event} {event.replica}", text)
+                raise ConfigError("fleet.life", f"{event.at_s:g}:{event.event}:{event.replica}", text)

@@ -136,7 +136,7 @@ class Fleet:
         replica = self._first()
         if replica is None or any(view.prefixes.needs_steps for view in self.views):
             return []
-        bound = min(until_s, self._next_event_s())
+        bound = min(until_s, self._next_event_s(), self._lives[0].at_s if self._lives else math.inf)
         if self.split is not None or not self._is_open:
             bound = min([bound, *(other.due_s for other in self.replicas if other is not replica)])
         records = replica.repeat(bound)
@@ -194,6 +194,7 @@ class Fleet:
         self, request: Request, on_output: OutputCallback | None, on_finish: FinishCallback, now: float
     ) -> None:
         """Let the router choose, and send the request there."""
+        self._live_until(now)
         name, earlier = request.request_id, request.follows
         session = self._sessions[name] = name if earlier is None else self._sessions.get(earlier, earlier)
         routed = RoutedPrompt(request, session)
@@ -206,10 +207,8 @@ class Fleet:
 
     def _receive(self) -> None:
         """Let happen what is to happen by now."""
+        self._live_until(self.clock.now())
         while self._next_event_s() <= self.clock.now():
-            if self._lives and self._lives[0].at_s <= (self._events[0].when_s if self._events else math.inf):
-                self._change(self._lives.popleft())
-                continue
             event = heapq.heappop(self._events)
             try:
                 event.action(event.when_s)
@@ -217,20 +216,21 @@ class Fleet:
                 end_unserved(event.request, event.on_finish, FinishReason.FAILED, event.when_s, str(error))
         self._advance()
 
-    def _change(self, life: LifeEvent) -> None:
-        """A replica dies, drains or returns."""
-        replica = self.replicas[life.replica]
-        replica.takes_requests = life.event == "return"
-        for asked in replica.die() if life.event == "die" else ():
-            told = asked.on_finish or (lambda record: None)
-            arrive = partial(self._arrive, asked.request, asked.on_output, told)
-            self.at(life.at_s, asked.request, told, arrive)
-            self.retried += 1
+    def _live_until(self, now: float) -> None:
+        """Let replicas die, drain and return whose time has come: before a step begins or a request is sent."""
+        while self._lives and self._lives[0].at_s <= now:
+            life = self._lives.popleft()
+            replica = self.replicas[life.replica]
+            replica.takes_requests = life.event == "return"
+            for asked in replica.die() if life.event == "die" else ():
+                told = asked.on_finish or (lambda record: None)
+                arrive = partial(self._arrive, asked.request, asked.on_output, told)
+                self.at(life.at_s, asked.request, told, arrive)
+                self.retried += 1
 
     def _next_event_s(self) -> float:
-        """When the next arrival, hand-over or turn of a life is; lives alone are nothing to wait for."""
-        arrival = self._events[0].when_s if self._events else math.inf
-        return min(arrival, self._lives[0].at_s) if self._lives else arrival
+        """When the next arrival or hand-over is that is known of."""
+        return self._events[0].when_s if self._events else math.inf
 
     def _stepped(self, replica: Replica, record: StepRecord | None) -> None:
         replica.settle(record is not None)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from kvlab.config.fleet import FleetConfig
-from kvlab.errors import ConfigError
 from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router
 
 
@@ -20,10 +19,7 @@ class Weighted(Router):
 
     def __init__(self, config: FleetConfig, seed: int = 0) -> None:
         super().__init__(config, seed)
-        self.weights = {**self.usual, **config.weights}
-        for name, weight in config.weights.items():
-            if name not in ("prefix", "kv", "queue"):
-                raise ConfigError(f"fleet.weights.{name}", weight, "unknown; known: prefix, kv, queue")
+        self.weights = {**self.usual, **config.weights.given}
 
     def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaView], now: float) -> Choice:
         prefix, kv, queue = (self.weights.get(name, 0.0) for name in ("prefix", "kv", "queue"))
