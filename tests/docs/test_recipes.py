@@ -46,6 +46,7 @@ GROW = {"workload.prompt_len": "{min: 20, max: 30}", "workload.output_len": "{mi
         ("attention_backend", "attention.backend", {}, "requests/completed"),
         ("workload_source", "workload.source", {}, "requests/completed"),
         ("kv_backend", "kv.backend", {}, "requests/completed"),
+        ("router", "fleet.router", {}, "requests/completed"),
         ("model", "model.family", {}, "requests/completed"),
     ],
     indirect=["plugin"],

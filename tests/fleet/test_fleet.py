@@ -25,6 +25,7 @@ from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router
 from kvlab.fleet.build import build_fleet
 from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.routers import ROUTERS
+from kvlab.fleet.split import Split
 from kvlab.fleet.transfer import LinkRate
 from kvlab.kv.tiers.remote import RemoteTier
 from kvlab.lab.run.drive import RunLog, drive
@@ -208,7 +209,7 @@ def test_a_transfer_takes_its_pieces_and_waits_for_the_one_before() -> None:
     fleet = fleet_of(FleetConfig(replicas=2, prefill=1, link=replace(link, setup_us=1e5)))
     requests = [Request(f"r{n}", prompt_for(f"r{n}", 16), SamplingParams(max_tokens=3), 0.0) for n in range(3)]
     serve(fleet, requests)
-    assert fleet.split is not None
+    assert isinstance(fleet.split, Split)
     sent = fleet.split.transfers
     assert [each.request_id for each in sent] == ["r0", "r1", "r2"]
     assert all(after.start_s >= before.end_s for before, after in pairwise(sent))

@@ -233,6 +233,9 @@ def compose_one(overrides: Sequence[str], command: str) -> RunConfig:
             text = f"{command} does not sweep: give one value"
             raise ConfigError("settings", " ".join(overrides), text) from error
         raise
+    if config.fleet.replicas > 1:
+        text = f"{command} is of one engine; kvlab run serves from several"
+        raise ConfigError("fleet.replicas", config.fleet.replicas, text)
     if is_peer(config.engine.kind):
         raise ConfigError("engine", config.engine.kind, f"{command} has kvlab's own engine; leave engine= out")
     return config

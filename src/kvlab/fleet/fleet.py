@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from kvlab.config.fleet import LifeEvent
 from kvlab.core import FinishReason, Request, StepRecord
@@ -21,10 +21,8 @@ from kvlab.errors import ConfigError, RequestRefusedError
 from kvlab.fleet.base import Choice, Router
 from kvlab.fleet.prefixes import RoutedPrompt
 from kvlab.fleet.replica import Replica, SimulatedView
+from kvlab.fleet.transfer import Transfer
 from kvlab.kv.audit import Finding
-
-if TYPE_CHECKING:
-    from kvlab.fleet.split import Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +53,26 @@ class Event(NamedTuple):
     action: Callable[[float], None]  # given the time; may raise RequestRefusedError
 
 
+class Splitting(Protocol):
+    """How a fleet's requests are served by two replicas, one after the other: kvlab.fleet.split."""
+
+    decoding: Sequence[int]  # the replicas that serve what is not split
+    transfers: list[Transfer]
+
+    def takes(self, request: Request) -> bool:
+        """Whether a request is served by two."""
+
+    def begin(
+        self,
+        request: Request,
+        routed: RoutedPrompt,
+        on_output: OutputCallback | None,
+        on_finish: FinishCallback,
+        now: float,
+    ) -> None:
+        """A request arrives that is. Raises RequestRefusedError."""
+
+
 class Fleet:
     """A ServingEngine of ServingEngines, each with a clock of its own.
 
@@ -75,7 +93,7 @@ class Fleet:
         self.replicas = [Replica(index, engine) for index, engine in enumerate(engines)]
         self.router = router
         self.views = list(views or map(SimulatedView, self.replicas))
-        self.split: Split | None = None
+        self.split: Splitting | None = None
         self.clock = _FleetClock()
         self.routed: list[Routed] = []
         self._is_open = is_open

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kvlab.core import Request, RequestRecord, SamplingParams
@@ -26,7 +27,8 @@ class Split:
 
     def __init__(self, rate: LinkRate, replicas: int, prefill: int, least_tokens: int = 0) -> None:
         self.transfers: list[Transfer] = []
-        self.prefilling, self.decoding = range(prefill), range(prefill, replicas)
+        self.prefilling: Sequence[int] = range(prefill)
+        self.decoding: Sequence[int] = range(prefill, replicas)
         self.tiers = {index: self._tier(rate, index) for index in self.decoding}
         self._least_tokens = least_tokens
         self._ends = [LinkEnd() for _ in self.prefilling]
