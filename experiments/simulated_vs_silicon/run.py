@@ -29,9 +29,9 @@ from experiments.runs import configure
 from experiments.simulated_vs_silicon.campaigns import CAMPAIGNS, Campaign, Row
 from experiments.simulated_vs_silicon.picture import draw
 from kvlab.engine.build import build_engine
+from kvlab.engine.front_end import behind_front_end
 from kvlab.errors import CapacityError
 from kvlab.lab.run.drive import drive
-from kvlab.engine.front_end import behind_front_end
 from kvlab.lab.run.plan import RunPlan, plan_run
 from kvlab.simulation.timings import StepTiming
 
