@@ -50,6 +50,16 @@ Feature: Why did my request take so long
         | share nothing by setting  | kv=paged_unshared | 100.0 % not shared |
         | were evicted              | workload=multi_turn model.max_seq_len=2048 kv.num_blocks=128 workload.num_requests=24 workload.prompt_len=100 workload.concurrency=6 | had been cached, and was evicted |
 
+    @R27.10
+    Scenario Outline: A run that <what> counts them itself
+      Given a run of "figures=true <settings>"
+      Then its metrics of computed prompt tokens are those that explaining it gives, <some> among them
+
+      Examples:
+        | what               | some     | settings |
+        | was simulated      | evicted  | executor=simulated hardware=h100_sxm executor.timing=roofline framework.request_us=900 workload=multi_turn model.max_seq_len=2048 kv.num_blocks=128 workload.num_requests=24 workload.prompt_len=100 workload.concurrency=6 |
+        | computed its steps | diverged | workload=shared_prefix model.max_seq_len=1024 workload.prompt_len=40 workload.num_requests=6 |
+
   Rule: What would have helped
 
     @R27.5

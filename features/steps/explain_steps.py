@@ -75,6 +75,19 @@ def prompt_sums(explained_run: Command, tmp_path: Path) -> None:
     assert found["prompt_tokens"].get("found", 0) == row["cached_tokens"]
 
 
+@then(parsers.parse("its metrics of computed prompt tokens are those that explaining it gives, {some} among them"))
+def counted_as_explained(explained_run: Command, tmp_path: Path, some: str) -> None:
+    metrics = explained_run.summary["metrics"]
+    counted = {"found": metrics["kv/prefix_hit_tokens"]} | {
+        name.removeprefix("prompt/").removesuffix("_tokens"): value
+        for name, value in metrics.items()
+        if name.startswith("prompt/")
+    }
+    explained = figures_of(explained_run, tmp_path, "")["prompt_tokens"]
+    assert {name: value for name, value in counted.items() if value} == explained
+    assert explained[some]
+
+
 @then(parsers.parse('with it {name} took what it takes in a run with "{setting}"'))
 def change_is_a_run(lab: Runner, explained_run: Command, tmp_path: Path, name: str, setting: str) -> None:
     changes = figures_of(explained_run, tmp_path, f"request={name}")["changes"]

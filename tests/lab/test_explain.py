@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from kvlab.lab.explain.changes import counterfactuals
 from kvlab.lab.explain.lives import Cause, DecodeTimes
-from kvlab.lab.explain.prompt_tokens import Reason
+from kvlab.lab.explain.prompt_tokens import PromptObserver, Reason
 from kvlab.lab.explain.replayed import Explanation, observe, served_from
 from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.run.drive import RunLog, drive
@@ -31,6 +32,19 @@ def served(plan: RunPlan) -> RunLog:
 def explained(plan: RunPlan, *detail: str) -> tuple[RunLog, Explanation]:
     log = served(plan)
     return log, observe(plan, log.steps, detail)
+
+
+def watched(plan: RunPlan) -> Counter[Reason]:
+    """What became of prompts' tokens, counted while steps are taken at once."""
+    with served_from(plan) as (engine, core):
+        core.observer = prompts = PromptObserver(core, has_salts=False)
+        drive(
+            engine,
+            plan.requests,
+            concurrency=plan.config.workload.concurrency,
+            on_step=lambda log, record: prompts.catch_up(record.start_s) if record else None,
+        )
+    return prompts.counts()
 
 
 def drawn(seed: int) -> list[str]:
@@ -70,7 +84,9 @@ def drawn(seed: int) -> list[str]:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_terms_sum_to_latencies_and_tokens_to_prompts(seed: int) -> None:
-    log, found = explained(plan_of(*drawn(seed)))
+    plan = plan_of(*drawn(seed))
+    log, found = explained(plan)
+    assert watched(plan) == found.prompt_tokens()
     assert {record.key: record.finished_s for record in log.records} == {
         key: record.finished_s for key, record in found.records.items()
     }  # to look changes nothing

@@ -200,6 +200,8 @@ class LifeObserver:
     end was through with the request that the engine was given last.
     """
 
+    every_step = True
+
     def __init__(
         self,
         core: EngineCore,

@@ -68,6 +68,8 @@ class Explanation:
 class _Observers:
     """Several observers as one."""
 
+    every_step = True
+
     def __init__(self, *observers: StepObserver) -> None:
         self._observers = observers
 

@@ -88,6 +88,7 @@ SERIES = (
 SHARES = ("kv_usage_percent", "fragmentation_percent")
 
 TENANT_HITS = "kv/prefix_hit_rate/"  # how the hit rate of one tenant is called, before its salt
+_COMPUTED = ("first_seen", "diverged", "other_salt", "tail", "groups", "not_shared")
 
 #: The parts of a step that `debug=profile` measures.
 _STEP_PARTS = ("attention", "linear", "elementwise", "sampling", "scheduling", "other")
@@ -124,7 +125,7 @@ def _family(
 
 def _latency(name: str, label: str, digits: int, in_table: str, formula: str, column: str = "") -> list[Metric]:
     """The distribution of a latency over completed requests."""
-    parts = ("mean", "p50", "p90", "p99")
+    parts = "mean", "p50", "p90", "p99"
     entries = _family(f"latency/{name}_ms_*", parts, f"{label}, *", "ms", formula, TIME, digits)
     shown = (replace(entry, in_table=part in in_table) for part, entry in zip(parts, entries, strict=True))
     return [replace(entry, column=column if entry.name.endswith("p50") else "") for entry in shown]
@@ -139,8 +140,7 @@ def _catalogue(by_section: dict[str, Iterable[Metric]]) -> dict[str, Metric]:
 CATALOGUE: dict[str, Metric] = _catalogue({
     "capacity": [
         Metric("capacity/kv_bytes", "KV cache", "bytes",
-               "blocks x block_size x 2 x layers x kv_heads x "
-               "(head_dim x bytes per element; scales included)",
+               "blocks x block_size x 2 x layers x kv_heads x (head_dim x bytes per element; scales included)",
                digits=1, in_table=True, column="KV cache"),
         Metric("capacity/token_slots", "token slots", "tokens", "blocks x block_size", digits=0, in_table=True),
         Metric("capacity/mean_length", "mean length of a sequence", "tokens",
@@ -186,8 +186,7 @@ CATALOGUE: dict[str, Metric] = _catalogue({
     "service levels": [
         Metric("slo/goodput_per_s", "goodput, requests within limits", "req/s",
                "completed requests within each limit that is set (ttft <= `slo.ttft_ms`, tpot <= `slo.tpot_ms`) / "
-               "`duration_s`",
-               SPEED, 2, True, "goodput", optional=True),
+               "`duration_s`", SPEED, 2, True, "goodput", optional=True),
         Metric("slo/attainment", "attainment, of all submitted", "%",
                "those requests / all submitted; one that failed, was refused or aborted counts as missed",
                GAIN, 1, True, optional=True),
@@ -214,6 +213,10 @@ CATALOGUE: dict[str, Metric] = _catalogue({
                "`kv/prefix_hit_tokens` / prompt tokens at first admissions", GAIN, 3),
         Metric("kv/prefix_hit_rate/<salt>", "share of <salt>'s prompt tokens found", "0 to 1",
                "the same of the requests with one salt; of the 16 salts that have most prompt tokens", GAIN, 3),
+        Metric("prompt/evicted_tokens", "prompt tokens computed though once cached", "tokens",
+               "`figures=true`: had been cached and were evicted, of prompts at first admissions", COST, 0, True),
+        *_family("prompt/<part>_tokens", _COMPUTED, "prompt tokens computed, <part>", "tokens",
+                 "the others that were computed, by the reasons of `kvlab explain`", NEUTRAL, 0),
         Metric("kv/same_step_hit_tokens", "hits computed in the same step", "tokens",
                "of those hits, tokens of blocks that another sequence computed in the same step", digits=0),
         Metric("kv/recompute_hit_tokens", "tokens found again after a preemption", "tokens",
@@ -282,15 +285,13 @@ CATALOGUE: dict[str, Metric] = _catalogue({
                NEUTRAL, 2, True, alone="requests offered", optional=True),
         Metric("load/served_per_s", "served", "req/s",
                "`requests/completed` / time from the first arrival to the last end; less than what is offered "
-               "where the engine falls behind, and in a short run", SPEED, 2, True, alone="requests served",
+               "where the engine falls behind, and in a short run", SPEED, 2, True, "", "requests served",
                optional=True),
-        Metric("requests/completed", "completed", "requests", "ended as asked", digits=0, in_table=True,
-               alone="completed requests"),
-        Metric("requests/failed", "failed", "requests", "ended by an error", COST, 0, True,
-               alone="failed requests"),
-        Metric("requests/refused", "refused", "requests",
-               "not taken, because as many were waiting as `scheduler.max_waiting_requests` allows", COST, 0, True,
-               alone="refused requests"),
+        Metric("requests/completed", "completed", "requests", "ended as asked", NEUTRAL, 0, True, "",
+               "completed requests"),
+        Metric("requests/failed", "failed", "requests", "ended by an error", COST, 0, True, "", "failed requests"),
+        Metric("requests/refused", "refused", "requests", "not taken, because as many were waiting as "
+               "`scheduler.max_waiting_requests` allows", COST, 0, True, alone="refused requests"),
         Metric("tokens/prompt", "prompt tokens served", "tokens",
                "prompt tokens served, computed or found in the cache, each counted once", digits=0),
         Metric("tokens/output", "tokens produced", "tokens", "tokens produced", digits=0),
@@ -331,9 +332,8 @@ CATALOGUE: dict[str, Metric] = _catalogue({
         Metric("speculation/acceptance_rate", "share of proposed tokens accepted", "%",
                "100 * `speculation/accepted_tokens` / `speculation/proposed_tokens`", GAIN, 1, True, optional=True),
         Metric("speculation/tokens_per_step", "tokens of a sequence per step", "tokens",
-               "tokens that a sequence gets in a step in which it decodes, mean: "
-               "1 + `speculation/accepted_tokens` / (sequences that decode, summed over steps)",
-               GAIN, 2, True, optional=True),
+               "that a sequence gets in a step in which it decodes, mean: 1 + `speculation/accepted_tokens` / "
+               "(sequences that decode, summed over steps)", GAIN, 2, True, optional=True),
     ],
     "client": [
         *_family("client/send_lag_ms_*", ("p50", "p99"), "sent after its arrival, *", "ms",
