@@ -76,6 +76,40 @@ Feature: Why did my request take so long
       When I explain it with "request=r1"
       Then the message says "what would have helped is simulated, for simulated runs; this one computed its steps"
 
+  Rule: What another server did is held against a simulation
+
+    @R27.12
+    Scenario: The slowest requests of a recorded trace
+      Given a trace of 12 requests that a server recorded
+      When I explain the trace with "executor=simulated hardware=h100_sxm executor.timing=roofline model=llama3_1_8b slowest=10"
+      Then the command succeeds
+      And the message says "the simulation takes"
+      And the message says "finds 176 tokens in the prefix cache where the server said 176"
+      And the message says "not explained by the simulation"
+      And 10 requests of the trace are named, and the terms of each sum to what was recorded
+
+    @R27.12
+    Scenario: One of them, and what would have helped
+      Given a trace of 12 requests that a server recorded
+      When I explain the trace with "executor=simulated hardware=h100_sxm executor.timing=roofline model=llama3_1_8b request=r3"
+      Then the message says "first token after 43.0 ms"
+      And the message says "half as many requests"
+
+    @R27.12
+    Scenario Outline: It refuses <what>
+      Given a trace of <trace>
+      When I explain the trace with "<settings>"
+      Then the command fails without a traceback
+      And the message says "<message>"
+
+      Examples:
+        | what                        | trace                                | settings | message |
+        | settings of no simulation   | 12 requests that a server recorded   | slowest=3 | executor.kind=torch: is not simulated; say what the server ran on, as executor=simulated hardware=h100_sxm |
+        | a trace without times       | 12 requests that nobody timed        | executor=simulated hardware=h100_sxm | does not say how long requests took (e2el_ms), as kvlab record does |
+        | a request that is none      | 12 requests that a server recorded   | executor=simulated hardware=h100_sxm executor.timing=roofline request=r77 | request=r77: is none of the 12 requests of which the trace says how long they took |
+        | an unknown setting          | 12 requests that a server recorded   | executor=simulated hardware=h100_sxm slowst=3 | slowst |
+        | a run beside it             | 12 requests that a server recorded   | run=there | is beside run=; name one of them |
+
   Rule: What cannot be explained is refused in a sentence
 
     @R27.5

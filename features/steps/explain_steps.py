@@ -14,6 +14,7 @@ from pytest_bdd import given, parsers, then, when
 
 from features.steps.run_steps import Runner
 from kvlab.cli import explain
+from kvlab.workloads.trace_format import Header, TracedRequest, write_trace
 from tests.support.commands import Command, call
 
 
@@ -32,6 +33,46 @@ def changed_run(lab: Runner, explained_run: Command, tmp_path: Path) -> Command:
         (tmp_path / file.name).write_bytes(file.read_bytes())
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "requests.parquet")
     return Command(0, "", tmp_path)
+
+
+@given(parsers.re(r"a trace of (?P<count>\d+) requests that (?P<whom>a server recorded|nobody timed)"))
+def recorded_trace(tmp_path: Path, count: str, whom: str) -> None:
+    """Prompts that begin with the same block, a second apart; each took 10 ms more than the one before."""
+    requests = [
+        TracedRequest(
+            100,
+            float(number),
+            20,
+            [1, *range(100 * number, 100 * number + 6)],
+            "length",
+            cached_tokens=16 * (number > 0),
+        )
+        for number in range(int(count))
+    ]
+    for number, request in enumerate(requests if whom == "a server recorded" else ()):
+        request.ttft_ms, request.e2el_ms = 40.0 + number, 300.0 + 10 * number
+    write_trace(tmp_path / "trace.jsonl", Header(source="record"), requests)
+
+
+@when(parsers.parse('I explain the trace with "{text}"'))
+def explain_trace(commands: list[Command], tmp_path: Path, text: str) -> None:
+    named = [f"trace={tmp_path}/trace.jsonl", f"figure={tmp_path}/explained.png", *text.split()]
+    commands.append(call(explain.main, *named))
+    if commands[-1].code == 0:
+        commands[-1].output += call(explain.main, *named, "--json").output
+
+
+@then(parsers.parse("{count:d} requests of the trace are named, and the terms of each sum to what was recorded"))
+def trace_terms_sum(commands: list[Command], tmp_path: Path, count: int) -> None:
+    output = commands[-1].output
+    assert len(re.findall(r"^(r\d+) +│ +[\d,]+ │", output, re.MULTILINE)) == count
+    figures = json.loads(output[output.index("{") : output.rindex("}") + 1])
+    for found in figures["requests"]:
+        recorded = 300.0 + 10 * int(found["request_id"][1:])
+        assert found["e2el_ms"] == recorded
+        assert sum(found["terms_ms"].values()) == pytest.approx(recorded, abs=1e-9)
+        assert found["terms_ms"]["unexplained"] > 0
+    assert (tmp_path / "explained.png").stat().st_size > 5000
 
 
 @when(parsers.parse('I explain it with "{text}"'))

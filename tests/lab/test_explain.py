@@ -5,16 +5,19 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from kvlab.lab.explain.changes import counterfactuals
 from kvlab.lab.explain.lives import Cause, DecodeTimes
 from kvlab.lab.explain.prompt_tokens import PromptObserver, Reason
+from kvlab.lab.explain.recorded import RecordedExplanation, explain_trace
 from kvlab.lab.explain.replayed import Explanation, observe, served_from
 from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.run.plan import RunPlan, plan_run
+from kvlab.workloads.trace_format import Header, TracedRequest, write_trace
 from tests.support.plans import composed
 
 SIMULATED = ("executor=simulated", "hardware=h100_sxm", "executor.timing=roofline", "figures=false")
@@ -105,6 +108,48 @@ def test_terms_sum_to_latencies_and_tokens_to_prompts(seed: int) -> None:
             assert prompt.tokens.get(Reason.FOUND, 0) == record.cached_tokens
         again = {Cause.RETURN, Cause.AGAIN} & life.terms_ms().keys()
         assert not again or record.preemptions or record.sample
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_trace_of_the_simulation_itself_has_nothing_that_it_does_not_explain(tmp_path: Path, seed: int) -> None:
+    chance, path = random.Random(seed), tmp_path / "trace.jsonl"
+    rows = [
+        TracedRequest(chance.randint(20, 300), number / 9, chance.randint(1, 40), session="a")
+        for number in range(20)
+    ]
+    for row in rows:
+        shared = chance.randint(0, 5)
+        row.hashes = [
+            *range(shared),
+            *(chance.getrandbits(60) for _ in range(-(-row.prompt_tokens // 16) - shared)),
+        ]
+        row.hashes = row.hashes[: -(-row.prompt_tokens // 16)]
+        row.ttft_ms = row.e2el_ms = 1.0  # not known yet
+    settings = ["model=llama3_1_8b", "workload=recorded", f"workload.path={path}", "kv.num_blocks=60"]
+    settings += ["model.max_seq_len=512", "framework.request_us=300", "framework.output_token_us=20"]
+
+    def compared() -> RecordedExplanation:
+        write_trace(path, Header(), rows)
+        return explain_trace(composed(*SIMULATED, *settings))
+
+    for (name, _), record in compared().records.items():
+        row = rows[int(name[1:])]
+        row.ttft_ms, row.e2el_ms = record.ttft_ms, record.e2el_ms
+    rows[3].e2el_ms, rows[4].e2el_ms, rows[5].finish_reason = (rows[3].e2el_ms or 0) + 7, 0.5, "abort"
+    found = compared()
+    assert ("r5", 0) not in found.lives
+    for key in found.lives:
+        row, terms = rows[int(key[0][1:])], found.terms_of(key)
+        assert sum(terms.values()) == pytest.approx(row.e2el_ms, abs=1e-9)
+        first = found.terms_of(key, found.records[key].first_token_s)
+        assert sum(first.values()) == pytest.approx(row.ttft_ms, abs=1e-9)
+        assert first[Cause.UNEXPLAINED] == pytest.approx(0, abs=1e-6)
+        if key[0] not in ("r3", "r4"):
+            assert terms[Cause.UNEXPLAINED] == pytest.approx(0, abs=1e-6)
+    assert found.terms_of(("r3", 0))[Cause.UNEXPLAINED] == pytest.approx(7, abs=1e-6)
+    assert found.terms_of(("r4", 0))[Cause.UNEXPLAINED] < 0
+    assert found.intervals_of(("r3", 0))[-1].cause is Cause.UNEXPLAINED
+    assert found.intervals_of(("r4", 0))[-1].cause is not Cause.UNEXPLAINED
 
 
 def test_the_causes_are_those_of_the_run() -> None:
