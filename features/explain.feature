@@ -70,11 +70,19 @@ Feature: Why did my request take so long
       And with it r8 took what it takes in a run with "kv.num_blocks=16"
       And the message says "half as many requests"
 
-    @R27.5
-    Scenario: A run that computed its steps is not simulated
+    @R27.13
+    Scenario: A run that computed its steps is simulated by their times
+      Given a run of "scheduler.max_batch_size=1 workload.num_requests=16"
+      When I explain it with "request=r9"
+      Then the message says "timed by its own steps, the run as it was takes"
+      And "scheduler.order=shortest_first" is simulated, unless that is too far off
+
+    @R27.13
+    Scenario: A run of too few steps to fit times to
       Given a run of "scheduler.max_batch_size=2"
       When I explain it with "request=r1"
-      Then the message says "what would have helped is simulated, for simulated runs; this one computed its steps"
+      Then the message says "what would have helped is not known: "
+      And the message says "a calibration needs 50 or more"
 
   Rule: What another server did is held against a simulation
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kvlab.errors import ConfigError
+from kvlab.lab.calibrate import RealRun
 from kvlab.lab.explain.changes import counterfactuals
+from kvlab.lab.explain.fitted import resimulate
 from kvlab.lab.explain.lives import Cause, DecodeTimes
 from kvlab.lab.explain.prompt_tokens import PromptObserver, Reason
 from kvlab.lab.explain.recorded import RecordedExplanation, explain_trace
@@ -17,6 +21,7 @@ from kvlab.lab.explain.replayed import Explanation, observe, served_from
 from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.run.plan import RunPlan, plan_run
+from kvlab.simulation.calibration import Subject
 from kvlab.workloads.trace_format import Header, TracedRequest, write_trace
 from tests.support.plans import composed
 
@@ -205,6 +210,59 @@ def test_a_change_is_what_a_run_with_its_settings_gives() -> None:
         ]
         records = served(plan_of(*settings, *kept, change.settings)).records
         assert change.asked_ms == next(record.e2el_ms for record in records if record.key == slowest)
+
+
+class TestRunsThatComputedTheirSteps:
+    """Such a run is stood in for by one whose steps take what the roofline says."""
+
+    SETTINGS = ("model=llama3_1_8b", "model.max_seq_len=1024", "workload=heavy_tail", "workload.num_requests=40")
+    SMALL = ("kv.num_blocks=150", "scheduler.max_batch_size=6", "framework.sequence_us=900")
+
+    def explained(self) -> tuple[Explanation, RealRun]:
+        plan = plan_of(*self.SETTINGS, *self.SMALL)
+        log, found = explained(plan)
+        subject = Subject("llama3_1_8b", plan.model.num_parameters, "bfloat16", 2.0, plan.pool.bytes_per_token)
+        return found, RealRun("here", subject, plan.model, "a machine", 1, "", list(log.steps))
+
+    def test_a_change_is_what_a_run_with_its_settings_gives(self) -> None:
+        found, run = self.explained()
+        keys = found.slowest(1)
+        again = resimulate(found, run, keys)
+        assert again.agrees
+        assert re.search(r"takes [\d,.]+ ms for all where it took [\d,.]+ \([+-]\d\.\d %\)", again.error)
+        base, *changes = counterfactuals(again.explanation, keys)
+        assert base.asked_ms == pytest.approx(found.latency_ms(keys[0]), rel=0.1)
+        (blocks,) = (each for each in changes if each.settings == "kv.num_blocks=300")
+        records = served(plan_of(*self.SETTINGS, *self.SMALL, "kv.num_blocks=300")).records
+        (record,) = (each for each in records if each.key == keys[0])
+        assert blocks.asked_ms == pytest.approx(record.e2el_ms, rel=0.1)
+        assert blocks.asked_ms < base.asked_ms
+
+    def test_a_simulation_that_is_far_off_is_not_believed(self) -> None:
+        found, run = self.explained()
+        late = {
+            key: replace(record, finished_s=record.finished_s + 0.5 * (record.finished_s - record.arrival_s))
+            for key, record in found.records.items()
+        }
+        again = resimulate(replace(found, records=late), run, found.slowest(1))
+        assert not again.agrees
+        assert "(-3" in again.error
+
+    def test_outputs_are_as_long_as_they_were(self) -> None:
+        found, run = self.explained()
+        cut = {
+            key: replace(each, output_token_ids=each.output_token_ids[:1]) for key, each in found.records.items()
+        }
+        again = resimulate(replace(found, records=cut), run, found.slowest(1))
+        assert {len(each.output_token_ids) for each in again.explanation.records.values()} == {1}
+
+    def test_one_that_guesses_tokens_ahead_is_refused(self) -> None:
+        found, run = self.explained()
+        config = found.plan.config
+        speculation = replace(config.scheduler.speculation, method="ngram")
+        config = replace(config, scheduler=replace(config.scheduler, speculation=speculation))
+        with pytest.raises(ConfigError, match="guesses tokens ahead"):
+            resimulate(replace(found, plan=replace(found.plan, config=config)), run, found.slowest(1))
 
 
 def test_without_a_step_that_only_decodes_a_step_is_shared_by_tokens() -> None:

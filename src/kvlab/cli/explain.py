@@ -7,7 +7,8 @@ kvlab explain trace=monday.jsonl executor=simulated hardware=h100_sxm model=llam
 
 The run is served once more, step by step: a simulated run as it was, a run that computed its steps with the times
 that were recorded. Each request's time becomes terms that sum to it exactly, each prompt's tokens what became of
-them. For a request of a simulated run it is simulated again what would have helped, with one thing changed.
+them. For a request it is simulated again what would have helped, with one thing changed; for a run that computed
+its steps with times that are fitted to them, if that comes near enough to the run.
 
 The trace of another server is simulated with the settings of `kvlab run` that follow. What the recorded time has
 beyond the simulated one, or less, is a term of its own.
@@ -95,6 +96,23 @@ def _explained(settings: ExplainSettings, console: Terminal) -> Explanation:
             [] if wanted is None else [wanted],
             lambda done, of: progress.update(bar, completed=done, total=of),
         )
+
+
+def _resimulated(found: Explanation, settings: ExplainSettings, keys: list[Key]) -> tuple[Explanation | None, str]:
+    """A run that computed its steps, simulated by their times, and how far off that is; None where it is too far
+    or cannot be.
+    """
+    from kvlab.cli.calibrate import read_real_run
+    from kvlab.cli.roofline import find_run
+    from kvlab.lab.explain.fitted import resimulate
+
+    try:
+        again = resimulate(found, read_real_run(find_run(str(settings.run))), keys)
+    except ConfigError as error:
+        return None, f"what would have helped is not known: {error}"
+    if not again.agrees:
+        return None, f"what would have helped is not known: {again.error}, which is too far off"
+    return again.explanation, again.error
 
 
 def _table(*columns: str) -> Table:
@@ -238,20 +256,22 @@ def _answer(arguments: list[str]) -> int:
         found = _explained(settings, console)
     keys = [key for key in found.lives if key[0] == settings.request]
     changes: list[Change] = []
-    if keys and settings.changes and found.is_simulated:
+    remark = ""
+    if keys and settings.changes:
         with console.status("simulating what would have helped") as status:
-            changes = counterfactuals(found, keys, lambda what: status.update(f"simulating: {what}"))
+            base, remark = (found, "") if found.is_simulated else _resimulated(found, settings, keys)
+            if base is not None:
+                changes = counterfactuals(base, keys, lambda what: status.update(f"simulating: {what}"))
     if settings.json:
         shown = keys if settings.request else found.slowest(len(found.lives))
-        print(json.dumps(_as_json(found, shown, changes), indent=2))
+        print(json.dumps(_as_json(found, shown, changes) | {"simulation": remark or None}, indent=2))
     elif keys:
         for key in keys:
             _show_one(found, key, console)
+        if remark:
+            console.print(f"\n{remark}", style="dim", highlight=False)
         if changes:
             _show_changes(changes, keys[0][0], console)
-        elif settings.changes:
-            text = "what would have helped is simulated, for simulated runs; this one computed its steps"
-            console.print(text, style="dim", highlight=False)
     else:
         _show_all(found, settings.slowest, console)
     if settings.figure is not None:
