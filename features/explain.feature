@@ -50,6 +50,16 @@ Feature: Why did my request take so long
         | share nothing by setting  | kv=paged_unshared | 100.0 % not shared |
         | were evicted              | workload=multi_turn model.max_seq_len=2048 kv.num_blocks=128 workload.num_requests=24 workload.prompt_len=100 workload.concurrency=6 | had been cached, and was evicted |
 
+    @R27.10
+    Scenario Outline: A run that <what> counts them itself
+      Given a run of "figures=true <settings>"
+      Then its metrics of computed prompt tokens are those that explaining it gives, <some> among them
+
+      Examples:
+        | what               | some     | settings |
+        | was simulated      | evicted  | executor=simulated hardware=h100_sxm executor.timing=roofline framework.request_us=900 workload=multi_turn model.max_seq_len=2048 kv.num_blocks=128 workload.num_requests=24 workload.prompt_len=100 workload.concurrency=6 |
+        | computed its steps | diverged | workload=shared_prefix model.max_seq_len=1024 workload.prompt_len=40 workload.num_requests=6 |
+
   Rule: What would have helped
 
     @R27.5
@@ -60,11 +70,53 @@ Feature: Why did my request take so long
       And with it r8 took what it takes in a run with "kv.num_blocks=16"
       And the message says "half as many requests"
 
-    @R27.5
-    Scenario: A run that computed its steps is not simulated
+    @R27.13
+    Scenario: A run that computed its steps is simulated by their times
+      Given a run of "scheduler.max_batch_size=1 workload.num_requests=16"
+      When I explain it with "request=r9"
+      Then the message says "timed by its own steps, the run as it was takes"
+      And "scheduler.order=shortest_first" is simulated, unless that is too far off
+
+    @R27.13
+    Scenario: A run of too few steps to fit times to
       Given a run of "scheduler.max_batch_size=2"
       When I explain it with "request=r1"
-      Then the message says "what would have helped is simulated, for simulated runs; this one computed its steps"
+      Then the message says "what would have helped is not known: "
+      And the message says "a calibration needs 50 or more"
+
+  Rule: What another server did is held against a simulation
+
+    @R27.12
+    Scenario: The slowest requests of a recorded trace
+      Given a trace of 12 requests that a server recorded
+      When I explain the trace with "executor=simulated hardware=h100_sxm executor.timing=roofline model=llama3_1_8b slowest=10"
+      Then the command succeeds
+      And the message says "the simulation takes"
+      And the message says "finds 176 tokens in the prefix cache where the server said 176"
+      And the message says "not explained by the simulation"
+      And 10 requests of the trace are named, and the terms of each sum to what was recorded
+
+    @R27.12
+    Scenario: One of them, and what would have helped
+      Given a trace of 12 requests that a server recorded
+      When I explain the trace with "executor=simulated hardware=h100_sxm executor.timing=roofline model=llama3_1_8b request=r3"
+      Then the message says "first token after 43.0 ms"
+      And the message says "half as many requests"
+
+    @R27.12
+    Scenario Outline: A trace with <what> is refused
+      Given a trace of <trace>
+      When I explain the trace with "<settings>"
+      Then the command fails without a traceback
+      And the message says "<message>"
+
+      Examples:
+        | what                        | trace                                | settings | message |
+        | settings of no simulation   | 12 requests that a server recorded   | slowest=3 | executor.kind=torch: is not simulated; say what the server ran on, as executor=simulated hardware=h100_sxm |
+        | no times of requests        | 12 requests that nobody timed        | executor=simulated hardware=h100_sxm | does not say how long requests took (e2el_ms), as kvlab record does |
+        | a request that is none      | 12 requests that a server recorded   | executor=simulated hardware=h100_sxm executor.timing=roofline request=r77 | request=r77: is none of the 12 requests of which the trace says how long they took |
+        | an unknown setting          | 12 requests that a server recorded   | executor=simulated hardware=h100_sxm slowst=3 | slowst |
+        | a run beside it             | 12 requests that a server recorded   | run=there | is beside run=; name one of them |
 
   Rule: What cannot be explained is refused in a sentence
 

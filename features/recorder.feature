@@ -69,6 +69,29 @@ Feature: A recorder before a server
       When a client asks for a chat through it
       Then the server was asked with the client's key, and the trace has the 40 tokens that it said
 
+  Rule: Text is kept by those who ask for it
+
+    @R27.9
+    Scenario Outline: A <kind> is in the trace as text
+      Given a recorder that keeps text before a server that answers <answer>
+      When a client asks for a <kind> through it
+      Then the trace says that it has text, and has the client's prompt and "An answer", and not its key
+      And nobody but its owner can read the trace
+
+      Examples:
+        | kind       | answer      |
+        | completion | in whole    |
+        | chat       | in a stream |
+
+    @R27.9
+    Scenario: Its text goes with it, and a run does not need it
+      Given a recorder that keeps text before a server that answers in whole
+      When a client asks for 2 completions of one prompt through it
+      Then as Parquet it has the same text
+      When I run the recorded trace with "workload=recorded model.max_seq_len=512" on a tiny model
+      Then the command succeeds
+      And it served 2 requests
+
   Rule: What was recorded is a workload
 
     @R27.4

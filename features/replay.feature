@@ -28,6 +28,15 @@ Feature: Which eviction policy would keep most, and what is the most that any co
       When I replay that file with "kv.eviction=lru kv.num_blocks=3"
       Then lru finds 0 % of the prompt tokens and belady 60 %, of 90 % in a pool that is never full
 
+    # Between two uses of a prompt's block come those of the three others.
+
+    @R27.11
+    Scenario: How far apart the uses of a block are
+      Given a file of JSON lines with 40 requests that repeat 4 prompts of 16 tokens
+      When I replay that file with "kv.eviction=lru kv.num_blocks=3"
+      Then 4 blocks are new, and 36 need a pool of 4 blocks
+      And a picture of them was written
+
   Rule: What cannot be replayed is refused in a sentence
 
     @R7.6

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvlab.lab.results.catalogue import SERIES, SHARES, Metric, sections
+from kvlab.lab.results.catalogue import SERIES, SHARES, sections
+from kvlab.lab.results.metric import Metric
 
 PAGE = Path(__file__).parents[1] / "metrics.md"
 

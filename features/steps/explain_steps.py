@@ -14,6 +14,7 @@ from pytest_bdd import given, parsers, then, when
 
 from features.steps.run_steps import Runner
 from kvlab.cli import explain
+from kvlab.workloads.trace_format import Header, TracedRequest, write_trace
 from tests.support.commands import Command, call
 
 
@@ -32,6 +33,46 @@ def changed_run(lab: Runner, explained_run: Command, tmp_path: Path) -> Command:
         (tmp_path / file.name).write_bytes(file.read_bytes())
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "requests.parquet")
     return Command(0, "", tmp_path)
+
+
+@given(parsers.re(r"a trace of (?P<count>\d+) requests that (?P<whom>a server recorded|nobody timed)"))
+def recorded_trace(tmp_path: Path, count: str, whom: str) -> None:
+    """Prompts that begin with the same block, a second apart; each took 10 ms more than the one before."""
+    requests = [
+        TracedRequest(
+            100,
+            float(number),
+            20,
+            [1, *range(100 * number, 100 * number + 6)],
+            "length",
+            cached_tokens=16 * (number > 0),
+        )
+        for number in range(int(count))
+    ]
+    for number, request in enumerate(requests if whom == "a server recorded" else ()):
+        request.ttft_ms, request.e2el_ms = 40.0 + number, 300.0 + 10 * number
+    write_trace(tmp_path / "trace.jsonl", Header(source="record"), requests)
+
+
+@when(parsers.parse('I explain the trace with "{text}"'))
+def explain_trace(commands: list[Command], tmp_path: Path, text: str) -> None:
+    named = [f"trace={tmp_path}/trace.jsonl", f"figure={tmp_path}/explained.png", *text.split()]
+    commands.append(call(explain.main, *named))
+    if commands[-1].code == 0:
+        commands[-1].output += call(explain.main, *named, "--json").output
+
+
+@then(parsers.parse("{count:d} requests of the trace are named, and the terms of each sum to what was recorded"))
+def trace_terms_sum(commands: list[Command], tmp_path: Path, count: int) -> None:
+    output = commands[-1].output
+    assert len(re.findall(r"^(r\d+) +│ +[\d,]+ │", output, re.MULTILINE)) == count
+    figures = json.loads(output[output.index("{") : output.rindex("}") + 1])
+    for found in figures["requests"]:
+        recorded = 300.0 + 10 * int(found["request_id"][1:])
+        assert found["e2el_ms"] == recorded
+        assert sum(found["terms_ms"].values()) == pytest.approx(recorded, abs=1e-9)
+        assert found["terms_ms"]["unexplained"] > 0
+    assert (tmp_path / "explained.png").stat().st_size > 5000
 
 
 @when(parsers.parse('I explain it with "{text}"'))
@@ -73,6 +114,26 @@ def prompt_sums(explained_run: Command, tmp_path: Path) -> None:
     (found, *_) = figures_of(explained_run, tmp_path, "request=r3 changes=false")["requests"]
     assert sum(found["prompt_tokens"].values()) == row["prompt_tokens"]
     assert found["prompt_tokens"].get("found", 0) == row["cached_tokens"]
+
+
+@then(parsers.parse("its metrics of computed prompt tokens are those that explaining it gives, {some} among them"))
+def counted_as_explained(explained_run: Command, tmp_path: Path, some: str) -> None:
+    metrics = explained_run.summary["metrics"]
+    counted = {"found": metrics["kv/prefix_hit_tokens"]} | {
+        name.removeprefix("prompt/").removesuffix("_tokens"): value
+        for name, value in metrics.items()
+        if name.startswith("prompt/")
+    }
+    explained = figures_of(explained_run, tmp_path, "")["prompt_tokens"]
+    assert {name: value for name, value in counted.items() if value} == explained
+    assert explained[some]
+
+
+@then(parsers.parse('"{change}" is simulated, unless that is too far off'))
+def simulated_unless_far_off(commands: list[Command], change: str) -> None:
+    """How near it comes depends on what else the machine does: tests/lab/test_explain.py holds both cases."""
+    output = " ".join(commands[-1].output.split())
+    assert (change in output) != ("which is too far off" in output)
 
 
 @then(parsers.parse('with it {name} took what it takes in a run with "{setting}"'))

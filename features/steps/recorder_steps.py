@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -17,10 +18,10 @@ from pytest_bdd import given, parsers, then, when
 
 from features.steps.run_steps import Runner
 from features.steps.upstream import PATHS, PROMPT, WHOLE, Upstream, listening, listening_in_http_1_0
-from kvlab.cli import record
+from kvlab.cli import import_, record
 from kvlab.server.recorder import Recorder
 from kvlab.server.tracing import TraceSettings
-from kvlab.workloads.trace_format import TracedRequest, read_trace
+from kvlab.workloads.trace_format import TracedRequest, read_header, read_trace
 from tests.support.commands import Command, call
 from tests.support.serving import wait_until
 
@@ -93,10 +94,12 @@ def upstream_of(stack: ExitStack, upstream: Upstream) -> str:
     return stack.enter_context(listening(app))
 
 
-def recorder_before(stack: ExitStack, folder: Path, kind: str | None, tokenizer: str | None = None) -> Recorded:
+def recorder_before(
+    stack: ExitStack, folder: Path, kind: str | None, tokenizer: str | None = None, *, text: bool = False
+) -> Recorded:
     upstream = Upstream(kind or "")
     url = upstream_of(stack, upstream) if kind else "http://127.0.0.1:9"
-    trace = TraceSettings(str(folder / "trace.jsonl"), b"0123456789abcdef", tokenizer, url)
+    trace = TraceSettings(str(folder / "trace.jsonl"), b"0123456789abcdef", tokenizer, url, text=text)
     recorder = Recorder(trace)
     return Recorded(stack.enter_context(listening(recorder.app())), upstream, recorder)
 
@@ -108,6 +111,11 @@ async def _ready(request: web.Request) -> web.Response:
 @given(parsers.parse("a recorder before a server that answers {kind}"), target_fixture="recorded")
 def recorder_of(opened_recorder: ExitStack, tmp_path: Path, kind: str) -> Recorded:
     return recorder_before(opened_recorder, tmp_path, kind)
+
+
+@given(parsers.parse("a recorder that keeps text before a server that answers {kind}"), target_fixture="recorded")
+def recorder_with_text(opened_recorder: ExitStack, tmp_path: Path, kind: str) -> Recorded:
+    return recorder_before(opened_recorder, tmp_path, kind, text=True)
 
 
 @given("a recorder that asks the server for tokens", target_fixture="recorded")
@@ -245,6 +253,35 @@ def last_recorded(recorded: Recorded, output: int, cached: int, reason: str) -> 
 def no_text(recorded: Recorded) -> None:
     text = Path(recorded.recorder.trace.path).read_text()
     assert not any(word in text for word in ("nobody", "answer", "secret", "Bearer"))
+
+
+@then(
+    parsers.parse('the trace says that it has text, and has the client\'s prompt and "{output}", and not its key')
+)
+def has_text(recorded: Recorded, output: str) -> None:
+    wait_until(lambda: recorded.recorder.trace.progress.written == 1)
+    path = recorded.recorder.trace.path
+    assert read_header(path).text
+    ((_, found),) = read_trace(path, text=True)
+    assert found.prompt in (PROMPT, json.dumps([{"role": "user", "content": PROMPT}]))
+    assert found.output == output
+    assert not any(word in Path(path).read_text() for word in ("secret", "Bearer", "Authorization"))
+
+
+@then("nobody but its owner can read the trace")
+def for_its_owner(recorded: Recorded) -> None:
+    assert Path(recorded.recorder.trace.path).stat().st_mode & 0o077 == 0
+
+
+@then("as Parquet it has the same text")
+def text_in_parquet(recorded: Recorded, tmp_path: Path) -> None:
+    path, packed = recorded.recorder.trace.path, tmp_path / "with_text.parquet"
+    assert call(import_.main, path, f"to={packed}").code == 0
+    assert read_header(str(packed)).text
+    texts = [[(each.prompt, each.output) for _, each in read_trace(str(of), text=True)] for of in (path, packed)]
+    assert texts[0] == texts[1]
+    assert [output for _, output in texts[0]] == ["An answer"] * 2
+    assert packed.stat().st_mode & 0o077 == 0
 
 
 @then(parsers.parse("the recorder's health is {status:d}"))

@@ -69,6 +69,14 @@ def hit_rates(replays: Replays, commands: list[Command], names: str, count: int)
         assert [cell.strip() for cell in line.split("│")][1:-1] == rates
 
 
+@then(parsers.parse("{first:d} blocks are new, and {again:d} need a pool of {size:d} blocks"))
+def reuse_is(replays: Replays, first: int, again: int, size: int) -> None:
+    found = replays.figures()["reuse"]
+    classes = zip(found["edges"], found["edges"][1:], found["blocks"], strict=False)
+    assert found["first"] == first
+    assert [(start <= size < end, blocks) for start, end, blocks in classes if blocks] == [(True, again)]
+
+
 @then("belady finds at least what each policy finds, and at most the ceiling")
 def belady_is_best(replays: Replays) -> None:
     found = replays.figures()

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import random
+import re
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from kvlab.errors import ConfigError
+from kvlab.lab.calibrate import RealRun
 from kvlab.lab.explain.changes import counterfactuals
+from kvlab.lab.explain.fitted import resimulate
 from kvlab.lab.explain.lives import Cause, DecodeTimes
-from kvlab.lab.explain.prompt_tokens import Reason
+from kvlab.lab.explain.prompt_tokens import PromptObserver, Reason
+from kvlab.lab.explain.recorded import RecordedExplanation, explain_trace
 from kvlab.lab.explain.replayed import Explanation, observe, served_from
 from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.run.plan import RunPlan, plan_run
+from kvlab.simulation.calibration import Subject
+from kvlab.workloads.trace_format import Header, TracedRequest, write_trace
 from tests.support.plans import composed
 
 SIMULATED = ("executor=simulated", "hardware=h100_sxm", "executor.timing=roofline", "figures=false")
@@ -31,6 +40,19 @@ def served(plan: RunPlan) -> RunLog:
 def explained(plan: RunPlan, *detail: str) -> tuple[RunLog, Explanation]:
     log = served(plan)
     return log, observe(plan, log.steps, detail)
+
+
+def watched(plan: RunPlan) -> Counter[Reason]:
+    """What became of prompts' tokens, counted while steps are taken at once."""
+    with served_from(plan) as (engine, core):
+        core.observer = prompts = PromptObserver(core, has_salts=False)
+        drive(
+            engine,
+            plan.requests,
+            concurrency=plan.config.workload.concurrency,
+            on_step=lambda log, record: prompts.catch_up(record.start_s) if record else None,
+        )
+    return prompts.counts()
 
 
 def drawn(seed: int) -> list[str]:
@@ -70,7 +92,9 @@ def drawn(seed: int) -> list[str]:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_terms_sum_to_latencies_and_tokens_to_prompts(seed: int) -> None:
-    log, found = explained(plan_of(*drawn(seed)))
+    plan = plan_of(*drawn(seed))
+    log, found = explained(plan)
+    assert watched(plan) == found.prompt_tokens()
     assert {record.key: record.finished_s for record in log.records} == {
         key: record.finished_s for key, record in found.records.items()
     }  # to look changes nothing
@@ -89,6 +113,48 @@ def test_terms_sum_to_latencies_and_tokens_to_prompts(seed: int) -> None:
             assert prompt.tokens.get(Reason.FOUND, 0) == record.cached_tokens
         again = {Cause.RETURN, Cause.AGAIN} & life.terms_ms().keys()
         assert not again or record.preemptions or record.sample
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_trace_of_the_simulation_itself_has_nothing_that_it_does_not_explain(tmp_path: Path, seed: int) -> None:
+    chance, path = random.Random(seed), tmp_path / "trace.jsonl"
+    rows = [
+        TracedRequest(chance.randint(20, 300), number / 9, chance.randint(1, 40), session="a")
+        for number in range(20)
+    ]
+    for row in rows:
+        shared = chance.randint(0, 5)
+        row.hashes = [
+            *range(shared),
+            *(chance.getrandbits(60) for _ in range(-(-row.prompt_tokens // 16) - shared)),
+        ]
+        row.hashes = row.hashes[: -(-row.prompt_tokens // 16)]
+        row.ttft_ms = row.e2el_ms = 1.0  # not known yet
+    settings = ["model=llama3_1_8b", "workload=recorded", f"workload.path={path}", "kv.num_blocks=60"]
+    settings += ["model.max_seq_len=512", "framework.request_us=300", "framework.output_token_us=20"]
+
+    def compared() -> RecordedExplanation:
+        write_trace(path, Header(), rows)
+        return explain_trace(composed(*SIMULATED, *settings))
+
+    for (name, _), record in compared().records.items():
+        row = rows[int(name[1:])]
+        row.ttft_ms, row.e2el_ms = record.ttft_ms, record.e2el_ms
+    rows[3].e2el_ms, rows[4].e2el_ms, rows[5].finish_reason = (rows[3].e2el_ms or 0) + 7, 0.5, "abort"
+    found = compared()
+    assert ("r5", 0) not in found.lives
+    for key in found.lives:
+        row, terms = rows[int(key[0][1:])], found.terms_of(key)
+        assert sum(terms.values()) == pytest.approx(row.e2el_ms, abs=1e-9)
+        first = found.terms_of(key, found.records[key].first_token_s)
+        assert sum(first.values()) == pytest.approx(row.ttft_ms, abs=1e-9)
+        assert first[Cause.UNEXPLAINED] == pytest.approx(0, abs=1e-6)
+        if key[0] not in ("r3", "r4"):
+            assert terms[Cause.UNEXPLAINED] == pytest.approx(0, abs=1e-6)
+    assert found.terms_of(("r3", 0))[Cause.UNEXPLAINED] == pytest.approx(7, abs=1e-6)
+    assert found.terms_of(("r4", 0))[Cause.UNEXPLAINED] < 0
+    assert found.intervals_of(("r3", 0))[-1].cause is Cause.UNEXPLAINED
+    assert found.intervals_of(("r4", 0))[-1].cause is not Cause.UNEXPLAINED
 
 
 def test_the_causes_are_those_of_the_run() -> None:
@@ -144,6 +210,59 @@ def test_a_change_is_what_a_run_with_its_settings_gives() -> None:
         ]
         records = served(plan_of(*settings, *kept, change.settings)).records
         assert change.asked_ms == next(record.e2el_ms for record in records if record.key == slowest)
+
+
+class TestRunsThatComputedTheirSteps:
+    """Such a run is stood in for by one whose steps take what the roofline says."""
+
+    SETTINGS = ("model=llama3_1_8b", "model.max_seq_len=1024", "workload=heavy_tail", "workload.num_requests=40")
+    SMALL = ("kv.num_blocks=150", "scheduler.max_batch_size=6", "framework.sequence_us=900")
+
+    def explained(self) -> tuple[Explanation, RealRun]:
+        plan = plan_of(*self.SETTINGS, *self.SMALL)
+        log, found = explained(plan)
+        subject = Subject("llama3_1_8b", plan.model.num_parameters, "bfloat16", 2.0, plan.pool.bytes_per_token)
+        return found, RealRun("here", subject, plan.model, "a machine", 1, "", list(log.steps))
+
+    def test_a_change_is_what_a_run_with_its_settings_gives(self) -> None:
+        found, run = self.explained()
+        keys = found.slowest(1)
+        again = resimulate(found, run, keys)
+        assert again.agrees
+        assert re.search(r"takes [\d,.]+ ms for all where it took [\d,.]+ \([+-]\d\.\d %\)", again.error)
+        base, *changes = counterfactuals(again.explanation, keys)
+        assert base.asked_ms == pytest.approx(found.latency_ms(keys[0]), rel=0.1)
+        (blocks,) = (each for each in changes if each.settings == "kv.num_blocks=300")
+        records = served(plan_of(*self.SETTINGS, *self.SMALL, "kv.num_blocks=300")).records
+        (record,) = (each for each in records if each.key == keys[0])
+        assert blocks.asked_ms == pytest.approx(record.e2el_ms, rel=0.1)
+        assert blocks.asked_ms < base.asked_ms
+
+    def test_a_simulation_that_is_far_off_is_not_believed(self) -> None:
+        found, run = self.explained()
+        late = {
+            key: replace(record, finished_s=record.finished_s + 0.5 * (record.finished_s - record.arrival_s))
+            for key, record in found.records.items()
+        }
+        again = resimulate(replace(found, records=late), run, found.slowest(1))
+        assert not again.agrees
+        assert "(-3" in again.error
+
+    def test_outputs_are_as_long_as_they_were(self) -> None:
+        found, run = self.explained()
+        cut = {
+            key: replace(each, output_token_ids=each.output_token_ids[:1]) for key, each in found.records.items()
+        }
+        again = resimulate(replace(found, records=cut), run, found.slowest(1))
+        assert {len(each.output_token_ids) for each in again.explanation.records.values()} == {1}
+
+    def test_one_that_guesses_tokens_ahead_is_refused(self) -> None:
+        found, run = self.explained()
+        config = found.plan.config
+        speculation = replace(config.scheduler.speculation, method="ngram")
+        config = replace(config, scheduler=replace(config.scheduler, speculation=speculation))
+        with pytest.raises(ConfigError, match="guesses tokens ahead"):
+            resimulate(replace(found, plan=replace(found.plan, config=config)), run, found.slowest(1))
 
 
 def test_without_a_step_that_only_decodes_a_step_is_shared_by_tokens() -> None:

@@ -32,6 +32,7 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
             tmp_path_factory.mktemp("run"),
             "kv.dtype=int8",
             "debug=profile",
+            "figures=true",
             "workload.num_requests=6",
             "workload.group_len=16",
             "workload.salt_groups=true",

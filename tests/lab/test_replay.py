@@ -10,10 +10,12 @@ import sys
 import time
 from collections import OrderedDict
 from functools import cache
-from itertools import combinations
+from itertools import accumulate, combinations
 from multiprocessing.process import BaseProcess
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvlab.core import Request, SamplingParams
 from kvlab.errors import CapacityError, ConfigError, OutOfBlocksError
@@ -23,6 +25,7 @@ from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.lab.prefix_replay import parallel
 from kvlab.lab.prefix_replay.curves import replay_curves
 from kvlab.lab.prefix_replay.replay import BELADY, replay
+from kvlab.lab.prefix_replay.reuse import reuse, reuse_distances
 from kvlab.lab.prefix_replay.traffic import Traffic, read_traffic
 
 SIZE = 4  # tokens of a block
@@ -76,6 +79,31 @@ def test_a_replay_finds_what_a_pool_finds(policy: str, concurrency: int) -> None
         found = replay(traffic_of(seed, 200), policy, num_blocks, concurrency)
         assert found == served(made, policy, num_blocks, concurrency)
         assert found > 50
+
+
+class TestReuse:
+    @given(st.integers(0, 10_000), st.integers(1, 60), st.integers(0, 6))
+    def test_distances_are_those_of_a_list_in_order_of_use(self, seed: int, count: int, depth: int) -> None:
+        traffic = traffic_of(seed, count, depth)
+        stack: list[int] = []  # the most recently used first
+        expected = []
+        for visit in traffic.visits:
+            contents = visit.contents.tolist()
+            expected += [stack.index(each) if each in stack else -1 for each in contents[: visit.looked_up]]
+            stack = contents + [each for each in stack if each not in contents]
+        assert reuse_distances(traffic).tolist() == expected
+        found = reuse(traffic)
+        assert found.first == expected.count(-1)
+        assert sum(found.blocks) == len(expected) - found.first
+        for edge, blocks in zip(found.edges[1:], accumulate(found.blocks), strict=True):
+            assert blocks == sum(0 <= distance < edge - 1 for distance in expected)
+
+    @pytest.mark.parametrize("num_blocks", [6, 9, 20, 50])
+    def test_lru_finds_what_is_nearer_than_its_pool_is_large(self, num_blocks: int) -> None:
+        whole = [tokens[: len(tokens) // SIZE * SIZE] for tokens in prompts(1, 200, 5)]
+        traffic = read_traffic([request(*each) for each in enumerate(whole)], SIZE)
+        distances = reuse_distances(traffic)
+        assert replay(traffic, "lru", num_blocks) == ((distances >= 0) & (distances < num_blocks)).sum()
 
 
 class TestBelady:

@@ -42,19 +42,22 @@ def test_who_has_not_the_secret_cannot_check_a_guess(prompt: list[int]) -> None:
 
 
 REQUESTS = [
-    TracedRequest(33, 0.0, 4, (1, 2**64 - 1, 3), "stop", "a", 9, 0.5, 16, 1.5, 20.0, 60.0, (10.0, 10.0)),
+    TracedRequest(
+        33, 0.0, 4, (1, 2**64 - 1, 3), "stop", "a", 9, 0.5, 16, 1.5, 20.0, 60.0, (10.0, 10.0), "Why?", "So."
+    ),
     TracedRequest(7),
 ]
 
 
 @pytest.mark.parametrize("name", ["trace.jsonl", "deep/trace.jsonl.gz", "trace.parquet"])
 def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
-    path, header = tmp_path / name, Header(16, "ab", "t", "openai", ("times", "outputs"))
+    path, header = tmp_path / name, Header(16, "ab", "t", "openai", ("times", "outputs"), text=True)
     assert write_trace(path, header, REQUESTS) == 2
     assert read_header(str(path)) == header
-    found = [request for _, request in read_trace(str(path))]
+    found = [request for _, request in read_trace(str(path), text=True)]
     found[0].itl_ms, found[0].hashes = tuple(found[0].itl_ms or ()), tuple(found[0].hashes or ())
     assert found == REQUESTS
+    assert {(each.prompt, each.output) for _, each in read_trace(str(path))} == {(None, None)}
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 

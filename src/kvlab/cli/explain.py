@@ -3,10 +3,15 @@
 kvlab explain run=outputs/2026-01-01/12-00-00.000000
 kvlab explain run=outputs/2026-01-01/12-00-00.000000 slowest=10
 kvlab explain run=outputs/2026-01-01/12-00-00.000000 request=r399
+kvlab explain trace=monday.jsonl executor=simulated hardware=h100_sxm model=llama3_1_8b slowest=10
 
 The run is served once more, step by step: a simulated run as it was, a run that computed its steps with the times
 that were recorded. Each request's time becomes terms that sum to it exactly, each prompt's tokens what became of
-them. For a request of a simulated run it is simulated again what would have helped, with one thing changed.
+them. For a request it is simulated again what would have helped, with one thing changed; for a run that computed
+its steps with times that are fitted to them, if that comes near enough to the run.
+
+The trace of another server is simulated with the settings of `kvlab run` that follow. What the recorded time has
+beyond the simulated one, or less, is a term of its own.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
 
     from kvlab.lab.explain.changes import Change
     from kvlab.lab.explain.lives import Key, Life
+    from kvlab.lab.explain.recorded import RecordedExplanation
     from kvlab.lab.explain.replayed import Explanation
     from kvlab.lab.terminal import Terminal
 
@@ -40,6 +46,7 @@ class ExplainSettings:
     """What a run is asked."""
 
     run: str | None = setting(None, "the run: its directory, or its id", "DIR")
+    trace: str | None = setting(None, "or a recorded trace, with settings of kvlab run that simulate it", "FILE")
     request: str | None = setting(None, "one request, by its id", "ID")
     slowest: int = setting(5, "the requests that took longest, beside all", "N")
     changes: bool = setting(True, "simulate what would have helped the request", "false")
@@ -51,6 +58,21 @@ class ExplainSettings:
         picture_name("figure", self.figure)
 
 
+def _explained_trace(settings: ExplainSettings, overrides: list[str], console: Terminal) -> RecordedExplanation:
+    from kvlab.cli.compose import compose_one
+    from kvlab.lab.explain.recorded import explain_trace
+
+    workload = ["workload=recorded", f"workload.path={settings.trace}", "figures=false", "tracking=off"]
+    config, wanted = compose_one([*workload, *overrides], "explain"), settings.request
+    with console.status("simulating the trace"):
+        found = explain_trace(config, [] if wanted is None else [wanted])
+    if wanted is not None and (wanted, 0) not in found.lives:
+        some = ", ".join(name for name, _ in list(found.lives)[:3])
+        text = f"is none of the {len(found.lives):,} requests of which the trace says how long they took, such as "
+        raise ConfigError("request", wanted, text + some)
+    return found
+
+
 def _explained(settings: ExplainSettings, console: Terminal) -> Explanation:
     from rich.progress import Progress
 
@@ -60,7 +82,7 @@ def _explained(settings: ExplainSettings, console: Terminal) -> Explanation:
     from kvlab.lab.results.records import read_run
 
     if settings.run is None:
-        raise ConfigError("run", None, "name a run: kvlab explain run=outputs/... request=r3")
+        raise ConfigError("run", None, "name a run, or trace=FILE: kvlab explain run=outputs/... request=r3")
     directory = find_run(settings.run)
     run, wanted = read_run(directory), settings.request
     if wanted is not None and wanted not in (names := {record.request_id for record in run.requests()}):
@@ -74,6 +96,23 @@ def _explained(settings: ExplainSettings, console: Terminal) -> Explanation:
             [] if wanted is None else [wanted],
             lambda done, of: progress.update(bar, completed=done, total=of),
         )
+
+
+def _resimulated(found: Explanation, settings: ExplainSettings, keys: list[Key]) -> tuple[Explanation | None, str]:
+    """A run that computed its steps, simulated by their times, and how far off that is; None where it is too far
+    or cannot be.
+    """
+    from kvlab.cli.calibrate import read_real_run
+    from kvlab.cli.roofline import find_run
+    from kvlab.lab.explain.fitted import resimulate
+
+    try:
+        again = resimulate(found, read_real_run(find_run(str(settings.run))), keys)
+    except ConfigError as error:
+        return None, f"what would have helped is not known: {error}"
+    if not again.agrees:
+        return None, f"what would have helped is not known: {again.error}, which is too far off"
+    return again.explanation, again.error
 
 
 def _table(*columns: str) -> Table:
@@ -91,7 +130,7 @@ def _show_terms(terms: Mapping[Any, float], console: Terminal, unit: str, per: i
     seconds = whole / per >= _MOST_MS
     table, per = _table(unit, "s" if seconds else "ms", "%"), per * (1000 if seconds else 1)
     for name, value in terms.items():
-        if whole and value / whole >= _LEAST_SHOWN:
+        if whole and abs(value / whole) >= _LEAST_SHOWN:
             table.add_row(str(name), f"{value / per:,.1f}", f"{100 * value / whole:.1f}")
     table.add_row("together", f"{whole / per:,.1f}", "100.0", style="bold")
     console.print(table)
@@ -112,9 +151,9 @@ def _show_all(found: Explanation, slowest: int, console: Terminal) -> None:
     table = _table("slowest", "ms")
     table.add_column("mostly")
     for key in keys:
-        terms = list(found.lives[key].terms_ms().items())[:2]
+        terms = sorted(found.terms_of(key).items(), key=lambda term: -term[1])[:2]
         mostly = "; ".join(f"{cause} {value:,.0f}" for cause, value in terms)
-        table.add_row(found.records[key].name, f"{found.records[key].e2el_ms:,.0f}", mostly)
+        table.add_row(found.records[key].name, f"{found.latency_ms(key):,.0f}", mostly)
     console.print()
     console.print(table)
     name = found.records[keys[0]].request_id
@@ -130,11 +169,12 @@ def _show_one(found: Explanation, key: Key, console: Terminal) -> None:
         f"with {life.before:,} before it in the queue\n",
         highlight=False,
     )
-    _show_terms(life.terms_ms(), console, "from arrival to end")
-    if record.first_token_s is not None:
-        terms = life.terms_ms(record.first_token_s)
-        parts = (f"{cause} {value:,.1f}" for cause, value in terms.items() if value >= 0.05)
-        console.print(f"\nfirst token after {record.ttft_ms:,.1f} ms: " + "; ".join(parts), highlight=False)
+    _show_terms(found.terms_of(key), console, "from arrival to end")
+    first_ms = found.first_token_ms(key)
+    if record.first_token_s is not None and first_ms is not None:
+        terms = found.terms_of(key, record.first_token_s)
+        parts = (f"{cause} {value:,.1f}" for cause, value in terms.items() if abs(value) >= 0.05)
+        console.print(f"\nfirst token after {first_ms:,.1f} ms: " + "; ".join(parts), highlight=False)
     if life.holders:
         _show_holders(found, life, console)
     prompt = found.prompts.get((key[0], 0))
@@ -180,13 +220,13 @@ def _as_json(found: Explanation, keys: list[Key], changes: list[Change]) -> dict
 
     requests = []
     for key in keys:
-        life, prompt = found.lives[key], found.prompts.get(key)
+        prompt = found.prompts.get(key)
         requests.append(
             {
                 "request_id": key[0],
                 "sample": key[1],
-                "e2el_ms": found.records[key].e2el_ms,
-                "terms_ms": {cause.name.lower(): value for cause, value in life.terms_ms().items()},
+                "e2el_ms": found.latency_ms(key),
+                "terms_ms": {cause.name.lower(): value for cause, value in found.terms_of(key).items()},
                 "prompt_tokens": {r.name.lower(): n for r, n in prompt.tokens.items()} if prompt else None,
             }
         )
@@ -200,29 +240,38 @@ def _as_json(found: Explanation, keys: list[Key], changes: list[Change]) -> dict
 
 def _answer(arguments: list[str]) -> int:
     settings, others = read_settings(ExplainSettings, arguments)
-    if others:
+    if others and settings.trace is None:
         raise unknown_setting(ExplainSettings, others[0])
+    if settings.trace is not None and settings.run is not None:
+        raise ConfigError("trace", settings.trace, "is beside run=; name one of them")
     from kvlab.lab.explain.changes import counterfactuals
     from kvlab.lab.terminal import Terminal
 
     console = Terminal(stderr=settings.json)
-    found = _explained(settings, console)
+    found: Explanation
+    if settings.trace is not None:
+        found = compared = _explained_trace(settings, others, console)
+        console.print(f"{settings.trace}: {compared.agreement}\n", highlight=False)
+    else:
+        found = _explained(settings, console)
     keys = [key for key in found.lives if key[0] == settings.request]
     changes: list[Change] = []
-    if keys and settings.changes and found.is_simulated:
+    remark = ""
+    if keys and settings.changes:
         with console.status("simulating what would have helped") as status:
-            changes = counterfactuals(found, keys, lambda what: status.update(f"simulating: {what}"))
+            base, remark = (found, "") if found.is_simulated else _resimulated(found, settings, keys)
+            if base is not None:
+                changes = counterfactuals(base, keys, lambda what: status.update(f"simulating: {what}"))
     if settings.json:
         shown = keys if settings.request else found.slowest(len(found.lives))
-        print(json.dumps(_as_json(found, shown, changes), indent=2))
+        print(json.dumps(_as_json(found, shown, changes) | {"simulation": remark or None}, indent=2))
     elif keys:
         for key in keys:
             _show_one(found, key, console)
+        if remark:
+            console.print(f"\n{remark}", style="dim", highlight=False)
         if changes:
             _show_changes(changes, keys[0][0], console)
-        elif settings.changes:
-            text = "what would have helped is simulated, for simulated runs; this one computed its steps"
-            console.print(text, style="dim", highlight=False)
     else:
         _show_all(found, settings.slowest, console)
     if settings.figure is not None:

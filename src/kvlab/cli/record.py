@@ -4,18 +4,25 @@ kvlab record upstream=http://127.0.0.1:8000
 kvlab record upstream=http://127.0.0.1:8000 port=9000 to=monday.jsonl tokenizer=fetched:smollm2
 kvlab run executor=simulated hardware=h100_sxm model=llama3_1_8b workload=recorded workload.path=monday.jsonl
 
-Clients talk to the recorder as to the server. Text is hashed and not kept, keys and headers are not read. If the
-trace cannot be written, traffic goes on and /health says why.
+Clients talk to the recorder as to the server. Text is hashed and not kept unless record.text=true; keys and
+headers never are. If the trace cannot be written, traffic goes on and /health says why.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
 from kvlab.config.values import at_least
 from kvlab.errors import ConfigError
+
+
+@dataclass
+class KeptSettings:
+    """What is kept of a request beside its figures."""
+
+    text: bool = setting(False, "keep prompts and outputs as text, in a file for its owner alone", "true")
 
 
 @dataclass
@@ -30,6 +37,7 @@ class RecordSettings:
         None, "a folder with tokenizer.json, fetched:smollm2, or upstream: its /tokenize", "WHERE"
     )
     hash_with: str | None = setting(None, "what hashes are keyed with; a new key is made and forgotten", "FILE")
+    record: KeptSettings = field(default_factory=KeptSettings)
 
     def __post_init__(self) -> None:
         at_least("port", self.port, 0, 65535)
@@ -58,7 +66,8 @@ def _answer(arguments: list[str]) -> int:
     if settings.tokenizer != UPSTREAM:
         text_encoder(settings.tokenizer)  # it is there, and one
     upstream = str(settings.upstream).rstrip("/")
-    trace = TraceSettings(settings.to, read_key(settings.hash_with), settings.tokenizer, upstream)
+    text = settings.record.text
+    trace = TraceSettings(settings.to, read_key(settings.hash_with), settings.tokenizer, upstream, text=text)
     recorder = Recorder(trace)
     try:
         listening = socket.create_server((settings.host, settings.port), backlog=1024)
@@ -67,7 +76,8 @@ def _answer(arguments: list[str]) -> int:
             "port", settings.port, f"{settings.host} cannot be listened on: {error.strerror}"
         ) from error
     where = "http://{}:{}".format(*listening.getsockname()[:2])
-    print(f"{settings.upstream} at {where}; its trace: {settings.to}", flush=True)
+    kept = ", with prompts and outputs as text" if text else ""
+    print(f"{settings.upstream} at {where}; its trace: {settings.to}{kept}", flush=True)
     gc.freeze()  # what was imported is not looked through, 20 ms each time, while calls wait
     web.run_app(recorder.app(), sock=listening, print=None, access_log=None, handle_signals=True)
     lost = f", {recorder.trace.lost} lost: {recorder.trace.error}" if recorder.trace.lost else ""

@@ -227,7 +227,9 @@ class EngineCore:
     def repeat(self, until_s: float = math.inf) -> list[StepRecord]:
         """See Repeating, and kvlab.engine.step_runs."""
         executor, pool, scheduler, clock = self._runner.executor, self.pool, self.scheduler, self.clock
-        if not isinstance(executor, RunExecutor) or not isinstance(clock, LogicalClock) or self.observer:
+        if not isinstance(executor, RunExecutor) or not isinstance(clock, LogicalClock):
+            return []
+        if self.observer is not None and self.observer.every_step:
             return []
         found = None if self._outputs.needs_every_token else scheduler.repeated()
         if found is None or not isinstance(pool, BlockPool):

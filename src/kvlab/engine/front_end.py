@@ -59,7 +59,7 @@ class FrontEnd:
     """
 
     def __init__(self, engine: EngineCore, framework: FrameworkConfig) -> None:
-        self._engine, self._framework, self.clock = engine, framework, engine.clock
+        self.core, self._framework, self.clock = engine, framework, engine.clock
         self._free_s = 0.0  # when the front end has done all that has come
         self.handed_s = 0.0  # when it was through with the request that the engine was given last
         self._arriving: list[_Asked] = []
@@ -69,14 +69,9 @@ class FrontEnd:
         self._ended: list[tuple[RequestRecord, FinishCallback]] = []  # in the step that runs
 
     @property
-    def core(self) -> EngineCore:
-        """The engine behind it."""
-        return self._engine
-
-    @property
     def journal(self) -> BlockJournal | None:
         """See Journaled."""
-        return self._engine.journal
+        return self.core.journal
 
     def submit(
         self, request: Request, on_output: OutputCallback | None = None, on_finish: FinishCallback | None = None
@@ -93,14 +88,14 @@ class FrontEnd:
                     queue.remove(asked)
                     asked.end(FinishReason.ABORTED, self.clock.now())
                     return True
-        is_here = self._engine.abort(request_id)
+        is_here = self.core.abort(request_id)
         self._deliver()
         return is_here
 
     def step(self) -> StepRecord | None:
         """See ServingEngine."""
         self._admit()
-        record = self._engine.step()
+        record = self.core.step()
         self._send([] if record is None else [record])
         self._deliver()
         return record
@@ -108,35 +103,35 @@ class FrontEnd:
     def repeat(self, until_s: float) -> list[StepRecord]:
         """See Repeating."""
         self._admit()
-        records = self._engine.repeat(min(until_s, self._next_s()))
+        records = self.core.repeat(min(until_s, self._next_s()))
         self._send(records)
         self._deliver()
         return records
 
     def has_work(self) -> bool:
         """See ServingEngine."""
-        return bool(self._arriving or self._taken) or self._engine.has_work()
+        return bool(self._arriving or self._taken) or self.core.has_work()
 
     def next_wakeup(self) -> float | None:
         """See ServingEngine."""
-        of_engine = self._engine.next_wakeup()
+        of_engine = self.core.next_wakeup()
         when = min(self._next_s(), math.inf if of_engine is None else of_engine)
         return None if when == math.inf else when
 
     def stats(self) -> EngineStats:
         """See ServingEngine. What the front end has waits."""
-        stats = self._engine.stats()
+        stats = self.core.stats()
         return replace(stats, waiting=stats.waiting + len(self._arriving) + len(self._taken))
 
     def audit(self) -> list[Finding]:
         """See Auditable."""
-        return self._engine.audit()
+        return self.core.audit()
 
     def close(self) -> None:
         """See ServingEngine."""
         for asked in (*self._arriving, *self._taken):
             self.abort(asked.request.request_id)
-        self._engine.close()
+        self.core.close()
         self._deliver()
 
     def _next_s(self) -> float:
@@ -164,7 +159,7 @@ class FrontEnd:
 
         self.handed_s = asked.due_s
         try:
-            self._engine.submit(asked.request, asked.on_output, on_finish)
+            self.core.submit(asked.request, asked.on_output, on_finish)
         except RequestRefusedError as error:
             asked.end(FinishReason.FAILED, self.clock.now(), str(error))
 

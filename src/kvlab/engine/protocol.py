@@ -161,7 +161,11 @@ class Repeating(Protocol):
 
 
 class StepObserver(Protocol):
-    """Sees all that an EngineCore does, whose `observer` it is: steps come one by one then."""
+    """Sees what an EngineCore does, whose `observer` it is. `every_step`: it needs each of them; else those
+    that are all alike, and admit nothing, may be taken at once and unseen.
+    """
+
+    every_step: bool
 
     def added(self, first: Sequence) -> None:
         """A request was queued; this is its first sequence, which has the others."""

@@ -98,11 +98,12 @@ def _kept(run: RealRun) -> list[StepRecord]:
     return [step for step in run.steps if step.batch_seqs and not step.failed_passes]
 
 
-def calibrate(runs: Sequence[RealRun], *, repeated_share: float = 1.0) -> Fit:
+def calibrate(runs: Sequence[RealRun], *, repeated_share: float = 1.0, draws: int = _DRAWS) -> Fit:
     """Fit the time of a step to runs of one model on one machine.
 
     `repeated_share`: the time of a context token that another sequence of the step has read, over that of one that
-    comes from memory; used where no run has any. Raises ConfigError as `check` does.
+    comes from memory; used where no run has any. `draws`: how often steps are resampled for the intervals. Raises
+    ConfigError as `check` does.
     """
     first = runs[0]
     check(runs)
@@ -118,7 +119,7 @@ def calibrate(runs: Sequence[RealRun], *, repeated_share: float = 1.0) -> Fit:
     for group in np.unique(groups):
         held = groups == group
         predicted[held] = table[held] @ _fit(table[~held], seconds[~held], share)
-    low, high = np.quantile(_resampled(table, seconds, share), [0.025, 0.975], axis=0)
+    low, high = np.quantile(_resampled(table, seconds, share, draws), [0.025, 0.975], axis=0)
     intervals = {name: (float(a), float(b)) for name, a, b in zip(NAMES, low, high, strict=True)}
     residuals, held_out = Errors.of(table @ coefficients, seconds), Errors.of(predicted, seconds)
     times = dict(zip(NAMES, (float(each) for each in coefficients), strict=True))
@@ -162,12 +163,12 @@ def _fit(table: Rows, seconds: Rows, repeated_share: float | None) -> Rows:
     return coefficients
 
 
-def _resampled(table: Rows, seconds: Rows, share: float | None) -> Rows:
+def _resampled(table: Rows, seconds: Rows, share: float | None, draws: int) -> Rows:
     """`[draws, terms]`: the coefficients of as many steps, drawn in blocks of successive ones."""
     random = np.random.default_rng(0)
     starts = np.arange(0, len(seconds), _BLOCK)
     drawn = []
-    for _ in range(_DRAWS):
+    for _ in range(draws):
         chosen = (random.choice(starts, len(starts))[:, None] + np.arange(_BLOCK)).ravel()
         chosen = chosen[chosen < len(seconds)]
         drawn.append(_fit(table[chosen], seconds[chosen], share))

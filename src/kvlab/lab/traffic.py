@@ -158,7 +158,7 @@ def _as_parquet_or_lines(file: str, settings: ImportSettings) -> Imported:
             "file", file, "is a trace of kvlab already: set workload=recorded and workload.path to it"
         )
     header, path, counts = read_header(file), _target(file, settings), _Counts()
-    requests = (request for _, request in read_trace(file))
+    requests = (request for _, request in read_trace(file, text=True))
     write_trace(path, replace(header, order="arrival"), counts.count(requests, file))
     unknown = tuple(UNKNOWN[name] for name in header.unknown if name in UNKNOWN)
     return Imported(path, "a trace of kvlab", counts.text, unknown, _command(path, header.unknown))

@@ -15,13 +15,13 @@ import sys
 import urllib.request
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
 from kvlab.errors import KvlabError, shown
 from kvlab.workloads.prompt_blocks import BlockHasher, Encode, text_encoder
-from kvlab.workloads.trace_format import Header, TracedRequest, header_line
+from kvlab.workloads.trace_format import Header, TracedRequest, file_mode, header_line
 
 BLOCK_TOKENS = 16
 #: tokenizer=upstream: the server that is recorded makes tokens of texts, by its /tokenize.
@@ -30,13 +30,16 @@ UPSTREAM = "upstream"
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """What is written, and where. `key` is what hashes are keyed with, `tokenizer` a folder, `upstream` or None."""
+    """What is written, and where. `key` is what hashes are keyed with, `tokenizer` a folder, `upstream` or None,
+    `text` whether prompts and outputs are kept.
+    """
 
     path: str
     key: bytes
     tokenizer: str | None
     upstream: str
     started: float | None = None  # when the recorder's time was 0, in seconds since 1970
+    text: bool = False
 
 
 @dataclass(slots=True)
@@ -73,6 +76,7 @@ class TraceFile:
 
     def __init__(self, path: Path, header: Header) -> None:
         self._path, self._head = path, header_line(header)
+        self._mode = file_mode(header)
         self._file: IO[str] | None = None
 
     def write(self, request: TracedRequest) -> None:
@@ -91,6 +95,7 @@ class TraceFile:
 
     def _opened(self) -> IO[str]:
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.touch(self._mode)
         file = self._path.open("a", encoding="utf-8")
         # Behind a failure there may be half a line.
         file.write("\n" if self._path.stat().st_size else self._head + "\n")
@@ -114,6 +119,7 @@ class Tracer:
             unknown=unknown,
             order="end",
             started=settings.started,
+            text=settings.text,
         )
         self._file = TraceFile(Path(settings.path), header)
 
@@ -145,7 +151,7 @@ class Tracer:
             tokens, hashes = self._hasher.prompt(prompt, self._encoder(exchange, asked))
         said = _said(exchange)
         times = said.times_s
-        return TracedRequest(
+        request = TracedRequest(
             tokens,
             round(exchange.arrival_s, 6),
             said.output_tokens,
@@ -157,6 +163,10 @@ class Tracer:
             ttft_ms=round(1000 * times[0], 3) if times else None,
             e2el_ms=round(1000 * exchange.parts[-1][0], 3) if exchange.parts else None,
         )
+        if not self._settings.text:
+            return request
+        text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
+        return replace(request, prompt=text, output="".join(said.texts) or None)
 
     def _encoder(self, exchange: Exchange, asked: dict[str, Any]) -> Encode | None:
         if not self._by_upstream:
@@ -188,6 +198,7 @@ class _Said:
     finish_reason: str | None = None
     cached_tokens: int | None = None
     times_s: list[float] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)  # of the first choice
 
     def take(self, body: dict[str, Any]) -> bool:
         """Take an answer, or a chunk; whether it has a choice."""
@@ -198,6 +209,10 @@ class _Said:
         choices = body.get("choices") or []
         for choice in choices:
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            said = choice.get("delta") or choice.get("message") or {}
+            text = choice.get("text") or said.get("content")
+            if isinstance(text, str) and not choice.get("index"):
+                self.texts.append(text)
         return bool(choices)
 
 

@@ -1,8 +1,9 @@
-"""kvlab's trace format: recorded requests as JSON lines or Parquet, without text (docs/reference/trace.md).
+"""kvlab's trace format: recorded requests as JSON lines or Parquet (docs/reference/trace.md).
 
 The first line is a header, every other one a request. Prompts are known by hashes of their blocks. Each hash covers
 all blocks before it, and is keyed with a secret of who recorded: prompts that begin alike have hashes that begin
-alike, and nobody without the secret can find out with which text.
+alike, and nobody without the secret can find out with which text. Text itself is there only if a recorder was told
+to keep it, and then the header says so.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Header:
     unknown: tuple[str, ...] = ()
     order: str = "arrival"  # of its lines, or `end`, as a recorder writes them
     started: float | None = None  # when its time was 0, in seconds since 1970
+    text: bool = False  # whether requests have their prompt and output as text
 
 
 @dataclass(slots=True)  # not frozen: millions are made
@@ -66,6 +68,8 @@ class TracedRequest:
     ttft_ms: float | None = None
     e2el_ms: float | None = None
     itl_ms: Sequence[float] | None = field(default=None)  # between its tokens
+    prompt: str | None = None  # its text; of messages, and of several prompts, the JSON of the client
+    output: str | None = None  # the text of the first choice
 
     def line(self) -> str:
         """It as a line of a file."""
@@ -86,7 +90,7 @@ class TracedRequest:
             value = getattr(self, name)
             if value is not None and (type(value) not in (int, float) or not abs(value) < 2**53):
                 raise ValueError(f"{name} is {shown(value, repr)}, not a number")
-        for name in ("finish_reason", "session"):
+        for name in ("finish_reason", "session", *_TEXT):
             if not isinstance(value := getattr(self, name), str | None):
                 raise ValueError(f"{name} is {shown(value, repr)}, not text")
         if self.hashes is not None:
@@ -97,6 +101,7 @@ class TracedRequest:
 
 _WHOLE = ("output_tokens", "max_tokens", "cached_tokens")
 _SECONDS = ("arrival_s", "temperature", "queue_ms", "ttft_ms", "e2el_ms")
+_TEXT = ("prompt", "output")
 _FIELDS = [each.name for each in fields(TracedRequest)]
 _values = attrgetter(*_FIELDS)
 _HEADER = [each.name for each in fields(Header)]
@@ -109,12 +114,18 @@ def header_line(header: Header) -> str:
     return json.dumps({MARK: VERSION, "block_tokens": header.block_tokens} | found)
 
 
+def file_mode(header: Header) -> int:
+    """The mode of a new file: one with text is for its owner alone."""
+    return 0o600 if header.text else 0o666
+
+
 def write_trace(path: Path, header: Header, requests: Iterable[TracedRequest]) -> int:
     """Write a trace, compressed where the name ends in .gz, and as Parquet where it ends in .parquet; how many
     requests. The file is there when it is whole. Raises WorkloadError where it cannot be written.
     """
     count, is_packed = 0, path.suffix == ".gz"
     with whole(path) as partial:
+        partial.touch(file_mode(header))
         if path.suffix == PARQUET:
             from kvlab.workloads.trace_parquet import write_rows  # this late: few have such traces
 
@@ -155,13 +166,15 @@ def read_header(path: str) -> Header:
     raise WorkloadError(f"workload.path={shown(path)}: is empty; expected a trace of kvlab, as kvlab import makes")
 
 
-def read_trace(path: str) -> Iterator[tuple[Place, TracedRequest]]:
-    """The requests of a trace. A last line that is cut, as a recorder that was killed leaves it, is left out.
+def read_trace(path: str, *, text: bool = False) -> Iterator[tuple[Place, TracedRequest]]:
+    """The requests of a trace, with their text if it is asked for. A last line that is cut, as a recorder that was
+    killed leaves it, is left out.
 
     Raises WorkloadError for anything else that is wrong, with its line.
     """
     header = read_header(path)
-    found = _read_parquet(path, header) if is_parquet(path) else _read(path, header)
+    names = [name for name in _FIELDS if text or name not in _TEXT]
+    found = (_read_parquet if is_parquet(path) else _read)(path, header, names)
     yield from sorted(found, key=lambda pair: pair[1].arrival_s or 0.0) if header.order == "end" else found
 
 
@@ -174,13 +187,12 @@ def is_parquet(path: str) -> bool:
         return False
 
 
-def _read_parquet(path: str, header: Header) -> Iterator[tuple[Place, TracedRequest]]:
+def _read_parquet(path: str, header: Header, names: Sequence[str]) -> Iterator[tuple[Place, TracedRequest]]:
     from kvlab.workloads.trace_parquet import read_rows
 
-    for number, row in read_rows(path):
+    for number, row in read_rows(path, names):
         place = Place(path, number)
-        values: dict[str, Any] = {name: row.get(name) for name in _FIELDS}
-        request = TracedRequest(**values)
+        request = TracedRequest(**row)
         try:
             request.check(header.block_tokens)
         except ValueError as error:
@@ -188,7 +200,7 @@ def _read_parquet(path: str, header: Header) -> Iterator[tuple[Place, TracedRequ
         yield place, request
 
 
-def _read(path: str, header: Header) -> Iterator[tuple[Place, TracedRequest]]:
+def _read(path: str, header: Header, names: Sequence[str]) -> Iterator[tuple[Place, TracedRequest]]:
     for number, line in islice(read_lines(path), 1, None):
         place = Place(path, number)
         try:
@@ -197,7 +209,7 @@ def _read(path: str, header: Header) -> Iterator[tuple[Place, TracedRequest]]:
             if not line.endswith(b"\n"):
                 return
             raise place.error(f"{error}; expected a JSON object with a request") from error
-        yield place, _request(place, row, header)
+        yield place, _request(place, row, header, names)
 
 
 def _header(place: Place, line: bytes) -> Header:
@@ -217,8 +229,8 @@ def _header(place: Place, line: bytes) -> Header:
     return Header(**values | {"block_tokens": block_tokens, "unknown": tuple(map(str, unknown))})
 
 
-def _request(place: Place, row: dict[str, Any], header: Header) -> TracedRequest:
-    values = {name: row[name] for name in _FIELDS if row.get(name) is not None}
+def _request(place: Place, row: dict[str, Any], header: Header, names: Sequence[str]) -> TracedRequest:
+    values = {name: row[name] for name in names if row.get(name) is not None}
     prompt = place.tokens(row.get("prompt_tokens"), "prompt_tokens", most=MAX_PROMPT_TOKENS)
     for name in _WHOLE:
         if name in values:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ _SCHEMA = pa.schema(
         "ttft_ms": pa.float64(),
         "e2el_ms": pa.float64(),
         "itl_ms": pa.list_(pa.float64()),
+        "prompt": pa.string(),
+        "output": pa.string(),
     }
 )
 
@@ -54,14 +56,18 @@ def read_first_line(path: str) -> bytes:
     return metadata.get(_KEY, b"")
 
 
-def read_rows(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Requests by the names of their fields, with their numbers from 1 on. Raises WorkloadError."""
+def read_rows(path: str, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Requests by these of their fields, with their numbers from 1 on; a column that is not there is None. Raises
+    WorkloadError.
+    """
     number = 0
     try:
-        for batch in _opened(path).iter_batches(_ROWS):
+        file = _opened(path)
+        there = [name for name in names if name in file.schema_arrow.names]
+        for batch in file.iter_batches(_ROWS, columns=there):
             for row in batch.to_pylist():
                 number += 1
-                yield number, row
+                yield number, dict.fromkeys(names) | row
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(path, error) from error
 

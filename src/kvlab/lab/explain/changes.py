@@ -1,4 +1,4 @@
-"""What would have helped: a simulated run again, with one thing changed."""
+"""What would have helped: a run that is simulated once more, with one thing changed."""
 
 from __future__ import annotations
 

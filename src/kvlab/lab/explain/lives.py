@@ -38,6 +38,7 @@ class Cause(StrEnum):
     OTHER_DECODES = "decoding of others beside its prompt"
     DECODE = "decoding"
     BETWEEN = "between steps"
+    UNEXPLAINED = "not explained by the simulation"
 
 
 _WAITS = {
@@ -200,13 +201,12 @@ class LifeObserver:
     end was through with the request that the engine was given last.
     """
 
+    every_step = True
+
     def __init__(
-        self,
-        core: EngineCore,
-        decode_times: DecodeTimes,
-        detail: Collection[str] = (),
+        self, core: EngineCore, decode_times: DecodeTimes, detail: Collection[str] = (),
         handed_s: Callable[[], float] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._core, self._decode_times, self._handed_s = core, decode_times, handed_s
         self._detail = frozenset(detail)
         self._queued: dict[Sequence, Life] = {}  # never admitted

@@ -66,6 +66,8 @@ class PromptObserver:
     contents. A StepObserver. `has_salts`: of any request, which are then told apart.
     """
 
+    every_step = False  # but `catch_up` behind those that it does not see
+
     def __init__(self, core: EngineCore, *, has_salts: bool) -> None:
         pool, self._has_salts = core.pool, has_salts
         self._core, self._size = core, pool.block_size
@@ -102,12 +104,21 @@ class PromptObserver:
             if sequence.status is not SequenceStatus.LOADING:
                 self.prompts[sequence.key] = self._explained(sequence, found)
                 del self._looked_at[sequence]
-        if self._log is not None and (events := self._log.take()):
-            chunks = (*batch.prefill, *batch.admitted)
-            largest = max(chunks, key=lambda chunk: chunk.num_tokens, default=None)
-            by = largest.sequence.key if largest else None
-            for event in events:
-                self._take(event, Eviction(record.start_s, by))
+        chunks = (*batch.prefill, *batch.admitted)
+        largest = max(chunks, key=lambda chunk: chunk.num_tokens, default=None)
+        self.catch_up(record.start_s, largest.sequence.key if largest else None)
+
+    def catch_up(self, at_s: float, by: SequenceKey | None = None) -> None:
+        """Take in what became findable and what was evicted since the last call."""
+        for event in self._log.take() if self._log is not None else ():
+            self._take(event, Eviction(at_s, by))
+
+    def counts(self) -> Counter[Reason]:
+        """Tokens of all prompts by what became of them."""
+        found = Counter[Reason]()
+        for prompt in self.prompts.values():
+            found.update(prompt.tokens)
+        return found
 
     def _take(self, event: ContentEvent, eviction: Eviction) -> None:
         if isinstance(event, Cleared):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from kvlab.engine.core import EngineCore
 from kvlab.engine.front_end import FrontEnd, behind_front_end
 from kvlab.engine.protocol import ServingEngine, StepObserver
 from kvlab.errors import ConfigError
-from kvlab.lab.explain.lives import Cause, DecodeTimes, Life, LifeObserver
+from kvlab.lab.explain.lives import Cause, DecodeTimes, Interval, Life, LifeObserver
 from kvlab.lab.explain.lives import Key as SequenceKey
 from kvlab.lab.explain.prompt_tokens import PromptObserver, PromptTokens, Reason
 from kvlab.lab.results.records import RunRecord
@@ -48,10 +49,28 @@ class Explanation:
     def terms_ms(self, keys: Collection[SequenceKey] | None = None) -> dict[Cause, float]:
         """Milliseconds of all requests by cause, or of some, the longest first."""
         found: Counter[Cause] = Counter()
-        for key, life in self.lives.items():
+        for key in self.lives:
             if keys is None or key in keys:
-                found.update(life.terms_ms())
+                found.update(self.terms_of(key))
         return dict(found.most_common())
+
+    def latency_ms(self, key: SequenceKey) -> float:
+        """Milliseconds from arrival to end."""
+        return self.records[key].e2el_ms or 0.0
+
+    def first_token_ms(self, key: SequenceKey) -> float | None:
+        """Milliseconds from arrival to the first token; None: there was none."""
+        return self.records[key].ttft_ms
+
+    def intervals_of(self, key: SequenceKey) -> list[Interval]:
+        """What one's time went into, from its arrival on."""
+        return self.lives[key].intervals
+
+    def terms_of(self, key: SequenceKey, until_s: float | None = None) -> dict[Cause, float]:
+        """Milliseconds of one by cause, the longest first, which sum to its latency; up to its first token at
+        `until_s`, where that is given, to the time to that.
+        """
+        return self.lives[key].terms_ms(math.inf if until_s is None else until_s)
 
     def prompt_tokens(self) -> dict[Reason, int]:
         """Tokens of all prompts by what became of them, the most first."""
@@ -62,11 +81,13 @@ class Explanation:
 
     def slowest(self, count: int) -> list[SequenceKey]:
         """The requests that took longest from arrival to end."""
-        return sorted(self.lives, key=lambda key: -(self.records[key].e2el_ms or 0.0))[:count]
+        return sorted(self.lives, key=lambda key: -self.latency_ms(key))[:count]
 
 
 class _Observers:
     """Several observers as one."""
+
+    every_step = True
 
     def __init__(self, *observers: StepObserver) -> None:
         self._observers = observers
@@ -94,6 +115,9 @@ def explain_run(
     steps = run.steps()
     if not steps or "kv_bytes_per_token" not in run.facts:
         raise ConfigError("run", run.directory, "has no steps of kvlab's own engine")
+    if config.fleet.replicas > 1:
+        text = f"was served by {config.fleet.replicas} replicas; requests are explained of one engine alone"
+        raise ConfigError("run", run.directory, text)
     if not run.finished:
         raise ConfigError("run", run.directory, f"was {run.status}; only a run that ended can be explained")
     plan = plan_run(_quiet(config) if run.simulated else _played_back(config, run.directory))

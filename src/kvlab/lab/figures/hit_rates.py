@@ -1,10 +1,11 @@
-"""What eviction policies find again, over the size of the pool."""
+"""What eviction policies find again over the size of the pool, and how far apart uses of a block are."""
 
 from __future__ import annotations
 
 from itertools import cycle
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kvlab.lab.figures import style
@@ -15,10 +16,14 @@ _MARKERS = "osD^vPX"
 
 
 def hit_rate_figure(curves: ReplayCurves) -> Figure:
-    """A curve for each policy over a logarithmic axis of sizes, belady's in black, the ceiling across."""
-    figure, axes = style.new_axes(
-        4.6, f"blocks of {curves.block_size} tokens in the pool", "prompt tokens found, %"
-    )
+    """A curve for each policy over a logarithmic axis of sizes, belady's in black, the ceiling across. Below it the
+    reuse distances of blocks, with the sizes of the pools drawn in.
+    """
+    figure = style.new_figure(7.6)
+    axes, below = figure.subplots(2, 1, height_ratios=[3, 2])
+    axes.set(xlabel=f"blocks of {curves.block_size} tokens in the pool", ylabel="prompt tokens found, %")
+    style.tidy(axes, grid="both")
+    _draw_distances(below, curves)
     policies = [name for name in curves.hit_rates if name != BELADY]
     colours = dict(zip(policies, cycle(style.LINES[:-1]), strict=False)) | {BELADY: style.BLACK}
     for (name, rates), marker in zip(curves.hit_rates.items(), cycle(_MARKERS), strict=False):
@@ -34,5 +39,25 @@ def hit_rate_figure(curves: ReplayCurves) -> Figure:
     else:
         style.logarithmic(axes.xaxis, curves.num_blocks[0], curves.num_blocks[-1])
     axes.set_ylim(bottom=0)
-    style.legend(axes, columns=4, below=-0.14)
+    style.legend(axes, columns=4, below=-0.18)
     return figure
+
+
+def _draw_distances(axes: Axes, curves: ReplayCurves) -> None:
+    """The pools that blocks of prompts need to be found, in classes; what the largest pool lacks in red."""
+    found, most = curves.reuse, curves.num_blocks[-1]
+    looked_up = found.first + sum(found.blocks)
+    style.tidy(axes)
+    new = 100 * found.first / max(looked_up, 1)
+    title = f"{new:.0f} % of prompts' blocks are new, the others are found in a pool of"
+    style.title(axes, title, "with lru: one more than the other blocks used in between; dashed: the sizes above")
+    if not found.blocks:
+        style.nothing(axes, "no block comes again")
+        return
+    axes.set(xlabel="blocks (reuse distance + 1)", ylabel="% of prompts' blocks", xscale="log")
+    for start, end, blocks in zip(found.edges, found.edges[1:], found.blocks, strict=False):
+        colour = style.VERMILION if start > most else style.SKY
+        axes.bar(start, 100 * blocks / looked_up, end - start, align="edge", color=colour, linewidth=0)
+    for size in curves.num_blocks:
+        axes.axvline(size, color=style.FAINT, linewidth=1, linestyle=(0, (5, 2)))
+    style.logarithmic(axes.xaxis, 1, max(found.edges[-1], most))

@@ -28,6 +28,7 @@ _COLOURS = {
     Cause.OTHER_DECODES: style.GREEN,
     Cause.DECODE: style.BLUE,
     Cause.BETWEEN: "#555555",
+    Cause.UNEXPLAINED: style.BLACK,
 }
 
 
@@ -41,7 +42,7 @@ def request_terms_figure(found: Explanation, keys: Sequence[Key]) -> Figure:
     figure, axes = style.new_axes(height, "time, s", grid="x")
     bars: dict[Cause, tuple[list[int], list[float], list[float]]] = {}
     for row, key in enumerate(shown):
-        for start_s, end_s, cause in found.lives[key].intervals:
+        for start_s, end_s, cause in found.intervals_of(key):
             rows, starts, widths = bars.setdefault(cause, ([], [], []))
             rows.append(row)
             starts.append(start_s)

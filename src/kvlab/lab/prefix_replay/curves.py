@@ -9,6 +9,7 @@ from typing import Any
 from kvlab.errors import ConfigError
 from kvlab.lab.prefix_replay.parallel import Task, replay_all
 from kvlab.lab.prefix_replay.replay import BELADY
+from kvlab.lab.prefix_replay.reuse import Reuse, reuse
 from kvlab.lab.prefix_replay.traffic import Traffic
 
 _SIZES = 6
@@ -27,6 +28,7 @@ class ReplayCurves:
     num_blocks: list[int]
     hit_rates: dict[str, list[float]]  # by policy, with belady
     ceiling: float  # in a pool that is never full
+    reuse: Reuse
 
     def best(self, index: int) -> tuple[str, float]:
         """The policy that finds most at a size, and its share of what belady finds."""
@@ -84,6 +86,7 @@ def replay_curves(
         sizes,
         rates,
         traffic.hit_rate(traffic.found_at_most),
+        reuse(traffic),
     )
 
 

@@ -7,67 +7,10 @@ a metric to Prometheus would be one more field of `Metric`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from kvlab.config import format_bytes
-
-FURTHER = "further metrics"  # the section of a metric that has no entry
-
-
-@dataclass(frozen=True, slots=True)
-class Direction:
-    """Whether more of a metric is better (None: neither), and the words for more and for less of it."""
-
-    more_is_better: bool | None
-    more: str
-    less: str
-
-
-SPEED, TIME = Direction(True, "faster", "slower"), Direction(False, "slower", "faster")
-GAIN, COST = Direction(True, "better", "worse"), Direction(False, "worse", "better")
-NEUTRAL = Direction(None, "higher", "lower")
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric and how to write it. `name` is the one in summary.json and in the tracking store."""
-
-    name: str
-    label: str
-    unit: str = ""  # of a count, what is counted
-    formula: str = ""  # for docs/metrics.md; terms in `backquotes` are metrics
-    direction: Direction = NEUTRAL
-    digits: int = 2  # after the decimal point
-    in_table: bool = False  # whether the table of a run shows it
-    column: str = ""  # its heading in the table of a sweep's points, which shows those that have one
-    alone: str = ""  # its label where it stands without the rows of its table
-    family: str = ""  # the name in docs/metrics.md of all that share its formula
-    section: str = FURTHER
-    optional: bool = False  # a table that would show it leaves it out where no run has it
-
-    @property
-    def axis(self) -> str:
-        """The label with its unit, for the axis of a figure."""
-        label = self.alone or self.label
-        if self.unit.endswith("/s"):
-            return f"{label} per second"
-        return f"{label}, {self.unit}" if self._has_written_unit else label
-
-    def text(self, value: float | None, *, digits: int | None = None, unit: bool = True) -> str:
-        """A value for people, a dash for None. A count has no unit in its text: the label says what is counted."""
-        if value is None:
-            return "-"
-        if self.unit == "bytes":
-            return format_bytes(value)
-        written = f" {self.unit}" if unit and self._has_written_unit else ""
-        return f"{value:,.{self.digits if digits is None else digits}f}{written}"
-
-    @property
-    def _has_written_unit(self) -> bool:
-        return self.unit in ("bytes", "s", "ms", "%") or self.unit.endswith("/s")
-
+from kvlab.lab.results.metric import COST, GAIN, NEUTRAL, SPEED, TIME, Direction, Metric, family_of
 
 #: Columns of steps.parquet that the tracking store follows as `series/<name>`.
 SERIES = (
@@ -88,6 +31,7 @@ SERIES = (
 SHARES = ("kv_usage_percent", "fragmentation_percent")
 
 TENANT_HITS = "kv/prefix_hit_rate/"  # how the hit rate of one tenant is called, before its salt
+_COMPUTED = ("first_seen", "diverged", "other_salt", "tail", "groups", "not_shared")
 
 #: The parts of a step that `debug=profile` measures.
 _STEP_PARTS = ("attention", "linear", "elementwise", "sampling", "scheduling", "other")
@@ -114,18 +58,10 @@ def sections() -> dict[str, list[Metric]]:
     return found
 
 
-def _family(
-    family: str, parts: Iterable[str], label: str, unit: str, formula: str, better: Direction, digits: int
-) -> list[Metric]:
-    """A metric for each part: the part stands for `*` or `<part>` in names and labels."""
-    names = [re.sub(r"\*|<part>", part, f"{family}|{label}").split("|") for part in parts]
-    return [Metric(name, text, unit, formula, better, digits, family=family) for name, text in names]
-
-
 def _latency(name: str, label: str, digits: int, in_table: str, formula: str, column: str = "") -> list[Metric]:
     """The distribution of a latency over completed requests."""
-    parts = ("mean", "p50", "p90", "p99")
-    entries = _family(f"latency/{name}_ms_*", parts, f"{label}, *", "ms", formula, TIME, digits)
+    parts = "mean", "p50", "p90", "p99"
+    entries = family_of(f"latency/{name}_ms_*", parts, f"{label}, *", "ms", formula, TIME, digits)
     shown = (replace(entry, in_table=part in in_table) for part, entry in zip(parts, entries, strict=True))
     return [replace(entry, column=column if entry.name.endswith("p50") else "") for entry in shown]
 
@@ -139,8 +75,7 @@ def _catalogue(by_section: dict[str, Iterable[Metric]]) -> dict[str, Metric]:
 CATALOGUE: dict[str, Metric] = _catalogue({
     "capacity": [
         Metric("capacity/kv_bytes", "KV cache", "bytes",
-               "blocks x block_size x 2 x layers x kv_heads x "
-               "(head_dim x bytes per element; scales included)",
+               "blocks x block_size x 2 x layers x kv_heads x (head_dim x bytes per element; scales included)",
                digits=1, in_table=True, column="KV cache"),
         Metric("capacity/token_slots", "token slots", "tokens", "blocks x block_size", digits=0, in_table=True),
         Metric("capacity/mean_length", "mean length of a sequence", "tokens",
@@ -186,8 +121,7 @@ CATALOGUE: dict[str, Metric] = _catalogue({
     "service levels": [
         Metric("slo/goodput_per_s", "goodput, requests within limits", "req/s",
                "completed requests within each limit that is set (ttft <= `slo.ttft_ms`, tpot <= `slo.tpot_ms`) / "
-               "`duration_s`",
-               SPEED, 2, True, "goodput", optional=True),
+               "`duration_s`", SPEED, 2, True, "goodput", optional=True),
         Metric("slo/attainment", "attainment, of all submitted", "%",
                "those requests / all submitted; one that failed, was refused or aborted counts as missed",
                GAIN, 1, True, optional=True),
@@ -214,6 +148,10 @@ CATALOGUE: dict[str, Metric] = _catalogue({
                "`kv/prefix_hit_tokens` / prompt tokens at first admissions", GAIN, 3),
         Metric("kv/prefix_hit_rate/<salt>", "share of <salt>'s prompt tokens found", "0 to 1",
                "the same of the requests with one salt; of the 16 salts that have most prompt tokens", GAIN, 3),
+        Metric("prompt/evicted_tokens", "prompt tokens computed though once cached", "tokens",
+               "`figures=true`: had been cached and were evicted, of prompts at first admissions", COST, 0, True),
+        *family_of("prompt/<part>_tokens", _COMPUTED, "prompt tokens computed, <part>", "tokens",
+                 "the others that were computed, by the reasons of `kvlab explain`", NEUTRAL, 0),
         Metric("kv/same_step_hit_tokens", "hits computed in the same step", "tokens",
                "of those hits, tokens of blocks that another sequence computed in the same step", digits=0),
         Metric("kv/recompute_hit_tokens", "tokens found again after a preemption", "tokens",
@@ -282,15 +220,13 @@ CATALOGUE: dict[str, Metric] = _catalogue({
                NEUTRAL, 2, True, alone="requests offered", optional=True),
         Metric("load/served_per_s", "served", "req/s",
                "`requests/completed` / time from the first arrival to the last end; less than what is offered "
-               "where the engine falls behind, and in a short run", SPEED, 2, True, alone="requests served",
+               "where the engine falls behind, and in a short run", SPEED, 2, True, "", "requests served",
                optional=True),
-        Metric("requests/completed", "completed", "requests", "ended as asked", digits=0, in_table=True,
-               alone="completed requests"),
-        Metric("requests/failed", "failed", "requests", "ended by an error", COST, 0, True,
-               alone="failed requests"),
-        Metric("requests/refused", "refused", "requests",
-               "not taken, because as many were waiting as `scheduler.max_waiting_requests` allows", COST, 0, True,
-               alone="refused requests"),
+        Metric("requests/completed", "completed", "requests", "ended as asked", NEUTRAL, 0, True, "",
+               "completed requests"),
+        Metric("requests/failed", "failed", "requests", "ended by an error", COST, 0, True, "", "failed requests"),
+        Metric("requests/refused", "refused", "requests", "not taken, because as many were waiting as "
+               "`scheduler.max_waiting_requests` allows", COST, 0, True, alone="refused requests"),
         Metric("tokens/prompt", "prompt tokens served", "tokens",
                "prompt tokens served, computed or found in the cache, each counted once", digits=0),
         Metric("tokens/output", "tokens produced", "tokens", "tokens produced", digits=0),
@@ -312,7 +248,7 @@ CATALOGUE: dict[str, Metric] = _catalogue({
         Metric("engine/failed_passes", "failed forward passes", "passes",
                "forward passes that raised; what could be was run again in the same step", COST, 0),
         Metric("engine/step_ms_p50", "time of a step, p50", "ms", "median time of a step", TIME),
-        *_family("engine/schedule_ms_*", ("p50", "p99"), "scheduling of a step, *", "ms",
+        *family_of("engine/schedule_ms_*", ("p50", "p99"), "scheduling of a step, *", "ms",
                  "part of a step before the model: retire, admit, plan, reserve, view", TIME, 3),
         Metric("engine/load_s", "loading", "s",
                "engines in a process that the run starts: until they are ready to serve", TIME, 1, optional=True,
@@ -335,7 +271,7 @@ CATALOGUE: dict[str, Metric] = _catalogue({
         Metric("fleet/transfers", "prompts pulled from another replica", "transfers", "`fleet.prefill`: transfers "
                "of a prompt's K and V", digits=0, in_table=True, optional=True),
         Metric("fleet/transfer_bytes", "K and V pulled", "bytes", "bytes of these", in_table=True, optional=True),
-        *(replace(entry, in_table=True, optional=True) for entry in _family(
+        *(replace(entry, in_table=True, optional=True) for entry in family_of(
             "fleet/transfer_ms_*", ("p50", "p99"), "K and V pulled, *", "ms",
             "from the moment at which a replica has blocks for a prompt until its K and V are there, other "
             "transfers that it waits for included", TIME, 1)),
@@ -348,19 +284,18 @@ CATALOGUE: dict[str, Metric] = _catalogue({
         Metric("speculation/acceptance_rate", "share of proposed tokens accepted", "%",
                "100 * `speculation/accepted_tokens` / `speculation/proposed_tokens`", GAIN, 1, True, optional=True),
         Metric("speculation/tokens_per_step", "tokens of a sequence per step", "tokens",
-               "tokens that a sequence gets in a step in which it decodes, mean: "
-               "1 + `speculation/accepted_tokens` / (sequences that decode, summed over steps)",
-               GAIN, 2, True, optional=True),
+               "that a sequence gets in a step in which it decodes, mean: 1 + `speculation/accepted_tokens` / "
+               "(sequences that decode, summed over steps)", GAIN, 2, True, optional=True),
     ],
     "client": [
-        *_family("client/send_lag_ms_*", ("p50", "p99"), "sent after its arrival, *", "ms",
+        *family_of("client/send_lag_ms_*", ("p50", "p99"), "sent after its arrival, *", "ms",
                  "engines other than kvlab's, open load: from a request's arrival to its sending, without those at "
                  "0 s; above 5 ms (p99) the run is invalid", TIME, 2),
     ],
     "profile": [
-        *_family("profile/<part>_ms_mean", _STEP_PARTS, "<part>, mean", "ms",
+        *family_of("profile/<part>_ms_mean", _STEP_PARTS, "<part>, mean", "ms",
                  "`debug=profile`: time of a part of a step, mean over steps with a batch", TIME, 3),
-        *_family("profile/<part>_share", _STEP_PARTS, "<part>, share of a step", "%",
+        *family_of("profile/<part>_share", _STEP_PARTS, "<part>, share of a step", "%",
                  "that part's time / the time of those steps", NEUTRAL, 1),
     ],
 })

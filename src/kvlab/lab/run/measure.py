@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvlab.lab.explain.prompt_tokens import Reason
 from kvlab.lab.results.fleet import fleet_metrics
 from kvlab.lab.results.metrics import run_metrics, speculation_metrics
 from kvlab.lab.results.roofline import roofline, run_costs
@@ -26,8 +27,17 @@ def measure(plan: RunPlan | PeerPlan, served: Served, profiler: Profiler, *, may
             metrics |= {name: replicas * metrics[name] for name in ("capacity/kv_bytes", "capacity/token_slots")}
         if own.config.scheduler.speculation.method is not None:
             metrics |= speculation_metrics(log.steps)
+        metrics |= _prompts(served)
         metrics |= planned_metrics(own) | _efficiency(own, log, may_measure=may_measure)
     return metrics | profiler.metrics()
+
+
+def _prompts(served: Served) -> dict[str, float]:
+    """Tokens of prompts by why they were computed, where it was looked at."""
+    if served.prompts is None:
+        return {}
+    reasons = (reason for reason in Reason if reason is not Reason.FOUND)
+    return {f"prompt/{reason.name.lower()}_tokens": served.prompts.get(reason, 0) for reason in reasons}
 
 
 def _efficiency(plan: RunPlan, log: RunLog, *, may_measure: bool) -> dict[str, float]:

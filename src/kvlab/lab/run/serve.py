@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from kvlab.fleet.fleet import Fleet
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.tiers.remote import RemoteTier
+from kvlab.lab.explain.prompt_tokens import PromptObserver, Reason
 from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.run.plan import PeerPlan, RunPlan, link_rate
 from kvlab.lab.run.playback import Playback
@@ -38,6 +39,7 @@ class Served:
     log: RunLog
     findings: list[Finding] | None = None  # of the audit at the end; None: of an engine without
     playback: Playback | None = None  # which held it against a recording
+    prompts: Mapping[Reason, int] | None = None  # tokens by what became of them; None: nobody looked
 
     @property
     def leaked_blocks(self) -> int | None:
@@ -113,6 +115,7 @@ def _serve(
     should_stop: Callable[[], bool],
     playback: Playback | None,
 ) -> Served:
+    prompts = _prompts(engine, plan)
     with show_progress(engine, plan.requests, console) as progress:
 
         def after_step(log: RunLog, record: StepRecord | None) -> None:
@@ -121,6 +124,8 @@ def _serve(
                 raise AuditError(f"after step {len(log.steps)}: {len(broken)} broken invariant(s): {shown}")
             if playback is not None and record is not None:
                 playback.after(record)
+            if prompts is not None and record is not None:
+                prompts.catch_up(record.start_s)
             profiler.end_step(record)
             progress(log, record)
 
@@ -143,7 +148,18 @@ def _serve(
     if isinstance(engine, Reporting):
         log.engine_report = engine.report()
     engine.close()
-    return Served(log, findings, playback)
+    return Served(log, findings, playback, None if prompts is None else prompts.counts())
+
+
+def _prompts(engine: ServingEngine, plan: RunPlan | PeerPlan) -> PromptObserver | None:
+    """What counts why tokens of prompts are computed, of kvlab's own engine, if the run is to be looked at."""
+    core = engine.core if isinstance(engine, FrontEnd) else engine
+    if not plan.config.figures or not isinstance(core, EngineCore):
+        return None
+    core.observer = found = PromptObserver(
+        core, has_salts=any(request.salt is not None for request in plan.requests)
+    )
+    return found
 
 
 def _playback(engine: ServingEngine, plan: RunPlan | PeerPlan) -> Playback | None:

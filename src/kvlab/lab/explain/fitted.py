@@ -1,0 +1,75 @@
+"""A run that computed its steps, simulated with times that are fitted to those very steps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kvlab.config import FrameworkConfig
+from kvlab.core import Request
+from kvlab.errors import ConfigError
+from kvlab.lab.calibrate import RealRun, calibrate
+from kvlab.lab.explain.lives import Key as SequenceKey
+from kvlab.lab.explain.replayed import Explanation, served_from
+from kvlab.lab.run.drive import drive
+from kvlab.simulation.timings.fitted import FittedTiming
+
+_MOST_OFF = 0.1  # of the mean time of all requests, and of those that are asked about
+
+
+@dataclass(frozen=True, slots=True)
+class Resimulation:
+    """A run as it is simulated, with what its requests really waited for; how far that is from the run, in a
+    sentence, and whether it is near enough to say what a change would do.
+    """
+
+    explanation: Explanation
+    error: str
+    agrees: bool
+
+
+def resimulate(found: Explanation, run: RealRun, keys: Collection[SequenceKey]) -> Resimulation:
+    """Simulate an explained run by its own steps. `keys`: the requests that are asked about.
+
+    Raises ConfigError for a run of too few steps, and for one that guesses tokens ahead.
+    """
+    config = found.plan.config
+    if (method := config.scheduler.speculation.method) is not None:
+        text = "guesses tokens ahead, and a simulation cannot know which of them hold"
+        raise ConfigError("scheduler.speculation.method", method, text)
+    timing = FittedTiming(calibrate([run], draws=1).calibration, found.plan.model)
+    executor = replace(config.executor, kind="simulated", recording=None)
+    plan = replace(
+        found.plan,
+        config=replace(config, executor=executor, framework=FrameworkConfig()),
+        timing=timing,
+        recording=None,
+        requests=_with_lengths(found),
+    )
+    with served_from(plan) as (engine, _):
+        log = drive(engine, plan.requests, concurrency=config.workload.concurrency)
+    records = {record.key: record for record in log.records}
+    text, agrees = "timed by its own steps, the run as it was takes", True
+    for what, some in (("all", records.keys()), (next(iter(keys))[0], keys)):
+        took, simulated = (
+            float(np.mean([of[key].e2el_ms or 0.0 for key in some if key in records and key in found.records]))
+            for of in (found.records, records)
+        )
+        off = simulated / took - 1
+        agrees &= abs(off) <= _MOST_OFF
+        text += f"{'' if what == 'all' else ','} {simulated:,.1f} ms for {what} where it took {took:,.1f} "
+        text += f"({100 * off:+.1f} %)"
+    return Resimulation(replace(found, plan=plan, records=records), text, agrees)
+
+
+def _with_lengths(found: Explanation) -> list[Request]:
+    """The requests with the output lengths that they had: a simulation draws no token that ends a sequence."""
+    lengths: dict[str, int] = {}
+    for (name, _), record in found.records.items():
+        lengths[name] = max(lengths.get(name, 1), len(record.output_token_ids))
+    return [
+        replace(each, sampling=replace(each.sampling, max_tokens=lengths.get(each.request_id, 1)))
+        for each in found.plan.requests
+    ]
