@@ -51,10 +51,13 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
         asked = ["engine=openai", f"engine.url={server.url}", "workload.arrival=uniform"]
         peer = run_small(tmp_path_factory.mktemp("peer"), *asked)
     assert peer.metrics["requests/completed"] == 2
-    started = {"engine/load_s", "engine/compile_s"}  # of engines in processes: tests/peers/test_process.py
+    devices = ["executor=simulated", "hardware=l4", "kv.memory=1MiB", "kv.block_size=4"]
+    fleet = run_small(tmp_path_factory.mktemp("fleet"), *devices, "fleet.replicas=2", "fleet.prefill=1")
+    started = {"fleet/retried"}  # of replicas that die: features/fleets.feature
+    started |= {"engine/load_s", "engine/compile_s"}  # of engines in processes: tests/peers/test_process.py
     # Of a disk behind host memory: tests/engine/test_offload.py.
     disk = {f"kv/disk_{name}" for name in ("blocks_peak", "stored_blocks", "hit_tokens", "loaded_blocks")}
-    return dict.fromkeys(started | disk, 0.0) | peer.metrics | result.metrics
+    return dict.fromkeys(started | disk, 0.0) | peer.metrics | fleet.metrics | result.metrics
 
 
 def test_every_metric_of_a_run_is_in_the_catalogue_and_the_other_way_round(metrics: dict[str, float]) -> None:

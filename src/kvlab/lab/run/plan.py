@@ -14,6 +14,7 @@ from kvlab.engine.plan import EnginePlan
 from kvlab.engine.protocol import ServingEngine
 from kvlab.errors import CapacityError, ConfigError, WorkloadError
 from kvlab.fleet.transfer import LinkRate
+from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import check_longest_sequence
 from kvlab.lab.capacity import sequences_that_fit
 from kvlab.lab.machine import available_memory, describe
@@ -188,7 +189,7 @@ def _check_split(plan: EnginePlan, fleet: FleetConfig) -> None:
     kv = plan.config.kv
     for is_wrong, text in (
         (plan.is_real, "K and V are not copied between replicas that compute here; use executor=simulated"),
-        (not kv.prefix_sharing or kv.backend == "contiguous", "needs a prefix cache; use kv=paged"),
+        (not kv.prefix_sharing or not POOLS.get(kv.backend).is_paged(), "needs a prefix cache; use kv=paged"),
         (bool(plan.pool.groups), "whole prompts are pulled, and some layers keep a window; use kv.windows=false"),
         (
             kv.offload is not None or kv.offload_disk is not None,
