@@ -124,7 +124,7 @@ def test_rounding_keeps_seven_bits() -> None:
             "hardware=rtx_4090",
             "hardware=rtx_4090: .* on a100_sxm, .*; the nearest is l40s; or take exec",
         ),
-        ("framework.version=0.1", "framework.version=0.1: timing=silicon has vllm 0.24.0 and .* on h100_sxm; or"),
+        ("framework.version=newest", "framework.version=newest: must be a version, as 0.24.0"),
         ("framework.tables=mine", "framework.tables=mine: must be one of vllm, sglang, trtllm; or"),
         ("executor.dtype=float32", "executor.dtype=float32: timing=silicon has bfloat16 and float16; or"),
         ("executor.weights=int8", "executor.weights=int8: vllm .* was measured with bfloat16, .*; or"),

@@ -16,6 +16,7 @@ from typing import Any
 from kvlab.config import FrameworkConfig, HardwareConfig
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.extras import install_command
+from kvlab.planning.startup import version_key
 
 INSTEAD = "or take executor.timing=roofline"
 _PACKAGE = "aiconfigurator_core"
@@ -51,11 +52,9 @@ class MeasuredTables:
             raise ConfigError("hardware", name, text)
         slots = databases.get_version_slots(name, tables)
         versions = [slots[slot] for slot in ("previous", "current", "next") if slots.get(slot)]
-        version = framework.version or slots["current"]
-        if version not in versions:
-            text = f"timing=silicon has {tables} {' and '.join(versions)} on {name}; {INSTEAD}"
-            raise ConfigError("framework.version", version, text)
-        self.name = f"{tables} {version} on {name}"
+        asked = framework.version or slots["current"]
+        version = min(versions, key=lambda one: _apart(one, asked))
+        self.name = f"{tables} {version} on {name}" + (f", the nearest to {asked}" if version != asked else "")
         self._database = databases.get_database(name, tables, version)
         self._handle = self._engine.EngineHandle.for_database(self._database, systems_path=str(systems))
 
@@ -118,6 +117,12 @@ def _devices(systems: Path, framework: str) -> Iterator[str]:
         needed = (path / family / framework for family in ("gemm", "attention"))
         if path.name != _OTHER_MAKE and all(directory.is_dir() for directory in needed):
             yield path.name
+
+
+def _apart(version: str, asked: str) -> tuple[int, ...]:
+    """By how much two versions differ, to compare. Raises ConfigError for framework.version."""
+    keys = version_key(version), version_key(asked)
+    return (version != asked, *(abs(one - other) for one, other in zip(*keys, strict=False)))
 
 
 def _distance(hardware: HardwareConfig, system: dict[str, Any]) -> float:
