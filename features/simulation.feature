@@ -74,8 +74,14 @@ Feature: Simulation
     @R29.2
     Scenario: Of another version than was measured, the nearest is taken, and said
       Given the tables of measured operations
-      When I run "executor=simulated executor.timing=silicon executor.dtype=bfloat16 model=qwen3_8b hardware=h100_sxm framework.version=0.19.0" on a tiny model
+      When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b hardware=h100_sxm framework.version=0.19.0" on a tiny model
       Then the message says "timing silicon (vllm 0.24.0 on h100_sxm, the nearest to 0.19.0)"
+
+    @R29.4
+    Scenario: Two devices over PCIe exchange as the version did that is asked for
+      Given the tables of measured operations
+      When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b hardware=rtx_pro_6000_server executor.tensor_parallel=2 framework.version=0.19.0" on a tiny model
+      Then the message says "timing silicon (vllm 0.24.0 on rtx_pro_6000_server, the nearest to 0.19.0, links of 0.19.0)"
 
     @R14.1
     Scenario: Half the bytes in fp8: more room, and less time

@@ -13,8 +13,8 @@ from kvlab.config import HardwareConfig, parse_bytes
 
 PRESETS = Path(__file__).parents[2] / "conf" / "hardware"
 BOUNDS = {"memory": 0.01, "bandwidth": 0.04, "bfloat16": 0.01, "fp8": 0.01, "links": 0.001}
-# The driver reports less than the nominal size, which the tables have of the L4; of Intel's 8 lanes of PCIe 5 they have
-# what the protocol leaves.
+# The driver reports less than the nominal size, which the tables have of the L4; of Intel's 8 lanes of PCIe 5 they
+# have what the protocol leaves.
 WIDER = {("l4", "memory"): 0.07, ("b60", "links"): 0.13}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from math import log
 from pathlib import Path
@@ -35,7 +36,7 @@ class MeasuredTables:
     `operations` holds the package's classes of them, and `types` its enumerations of types.
     """
 
-    def __init__(self, hardware: HardwareConfig, framework: FrameworkConfig) -> None:
+    def __init__(self, hardware: HardwareConfig, framework: FrameworkConfig, tensor_parallel: int = 1) -> None:
         """Raises ConfigError, naming what would do, where the package or a table is missing."""
         logging.getLogger(_PACKAGE).setLevel(logging.CRITICAL)  # it warns of models that are none of ours
         databases, self._engine = _module("perf_database"), _module("engine")
@@ -56,7 +57,14 @@ class MeasuredTables:
         version = min(versions, key=lambda one: _apart(one, asked))
         self.name = f"{tables} {version} on {name}" + (f", the nearest to {asked}" if version != asked else "")
         self._database = databases.get_database(name, tables, version)
-        self._handle = self._engine.EngineHandle.for_database(self._database, systems_path=str(systems))
+        open_tables = partial(self._engine.EngineHandle.for_database, systems_path=str(systems))
+        self._handle = self._links = open_tables(self._database)
+        # Collectives were measured with more versions than all else, and over PCIe differ most between them.
+        measured = [path.name for path in (systems / "data" / name / "comm" / tables).glob("*.*")]
+        links = min(measured, key=lambda one: _apart(one, asked), default=version)
+        if tensor_parallel > 1 and framework.version and links != version:
+            self._links = open_tables(databases.get_database(name, tables, links, allow_unlisted_version=True))
+            self.name += f", links of {links}"
 
     def compile(self, operations: Sequence[Any]) -> str:
         """Objects of `self.operations`, one after the other, as `seconds` takes them."""
@@ -68,14 +76,22 @@ class MeasuredTables:
         """Seconds of compiled operations for `batch` sequences: in a prefill each has `tokens` new tokens behind
         `prefix` cached ones; otherwise each has one, at a context of `tokens`. Raises UnmeasuredError.
         """
+        return self._seconds(self._handle, spec, batch, tokens, prefix, prefill)
+
+    def link_seconds(self, spec: str, tokens: int) -> float:
+        """Seconds of compiled collectives for a step of so many tokens, with the version whose collectives were
+        measured that is nearest to the framework's; where that lacks them, as `seconds` has them.
+        """
         try:
-            parts = self._handle.evaluate_ops_json(
-                spec,
-                is_context=prefill,
-                batch_size=batch,
-                s=tokens,
-                prefix=prefix,
-                x=batch * (tokens if prefill else 1),
+            return self._seconds(self._links, spec, 1, tokens, 0, True)
+        except UnmeasuredError:
+            return self.seconds(spec, 1, tokens, prefill=True)
+
+    def _seconds(self, handle: Any, spec: str, batch: int, tokens: int, prefix: int, prefill: bool) -> float:
+        rows = batch * (tokens if prefill else 1)
+        try:
+            parts = handle.evaluate_ops_json(
+                spec, is_context=prefill, batch_size=batch, s=tokens, prefix=prefix, x=rows
             )
         except (RuntimeError, ValueError) as error:
             raise UnmeasuredError(str(error)) from error
