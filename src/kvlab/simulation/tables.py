@@ -56,6 +56,7 @@ class MeasuredTables:
         asked = framework.version or slots["current"]
         version = min(versions, key=lambda one: _apart(one, asked))
         self.name = f"{tables} {version} on {name}" + (f", the nearest to {asked}" if version != asked else "")
+        self.framework, self.device = tables, name
         self._database = databases.get_database(name, tables, version)
         open_tables = partial(self._engine.EngineHandle.for_database, systems_path=str(systems))
         self._handle = self._links = open_tables(self._database)

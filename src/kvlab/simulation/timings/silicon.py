@@ -26,6 +26,7 @@ import numpy as np
 from kvlab.config import EngineConfig
 from kvlab.errors import ConfigError
 from kvlab.models.config import DecoderConfig
+from kvlab.simulation.accuracy import how_sure
 from kvlab.simulation.tables import INSTEAD, MeasuredTables, UnmeasuredError
 from kvlab.simulation.timings import TIMINGS
 from kvlab.simulation.timings.base import Counts, Deployment, StepTiming
@@ -49,6 +50,7 @@ class SiliconTiming(StepTiming):
     def __init__(self, tables: MeasuredTables, model: DecoderConfig, devices: int, weights: str, kv: str) -> None:
         """Raises UnmeasuredError for shapes or types that the tables do not have."""
         self._tables, self._windows = tables, Counter(layer.sliding_window for layer in model.layers)
+        self.because = how_sure(tables.framework, tables.device)
         make, types = tables.operations, tables.types
         hidden, layers, head_dim = model.hidden_size, model.num_layers, model.head_dim
         heads, kv_heads = model.num_heads // devices, model.num_kv_heads // devices
