@@ -29,6 +29,7 @@ GROUPS = {
     "framework": "The serving framework that the simulated device stands for.",
     "engine": "Which engine serves the requests.",
     "workload": "The requests.",
+    "fleet": "Several replicas of the engine behind a router. There are no files of it.",
     "slo": "Service levels: the limits that goodput and attainment count by. There are no files of them.",
     "tracking": "Where runs are recorded.",
     "debug": "Costly checks and injected faults; no choice unless one is given.",

@@ -31,7 +31,7 @@ from experiments.simulated_vs_silicon.picture import draw
 from kvlab.engine.build import build_engine
 from kvlab.errors import CapacityError
 from kvlab.lab.run.drive import drive
-from kvlab.lab.run.front_end import behind_front_end
+from kvlab.engine.front_end import behind_front_end
 from kvlab.lab.run.plan import RunPlan, plan_run
 from kvlab.simulation.timings import StepTiming
 

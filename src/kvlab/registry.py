@@ -31,6 +31,7 @@ _HOMES = {
     "engine.kind": "kvlab.peers.engines:ENGINES",
     "executor.kind": "kvlab.engine.executors:EXECUTORS",
     "executor.timing": "kvlab.simulation.timings:TIMINGS",
+    "fleet.router": "kvlab.fleet.routers:ROUTERS",
     "workload.source": "kvlab.workloads.sources:WORKLOAD_SOURCES",
 }
 

@@ -10,6 +10,7 @@ from kvlab.config.debug import DebugConfig, FaultsConfig
 from kvlab.config.engine import EngineConfig
 from kvlab.config.engine_choice import EngineChoiceConfig
 from kvlab.config.executor import AttentionConfig, ExecutorConfig
+from kvlab.config.fleet import FleetConfig
 from kvlab.config.framework import FrameworkConfig
 from kvlab.config.hardware import HardwareConfig
 from kvlab.config.kv import KVConfig
@@ -28,6 +29,7 @@ __all__ = [
     "EngineConfig",
     "ExecutorConfig",
     "FaultsConfig",
+    "FleetConfig",
     "FrameworkConfig",
     "HardwareConfig",
     "KVConfig",

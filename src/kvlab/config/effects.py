@@ -35,6 +35,10 @@ def _is_simulated(config: RunConfig) -> bool:
     return config.executor.kind == "simulated" or config.hardware is not None
 
 
+def _is_fleet(config: RunConfig) -> bool:
+    return config.fleet.replicas > 1
+
+
 def _is_synthetic(config: RunConfig) -> bool:
     return config.workload.source == "synthetic"
 
@@ -68,6 +72,18 @@ CONDITIONS = (
         "workload.arrival=poisson, uniform or gamma; all requests at once have no rate, and those of a trace have "
         "times (workload.rate_scale)",
     ),
+    *(
+        Condition(f"fleet.{name}", _is_fleet, "fleet.replicas of 2 or more")
+        for name in ("router", "load", "load_s", "prefixes", "events_ms", "events_lost", "memory_blocks", "life")
+    ),
+    *(
+        Condition(f"fleet.{name}", lambda config: config.fleet.prefill > 0, "fleet.prefill of 1 or more")
+        for name in ("split_tokens", "link")
+    ),
+    Condition(
+        "fleet.weights", _chosen("fleet.router", "precise", "estimated", "load"), "the routers that add up scores"
+    ),
+    Condition("fleet.temperature", _chosen("fleet.router", "dynamo"), "fleet.router=dynamo"),
     Condition("workload.burstiness", lambda config: config.workload.arrival == "gamma", "workload.arrival=gamma"),
     Condition("workload.think_s", lambda config: config.workload.turns > 1, "workload.turns of 2 or more"),
     Condition("workload.zipf", lambda config: config.workload.num_groups > 1, "workload.num_groups of 2 or more"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from kvlab.config.debug import DebugConfig
 from kvlab.config.engine import EngineConfig
 from kvlab.config.engine_choice import EngineChoiceConfig
+from kvlab.config.fleet import FleetConfig
 from kvlab.config.slo import SloConfig
 from kvlab.config.tracking import TrackingConfig
 from kvlab.config.values import at_least
@@ -23,6 +24,7 @@ class RunConfig(EngineConfig):
 
     engine: EngineChoiceConfig = field(default_factory=EngineChoiceConfig)  # which engine serves them
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)  # the requests
+    fleet: FleetConfig = field(default_factory=FleetConfig)  # how many replicas of it, behind which router
     slo: SloConfig = field(default_factory=SloConfig)  # the limits that goodput counts by
     tracking: TrackingConfig = field(default_factory=TrackingConfig)  # where the run is recorded
     debug: DebugConfig = field(default_factory=DebugConfig)  # checks and injected faults

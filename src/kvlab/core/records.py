@@ -80,6 +80,7 @@ class RequestRecord:
     resumed_s: tuple[float, ...] = ()  # when it was admitted again, after each of those
     recomputed_tokens: int = 0  # tokens computed again because of a preemption
     salt: str | None = None  # of its tenant
+    replica: int = 0  # of a fleet, that served it
 
     @property
     def key(self) -> tuple[str, int]:
@@ -161,6 +162,7 @@ class StepRecord:
     attended_tokens: int = 0  # pairs of a token of the batch and one it attends to, in a layer that attends to all
     proposed_tokens: int = 0  # of the tokens that decode, those that were proposed and checked
     accepted_tokens: int = 0  # of those, what the model picked itself
+    replica: int = 0  # of a fleet, that took it
     pool: PoolStats | None = None
     counters: PoolCounters | None = None
 

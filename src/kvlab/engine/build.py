@@ -17,7 +17,9 @@ from kvlab.engine.step import Executor
 from kvlab.engine.text import Detokenizer
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pools import POOLS
+from kvlab.kv.tiers.offload import Offload
 from kvlab.kv.tiers.settings import build_offload
+from kvlab.kv.tiers.tier import Tier
 from kvlab.planning.cache import kv_spec
 
 if TYPE_CHECKING:
@@ -42,16 +44,20 @@ def build_engine(
     sampler: Sampler | None = None,
     wrap: Callable[[Executor], Executor] | None = None,
     clock: Clock | None = None,
+    remote: Tier | None = None,
 ) -> EngineCore:
     """Load the weights, allocate the pool, put the engine together. Raises WeightsError or CapacityError.
 
     Block events go to the `journal`. `sampler` replaces the executor's own; `wrap` puts another executor around it,
-    as one that injects faults; `clock` replaces the executor's.
+    as one that injects faults; `clock` replaces the executor's. Content of other pools comes from the tier
+    `remote`.
     """
     config = plan.config
     execution = EXECUTORS.get(config.executor.kind).build(plan, sampler=sampler)
     size, identity = plan.pool, block_identity(plan, execution.weights)
     offload = build_offload(config.kv, size, execution.storage, links=execution.links, identity=identity)
+    if remote is not None:
+        offload = Offload([remote, *(offload.tiers if offload is not None else ())])
     options: dict[str, Any] = {} if offload is None else {"offload": offload}  # a plugin's pool need not know them
     if size.groups:
         options |= {"groups": size.groups, "step_tokens": size.step_tokens}

@@ -72,6 +72,7 @@ class EngineCore:
         self._runner = PassRunner(pool, executor, self._process_result, self._fail)
         self._outputs = OutputProcessor(scheduler, detokenize, detokenize_all)
         self._results = PassResults(self._outputs, scheduler, self._batches)
+        self._keeping: dict[str, list[int]] = {}  # slots that outlive their requests
         self._batch = StepBatch()
         self._eos = frozenset(eos_token_ids)
         self._vocab_size = vocab_size
@@ -137,6 +138,15 @@ class EngineCore:
         self._stats = replace(self._stats, waiting=max(self._stats.waiting - left, 0))
         return sequences is not None
 
+    def keep(self, request_id: str) -> None:
+        """Leave a request's memory as it is when it ends, until `release`: somebody reads it then."""
+        self._keeping[request_id] = []
+
+    def release(self, request_id: str) -> None:
+        """Give back what was kept of a request; nothing where nothing is."""
+        for slot in self._keeping.pop(request_id, ()):
+            self.pool.free_slot(slot)
+
     def next_wakeup(self) -> float | None:
         """See ServingEngine."""
         known = [when for when in (self.scheduler.next_wakeup(), self.pool.next_arrival()) if when is not None]
@@ -156,6 +166,8 @@ class EngineCore:
             self.abort(request_id)
         if self.has_work():
             self.step()
+        for request_id in list(self._keeping):
+            self.release(request_id)
         self.pool.close()
 
     def step(self) -> StepRecord | None:
@@ -242,7 +254,12 @@ class EngineCore:
         """Give back the memory of the sequences that ended."""
         retired = self.scheduler.retire()
         for sequence in retired:
-            self.pool.free_slot(*slots_of([sequence]))
+            (slot,) = slots_of([sequence])
+            kept = self._keeping.get(sequence.request.request_id)
+            if kept is None:
+                self.pool.free_slot(slot)
+            else:
+                kept.append(slot)
             sequence.slot = None
         return retired
 

@@ -216,7 +216,8 @@ class Offload:
         """What PoolStats says of tiers."""
         if not self.tiers:
             return {}
-        return {f"{tier.name}_blocks": len(tier) for tier in self.tiers} | {"loading_sequences": len(self.waiting)}
+        counted = {f"{tier.name}_blocks": len(tier) for tier in self.tiers if tier.is_counted}
+        return counted | {"loading_sequences": len(self.waiting)}
 
     def counters(self, block_size: int) -> dict[str, int]:
         """What PoolCounters says of tiers."""
@@ -231,6 +232,8 @@ class Offload:
             "swapped_in_blocks": self.swaps.blocks_in,
         }
         for tier, count in zip(self.tiers, counts, strict=True):
+            if not tier.is_counted:
+                continue
             found[f"{tier.name}_stored_blocks"] = count.stored
             found[f"{tier.name}_loaded_blocks"] = count.loaded
             found[f"{tier.name}_hit_tokens"] = count.hits * block_size

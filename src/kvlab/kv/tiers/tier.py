@@ -32,6 +32,8 @@ class Tier:
     `down` and `up`.
     """
 
+    is_counted = True  # whether pools report it under its name
+
     def __init__(
         self,
         name: str,

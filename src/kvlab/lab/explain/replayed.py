@@ -15,6 +15,7 @@ from kvlab.engine.batching import StepBatch
 from kvlab.engine.build import build_engine
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.core import EngineCore
+from kvlab.engine.front_end import FrontEnd, behind_front_end
 from kvlab.engine.protocol import ServingEngine, StepObserver
 from kvlab.errors import ConfigError
 from kvlab.lab.explain.lives import Cause, DecodeTimes, Life, LifeObserver
@@ -23,7 +24,6 @@ from kvlab.lab.explain.prompt_tokens import PromptObserver, PromptTokens, Reason
 from kvlab.lab.results.records import RunRecord
 from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.run.drive import RunLog, drive
-from kvlab.lab.run.front_end import FrontEnd, behind_front_end
 from kvlab.lab.run.plan import RunPlan, plan_run
 from kvlab.lab.run.playback import Playback
 from kvlab.lab.settings import flatten

@@ -15,6 +15,7 @@ from kvlab.errors import OutputError
 from kvlab.kv.journal import BlockEvents
 from kvlab.lab.files import attempt, replacing, write_text
 from kvlab.lab.results import records
+from kvlab.lab.results.fleet import routes_table
 from kvlab.lab.run.drive import RunLog
 
 
@@ -33,6 +34,8 @@ def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], confi
     elif log.engine_report.series.columns:
         series = log.engine_report.series
         writers.append(lambda: _write_table(directory / records.SERIES, records.series_table(series)))
+    if log.routed:
+        writers.append(lambda: _write_table(directory / records.ROUTES, routes_table(log.routed)))
     if log.blocks is not None:
         writers.append(partial(write_blocks, directory, log.blocks))
     errors: list[OutputError] = []

@@ -323,6 +323,23 @@ CATALOGUE: dict[str, Metric] = _catalogue({
         Metric("engine/batch_seqs_mean", "sequences in a batch, mean", "sequences", "sequences of a step's batch",
                digits=1),
     ],
+    "fleet": [
+        Metric("fleet/replicas", "replicas", "replicas", "`fleet.replicas`, where there are several", digits=0,
+               in_table=True, optional=True),
+        Metric("fleet/imbalance", "most work of a replica, of the mean", "", "tokens that a replica computed: the "
+               "most / the mean; 1: all the same", COST, 2, True, optional=True, alone="imbalance of replicas"),
+        Metric("fleet/busy_least", "busy time of the least busy replica", "%", "time in steps / time from the "
+               "first step's start to the last step's end", NEUTRAL, 0, True, optional=True),
+        Metric("fleet/retried", "sent again", "requests", "`fleet.life`: requests that were lost with a replica, "
+               "and served by another from the beginning", digits=0, in_table=True, optional=True),
+        Metric("fleet/transfers", "prompts pulled from another replica", "transfers", "`fleet.prefill`: transfers "
+               "of a prompt's K and V", digits=0, in_table=True, optional=True),
+        Metric("fleet/transfer_bytes", "K and V pulled", "bytes", "bytes of these", in_table=True, optional=True),
+        *(replace(entry, in_table=True, optional=True) for entry in _family(
+            "fleet/transfer_ms_*", ("p50", "p99"), "K and V pulled, *", "ms",
+            "from the moment at which a replica has blocks for a prompt until its K and V are there, other "
+            "transfers that it waits for included", TIME, 1)),
+    ],
     "speculation": [
         Metric("speculation/proposed_tokens", "tokens proposed", "tokens",
                "`scheduler.speculation.method`: tokens that were proposed, and checked by the model", digits=0),

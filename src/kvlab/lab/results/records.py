@@ -37,6 +37,7 @@ from kvlab.secrets import redact
 
 SIMULATED = "simulated "  # how the machine of a simulated run begins in its summary
 SUMMARY, REQUESTS, STEPS, BLOCKS = "summary.json", "requests.parquet", "steps.parquet", "blocks.parquet"
+ROUTES = "routes.parquet"  # of a fleet: what its router chose
 SERIES = "series.parquet"  # of an engine without steps that says something of itself
 BLOCK_EVENTS = [event.name.lower() for event in BlockEvent]  # in blocks.parquet
 
@@ -58,6 +59,7 @@ _COUNTERS = [each.name for each in fields(PoolCounters) if each.name != "merged_
 _RETENTION = ("blocks_pinned", "expired_blocks", "quota_evictions", "pinned_evictions", "pins_refused")
 _TIERS = ("host_blocks", "disk_blocks", "loading_sequences", *TIER_COUNTERS)
 _SPECULATION = ("proposed_tokens", "accepted_tokens")  # columns of runs that speculate
+_FLEET = ("replica",)  # a column of runs of several replicas
 
 STEP_SCHEMA = pa.schema(
     {name: pa.int64() if kind == "int" else pa.float64() for name, kind in _STEP.items()}
@@ -88,6 +90,7 @@ REQUEST_SCHEMA = pa.schema(
         "prompt": pa.string(),
         "text": pa.string(),
         "salt": pa.string(),
+        "replica": pa.int64(),
     }
 )
 
@@ -105,7 +108,9 @@ def step_table(steps: StepLog) -> pa.Table:
         [pa.array(columns[name], mask=absent.get(name)) for name in STEP_SCHEMA.names], schema=STEP_SCHEMA
     )
     unused = [
-        group for group in (_RETENTION, _TIERS, _SPECULATION) if not any(columns[name].any() for name in group)
+        group
+        for group in (_RETENTION, _TIERS, _SPECULATION, _FLEET)
+        if not any(columns[name].any() for name in group)
     ]
     return table.drop_columns([name for group in unused for name in group])
 
@@ -142,6 +147,8 @@ def request_table(records: Sequence[RequestRecord], report: EngineReport | None 
     unreported = frozenset() if report is None else report.unreported
     if not any(record.salt for record in records):
         unreported |= {"salt"}
+    if not any(record.replica for record in records):
+        unreported |= {"replica"}
     return table.drop_columns([name for name in table.column_names if _REQUEST.get(name, name) in unreported])
 
 

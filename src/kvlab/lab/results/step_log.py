@@ -51,6 +51,26 @@ class StepLog(Sequence[StepRecord]):
             )
         )
 
+    def in_order(self) -> StepLog:
+        """The steps of several replicas as they began, numbered anew; of equals that of the lower number first."""
+        floats: NDArray[np.float64] = np.asarray(self._floats).reshape(-1, len(_FLOATS))
+        whole: NDArray[np.int64] = np.asarray(self._whole).reshape(-1, len(_WHOLE))
+        order = np.lexsort((whole[:, _INDEX["index"]], whole[:, _INDEX["replica"]], self.column("start_s")))
+        ordered = whole[order]
+        ordered[:, _INDEX["index"]] = np.arange(len(order))
+        found = StepLog()
+        found._floats.frombytes(np.ascontiguousarray(floats[order]).tobytes())
+        found._whole.frombytes(ordered.tobytes())
+        return found
+
+    def of_replica(self, replica: int) -> StepLog:
+        """The steps of one replica."""
+        kept = self.column("replica") == replica
+        found = StepLog()
+        found._floats.frombytes(np.asarray(self._floats).reshape(-1, len(_FLOATS))[kept].tobytes())
+        found._whole.frombytes(np.asarray(self._whole).reshape(-1, len(_WHOLE))[kept].tobytes())
+        return found
+
     def column(self, name: str) -> NDArray[Any]:
         """A field of all steps: a name of StepRecord's, or `pool.` or `counters.` before one of those; 0 where a
         step has none (`has_pool`, `has_counters`). A copy.

@@ -14,6 +14,8 @@ from kvlab.engine.clock import LogicalClock
 from kvlab.engine.garbage import gc_frozen
 from kvlab.engine.protocol import EngineReport, Repeating, ServingEngine
 from kvlab.errors import RequestRefusedError
+from kvlab.fleet.fleet import Routed
+from kvlab.fleet.transfer import Transfer
 from kvlab.kv.journal import BlockEvents
 from kvlab.lab.results.step_log import StepLog
 
@@ -33,6 +35,9 @@ class RunLog:
     interrupted: bool = False
     next_arrival_s: float | None = None  # while the engine is driven: of the requests that have not arrived
     engine_report: EngineReport | None = None  # of an engine that is not kvlab's, beside the records
+    routed: list[Routed] = field(default_factory=list)  # of a fleet: what its router chose, in that order
+    transfers: list[Transfer] = field(default_factory=list)  # between its replicas
+    retried: int = 0  # requests that were lost with a replica and sent again
     blocks: BlockEvents | None = None  # what happened to each block, `sequence` as index of `records`
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvlab.lab.results.fleet import fleet_metrics
 from kvlab.lab.results.metrics import run_metrics, speculation_metrics
 from kvlab.lab.results.roofline import roofline, run_costs
 from kvlab.lab.run.drive import RunLog
@@ -18,6 +19,11 @@ def measure(plan: RunPlan | PeerPlan, served: Served, profiler: Profiler, *, may
     own = plan if isinstance(plan, RunPlan) else None
     metrics = run_metrics(log, own.pool if own else None, leaked_blocks=served.leaked_blocks, slo=slo)
     if own is not None:
+        if (replicas := own.config.fleet.replicas) > 1:
+            metrics |= fleet_metrics(log.records, log.steps, replicas, log.transfers)
+            if own.config.fleet.life:
+                metrics["fleet/retried"] = log.retried
+            metrics |= {name: replicas * metrics[name] for name in ("capacity/kv_bytes", "capacity/token_slots")}
         if own.config.scheduler.speculation.method is not None:
             metrics |= speculation_metrics(log.steps)
         metrics |= planned_metrics(own) | _efficiency(own, log, may_measure=may_measure)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
-from kvlab.config import RunConfig, format_bytes, parse_bytes
+from kvlab.config import FleetConfig, RunConfig, format_bytes, parse_bytes
 from kvlab.core import Request
 from kvlab.engine.build import plan_engine
 from kvlab.engine.plan import EnginePlan
 from kvlab.engine.protocol import ServingEngine
 from kvlab.errors import CapacityError, ConfigError, WorkloadError
+from kvlab.fleet.transfer import LinkRate
 from kvlab.kv.sizing import check_longest_sequence
 from kvlab.lab.capacity import sequences_that_fit
 from kvlab.lab.machine import available_memory, describe
@@ -40,9 +41,16 @@ class RunPlan(EnginePlan):
     def machine(self) -> str:
         """What it runs on, in words."""
         if self.is_real:
-            return describe(self.device)
+            return describe(self.device) + self._fleet
         timing = self.chosen["timing"]
-        return str(timing) if self.recording is not None else f"simulated {self.device}, timing {timing}"
+        return (
+            str(timing) if self.recording is not None else f"simulated {self.device}, timing {timing}{self._fleet}"
+        )
+
+    @property
+    def _fleet(self) -> str:
+        fleet = self.config.fleet
+        return f", {fleet.replicas} replicas behind {fleet.router}" if fleet.replicas > 1 else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,9 @@ def plan_peer(config: RunConfig) -> PeerPlan | None:
     if (method := config.scheduler.speculation.method) is not None:
         text = f"is for kvlab's own engine, and engine={config.engine.kind} is another; leave it null"
         raise ConfigError("scheduler.speculation.method", method, text)
+    if config.fleet.replicas > 1:
+        text = f"are replicas of kvlab's own engine, and engine={config.engine.kind} is another; leave it at 1"
+        raise ConfigError("fleet.replicas", config.fleet.replicas, text)
     kind.check(config)
     model = decoder_config(config.model)
     requests = _requests(config, model.vocab_size)
@@ -106,27 +117,40 @@ def plan_run(config: RunConfig) -> RunPlan:
     BackendError, DeviceError.
     """
     plan = plan_engine(config, random_sampling=may_sample(config.workload))
+    if config.fleet.replicas > 1 and (plan.recording is not None or config.debug.profile):
+        key = "debug.profile=true" if config.debug.profile else "executor=playback"
+        raise ConfigError("fleet.replicas", config.fleet.replicas, f"{key} looks into one engine; leave it at 1")
+    _check_split(plan, config.fleet)
     if config.debug.profile and plan.kernels is None:
         raise ConfigError("debug.profile", True, f"executor.kind={config.executor.kind} has no parts to be timed")
     requests = _requests(config, plan.model.vocab_size)
     check_longest_sequence(plan.pool, _check_lengths(requests, config))
-    _check_memory(plan)
+    _check_memory(plan, config.fleet.replicas)
     has_words = plan.kernels is not None and config.model.weights != "dummy"
     tokenizer = find_tokenizer(config.model) if has_words else None
     parts = {field.name: getattr(plan, field.name) for field in fields(plan)}
     return RunPlan(**parts, requests=requests, tokenizer=tokenizer)
 
 
+def link_rate(plan: RunPlan) -> LinkRate:
+    """How long K and V take from one replica to another."""
+    config, pool = plan.config, plan.pool
+    pieces = 2 * plan.model.num_layers if config.fleet.link.pieces == "layer" else 1
+    devices = config.executor.tensor_parallel
+    return LinkRate(config.fleet.link, devices, pool.block_size * pool.bytes_per_slot, pieces)
+
+
 def planned_metrics(plan: RunPlan) -> dict[str, float]:
     """The planner's figures for a run's sequences, each at the length it may grow to, with memory of its own."""
     grown = grown_lengths(plan.requests)
     lengths = [grown[request.request_id] for request in plan.requests for _ in range(request.sampling.n)]
-    fit = sequences_that_fit(plan.pool, lengths)
+    replicas, batch = plan.config.fleet.replicas, plan.config.scheduler.max_batch_size
+    fit = replicas * sequences_that_fit(plan.pool, lengths)
     return {
         "capacity/mean_length": sum(lengths) / len(lengths),
         "capacity/planned_sequences": fit,
-        "capacity/planned_running": min(fit, plan.config.scheduler.max_batch_size, len(lengths)),
-        "capacity/weight_bytes": plan.weights.total,
+        "capacity/planned_running": min(fit, replicas * batch, len(lengths)),
+        "capacity/weight_bytes": replicas * plan.weights.total,
         "capacity/working_bytes": plan.working.peak,
     }
 
@@ -157,6 +181,24 @@ def _check_lengths(requests: list[Request], config: RunConfig) -> int:
     return length
 
 
+def _check_split(plan: EnginePlan, fleet: FleetConfig) -> None:
+    """Raise ConfigError for replicas that cannot pull K and V from others."""
+    if not fleet.prefill:
+        return
+    kv = plan.config.kv
+    for is_wrong, text in (
+        (plan.is_real, "K and V are not copied between replicas that compute here; use executor=simulated"),
+        (not kv.prefix_sharing or kv.backend == "contiguous", "needs a prefix cache; use kv=paged"),
+        (bool(plan.pool.groups), "whole prompts are pulled, and some layers keep a window; use kv.windows=false"),
+        (
+            kv.offload is not None or kv.offload_disk is not None,
+            "has no tiers of its own beside; leave kv.offload out",
+        ),
+    ):
+        if is_wrong:
+            raise ConfigError("fleet.prefill", fleet.prefill, text)
+
+
 def _check_offload(plan: EnginePlan, left: int) -> None:
     """Raise CapacityError unless what is `left` of main memory holds `kv.offload`. A simulated host does."""
     asked = plan.config.kv.offload
@@ -169,7 +211,7 @@ def _check_offload(plan: EnginePlan, left: int) -> None:
     )
 
 
-def _check_memory(plan: EnginePlan) -> None:
+def _check_memory(plan: EnginePlan, replicas: int) -> None:
     """Raise CapacityError unless the device has memory for weights, cache and steps, or for loading the weights."""
     if plan.recording is not None:  # nothing is allocated
         return
@@ -177,11 +219,12 @@ def _check_memory(plan: EnginePlan) -> None:
     available = available_memory(device) if plan.memory is None else plan.memory
     weights = plan.weights.total
     steps = working.peak + (_LIBRARIES if device == "cpu" else 0)
-    needed = weights + max(pool.num_bytes + steps, working.loading)
+    others = (replicas - 1) * (weights + pool.num_bytes) if plan.is_real else 0  # on the same machine
+    needed = others + weights + max(pool.num_bytes + steps, working.loading)
     if needed <= available:
         _check_offload(plan, available - needed if device == "cpu" else available_memory("cpu"))
         return
-    left = available - weights - steps
+    left = available - others - weights - steps
     if weights + working.loading > available or left < pool.block_size * pool.bytes_per_slot:
         advice = "no KV cache fits beside these weights: take a smaller model"
         if config.executor.dtype == "float32":

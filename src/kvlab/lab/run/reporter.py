@@ -13,6 +13,7 @@ from kvlab.engine.threads import explain_threads
 from kvlab.kv.pools import POOLS
 from kvlab.kv.tiers.settings import tier_pages
 from kvlab.lab.results.answers import sample_answers
+from kvlab.lab.results.fleet import replica_figures, replica_table
 from kvlab.lab.results.load import offered_load
 from kvlab.lab.results.recording import RunContext
 from kvlab.lab.results.tables import comparison_table, config_tree, profile_table
@@ -116,6 +117,8 @@ class Reporter:
     def served(self, plan: RunPlan | PeerPlan, served: Served) -> None:
         """What was found wrong, a sample of the words, and what a user should know of the times."""
         log = served.log
+        if plan.config.fleet.replicas > 1 and not self.context.in_sweep:
+            self.console.print(replica_table(replica_figures(log.records, log.steps, plan.config.fleet.replicas)))
         for finding in served.findings or ():
             self.console.print(f"audit: {finding}", style="red")
         self.answers(log)

@@ -11,14 +11,19 @@ from pathlib import Path
 from kvlab.core import StepRecord
 from kvlab.engine.build import build_engine
 from kvlab.engine.clock import LogicalClock
+from kvlab.engine.core import EngineCore
 from kvlab.engine.faults import FaultyExecutor
+from kvlab.engine.front_end import FrontEnd, behind_front_end
 from kvlab.engine.protocol import Auditable, Journaled, Reporting, ServingEngine
+from kvlab.engine.step import Executor
 from kvlab.errors import AuditError
+from kvlab.fleet.build import TimedExecutor, build_fleet
+from kvlab.fleet.fleet import Fleet
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
+from kvlab.kv.tiers.remote import RemoteTier
 from kvlab.lab.run.drive import RunLog, drive
-from kvlab.lab.run.front_end import behind_front_end
-from kvlab.lab.run.plan import PeerPlan, RunPlan
+from kvlab.lab.run.plan import PeerPlan, RunPlan, link_rate
 from kvlab.lab.run.playback import Playback
 from kvlab.lab.run.profile import Profiler
 from kvlab.lab.run.progress import show_progress
@@ -48,15 +53,35 @@ def start_engine(
 
 
 def make_engine(plan: RunPlan, profiler: Profiler) -> ServingEngine:
-    """kvlab's own engine for a run."""
-    faults = plan.config.debug.faults
+    """kvlab's own engine for a run, or a fleet of them."""
+    config, fleet = plan.config, plan.config.fleet
+    if fleet.replicas == 1:
+        journal = BlockJournal() if config.figures or plan.recording is not None else None
+        return _replica(plan, profiler, journal)
+    is_open = config.workload.concurrency is None and all(request.follows is None for request in plan.requests)
+    make = partial(_replica, plan, profiler, None)
+    return build_fleet(fleet, make, link_rate(plan), seed=config.seed, is_open=is_open)
+
+
+def _replica(
+    plan: RunPlan, profiler: Profiler, journal: BlockJournal | None, remote: RemoteTier | None = None
+) -> EngineCore | FrontEnd:
+    """An engine; one of several that compute here has a clock of its own."""
+    faults, computes = plan.config.debug.faults, plan.is_real and plan.config.fleet.replicas > 1
     build = profiler.build if profiler.enabled else build_engine
     words = plan.tokenizer is not None and any(request.sampling.stop for request in plan.requests)
+
+    def wrap(executor: Executor) -> Executor:
+        inner = FaultyExecutor(executor, faults) if faults.rate > 0 else executor
+        return TimedExecutor(inner) if computes else inner
+
     engine = build(
         plan,
         detokenize=plan.tokenizer.decode if plan.tokenizer is not None and words else None,
-        journal=BlockJournal() if plan.config.figures or plan.recording is not None else None,
-        wrap=partial(FaultyExecutor, config=faults) if faults.rate > 0 else None,
+        journal=journal,
+        wrap=wrap if computes or faults.rate > 0 else None,
+        clock=LogicalClock() if computes else None,
+        remote=remote,
     )
     return engine if plan.timing is None else behind_front_end(engine, plan.config.framework)
 
@@ -110,6 +135,10 @@ def _serve(
         )
     if isinstance(engine, Journaled) and engine.journal is not None:
         log.blocks = engine.journal.columns(record.key for record in log.records)
+    if isinstance(engine, Fleet):
+        log.steps, log.routed = log.steps.in_order(), engine.routed
+        log.retried = engine.retried
+        log.transfers = [] if engine.split is None else engine.split.transfers
     findings = _audit(engine)
     if isinstance(engine, Reporting):
         log.engine_report = engine.report()

@@ -10,8 +10,8 @@ from kvlab.core import FinishReason, Request, SamplingParams, StepRecord
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.core import EngineCore
+from kvlab.engine.front_end import FrontEnd, behind_front_end
 from kvlab.lab.run.drive import RunLog, drive
-from kvlab.lab.run.front_end import FrontEnd, behind_front_end
 from tests.simulation.test_executor import config, traffic
 from tests.support.engines import make_engine
 from tests.support.executors import RecordingExecutor

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from kvlab.config import FrameworkConfig
 from kvlab.core import FinishReason, Request, RequestRecord, StepRecord
 from kvlab.engine.core import EngineCore
-from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback, ServingEngine
+from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback
 from kvlab.errors import RequestRefusedError
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
@@ -28,14 +28,19 @@ class _Asked(NamedTuple):
 
     def end(self, reason: FinishReason, now: float, error: str | None = None) -> None:
         """Report the end of its samples."""
-        asked, prompt = self.request, len(self.request.prompt_token_ids)
-        for sample in range(asked.sampling.n):
-            self.on_finish(
-                RequestRecord(asked.request_id, sample, asked.arrival_s, prompt, (), (), reason, now, error)
-            )
+        end_unserved(self.request, self.on_finish, reason, now, error)
 
 
-def behind_front_end(engine: EngineCore, framework: FrameworkConfig) -> ServingEngine:
+def end_unserved(
+    asked: Request, on_finish: FinishCallback, reason: FinishReason, now: float, error: str | None = None
+) -> None:
+    """Report the end of each sample of a request that no engine ever had."""
+    prompt = len(asked.prompt_token_ids)
+    for sample in range(asked.sampling.n):
+        on_finish(RequestRecord(asked.request_id, sample, asked.arrival_s, prompt, (), (), reason, now, error))
+
+
+def behind_front_end(engine: EngineCore, framework: FrameworkConfig) -> EngineCore | FrontEnd:
     """The engine as its clients see it; itself where the front end costs nothing."""
     costs = framework.request_us, framework.prompt_token_us, framework.output_token_us
     return FrontEnd(engine, framework) if any(costs) else engine
@@ -62,6 +67,11 @@ class FrontEnd:
         self._ends_s: list[float] = []  # of steps with tokens, if these take the front end any time
         self._lags_s: list[float] = []  # from the end of each until its tokens are sent
         self._ended: list[tuple[RequestRecord, FinishCallback]] = []  # in the step that runs
+
+    @property
+    def core(self) -> EngineCore:
+        """The engine behind it."""
+        return self._engine
 
     @property
     def journal(self) -> BlockJournal | None:

@@ -1,0 +1,106 @@
+Feature: Fleets
+  Several replicas of an engine behind a router, on one clock.
+
+  Rule: Requests are spread over replicas, and a run says what each of them did
+
+    @R28.1
+    Scenario: Four replicas take turns
+      When I run "executor=simulated hardware=h100_sxm kv.memory=1MiB workload.num_requests=8 fleet.replicas=4" on a tiny model
+      Then the command succeeds
+      And all 8 requests were completed
+      And the message says "timing roofline ... 4 replicas behind round_robin"
+      And the replicas of its requests are "0 1 2 3 0 1 2 3"
+      And its routes.parquet has a row for each request, to the same replicas
+      And its metrics have 4 as "fleet/replicas" and four times the bytes of one replica as KV cache
+
+    @R28.1
+    Scenario: Replicas that compute here have clocks of their own and the tokens of one engine
+      When I run "workload.num_requests=6" on a tiny model
+      And I run "workload.num_requests=6 fleet.replicas=2 fleet.router=least_requests" on a tiny model
+      Then the command succeeds
+      And both runs have the same output tokens
+
+    @R28.2
+    Scenario: The same settings give the same records
+      When I run "executor=simulated hardware=l4 kv.memory=1MiB workload.arrival=poisson workload.rate=5 fleet.replicas=3 fleet.router=precise" on a tiny model twice
+      Then both runs have the same requests.parquet and steps.parquet, byte for byte
+
+  Rule: A router knows what its view tells it, which may be late or lost
+
+    @R28.3
+    Scenario Outline: Prompts with one prefix go to one replica where <view> knows of it
+      When I run "executor=simulated hardware=l4 kv.block_size=4 workload.num_requests=12 workload.arrival=uniform workload.rate=2 workload.num_groups=3 workload.group_len=16 fleet.replicas=3 <settings>" on a tiny model
+      Then the command succeeds
+      And <requests> requests went where one with their prefix had been before
+
+      Examples:
+        | view                         | settings                                                                                 | requests |
+        | the replicas' caches         | fleet.router=precise fleet.prefixes=exact fleet.weights={kv:0,queue:0}                   | all      |
+        | KV events                    | fleet.router=precise fleet.weights={kv:0,queue:0}                                        | all      |
+        | the router's own memory      | fleet.router=estimated fleet.weights={kv:0,queue:0}                                      | all      |
+        | nothing, as events were lost | fleet.router=precise fleet.events_lost=1 fleet.weights={kv:0,queue:0}                    | not all  |
+        | nothing, as events are late  | fleet.router=precise fleet.events_ms=1e9 fleet.weights={kv:0,queue:0}                    | not all  |
+
+  Rule: Prefill and decode may be apart
+
+    @R28.4
+    Scenario: Prompts are computed on one replica and pulled by the other
+      When I run "executor=simulated hardware=h100_sxm kv.block_size=4 workload.num_requests=6" on a tiny model
+      And I run "executor=simulated hardware=h100_sxm kv.block_size=4 workload.num_requests=6 fleet.replicas=2 fleet.prefill=1" on a tiny model
+      Then the command succeeds
+      And both runs have the same output tokens
+      And the replicas of its requests are "1 1 1 1 1 1"
+      And its metrics have 6 as "fleet/transfers"
+      And no block leaked
+
+    @R28.4
+    Scenario: Larger blocks are fewer pieces
+      When I run "executor=simulated hardware=h100_sxm workload.num_requests=1 fleet.replicas=2 fleet.prefill=1 fleet.link.piece_us=1000 kv.block_size=<size>" for each of these settings
+        | size |
+        | 8    |
+        | 4    |
+        | 2    |
+      Then each takes longer to pull than the one before
+
+    @R28.4
+    Scenario: Short prompts are computed where they decode
+      When I run "executor=simulated hardware=h100_sxm kv.block_size=4 fleet.replicas=2 fleet.prefill=1 fleet.split_tokens=1000" on a tiny model
+      Then the command succeeds
+      And its metrics have nothing as "fleet/transfers"
+
+  Rule: Replicas die, drain and return
+
+    @R28.5
+    Scenario: What a replica had is computed again by another
+      When I run "executor=simulated hardware=l4 workload.num_requests=8 fleet.replicas=2 'fleet.life=[0.00001 die 1]'" on a tiny model
+      Then the command succeeds
+      And all 8 requests were completed
+      And the replicas of its requests are "0 0 0 0 0 0 0 0"
+      And its metrics have 4 as "fleet/retried"
+
+    @R28.5
+    Scenario: A replica that drains ends what it has, and gets no more
+      When I run "executor=simulated hardware=l4 workload.num_requests=8 workload.arrival=uniform workload.rate=1 fleet.replicas=2 'fleet.life=[2.5 drain 1, 5.5 return 1]'" on a tiny model
+      Then all 8 requests were completed
+      And the replicas of its requests are "0 1 0 0 0 0 0 1"
+
+  Rule: What cannot work is refused before the run
+
+    @R28.6
+    Scenario Outline: <settings> is refused
+      When I run "executor=simulated hardware=h100_sxm <settings>" on a tiny model
+      Then the command fails without a traceback
+      And the message says "<message>"
+
+      Examples:
+        | settings                                               | message                                                                                       |
+        | fleet.replicas=0                                       | fleet.replicas=0: must be a number, at least 1                                                 |
+        | fleet.replicas=2 fleet.router=best                     | fleet.router=best: unknown; known: cache_aware ... a name of your own needs plugins            |
+        | fleet.replicas=2 fleet.prefill=2                       | fleet.prefill=2: leaves none of fleet.replicas=2 to decode; take fewer                         |
+        | fleet.replicas=2 fleet.prefill=1 kv.prefix_sharing=false | fleet.prefill=1: needs a prefix cache; use kv=paged                                          |
+        | fleet.replicas=2 fleet.prefill=1 fleet.link.gb_s=0     | fleet.link.gb_s=0.0: must be more than 0: nothing would ever arrive                            |
+        | fleet.replicas=2 fleet.router=precise kv=contiguous    | fleet.prefixes=events: needs a prefix cache, and the replicas have none; use kv=paged          |
+        | fleet.replicas=2 fleet.router=precise fleet.weights={speed:1} | fleet.weights.speed=1.0: unknown; known: prefix, kv, queue                             |
+        | fleet.replicas=2 'fleet.life=[1 die 2]'                | fleet.life=1 die 2: write seconds, one of die, drain, return, and a replica from 0 to 1        |
+        | fleet.replicas=2 'fleet.life=[1 die 0, 2 die 1]'       | fleet.life=2 die 1: leaves no replica for requests that arrive after 2 s                       |
+        | fleet.replicas=3 fleet.prefill=1 'fleet.life=[1 die 0]' | fleet.life=['1 die 0']: is of replicas that do both prefill and decode                        |

@@ -1,0 +1,57 @@
+"""Steps about fleets: the real command, its tables and its figures."""
+
+from __future__ import annotations
+
+from pytest_bdd import parsers, then
+
+from tests.support.commands import Command
+
+
+@then(parsers.parse('the replicas of its requests are "{replicas}"'))
+def has_replicas(commands: list[Command], replicas: str) -> None:
+    rows = commands[-1].rows("requests.parquet")
+    assert " ".join(str(row.get("replica") or 0) for row in rows) == replicas
+
+
+@then("its routes.parquet has a row for each request, to the same replicas")
+def has_routes(commands: list[Command]) -> None:
+    routes = {row["request_id"]: row["replica"] for row in commands[-1].rows("routes.parquet")}
+    assert routes == {row["request_id"]: row["replica"] for row in commands[-1].rows("requests.parquet")}
+
+
+@then(parsers.parse('its metrics have {value:d} as "{name}" and four times the bytes of one replica as KV cache'))
+def has_whole_cache(commands: list[Command], value: int, name: str) -> None:
+    metrics = commands[-1].summary["metrics"]
+    assert metrics[name] == value
+    assert metrics["capacity/kv_bytes"] == 4 * 2**20
+
+
+@then(parsers.re(r'its metrics have (?P<value>nothing|\d+) as "(?P<name>[^"]+)"'))
+def has_metric(commands: list[Command], value: str, name: str) -> None:
+    found = commands[-1].summary["metrics"].get(name)
+    assert found == (None if value == "nothing" else float(value))
+
+
+@then("both runs have the same output tokens")
+def same_tokens(commands: list[Command]) -> None:
+    first, second = ([row["output_token_ids"] for row in each.rows("requests.parquet")] for each in commands[-2:])
+    assert first == second
+
+
+@then("no block leaked")
+def no_leak(commands: list[Command]) -> None:
+    assert commands[-1].summary["metrics"]["kv/leaked_blocks"] == 0
+
+
+@then(parsers.re("(?P<which>all|not all) requests went where one with their prefix had been before"))
+def followed_prefixes(commands: list[Command], which: str) -> None:
+    rows = commands[-1].rows("requests.parquet")
+    computed = sum(row["cached_tokens"] == 0 for row in rows)
+    groups = 3  # the first of each finds nothing
+    assert computed == groups if which == "all" else computed > groups
+
+
+@then("each takes longer to pull than the one before")
+def longer_pulls(commands: list[Command]) -> None:
+    times = [command.summary["metrics"]["fleet/transfer_ms_p50"] for command in commands]
+    assert times == sorted(set(times))

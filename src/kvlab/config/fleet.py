@@ -1,0 +1,109 @@
+"""Several replicas of an engine behind a router."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvlab.config.values import MOST, at_least, one_of
+from kvlab.errors import ConfigError
+from kvlab.registry import registry
+
+LOADS = ("auto", "exact", "polled")
+PREFIXES = ("auto", "exact", "events", "memory", "none")
+MOST_REPLICAS = 1024
+PIECES = ("layer", "block")
+LIVES = ("die", "drain", "return")
+
+
+class LifeEvent(NamedTuple):
+    """What becomes of a replica at a time of the run."""
+
+    at_s: float
+    event: str  # die: its requests are lost, and computed again elsewhere; drain: it gets no more; return: it does
+    replica: int
+
+
+@dataclass
+class LinkConfig:
+    """How K and V go from one replica to another: `setup_us`, then the pieces, then the bytes."""
+
+    gb_s: float = 40.0  # of one device, in one direction, in 10^9 bytes per second: 400 Gbit/s Ethernet at 0.8
+    setup_us: float = 400.0  # of a transfer, before its first byte moves
+    piece_us: float = 1.0  # of each piece, one after the other
+    pieces: str = "layer"  # what is one piece: K or V of one layer of a block; or a block, of all layers
+
+    def __post_init__(self) -> None:
+        if not 0 < self.gb_s <= MOST:
+            raise ConfigError("fleet.link.gb_s", self.gb_s, "must be more than 0: nothing would ever arrive")
+        at_least("fleet.link.setup_us", self.setup_us, 0, MOST)
+        at_least("fleet.link.piece_us", self.piece_us, 0, MOST)
+        one_of("fleet.link.pieces", self.pieces, PIECES)
+
+
+@dataclass
+class FleetConfig:
+    """How many replicas serve a run's requests, which router chooses among them, and what it knows of them."""
+
+    replicas: int = 1  # engines of the run's settings, each with devices and memory of its own
+    prefill: int = 0  # of the replicas, those that only compute prompts; the others pull K and V; 0: no split
+    split_tokens: int = 0  # prompts with fewer tokens than that are computed where they decode
+    link: LinkConfig = field(default_factory=LinkConfig)  # between replicas, where they are split
+    router: str = "round_robin"  # who chooses a replica for each request
+    load: str = "auto"  # what it knows of queues and memory: exact, or polled each load_s; auto: as the router does
+    load_s: float = 0.1  # load=polled: seconds between two looks at the replicas
+    prefixes: str = (
+        "auto"  # what it knows of caches: exact, KV events, its own memory, none; auto: as the router does
+    )
+    events_ms: float = 10.0  # prefixes=events: from a step's end until the router has its KV events
+    events_lost: float = 0.0  # prefixes=events: share of the batches of events that never come, 0 to 1
+    memory_blocks: int | None = None  # prefixes=memory: blocks remembered of each replica; null: the router's own
+    life: list[str] = field(default_factory=list)  # as "10 die 1": at 10 s replica 1 dies; or drain, or return
+    weights: dict[str, float] = field(default_factory=dict)  # of a weighted router's scores: prefix, kv, queue
+    temperature: float = 0.0  # router=dynamo: 0 takes the lowest cost; more draws with softmax over costs
+
+    def __post_init__(self) -> None:
+        at_least("fleet.replicas", self.replicas, 1, MOST_REPLICAS)
+        at_least("fleet.prefill", self.prefill, 0)
+        at_least("fleet.split_tokens", self.split_tokens, 0)
+        if self.prefill and self.prefill >= self.replicas:
+            text = f"leaves none of fleet.replicas={self.replicas} to decode; take fewer"
+            raise ConfigError("fleet.prefill", self.prefill, text)
+        registry("fleet.router").check(self.router)
+        one_of("fleet.load", self.load, LOADS)
+        one_of("fleet.prefixes", self.prefixes, PREFIXES)
+        at_least("fleet.load_s", self.load_s, 0.001, MOST)
+        at_least("fleet.events_ms", self.events_ms, 0, MOST)
+        at_least("fleet.memory_blocks", self.memory_blocks, 1)
+        at_least("fleet.temperature", self.temperature, 0, MOST)
+        if not 0 <= self.events_lost <= 1:
+            raise ConfigError("fleet.events_lost", self.events_lost, "must be in [0, 1]")
+        for name, weight in self.weights.items():
+            at_least(f"fleet.weights.{name}", weight, 0, MOST)
+        self._check_left(self.events)
+
+    @property
+    def events(self) -> list[LifeEvent]:
+        """The replicas' lives, by time. Raises ConfigError for what is none."""
+        events = []
+        for text in self.life:
+            found = re.fullmatch(rf"\s*(\d+(?:\.\d+)?)\s*s?\s+({'|'.join(LIVES)})\s+(\d+)\s*", text)
+            if not found or int(found[3]) >= self.replicas:
+                known = f"0 to {self.replicas - 1}"
+                text_of = f"write seconds, one of {', '.join(LIVES)}, and a replica from {known}: 10 die 1"
+                raise ConfigError("fleet.life", text, text_of)
+            events.append(LifeEvent(float(found[1]), found[2], int(found[3])))
+        return sorted(events, key=lambda event: event.at_s)
+
+    def _check_left(self, events: list[LifeEvent]) -> None:
+        """Raise ConfigError where no replica is left for some requests."""
+        if events and self.prefill:
+            text = "is of replicas that do both prefill and decode; leave it out, or fleet.prefill"
+            raise ConfigError("fleet.life", self.life, text)
+        there = set(range(self.replicas))
+        for event in events:
+            there = there | {event.replica} if event.event == "return" else there - {event.replica}
+            if not there:
+                text = f"leaves no replica for requests that arrive after {event.at_s:g} s"
+                raise ConfigError("fleet.life", f"{event.at_s:g} {event.event} {event.replica}", text)

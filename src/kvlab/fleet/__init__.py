@@ -1,0 +1,1 @@
+"""Replicas of an engine behind a router, on one clock."""

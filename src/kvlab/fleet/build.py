@@ -1,0 +1,84 @@
+"""From settings to a fleet: what feeds the router's views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from time import perf_counter
+
+from kvlab.config.fleet import FleetConfig
+from kvlab.engine.core import EngineCore
+from kvlab.engine.front_end import FrontEnd
+from kvlab.engine.step import Executor, StepInput, StepResult
+from kvlab.errors import ConfigError
+from kvlab.fleet.fleet import Fleet
+from kvlab.fleet.prefixes import HeldPrefixes, PrefixView, SentPrefixes
+from kvlab.fleet.replica import Replica, SimulatedView
+from kvlab.fleet.routers import ROUTERS
+from kvlab.fleet.split import Split
+from kvlab.fleet.transfer import LinkRate
+from kvlab.kv.content_log import ContentLog
+from kvlab.kv.pool import BlockPool
+from kvlab.kv.tiers.remote import RemoteTier
+
+
+def build_fleet(
+    config: FleetConfig,
+    make: Callable[[RemoteTier | None], EngineCore | FrontEnd],
+    rate: LinkRate,
+    *,
+    seed: int = 0,
+    is_open: bool = False,
+) -> Fleet:
+    """A fleet of the engines that `make` makes, given the tier from which each pulls what others computed. `rate`:
+    of the links between them. Raises ConfigError for a view of prefixes that their pools do not have.
+    """
+    split = Split(rate, config.replicas, config.prefill, config.split_tokens) if config.prefill else None
+    tiers = {} if split is None else split.tiers
+    router = ROUTERS.get(config.router)(config, seed)
+    fleet = Fleet([make(tiers.get(index)) for index in range(config.replicas)], router, is_open=is_open)
+    load = router.load if config.load == "auto" else config.load
+    prefixes = router.prefixes if config.prefixes == "auto" else config.prefixes
+    period_s = config.load_s if load == "polled" else 0.0
+    fleet.views = [
+        SimulatedView(replica, period_s, _prefixes(prefixes, config, router.memory, replica, seed))
+        for replica in fleet.replicas
+    ]
+    fleet.live(config.events)
+    if split is not None:
+        split.serve(fleet, ROUTERS.get(config.router)(config, seed + 1))
+    return fleet
+
+
+def _prefixes(
+    kind: str, config: FleetConfig, memory: tuple[int, int, int], replica: Replica, seed: int
+) -> PrefixView:
+    if kind == "none":
+        return PrefixView()
+    if kind == "memory":
+        size, capacity, most = memory
+        return SentPrefixes(size, config.memory_blocks or capacity, most)
+    pool = replica.core.pool
+    if not isinstance(pool, BlockPool) or not pool.shares_prefixes:
+        text = "needs a prefix cache, and the replicas have none; use kv=paged, or fleet.prefixes=none"
+        raise ConfigError("fleet.prefixes", kind, text)
+    log = pool.allocator.content_log = ContentLog(has_groups=len(pool.groups) > 1)
+    if kind == "exact":
+        return HeldPrefixes(log, pool.block_size)
+    delay_s = config.events_ms * 1e-3
+    return HeldPrefixes(log, pool.block_size, delay_s=delay_s, lost=config.events_lost, seed=seed + replica.index)
+
+
+class TimedExecutor:
+    """An executor that says how long each pass took here, so that replicas which share a machine have clocks of
+    their own, as if each had the machine to itself. What scheduling takes beside the pass is not counted.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def execute(self, step: StepInput, view: object) -> StepResult:
+        """See Executor."""
+        start = perf_counter()
+        result = self._executor.execute(step, view)  # type: ignore[arg-type]
+        return replace(result, elapsed_s=perf_counter() - start)

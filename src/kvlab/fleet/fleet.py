@@ -1,0 +1,254 @@
+"""A fleet: replicas behind a router, which are one engine to whoever asks them to serve."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvlab.config.fleet import LifeEvent
+from kvlab.core import FinishReason, Request, StepRecord
+from kvlab.engine.clock import LogicalClock
+from kvlab.engine.core import EngineCore
+from kvlab.engine.front_end import FrontEnd, end_unserved
+from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback
+from kvlab.errors import ConfigError, RequestRefusedError
+from kvlab.fleet.base import Choice, Router
+from kvlab.fleet.prefixes import RoutedPrompt
+from kvlab.fleet.replica import Replica, SimulatedView
+from kvlab.kv.audit import Finding
+
+if TYPE_CHECKING:
+    from kvlab.fleet.split import Split
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A request that was sent to a replica, when and why; `stage`: all of it, its prefill, or its decode."""
+
+    request_id: str
+    at_s: float
+    choice: Choice
+    stage: str = "all"
+
+
+class _FleetClock(LogicalClock):
+    """The time of the fleet's next event: every replica has done all that it begins before."""
+
+    def set(self, when: float) -> None:
+        """It is `when`, which may be earlier: what has just arrived may be due before what was next."""
+        self._now = when
+
+
+class Event(NamedTuple):
+    """What happens to a request at a time to come, unless it is aborted before."""
+
+    when_s: float
+    number: int  # which makes an order of equals
+    request: Request
+    on_finish: FinishCallback
+    action: Callable[[float], None]  # given the time; may raise RequestRefusedError
+
+
+class Fleet:
+    """A ServingEngine of ServingEngines, each with a clock of its own.
+
+    The replica that is due first takes its step first; of equals the one of the lowest number. A request is sent as
+    it arrives, by what the router sees then: no step that begins later has been taken. So a run is the same on any
+    machine. `is_open`: no request comes because another has ended; a replica may then take the steps up to the next
+    arrival at once.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[EngineCore | FrontEnd],
+        router: Router,
+        views: Sequence[SimulatedView] | None = None,
+        *,
+        is_open: bool = False,
+    ) -> None:
+        self.replicas = [Replica(index, engine) for index, engine in enumerate(engines)]
+        self.router = router
+        self.views = list(views or map(SimulatedView, self.replicas))
+        self.split: Split | None = None
+        self.clock = _FleetClock()
+        self.routed: list[Routed] = []
+        self._is_open = is_open
+        self._events: list[Event] = []  # a heap
+        self._numbers = itertools.count()
+        self._sessions: dict[str, str] = {}
+        self.retried = 0  # requests that were lost with a replica and sent again
+        self._lives: deque[LifeEvent] = deque()
+
+    def live(self, events: Iterable[LifeEvent]) -> None:
+        """Let replicas die, drain and return at their times."""
+        self._lives = deque(sorted(events))
+
+    def submit(
+        self, request: Request, on_output: OutputCallback | None = None, on_finish: FinishCallback | None = None
+    ) -> None:
+        """See ServingEngine. The arrival may lie in the future: the request is sent when it comes."""
+        told = on_finish or (lambda record: None)
+
+        def arrive(now: float) -> None:
+            self._arrive(request, on_output, told, now)
+
+        if request.arrival_s > self.clock.now():
+            self.at(request.arrival_s, request, told, arrive)
+        else:
+            arrive(request.arrival_s)
+        self._advance()
+
+    def at(
+        self, when_s: float, request: Request, on_finish: FinishCallback, action: Callable[[float], None]
+    ) -> None:
+        """Let something happen to a request at a time to come."""
+        heapq.heappush(self._events, Event(when_s, next(self._numbers), request, on_finish, action))
+
+    def abort(self, request_id: str) -> bool:
+        """See ServingEngine."""
+        for event in self._events:
+            if event.request.request_id == request_id:
+                self._events.remove(event)
+                heapq.heapify(self._events)
+                end_unserved(event.request, event.on_finish, FinishReason.ABORTED, self.clock.now())
+                return True
+        return any(replica.engine.abort(request_id) for replica in self.replicas)
+
+    def step(self) -> StepRecord | None:
+        """See ServingEngine: a step of the replica that is due first."""
+        self._receive()
+        replica = self._first()
+        if replica is None:
+            return None
+        record = replica.step()
+        self._stepped(replica, record)
+        return record
+
+    def repeat(self, until_s: float) -> list[StepRecord]:
+        """See Repeating: steps of the replica that is due first."""
+        self._receive()
+        replica = self._first()
+        if replica is None or any(view.prefixes.needs_steps for view in self.views):
+            return []
+        bound = min(until_s, self._next_event_s())
+        if self.split is not None or not self._is_open:
+            bound = min([bound, *(other.due_s for other in self.replicas if other is not replica)])
+        records = replica.repeat(bound)
+        if records:
+            self._stepped(replica, records[-1])
+        return records
+
+    def has_work(self) -> bool:
+        """See ServingEngine."""
+        return bool(self._events) or any(replica.engine.has_work() for replica in self.replicas)
+
+    def next_wakeup(self) -> float | None:
+        """See ServingEngine."""
+        when = self._next_s()
+        return None if when == math.inf else when
+
+    def stats(self) -> EngineStats:
+        """See ServingEngine: sums over the replicas, and the means of shares."""
+        every = [replica.engine.stats() for replica in self.replicas]
+        found: dict[str, float | None] = {}
+        for name in (field.name for field in fields(EngineStats)):
+            values = [getattr(each, name) for each in every]
+            known = [value for value in values if value is not None]
+            total = sum(known) if len(known) == len(values) else None
+            found[name] = total / len(values) if total is not None and name.endswith("percent") else total
+        stats = EngineStats(**found)  # type: ignore[arg-type]
+        return replace(stats, waiting=stats.waiting + len(self._events))
+
+    def audit(self) -> list[Finding]:
+        """See Auditable."""
+        return [
+            replace(finding, detail=f"replica {replica.index}: {finding.detail}")
+            for replica in self.replicas
+            for finding in replica.engine.audit()
+        ]
+
+    def close(self) -> None:
+        """See ServingEngine."""
+        self._events.clear()
+        for replica in self.replicas:
+            replica.engine.close()
+
+    def choose(self, router: Router, request: RoutedPrompt, among: Sequence[int], now: float, stage: str) -> int:
+        """The replica of those `among` that a router chooses now. Raises ConfigError for one that is not there."""
+        among = [index for index in among if self.replicas[index].takes_requests]
+        choice = router.choose(request, [self.views[index].at(now) for index in among], now)
+        if choice.replica not in among:
+            text = f"chose replica {choice.replica} for {request.request_id}, of {', '.join(map(str, among))}"
+            raise ConfigError("fleet.router", router.config.router, text)
+        self.routed.append(Routed(request.request_id, now, choice, stage))
+        self.views[choice.replica].prefixes.sent(request)
+        return choice.replica
+
+    def _arrive(
+        self, request: Request, on_output: OutputCallback | None, on_finish: FinishCallback, now: float
+    ) -> None:
+        """Let the router choose, and send the request there."""
+        name, earlier = request.request_id, request.follows
+        session = self._sessions[name] = name if earlier is None else self._sessions.get(earlier, earlier)
+        routed = RoutedPrompt(request, session)
+        if self.split is not None and self.split.takes(request):
+            self.split.begin(request, routed, on_output, on_finish, now)
+            return
+        among = range(len(self.replicas)) if self.split is None else self.split.decoding
+        index = self.choose(self.router, routed, among, now, "all")
+        self.replicas[index].submit(request, on_output, on_finish, now)
+
+    def _receive(self) -> None:
+        """Let happen what is to happen by now."""
+        while self._next_event_s() <= self.clock.now():
+            if self._lives and self._lives[0].at_s <= (self._events[0].when_s if self._events else math.inf):
+                self._change(self._lives.popleft())
+                continue
+            event = heapq.heappop(self._events)
+            try:
+                event.action(event.when_s)
+            except RequestRefusedError as error:
+                end_unserved(event.request, event.on_finish, FinishReason.FAILED, event.when_s, str(error))
+        self._advance()
+
+    def _change(self, life: LifeEvent) -> None:
+        """A replica dies, drains or returns."""
+        replica = self.replicas[life.replica]
+        replica.takes_requests = life.event == "return"
+        for asked in replica.die() if life.event == "die" else ():
+            told = asked.on_finish or (lambda record: None)
+            arrive = partial(self._arrive, asked.request, asked.on_output, told)
+            self.at(life.at_s, asked.request, told, arrive)
+            self.retried += 1
+
+    def _next_event_s(self) -> float:
+        """When the next arrival, hand-over or turn of a life is; lives alone are nothing to wait for."""
+        arrival = self._events[0].when_s if self._events else math.inf
+        return min(arrival, self._lives[0].at_s) if self._lives else arrival
+
+    def _stepped(self, replica: Replica, record: StepRecord | None) -> None:
+        replica.settle(record is not None)
+        if record is not None:
+            self.views[replica.index].prefixes.stepped(record.end_s)
+        self._advance()
+
+    def _first(self) -> Replica | None:
+        """The replica that is due first, if any is; none while a request comes before."""
+        first = min(self.replicas, key=lambda replica: replica.due_s)
+        return first if first.due_s < math.inf and first.due_s <= self._next_s() else None
+
+    def _next_s(self) -> float:
+        """When the next thing happens that is known of."""
+        when = min(replica.due_s for replica in self.replicas)
+        return min(when, self._next_event_s())
+
+    def _advance(self) -> None:
+        when = self._next_s()
+        if when < math.inf:
+            self.clock.set(when)

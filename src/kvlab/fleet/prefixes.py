@@ -1,0 +1,141 @@
+"""What a router knows of the replicas' prefix caches, and when it learns it."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Container, Iterable, Sequence
+
+import numpy as np
+
+from kvlab.core import Request
+from kvlab.fleet.base import RoutedRequest
+from kvlab.hashed_prompt import HashedPrompt
+from kvlab.kv.content_log import Cleared, ContentEvent, ContentLog, Stored
+from kvlab.kv.prefix import PrefixIndex
+from kvlab.kv.tiers.base import Key, key_behind
+from kvlab.splitmix import STEP, mix
+
+_TOKEN_BYTES = 8
+
+
+class RoutedPrompt:
+    """A request as routers see it, with the keys of its prompt's blocks: equal keys are equal prefixes."""
+
+    def __init__(self, request: Request, session: str) -> None:
+        self.request_id, self.session = request.request_id, session
+        self.prompt_tokens = len(request.prompt_token_ids)
+        self.output_tokens = request.sampling.max_tokens
+        self._request = request
+        self._keys: dict[tuple[int, int], list[Key]] = {}
+
+    def keys(self, block_size: int, most: int = 2**31) -> Sequence[Key]:
+        """See RoutedRequest: the keys that a pool's contents have."""
+        found = self._keys.get((block_size, most))
+        if found is None:
+            prompt = self._request.prompt_token_ids
+            packed = (prompt.to_array() if isinstance(prompt, HashedPrompt) else array("q", prompt)).tobytes()
+            (root,) = PrefixIndex.root_tokens(self._request.salt)
+            key, size = key_behind(b"", root), block_size * _TOKEN_BYTES
+            found = []
+            for start in range(0, min(len(packed) - size + 1, most * size), size):
+                key = key_behind(key, packed[start : start + size])
+                found.append(key)
+            self._keys[block_size, most] = found
+        return found
+
+
+class PrefixView:
+    """What is known of one replica's prefix cache: nothing, unless a subclass says otherwise."""
+
+    needs_steps = False  # whether it has to be told of each step alone
+
+    @property
+    def remembered(self) -> int:
+        """How many blocks are known to be there."""
+        return 0
+
+    def cached_tokens(self, request: RoutedRequest, now: float) -> int:
+        """Tokens of the prompt's longest prefix that is known to be there."""
+        return 0
+
+    def sent(self, request: RoutedRequest) -> None:
+        """A request was sent to the replica."""
+
+    def stepped(self, end_s: float) -> None:
+        """The replica's steps up to `end_s` are known."""
+
+
+class SentPrefixes(PrefixView):
+    """What the router sent itself, in blocks of its own size, the least recently sent forgotten first. The replica
+    may have evicted it since, or never have kept it.
+    """
+
+    def __init__(self, block_size: int, capacity: int, most: int) -> None:
+        self._size, self._capacity, self._most = block_size, capacity, most
+        self._sent: OrderedDict[Key, None] = OrderedDict()
+
+    @property
+    def remembered(self) -> int:
+        return len(self._sent)
+
+    def cached_tokens(self, request: RoutedRequest, now: float) -> int:
+        return self._size * _leading(request.keys(self._size, self._most), self._sent)
+
+    def sent(self, request: RoutedRequest) -> None:
+        keys = request.keys(self._size, self._most)
+        for key in reversed(keys):  # so that of a prefix the tail is older, and goes first
+            self._sent[key] = None
+            self._sent.move_to_end(key)
+        while len(self._sent) > self._capacity:
+            self._sent.popitem(last=False)
+
+
+class HeldPrefixes(PrefixView):
+    """What the replica holds, by the events of its pool's `log`, which come `delay_s` after the step that they are
+    of; 0: what it holds as its last step has left it. The share `lost` of the batches never comes.
+    """
+
+    def __init__(self, log: ContentLog, block_size: int, *, delay_s: float = 0.0, lost: float = 0.0, seed: int = 0):
+        self._log, self._size, self._delay_s = log, block_size, delay_s
+        self._lost, self._seed, self._batches = lost, seed, 0
+        self._held: set[Key] = set()
+        self.needs_steps = delay_s > 0
+        self._coming: deque[tuple[float, list[ContentEvent]]] = deque()  # when each batch is known
+
+    @property
+    def remembered(self) -> int:
+        return len(self._held)
+
+    def cached_tokens(self, request: RoutedRequest, now: float) -> int:
+        if not self._delay_s:
+            self._apply(self._log.take())
+        while self._coming and self._coming[0][0] <= now:
+            self._apply(self._coming.popleft()[1])
+        return self._size * _leading(request.keys(self._size), self._held)
+
+    def stepped(self, end_s: float) -> None:
+        if self._delay_s and (events := self._log.take()):
+            self._batches += 1
+            word = mix(np.array([self._seed + self._batches], dtype=np.uint64) * STEP)
+            if int(word[0]) >= self._lost * 2**64:
+                self._coming.append((end_s + self._delay_s, events))
+
+    def _apply(self, events: Iterable[ContentEvent]) -> None:
+        for event in events:
+            if isinstance(event, Cleared):
+                self._held.clear()
+            elif event.group:  # of the layers of the first group: those of windows keep less
+                continue
+            elif isinstance(event, Stored):
+                self._held.update(event.keys)
+            else:
+                self._held.difference_update(event.keys)
+
+
+def _leading(keys: Sequence[Key], held: Container[Key]) -> int:
+    """How many keys from the first on are held."""
+    for place, key in enumerate(keys):
+        if key not in held:
+            return place
+    return len(keys)

@@ -1,0 +1,226 @@
+"""One replica of a simulated fleet: its engine, when it goes on, and what routers may see of it."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right
+from collections import deque
+from dataclasses import replace
+from typing import NamedTuple
+
+from kvlab.core import Request, RequestRecord, Sequence, StepRecord
+from kvlab.engine.core import EngineCore
+from kvlab.engine.front_end import FrontEnd
+from kvlab.engine.protocol import FinishCallback, OutputCallback
+from kvlab.fleet.base import ReplicaView, RoutedRequest
+from kvlab.fleet.prefixes import PrefixView
+from kvlab.kv.pool import BlockPool
+from kvlab.kv.reset import drop_cached
+
+
+class Asked(NamedTuple):
+    """A request as it was handed in."""
+
+    request: Request
+    on_output: OutputCallback | None
+    on_finish: FinishCallback | None
+
+
+class Load(NamedTuple):
+    """A replica as a step began."""
+
+    start_s: float
+    running: int
+    waiting: int
+    blocks_in_use: int
+    kv_usage: float  # 0 to 1
+
+
+_EMPTY = Load(-math.inf, 0, 0, 0, 0.0)
+
+
+class Replica:
+    """An engine with a clock of its own. `due_s` is when it has something to do next: the fleet steps the one that
+    is due first, so that nothing that a replica does depends on what comes later.
+
+    A step is taken at once and ends later: what others see of it is what was so when it began.
+    """
+
+    def __init__(self, index: int, engine: EngineCore | FrontEnd) -> None:
+        self.index, self.engine = index, engine
+        self.core = engine.core if isinstance(engine, FrontEnd) else engine
+        self.due_s = math.inf
+        self.loads: deque[Load] = deque([_EMPTY])
+        self.sent_s: list[float] = []  # when each request was sent here
+        self._ends_s: list[float] = []  # a heap: when those that are known to end, end
+        self._ended = 0
+        self.takes_requests = True
+        self.in_flight_requests: dict[str, Asked] = {}
+        self._left: dict[str, int] = {}  # samples that have not ended
+        self._lost: set[str] = set()
+
+    def submit(
+        self, request: Request, on_output: OutputCallback | None, on_finish: FinishCallback | None, now: float
+    ) -> None:
+        """Queue a request that arrives now. Raises RequestRefusedError or QueueFullError, changing nothing."""
+        if not self.engine.has_work():
+            self.engine.clock.wait_until(now)
+
+        def ended(record: RequestRecord) -> None:
+            self._left[name] -= 1
+            if not self._left[name]:
+                del self._left[name], self.in_flight_requests[name]
+                heapq.heappush(self._ends_s, record.finished_s)
+            if on_finish is not None and name not in self._lost:
+                on_finish(replace(record, replica=self.index))
+
+        name = request.request_id
+        self._left[name] = request.sampling.n
+        self.in_flight_requests[name] = Asked(request, on_output, on_finish)
+        try:
+            self.engine.submit(request, on_output, ended)
+        except Exception:
+            del self._left[name], self.in_flight_requests[name]
+            raise
+        self.sent_s.append(now)
+        self.due_s = min(self.due_s, max(now, self.engine.clock.now()))
+
+    def die(self) -> list[Asked]:
+        """Lose all requests, of which nothing is reported, and all cached content; returns the requests in order. A
+        step that has begun was the last.
+        """
+        lost = list(self.in_flight_requests.values())
+        self._lost = set(self.in_flight_requests)
+        for asked in lost:
+            self.engine.abort(asked.request.request_id)
+        self._lost = set()
+        if self.engine.has_work():
+            self.engine.step()  # gives the memory back
+        if isinstance(self.core.pool, BlockPool):
+            drop_cached(self.core.pool)
+        self.settle(progressed=True)
+        return lost
+
+    def step(self) -> StepRecord | None:
+        """A step that begins when one is due; None if there was nothing to do then."""
+        self.engine.clock.wait_until(self.due_s)
+        record = self.engine.step()
+        return None if record is None else self._noted([record])[0]
+
+    def repeat(self, until_s: float) -> list[StepRecord]:
+        """See Repeating."""
+        self.engine.clock.wait_until(self.due_s)
+        return self._noted(self.engine.repeat(until_s))
+
+    def settle(self, progressed: bool) -> None:
+        """Find out when it goes on, after a step that did something or not."""
+        engine = self.engine
+        if not engine.has_work():
+            self.due_s = math.inf
+        elif progressed:
+            self.due_s = engine.clock.now()
+        else:
+            wakeup = engine.next_wakeup()
+            self.due_s = math.inf if wakeup is None else max(wakeup, engine.clock.now())
+
+    def in_flight(self, now: float) -> int:
+        """Requests that were sent here and have not ended."""
+        while self._ends_s and self._ends_s[0] <= now:
+            heapq.heappop(self._ends_s)
+            self._ended += 1
+        return len(self.sent_s) - self._ended
+
+    def load_at(self, when: float) -> Load:
+        """Its load as the last step began that began by `when`; never asked for an earlier time again."""
+        while len(self.loads) > 1 and self.loads[1].start_s <= when:
+            self.loads.popleft()
+        return self.loads[0]
+
+    def sent_between(self, after_s: float, until_s: float) -> int:
+        """Requests that were sent here after one moment, up to another."""
+        return bisect_right(self.sent_s, until_s) - bisect_right(self.sent_s, after_s)
+
+    def sequences(self) -> list[Sequence]:
+        """Its sequences that have not ended."""
+        scheduler = self.core.scheduler
+        return [each for each in (*scheduler.waiting, *scheduler.running) if each.finish_reason is None]
+
+    def _noted(self, records: list[StepRecord]) -> list[StepRecord]:
+        if self.index:
+            records = [replace(record, replica=self.index) for record in records]
+        for record in records:
+            pool = record.pool
+            usage = (0, 0.0) if pool is None else (pool.blocks_in_use, pool.block_utilization)
+            self.loads.append(Load(record.start_s, record.running, record.waiting, *usage))
+        return records
+
+
+class SimulatedView(ReplicaView):
+    """A replica as a router sees it. Between two looks, `period_s` apart, queues and memory are those of the last;
+    0: as the last step began.
+    """
+
+    def __init__(self, replica: Replica, period_s: float = 0.0, prefixes: PrefixView | None = None) -> None:
+        self._replica, self._period_s = replica, period_s
+        self.prefixes = prefixes or PrefixView()
+        self._now = 0.0
+        self._seen_s = 0.0  # of the last look
+        self._load = _EMPTY
+
+    def at(self, now: float) -> SimulatedView:
+        """The view of this moment, which is no earlier than the last."""
+        self._now = now
+        self._seen_s = now // self._period_s * self._period_s if self._period_s else now
+        self._load = self._replica.load_at(self._seen_s)
+        return self
+
+    @property
+    def index(self) -> int:
+        return self._replica.index
+
+    @property
+    def block_size(self) -> int:
+        return self._replica.core.pool.block_size
+
+    @property
+    def in_flight(self) -> int:
+        return self._replica.in_flight(self._now)
+
+    @property
+    def running(self) -> int:
+        return self._load.running
+
+    @property
+    def waiting(self) -> int:
+        return self._load.waiting + self._replica.sent_between(self._load.start_s, self._seen_s)
+
+    @property
+    def sent_since(self) -> int:
+        return self._replica.sent_between(self._seen_s, self._now)
+
+    @property
+    def kv_usage(self) -> float:
+        return self._load.kv_usage
+
+    @property
+    def blocks_in_use(self) -> int:
+        return self._load.blocks_in_use
+
+    @property
+    def prefill_tokens(self) -> int:
+        sequences = [each for each in self._replica.sequences() if not each.is_decoding]
+        return sum(max(each.num_prompt_tokens - each.num_prefilled, 0) for each in sequences)
+
+    @property
+    def work_tokens(self) -> int:
+        sequences = self._replica.sequences()
+        outputs = sum(each.request.sampling.max_tokens - len(each.token_times_s) for each in sequences)
+        return outputs + self.prefill_tokens
+
+    @property
+    def remembered(self) -> int:
+        return self.prefixes.remembered
+
+    def cached_tokens(self, request: RoutedRequest) -> int:
+        return self.prefixes.cached_tokens(request, self._now)

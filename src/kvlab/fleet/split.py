@@ -1,0 +1,136 @@
+"""Prefill and decode on different replicas: some compute prompts, the others pull their K and V."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvlab.core import Request, RequestRecord, SamplingParams
+from kvlab.engine.protocol import FinishCallback, OutputCallback
+from kvlab.errors import RequestRefusedError
+from kvlab.fleet.base import Router
+from kvlab.fleet.fleet import Fleet
+from kvlab.fleet.prefixes import RoutedPrompt
+from kvlab.fleet.transfer import LinkEnd, LinkRate, PullLink, Transfer
+from kvlab.kv.tiers.remote import RemoteTier
+
+
+class Split:
+    """Sends a request's prompt to one replica, and the request, when that has computed it, to another, which pulls
+    the prompt's whole blocks and computes what is behind them. The first keeps its blocks until they have been
+    pulled.
+
+    Of `replicas` the first `prefill` compute prompts; the engines of the others are built with their `tiers`.
+    `serve` comes before the first request. A prompt of fewer than `least_tokens`, and a request for one token, is
+    served where it decodes.
+    """
+
+    def __init__(self, rate: LinkRate, replicas: int, prefill: int, least_tokens: int = 0) -> None:
+        self.transfers: list[Transfer] = []
+        self.prefilling, self.decoding = range(prefill), range(prefill, replicas)
+        self.tiers = {index: self._tier(rate, index) for index in self.decoding}
+        self._least_tokens = least_tokens
+        self._ends = [LinkEnd() for _ in self.prefilling]
+        self._sources: dict[str, int] = {}  # who keeps the blocks of a request
+
+    def serve(self, fleet: Fleet, router: Router) -> None:
+        """From now on this fleet's requests are split; `router` chooses who computes prompts."""
+        self._fleet, self._router = fleet, router
+        fleet.split = self
+
+    def takes(self, request: Request) -> bool:
+        """Whether a request's prompt is computed apart."""
+        size = self._fleet.views[0].block_size
+        tokens = len(request.prompt_token_ids)
+        return request.sampling.max_tokens > 1 and tokens >= max(self._least_tokens, size)
+
+    def begin(
+        self,
+        request: Request,
+        routed: RoutedPrompt,
+        on_output: OutputCallback | None,
+        on_finish: FinishCallback,
+        now: float,
+    ) -> None:
+        """A request arrives: its prompt goes to a replica that computes it. Raises RequestRefusedError."""
+        fleet, name = self._fleet, request.request_id
+        source = fleet.choose(self._router, routed, self.prefilling, now, "prefill")
+        replica = fleet.replicas[source]
+
+        def prefilled(record: RequestRecord) -> None:
+            if record.completed:
+                fleet.at(
+                    record.finished_s,
+                    request,
+                    forget,
+                    lambda when: self._hand_over(request, routed, record, on_output, on_finish, when),
+                )
+            else:
+                for sample in range(request.sampling.n):  # which have the prompt in common
+                    forget(replace(record, sample=sample))
+
+        def forget(record: RequestRecord) -> None:
+            self._let_go(name, record.finished_s)
+            on_finish(record)
+
+        replica.core.keep(name)
+        self._sources[name] = source
+        prompt_alone = SamplingParams(max_tokens=1, ignore_eos=True, seed=request.sampling.seed)
+        try:
+            replica.submit(replace(request, sampling=prompt_alone), None, prefilled, now)
+        except RequestRefusedError:
+            self._let_go(name, now)
+            raise
+
+    def _tier(self, rate: LinkRate, target: int) -> RemoteTier:
+        """What is offered to a replica that decodes."""
+
+        def source() -> LinkEnd:
+            return self._ends[self._sources[tier.source]]
+
+        def note(ready_s: float, start_s: float, end_s: float, num_bytes: int) -> None:
+            name = tier.source
+            sent = Transfer(name, self._sources[name], target, ready_s, start_s, end_s, num_bytes)
+            self.transfers.append(sent)
+
+        def pulled(name: str) -> None:
+            self._let_go(name, self._fleet.replicas[target].engine.clock.now())
+
+        tier = RemoteTier(rate.block_bytes, PullLink(rate, source, note), pulled)
+        return tier
+
+    def _hand_over(
+        self,
+        request: Request,
+        routed: RoutedPrompt,
+        first: RequestRecord,
+        on_output: OutputCallback | None,
+        on_finish: FinishCallback,
+        now: float,
+    ) -> None:
+        """A prompt is computed: the request goes to a replica that decodes it."""
+        fleet, name = self._fleet, request.request_id
+        target = fleet.choose(fleet.router, routed, self.decoding, now, "decode")
+        tier = self.tiers[target]
+
+        def decoded(record: RequestRecord) -> None:
+            tier.withdraw(name)
+            self._let_go(name, record.finished_s)
+            computed = 0 if record.sample else first.computed_prompt_tokens
+            record = replace(record, scheduled_s=first.scheduled_s, computed_prompt_tokens=computed)
+            on_finish(replace(record, cached_tokens=first.cached_tokens))
+
+        tier.offer(name, routed.keys(fleet.views[target].block_size))
+        try:
+            fleet.replicas[target].submit(request, on_output, decoded, now)
+        except RequestRefusedError:
+            tier.withdraw(name)
+            raise
+
+    def _let_go(self, name: str, now: float) -> None:
+        """Nobody needs what a replica keeps of a request."""
+        source = self._sources.pop(name, None)
+        if source is not None:
+            replica = self._fleet.replicas[source]
+            replica.core.release(name)
+            if replica.engine.has_work():  # it may have waited for blocks
+                replica.due_s = min(replica.due_s, max(now, replica.engine.clock.now()))

@@ -1,0 +1,72 @@
+"""K and V on their way from one replica to another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvlab.config.fleet import LinkConfig
+from kvlab.kv.tiers.base import Link
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One transfer that was made."""
+
+    request_id: str
+    source: int  # the replica that computed
+    target: int  # the one that decodes
+    ready_s: float  # when the target had room for it
+    start_s: float  # when both ends were free
+    end_s: float
+    num_bytes: int
+
+
+@dataclass(slots=True)
+class LinkEnd:
+    """A replica's side of the links: it sends, or receives, one transfer after the other."""
+
+    free_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRate:
+    """How long transfers take between replicas of `devices` each: every device sends its own share of the heads, at
+    the same time as the others.
+    """
+
+    config: LinkConfig
+    devices: int
+    block_bytes: int  # of all devices
+    pieces_per_block: int  # that each device sends
+
+    def seconds(self, num_bytes: int) -> float:
+        """How long so many bytes take, those of whole blocks, with nothing before them."""
+        config, blocks = self.config, num_bytes / self.block_bytes
+        pieces_us = blocks * self.pieces_per_block * config.piece_us
+        return (config.setup_us + pieces_us) * 1e-6 + num_bytes / self.devices / (config.gb_s * 1e9)
+
+
+class PullLink(Link):
+    """The way to one replica from whichever has what it pulls. A transfer begins when both ends are free, and keeps
+    both busy until its end.
+    """
+
+    def __init__(
+        self, rate: LinkRate, source: Callable[[], LinkEnd], note: Callable[[float, float, float, int], None]
+    ):
+        self._rate, self._source, self._note = rate, source, note
+        self._own = LinkEnd()
+
+    def transfer(self, ready_s: float, num_bytes: int) -> float:
+        """See Link."""
+        source = self._source()
+        start_s = max(ready_s, source.free_s, self._own.free_s)
+        end_s = start_s + self.seconds(num_bytes)
+        source.free_s = self._own.free_s = end_s
+        self._note(ready_s, start_s, end_s, num_bytes)
+        return end_s
+
+    def seconds(self, num_bytes: int) -> float:
+        """See Link."""
+        return self._rate.seconds(num_bytes)

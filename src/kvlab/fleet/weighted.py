@@ -1,0 +1,39 @@
+"""Routers that add up scores, as llm-d's scheduler does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from kvlab.config.fleet import FleetConfig
+from kvlab.errors import ConfigError
+from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router
+
+
+class Weighted(Router):
+    """The highest sum of scores from 0 to 1: the share of the prompt that is cached, free memory, and a short queue
+    (1 for the shortest of all, 0 for the longest). Of equals any.
+    """
+
+    load = "polled"
+    usual: ClassVar[Mapping[str, float]] = {}  # weights, unless `fleet.weights` has others
+
+    def __init__(self, config: FleetConfig, seed: int = 0) -> None:
+        super().__init__(config, seed)
+        self.weights = {**self.usual, **config.weights}
+        for name, weight in config.weights.items():
+            if name not in ("prefix", "kv", "queue"):
+                raise ConfigError(f"fleet.weights.{name}", weight, "unknown; known: prefix, kv, queue")
+
+    def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaView], now: float) -> Choice:
+        prefix, kv, queue = (self.weights.get(name, 0.0) for name in ("prefix", "kv", "queue"))
+        queues = [view.waiting for view in replicas]
+        longest, shortest = max(queues), min(queues)
+        scores = []
+        for view, waiting in zip(replicas, queues, strict=True):
+            score = kv * (1 - view.kv_usage)
+            score += queue * ((longest - waiting) / (longest - shortest) if longest > shortest else 1.0)
+            if prefix:
+                score += prefix * view.cached_tokens(request) / max(request.prompt_tokens, 1)
+            scores.append(score)
+        return self.highest(replicas, scores)

@@ -1,0 +1,82 @@
+"""What other pools hold for this one: a tier that stores nothing, from which a prompt's blocks are pulled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from kvlab.kv.eviction import EVICTION_POLICIES
+from kvlab.kv.tiers.base import Key, Link
+from kvlab.kv.tiers.tier import Tier
+
+
+class RemoteTier(Tier):
+    """Contents that are offered to a pool under a name, each offer until it is withdrawn. When the content at an
+    offer's end has come, `pulled` is called with its name: whoever holds the contents may let them go.
+    """
+
+    is_counted = False
+
+    def __init__(self, page_bytes: int, link: Link, pulled: Callable[[str], None]) -> None:
+        super().__init__("remote", 0, page_bytes, EVICTION_POLICIES.get("lru")(), up=link)
+        self.source = ""  # the offer whose contents were held last: what is loaded next
+        self._pulled = pulled
+        self._offers: dict[str, Sequence[Key]] = {}
+        self._names: dict[Key, list[str]] = {}  # the offers of a content
+        self._pulls: dict[Key, list[str]] = {}  # the offers that a held content is taken from, one for each hold
+
+    def offer(self, name: str, keys: Sequence[Key]) -> None:
+        """These contents can be pulled."""
+        self._offers[name] = keys
+        for key in keys:
+            self._names.setdefault(key, []).append(name)
+
+    def withdraw(self, name: str) -> None:
+        """Contents of this offer cannot be pulled any more; those that are on their way come."""
+        for key in self._offers.pop(name, ()):
+            names = self._names[key]
+            names.remove(name)
+            if not names:
+                del self._names[key]
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._names
+
+    def add(self, key: Key) -> tuple[int, Key | None] | None:
+        """Nothing is stored here."""
+        return None
+
+    def drop(self, key: Key) -> None:
+        """Nothing is lost here."""
+
+    def refresh(self, key: Key) -> None:
+        """Nothing ages here."""
+
+    def hold(self, key: Key) -> int:
+        """A content is about to be pulled."""
+        self.source = self._names[key][-1]
+        self._pulls.setdefault(key, []).append(self.source)
+        return 0
+
+    def release(self, key: Key) -> None:
+        """A content has come, or nobody waits for it any more."""
+        name = self._pulls[key].pop()
+        if not self._pulls[key]:
+            del self._pulls[key]
+        if self._offers.get(name, (None,))[-1] == key:
+            self.withdraw(name)
+            self._pulled(name)
+
+    def held(self) -> dict[Key, int]:
+        """The contents that are being pulled."""
+        return {key: len(names) for key, names in self._pulls.items()}
+
+    def broken(self) -> Iterator[str]:
+        """What does not agree, for the audit."""
+        names = [name for names in self._names.values() for name in names]
+        if sorted(names) != sorted(name for name, keys in self._offers.items() for _ in keys):
+            yield "contents are offered by other names than those that offered them"
+        if not all(self._pulls.values()):
+            yield "a content is held by nobody"

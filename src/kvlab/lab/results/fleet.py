@@ -1,0 +1,124 @@
+"""The figures of several replicas: what each did, and all together at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from rich.table import Table
+
+from kvlab.core import RequestRecord
+from kvlab.fleet.fleet import Routed
+from kvlab.fleet.transfer import Transfer
+from kvlab.lab.results.requests import latencies_ms
+from kvlab.lab.results.step_log import StepLog
+from kvlab.lab.results.tables import new_table
+
+
+class ReplicaFigures(NamedTuple):
+    """What one replica did."""
+
+    requests: int  # that it was given
+    prompt_tokens: int
+    hit_tokens: int  # of these, served from its prefix cache
+    output_tokens: int
+    peak_running: int
+    peak_waiting: int
+    busy: float  # share of the time from the first step's start to the last step's end, 0 to 1
+    ttft_ms: float | None  # median
+
+
+def replica_figures(records: Sequence[RequestRecord], steps: StepLog, replicas: int) -> list[ReplicaFigures]:
+    """The figures of each replica, in order."""
+    found = []
+    starts, ends = steps.column("start_s"), steps.column("end_s")
+    whole = float(ends.max() - starts.min()) if len(steps) else 0.0
+    for replica in range(replicas):
+        own, taken = [each for each in records if each.replica == replica], steps.of_replica(replica)
+        ttft = latencies_ms(own)["ttft"]
+        found.append(
+            ReplicaFigures(
+                requests=sum(not each.sample for each in own),
+                prompt_tokens=int(taken.column("counters.prompt_tokens").sum()),
+                hit_tokens=int(taken.column("counters.hit_tokens").sum()),
+                output_tokens=sum(len(each.token_times_s) for each in own),
+                peak_running=int(taken.column("running").max(initial=0)),
+                peak_waiting=int(taken.column("waiting").max(initial=0)),
+                busy=float(taken.seconds.sum()) / whole if whole else 0.0,
+                ttft_ms=float(np.median(ttft)) if len(ttft) else None,
+            )
+        )
+    return found
+
+
+def fleet_metrics(
+    records: Sequence[RequestRecord], steps: StepLog, replicas: int, transfers: Sequence[Transfer] = ()
+) -> dict[str, float]:
+    """The figures of all replicas together that no sum over steps gives."""
+    every = replica_figures(records, steps, replicas)
+    work = [each.prompt_tokens - each.hit_tokens + each.output_tokens for each in every]
+    starts, seconds, running = steps.column("start_s"), steps.seconds, steps.column("running")
+    metrics = {
+        "fleet/replicas": float(replicas),
+        "fleet/imbalance": max(work) / (sum(work) / replicas) if sum(work) else 1.0,
+        "fleet/busy_least": 100 * min(each.busy for each in every),
+    }
+    if prompts := sum(each.prompt_tokens for each in records if not each.sample and each.scheduled_s is not None):
+        hits = sum(each.cached_tokens for each in records if not each.sample)
+        metrics |= {"kv/prefix_hit_tokens": hits, "kv/prefix_hit_rate": hits / prompts}
+    if transfers:
+        milliseconds = [1000 * (each.end_s - each.ready_s) for each in transfers]
+        p50, p99 = np.percentile(milliseconds, [50, 99]).tolist()
+        metrics |= {"fleet/transfers": len(transfers), "fleet/transfer_ms_p50": p50, "fleet/transfer_ms_p99": p99}
+        metrics["fleet/transfer_bytes"] = sum(each.num_bytes for each in transfers)
+    if len(steps):
+        own = steps.column("replica")
+        change = running.copy()  # of the replica's running sequences, as each step begins
+        for replica in range(replicas):
+            change[own == replica] = np.diff(running[own == replica], prepend=0)
+        order = np.argsort(starts, kind="stable")
+        whole = float((starts + seconds).max() - starts.min())
+        metrics["capacity/peak_running"] = float(np.cumsum(change[order]).max())
+        if whole > 0:
+            metrics["capacity/mean_running"] = float((running * seconds).sum()) / whole
+    return metrics
+
+
+def replica_table(every: Sequence[ReplicaFigures]) -> Table:
+    """A row for each replica: requests sent there, tokens of prompts, the share found in the cache, output tokens,
+    the most sequences that ran and waited, time in steps, and the median time to first token.
+    """
+    names = ("sent", "prompts", "found", "outputs", "run", "wait", "busy", "ttft p50")
+    table = new_table("replica", *names)
+    for number, each in enumerate(every):
+        found = 100 * each.hit_tokens / each.prompt_tokens if each.prompt_tokens else 0.0
+        ttft = "-" if each.ttft_ms is None else f"{each.ttft_ms:,.0f} ms"
+        table.add_row(
+            str(number),
+            f"{each.requests:,}",
+            f"{each.prompt_tokens:,}",
+            f"{found:.1f} %",
+            f"{each.output_tokens:,}",
+            f"{each.peak_running:,}",
+            f"{each.peak_waiting:,}",
+            f"{100 * each.busy:.0f} %",
+            ttft,
+        )
+    return table
+
+
+def routes_table(routed: Sequence[Routed]) -> pa.Table:
+    """What the router chose, in order, as the table of routes.parquet: `scores` has one for each replica that it
+    asked, and is empty where it scores none.
+    """
+    return pa.table(
+        {
+            "request_id": pa.array([each.request_id for each in routed], pa.string()),
+            "at_s": pa.array([each.at_s for each in routed], pa.float64()),
+            "replica": pa.array([each.choice.replica for each in routed], pa.int64()),
+            "stage": pa.array([each.stage for each in routed], pa.string()),
+            "scores": pa.array([each.choice.scores for each in routed], pa.list_(pa.float64())),
+        }
+    )

@@ -1,0 +1,231 @@
+"""A fleet: one replica is the engine itself, several are engines on one clock, and a run is the same on any
+machine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlab.config import FrameworkConfig, KVConfig, SchedulerConfig
+from kvlab.config.fleet import FleetConfig, LinkConfig
+from kvlab.core import Request, RequestRecord, SamplingParams
+from kvlab.engine.build import build_engine, plan_engine
+from kvlab.engine.core import EngineCore
+from kvlab.engine.front_end import FrontEnd, behind_front_end
+from kvlab.errors import ConfigError
+from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router
+from kvlab.fleet.build import build_fleet
+from kvlab.fleet.fleet import Fleet
+from kvlab.fleet.routers import ROUTERS
+from kvlab.fleet.transfer import LinkRate
+from kvlab.kv.tiers.remote import RemoteTier
+from kvlab.lab.run.drive import RunLog, drive
+from tests.simulation.test_executor import config
+from tests.support.model import prompt_for
+
+SLOW = FrameworkConfig(request_us=2000.0, output_token_us=100.0)
+POOL = {"kv": KVConfig(num_blocks=40, block_size=4), "scheduler": SchedulerConfig(max_batch_size=4)}
+
+
+def traffic(count: int, *, seed: int = 0, groups: int = 3, gap_s: float = 0.002) -> list[Request]:
+    """Requests behind one of a few prefixes, some at once."""
+    draw = random.Random(seed)
+    requests, when = [], 0.0
+    for number in range(count):
+        group = draw.randrange(groups)
+        prompt = (*prompt_for(f"group {group}", 16), *prompt_for(f"own {number}", draw.randrange(1, 9)))
+        requests.append(Request(f"r{number}", prompt, SamplingParams(max_tokens=draw.randrange(1, 12)), when))
+        when += draw.choice((0.0, gap_s, 3 * gap_s))
+    return requests
+
+
+def fleet_of(fleet: FleetConfig, *, framework: FrameworkConfig | None = None, is_open: bool = False) -> Fleet:
+    plan = plan_engine(config("simulated", **POOL))
+
+    def make(remote: RemoteTier | None) -> EngineCore | FrontEnd:
+        return behind_front_end(build_engine(plan, remote=remote), framework or FrameworkConfig())
+
+    pool = plan.pool
+    rate = LinkRate(fleet.link, 1, pool.block_size * pool.bytes_per_slot, 2 * plan.model.num_layers)
+    return build_fleet(fleet, make, rate, is_open=is_open)
+
+
+def serve(fleet: Fleet, requests: list[Request], **options: Any) -> RunLog:
+    log = drive(fleet, requests, **options)
+    assert fleet.audit() == []
+    fleet.close()
+    return log
+
+
+def alone(requests: list[Request], framework: FrameworkConfig | None = None) -> RunLog:
+    engine = behind_front_end(
+        build_engine(plan_engine(config("simulated", **POOL))), framework or FrameworkConfig()
+    )
+    return drive(engine, requests)
+
+
+@pytest.mark.parametrize("router", ROUTERS.names())
+@pytest.mark.parametrize("framework", [FrameworkConfig(), SLOW], ids=["plain", "front_end"])
+def test_one_replica_behind_any_router_is_the_engine_itself(router: str, framework: FrameworkConfig) -> None:
+    requests = traffic(30)
+    expected = alone(requests, framework)
+    log = serve(fleet_of(FleetConfig(router=router), framework=framework, is_open=True), requests)
+    assert log.records == expected.records
+    assert list(log.steps) == list(expected.steps)
+
+
+def test_round_robin_over_three_is_three_engines() -> None:
+    requests = traffic(31)
+    log = serve(fleet_of(FleetConfig(replicas=3)), requests)
+    for index in range(3):
+        own = alone(requests[index::3])
+        assert [replace(record, replica=0) for record in log.records if record.replica == index] == own.records
+
+
+@pytest.mark.parametrize("router", ROUTERS.names())
+def test_steps_at_once_are_those_one_by_one(router: str) -> None:
+    requests = traffic(40, gap_s=0.05)
+    found = [
+        serve(fleet_of(FleetConfig(replicas=3, router=router), is_open=is_open), requests, at_once=at_once)
+        for is_open, at_once in ((True, True), (False, True), (False, False))
+    ]
+    for log in found[1:]:
+        assert log.records == found[0].records
+        assert sorted(log.steps, key=lambda step: (step.replica, step.index)) == sorted(
+            found[0].steps, key=lambda step: (step.replica, step.index)
+        )
+
+
+def test_no_replica_begins_a_step_before_what_comes_earlier_was_sent() -> None:
+    fleet = fleet_of(FleetConfig(replicas=2, router="least_requests"))
+    log = serve(
+        fleet,
+        [Request(f"r{n}", prompt_for(f"r{n}", 8), SamplingParams(max_tokens=9), 0.003 * n) for n in range(20)],
+    )
+    for record in log.records:
+        assert record.scheduled_s is not None
+        assert record.scheduled_s >= record.arrival_s
+    idle = [record for record in log.records[:2] if record.scheduled_s == record.arrival_s]
+    assert len(idle) == 2  # the second went to the replica that had nothing to do, and did not wait
+
+
+def test_a_conversation_stays_with_its_replica() -> None:
+    first = [Request(f"a{n}", prompt_for(f"r{n}", 8), SamplingParams(max_tokens=4), 0.001 * n) for n in range(6)]
+    second = [replace(each, request_id=f"b{n}", follows=f"a{n}", arrival_s=0.01) for n, each in enumerate(first)]
+    log = serve(fleet_of(FleetConfig(replicas=4, router="sessions")), first + second)
+    where = {record.request_id: record.replica for record in log.records}
+    assert [where[f"a{n}"] for n in range(6)] == [where[f"b{n}"] for n in range(6)]
+    assert len(set(where.values())) > 1
+
+
+def test_a_router_that_answers_a_replica_that_is_not_there_is_named() -> None:
+    class Wrong(Router):
+        def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaView], now: float) -> Choice:
+            return Choice(7)
+
+    fleet = fleet_of(FleetConfig(replicas=2))
+    fleet.router = Wrong(FleetConfig(replicas=2))
+    with pytest.raises(ConfigError, match=r"chose replica 7 for r0, of 0, 1"):
+        fleet.submit(traffic(1)[0])
+
+
+def _lives(draw: random.Random, replicas: int) -> list[str]:
+    lives = []
+    for number in range(draw.randrange(4)):
+        index = draw.randrange(1, replicas)  # the first is always there
+        lives.append(f"{0.01 * number + 0.001:.4f} {draw.choice(('die', 'drain', 'return'))} {index}")
+    return lives
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), is_split=st.booleans())
+def test_every_request_ends_once_and_no_memory_is_lost(seed: int, is_split: bool) -> None:
+    """Random routers, links, lives and aborts."""
+    draw = random.Random(seed)
+    replicas = draw.randrange(2, 5)
+    link = LinkConfig(gb_s=draw.choice((0.0001, 1.0)), piece_us=draw.choice((0.0, 50.0)))
+    settings = FleetConfig(
+        replicas=replicas,
+        router=draw.choice(ROUTERS.names()),
+        prefixes=draw.choice(("auto", "exact", "events", "memory")),
+        events_lost=draw.choice((0.0, 0.5)),
+        prefill=draw.randrange(1, replicas) if is_split else 0,
+        split_tokens=draw.choice((0, 20)),
+        link=link,
+        life=[] if is_split else _lives(draw, replicas),
+    )
+    fleet, requests = fleet_of(settings), traffic(draw.randrange(1, 40), seed=seed)
+    ended: dict[str, RequestRecord] = {}
+    aborted = {f"r{draw.randrange(len(requests))}" for _ in range(draw.randrange(4))}
+
+    def on_finish(record: RequestRecord) -> None:
+        assert record.request_id not in ended
+        ended[record.request_id] = record
+
+    for request in requests:
+        fleet.submit(request, on_finish=on_finish)
+    steps = 0
+    while fleet.has_work():
+        if steps in (3, 9, 20) and aborted:
+            fleet.abort(aborted.pop())
+        if fleet.step() is None and (when := fleet.next_wakeup()) is not None:
+            fleet.clock.wait_until(when)
+        steps += 1
+        assert fleet.audit() == []
+        assert steps < 5000
+    assert sorted(ended) == sorted(request.request_id for request in requests)
+    for replica in fleet.replicas:
+        assert replica.core.pool.stats().blocks_in_use == 0
+        assert replica.in_flight(1e9) == 0
+
+
+@pytest.mark.parametrize("router", ["round_robin", "precise", "dynamo"])
+def test_splitting_changes_no_token(router: str) -> None:
+    requests = traffic(30)
+    whole = serve(fleet_of(FleetConfig(replicas=3, router=router)), requests)
+    fleet = fleet_of(FleetConfig(replicas=3, prefill=1, router=router))
+    split = serve(fleet, requests)
+    assert [record.output_token_ids for record in split.records] == [
+        record.output_token_ids for record in whole.records
+    ]
+    assert fleet.split is not None
+    assert {each.request_id for each in fleet.split.transfers} <= {request.request_id for request in requests}
+    assert all(record.replica > 0 for record in split.records)
+
+
+def test_a_transfer_takes_its_pieces_and_waits_for_the_one_before() -> None:
+    link = LinkConfig(gb_s=1.0, setup_us=100.0, piece_us=10.0)
+    rate = LinkRate(link, devices=2, block_bytes=4096, pieces_per_block=8)
+    assert rate.seconds(10 * 4096) == pytest.approx(100e-6 + 80 * 10e-6 + 10 * 4096 / 2 / 1e9)
+    fleet = fleet_of(FleetConfig(replicas=2, prefill=1, link=replace(link, setup_us=1e5)))
+    requests = [Request(f"r{n}", prompt_for(f"r{n}", 16), SamplingParams(max_tokens=3), 0.0) for n in range(3)]
+    serve(fleet, requests)
+    assert fleet.split is not None
+    sent = fleet.split.transfers
+    assert [each.request_id for each in sent] == ["r0", "r1", "r2"]
+    assert all(after.start_s >= before.end_s for before, after in pairwise(sent))
+    assert all(each.end_s - each.start_s == pytest.approx(sent[0].end_s - sent[0].start_s) for each in sent)
+    assert all(each.num_bytes == 4 * fleet.split.tiers[1].page_bytes for each in sent)  # 16 tokens in blocks of 4
+
+
+def test_blocks_stay_where_they_were_computed_until_they_have_been_pulled() -> None:
+    fleet = fleet_of(FleetConfig(replicas=2, prefill=1, link=LinkConfig(setup_us=1e6)))
+    fleet.submit(Request("r0", prompt_for("r0", 16), SamplingParams(max_tokens=3), 0.0))
+    source = fleet.replicas[0].core.pool
+    held = []
+    while fleet.has_work():
+        if fleet.step() is None and (when := fleet.next_wakeup()) is not None:
+            fleet.clock.wait_until(when)
+        assert fleet.split is not None
+        if fleet.split.transfers:
+            held.append((source.stats().blocks_in_use, fleet.replicas[1].core.pool.stats().loading_sequences))
+    assert (4, 1) in held or (5, 1) in held  # both ends hold the prompt while it is on its way
+    assert held[-1][0] == 0
