@@ -51,6 +51,18 @@ Feature: How many sequences fit
     Scenario: Devices are given in short
       Then the planner finds the same for "tensor_parallel=4" as for "executor.tensor_parallel=4" on hardware
 
+    @R29.1
+    Scenario Outline: vLLM <version> reported <blocks> blocks at its start
+      When I plan "<settings> framework.version=<version> scheduler.max_batched_tokens=2048"
+      Then within 2 % of <blocks> blocks of 16 tokens fit
+      And the planner says "<counted>"
+
+      # Published by LLMServingSim's authors with all settings (experiments/planner_vs_vllm); nothing is fitted to them.
+      Examples:
+        | settings                                                                                                   | version | blocks | counted                                       |
+        | model=llama3_1_8b hardware=rtx_4090 model.max_seq_len=32768 scheduler.max_batch_size=256                    | 0.19.0  | 2588   | while kernels are compiled and timed          |
+        | model=qwen3_32b hardware=rtx_pro_6000_server tensor_parallel=2 executor.memory_utilization=0.92 scheduler.max_batch_size=128 | 0.28.0  | 28884  | while kernels are compiled and timed |
+
     @R2.5
     Scenario Outline: A memory holds <contiguous> slots of 4096 tokens, or <paged> sequences of <length>
       When I plan "model=qwen3_0_6b kv.memory=4GiB model.max_seq_len=4096 lengths=<length>"

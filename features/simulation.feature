@@ -59,7 +59,36 @@ Feature: Simulation
         | override              | message                                                                                |
         | hardware=l4           | hardware=l4: timing=silicon has vllm on a100_sxm ... or take executor.timing=roofline  |
         | model=qwen3_tiny      | model=qwen3_tiny: vllm 0.24.0 on h100_sxm was measured with ... or take executor.timing=roofline |
-        | framework.version=0.1 | framework.version=0.1: timing=silicon has vllm 0.24.0 and 0.27.0 on h100_sxm           |
+
+    @R29.3
+    Scenario Outline: A device of the tables is a choice
+      Given the tables of measured operations
+      When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b hardware=<device>" on a tiny model
+      Then the message says "timing silicon (vllm 0.24.0 on <device>)"
+
+      Examples:
+        | device              |
+        | gb300               |
+        | rtx_pro_6000_server |
+
+    @R29.2
+    Scenario: Of another version than was measured, the nearest is taken, and said
+      Given the tables of measured operations
+      When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b hardware=h100_sxm framework.version=0.19.0" on a tiny model
+      Then the message says "timing silicon (vllm 0.24.0 on h100_sxm, the nearest to 0.19.0)"
+
+    @R29.5
+    Scenario: A prediction says how sure it is
+      Given the tables of measured operations
+      When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b hardware=l40s" on a tiny model
+      Then the message says "nine of ten of 119 measured vllm deployments had tpot within 22 % ... and ttft within 34 % ..."
+      And the message says "none is on l40s, and of a device left out 85 % and 92 % were as near"
+
+    @R29.4
+    Scenario: Two devices over PCIe exchange as the version did that is asked for
+      Given the tables of measured operations
+      When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b hardware=rtx_pro_6000_server executor.tensor_parallel=2 framework.version=0.19.0" on a tiny model
+      Then the message says "timing silicon (vllm 0.24.0 on rtx_pro_6000_server, the nearest to 0.19.0, links of 0.19.0)"
 
     @R14.1
     Scenario: Half the bytes in fp8: more room, and less time
@@ -161,7 +190,7 @@ Feature: Simulation
         | override                                                  | message                                                                          |
         | executor=simulated                                        | hardware=null: executor=simulated needs a device, as hardware=h100_sxm           |
         | hardware=h100_sxm                                         | hardware=h100_sxm: can only be simulated; use executor=simulated                 |
-        | executor=simulated hardware=h100                          | hardware=h100: unknown; known: a100_sxm, ... did you mean h100_sxm?              |
+        | executor=simulated hardware=h100                          | hardware=h100: unknown; known: a100_pcie, a100_sxm, ... did you mean h100_sxm?              |
         | executor=simulated hardware=l4 hardware.memory=600MiB     | for weights, steps and one block ... is less; take a smaller model               |
         | executor=simulated hardware=l4 executor.tensor_parallel=3 | executor.tensor_parallel=3: qwen3_tiny has 2 KV heads, ... a multiple of it      |
         | executor.weights=fp8                                      | executor.weights=fp8: is stored by simulated devices alone ... use int8 or auto  |

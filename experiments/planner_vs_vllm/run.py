@@ -40,6 +40,8 @@ def cases() -> Iterator[Case]:
             blocks = float(row["published"])
             if row["unit"] == "GiB":
                 blocks *= 2**30 / (16 * plan.spec.bytes_per_token)
+            elif row["unit"] == "tokens":
+                blocks /= 16
             planned = plan.paged.num_blocks
             yield Case(row["card"], row["model"], row["vllm"], int(blocks), planned, row["address"])
 

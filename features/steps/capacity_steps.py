@@ -123,6 +123,11 @@ def token_and_block(planner: Planner, token: int, block: int) -> None:
     assert (figures["bytes_per_token"], figures["bytes_per_block"]) == (token, block)
 
 
+@then(parsers.parse("within {percent:d} % of {blocks:d} blocks of 16 tokens fit"))
+def near_blocks(planner: Planner, percent: int, blocks: int) -> None:
+    assert planner.figures()["pools"]["paged"]["num_blocks"] == pytest.approx(blocks, rel=percent / 100)
+
+
 @then(parsers.parse("{contiguous:d} contiguous and {paged:d} paged sequences of {length:d} tokens fit"))
 def fit(planner: Planner, contiguous: int, paged: int, length: int) -> None:
     (row,) = planner.figures()["sequences"]

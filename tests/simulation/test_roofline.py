@@ -109,6 +109,18 @@ def test_devices_divide_the_work_and_add_all_reduces() -> None:
     assert two.links == pytest.approx(2 * model.num_layers * model.hidden_size * 2 / 1e9)
 
 
+def test_over_pcie_more_devices_share_their_paths() -> None:
+    model, shared = tiny_config(), replace(PLAIN, links_shared=True, collective_us=3.0)
+    own = replace(shared, links_shared=False)
+    links = {
+        (hardware.links_shared, devices): timing(model, hardware, devices).step(counts(64), counts(64), 1).links
+        for hardware in (shared, own)
+        for devices in (2, 8)
+    }
+    assert links[True, 2] == links[False, 2]
+    assert links[True, 8] == pytest.approx(4 * links[False, 8])
+
+
 def test_launches_cost_the_same_whatever_is_computed() -> None:
     model = tiny_config()
     hardware = replace(PLAIN, launch_us=2.0, collective_us=5.0)

@@ -18,6 +18,7 @@ class HardwareConfig:
     bandwidth_gb_s: float = 0.0  # of its memory, in 10^9 bytes per second; for timing=roofline
     tflops: dict[str, float] = field(default_factory=dict)  # of dense matrix products, by dtype, in 10^12
     link_gb_s: float = 0.0  # to its peers, in one direction, in 10^9 bytes per second
+    links_shared: bool = False  # links meet in the host (PCIe without NVLink): pairs of devices share one path
     bandwidth_efficiency: float = 0.8  # share of the memory's bandwidth that kernels sustain, 0 to 1
     compute_efficiency: float = 0.7  # share of the arithmetic that matrix products sustain, 0 to 1
     host_link_gb_s: float = 0.0  # to the host's memory, in one direction, in 10^9 bytes per second; for kv.offload

@@ -81,7 +81,10 @@ def _weights_formula(plan: CapacityPlan) -> str:
 def _working_formula(plan: CapacityPlan) -> str:
     """Of the step that needs most."""
     working, settings, model = plan.working, plan.settings, plan.model
-    small = f", and {format_bytes(working.small)} for small things"
+    small = f", {format_bytes(working.graphs)} for CUDA graphs" if working.graphs else ""
+    small += f", and {format_bytes(working.small)} for small things"
+    if working.compiling > max(working.logits, working.layers + working.attention):
+        return f"largest: {format_bytes(working.compiling)} while kernels are compiled and timed{small}"
     if working.logits > working.layers + working.attention:
         stream = 2 * settings.max_batched_tokens * model.hidden_size * settings.element
         each = (working.logits - stream) // (settings.rows * model.vocab_size)

@@ -13,6 +13,7 @@ from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES, KVSpec
 from kvlab.models.config import DecoderConfig, TransformersConfig, WeightCounts
 from kvlab.models.ops.base import PART_BYTES
+from kvlab.planning.startup import OTHERS, Startup, graph_bytes
 
 _FLOAT32 = DTYPE_BYTES["float32"]
 COMPACT_BYTES = 1.5  # of a number in 12 bits, apart from tables of exponents and exceptions
@@ -45,6 +46,7 @@ class EngineSettings:
     devices: int | None = (
         None  # that are simulated, with a serving framework's kernels; None: this machine's device
     )
+    startup: Startup = OTHERS  # what a simulated framework counts at its start
 
     @property
     def element(self) -> int:
@@ -129,6 +131,10 @@ def weight_bytes(model: DecoderConfig, settings: EngineSettings) -> WeightBytes:
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     biases = (q + 2 * kv if model.qkv_bias else 0) + (hidden if model.output_bias else 0)
     ropes = len({layer.rope for layer in model.layers})
+    # Serving frameworks have angles for all positions that the model knows, and a table on each device.
+    positions = settings.max_seq_len
+    if settings.devices:
+        positions = max(positions, model.max_position_embeddings) * settings.devices
     return WeightBytes(
         matrices=sum(matrix.times * _matrix_bytes(matrix, dtype, settings) for matrix, dtype in stored),
         output=_matrix_bytes(output, settings.output_dtype, settings),
@@ -136,7 +142,7 @@ def weight_bytes(model: DecoderConfig, settings: EngineSettings) -> WeightBytes:
         norms=norms * (_FLOAT32 if model.norm_offset else element),
         biases=model.num_layers * biases * element,
         scales=SCALE_BYTES * sum(each.times * each.outputs for each, dtype in stored if dtype != settings.dtype),
-        rotary=2 * ropes * settings.max_seq_len * model.head_dim * element,
+        rotary=(1 if settings.devices else 2) * ropes * positions * model.head_dim * element,
         stored=sum(each.times * each.outputs * each.inputs for each, _ in stored)
         + (vocabulary if own_table else 0)
         + norms
@@ -162,8 +168,8 @@ def _weight_bytes_in_transformers(counts: WeightCounts, vocab_size: int, setting
 
 @dataclass(frozen=True, slots=True)
 class WorkingMemory:
-    """Bytes that come and go. A step needs the larger of `layers` + `attention` and `logits`; weights are loaded
-    before there is a cache.
+    """Bytes that come and go. A step needs the largest of `layers` + `attention`, `logits` and `compiling`; weights
+    are loaded before there is a cache.
     """
 
     layers: int  # activations of a layer, for all tokens of a step
@@ -171,11 +177,13 @@ class WorkingMemory:
     logits: int  # of the rows that are sampled, what sampling makes of them, and what is kept beside them
     loading: int  # what weights need for a moment, beyond what they take in the end
     small: int
+    compiling: int = 0  # example inputs on which a simulated framework times its kernels
+    graphs: int = 0  # kept free for CUDA graphs
 
     @property
     def peak(self) -> int:
         """Of a step."""
-        return max(self.layers + self.attention, self.logits) + self.small
+        return max(self.layers + self.attention, self.logits, self.compiling) + self.small + self.graphs
 
 
 def working_memory(model: DecoderConfig, cache: KVSpec, settings: EngineSettings) -> WorkingMemory:
@@ -192,7 +200,11 @@ def working_memory(model: DecoderConfig, cache: KVSpec, settings: EngineSettings
     # Greedy decoding takes the largest of each row, of float32 logits. Sampling copies them, takes their softmax,
     # and sums that in float64; or, with top-k, sorts them. A GPU sorts values and indices into a second copy.
     logit = _FLOAT32 if own else element
-    per_logit = logit + ((9 if settings.devices else 7) * _FLOAT32 if settings.random_sampling else 0)
+    per_logit = logit + (7 * _FLOAT32 if settings.random_sampling else 0)
+    scratch = 0
+    if settings.devices:
+        per_logit = settings.startup.logit_bytes
+        scratch = min(settings.rows, settings.startup.scratch_rows) * model.vocab_size * _FLOAT32
     if model.logit_soft_cap is not None or isinstance(model, TransformersConfig):  # which may scale or cap them
         per_logit = max(per_logit, 3 * logit)
     if isinstance(model, TransformersConfig):
@@ -210,10 +222,23 @@ def working_memory(model: DecoderConfig, cache: KVSpec, settings: EngineSettings
     return WorkingMemory(
         layers=layers,
         attention=_attention(model, cache, settings),
-        logits=beside_logits + settings.rows * (model.vocab_size * per_logit + row) + part,
+        logits=beside_logits + settings.rows * (model.vocab_size * per_logit + row) + part + scratch,
         loading=loaded + _TILE * (_FLOAT32 + element),
         small=_small(settings.devices),
+        **_startup(model, settings),
     )
+
+
+def _startup(model: DecoderConfig, settings: EngineSettings) -> dict[str, int]:
+    """What a simulated framework's start adds."""
+    devices, start, row = settings.devices, settings.startup, model.hidden_size * settings.element
+    if not devices:
+        return {}
+    table = model.vocab_size * row // devices + model.max_position_embeddings * model.head_dim * settings.element
+    return {
+        "compiling": table + settings.max_batched_tokens * 2 * row if start.compiles else 0,
+        "graphs": graph_bytes(settings.max_batch_size, settings.max_batched_tokens, row) if start.graphs else 0,
+    }
 
 
 def _small(devices: int | None) -> int:

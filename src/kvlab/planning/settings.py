@@ -13,6 +13,7 @@ from kvlab.errors import ConfigError, DeviceError
 from kvlab.kv.pools import POOLS
 from kvlab.models.config import DecoderConfig, TransformersConfig, attention_specs
 from kvlab.planning.memory import EngineSettings
+from kvlab.planning.startup import startup
 
 _DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of NVIDIA, of Windows for its Linux, of AMD
 
@@ -43,6 +44,7 @@ def memory_settings(
         block_size=POOLS.get(config.kv.backend).block_size_for(config.kv, config.model.max_seq_len),
         random_sampling=random_sampling,
         devices=devices,
+        startup=startup(config.framework),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from math import log
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from kvlab.config import FrameworkConfig, HardwareConfig
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.extras import install_command
+from kvlab.planning.startup import version_key
 
 INSTEAD = "or take executor.timing=roofline"
 _PACKAGE = "aiconfigurator_core"
@@ -34,7 +36,7 @@ class MeasuredTables:
     `operations` holds the package's classes of them, and `types` its enumerations of types.
     """
 
-    def __init__(self, hardware: HardwareConfig, framework: FrameworkConfig) -> None:
+    def __init__(self, hardware: HardwareConfig, framework: FrameworkConfig, tensor_parallel: int = 1) -> None:
         """Raises ConfigError, naming what would do, where the package or a table is missing."""
         logging.getLogger(_PACKAGE).setLevel(logging.CRITICAL)  # it warns of models that are none of ours
         databases, self._engine = _module("perf_database"), _module("engine")
@@ -51,13 +53,19 @@ class MeasuredTables:
             raise ConfigError("hardware", name, text)
         slots = databases.get_version_slots(name, tables)
         versions = [slots[slot] for slot in ("previous", "current", "next") if slots.get(slot)]
-        version = framework.version or slots["current"]
-        if version not in versions:
-            text = f"timing=silicon has {tables} {' and '.join(versions)} on {name}; {INSTEAD}"
-            raise ConfigError("framework.version", version, text)
-        self.name = f"{tables} {version} on {name}"
+        asked = framework.version or slots["current"]
+        version = min(versions, key=lambda one: _apart(one, asked))
+        self.name = f"{tables} {version} on {name}" + (f", the nearest to {asked}" if version != asked else "")
+        self.framework, self.device = tables, name
         self._database = databases.get_database(name, tables, version)
-        self._handle = self._engine.EngineHandle.for_database(self._database, systems_path=str(systems))
+        open_tables = partial(self._engine.EngineHandle.for_database, systems_path=str(systems))
+        self._handle = self._links = open_tables(self._database)
+        # Collectives were measured with more versions than all else, and over PCIe differ most between them.
+        measured = [path.name for path in (systems / "data" / name / "comm" / tables).glob("*.*")]
+        links = min(measured, key=lambda one: _apart(one, asked), default=version)
+        if tensor_parallel > 1 and framework.version and links != version:
+            self._links = open_tables(databases.get_database(name, tables, links, allow_unlisted_version=True))
+            self.name += f", links of {links}"
 
     def compile(self, operations: Sequence[Any]) -> str:
         """Objects of `self.operations`, one after the other, as `seconds` takes them."""
@@ -69,14 +77,22 @@ class MeasuredTables:
         """Seconds of compiled operations for `batch` sequences: in a prefill each has `tokens` new tokens behind
         `prefix` cached ones; otherwise each has one, at a context of `tokens`. Raises UnmeasuredError.
         """
+        return self._seconds(self._handle, spec, batch, tokens, prefix, prefill)
+
+    def link_seconds(self, spec: str, tokens: int) -> float:
+        """Seconds of compiled collectives for a step of so many tokens, with the version whose collectives were
+        measured that is nearest to the framework's; where that lacks them, as `seconds` has them.
+        """
         try:
-            parts = self._handle.evaluate_ops_json(
-                spec,
-                is_context=prefill,
-                batch_size=batch,
-                s=tokens,
-                prefix=prefix,
-                x=batch * (tokens if prefill else 1),
+            return self._seconds(self._links, spec, 1, tokens, 0, True)
+        except UnmeasuredError:
+            return self.seconds(spec, 1, tokens, prefill=True)
+
+    def _seconds(self, handle: Any, spec: str, batch: int, tokens: int, prefix: int, prefill: bool) -> float:
+        rows = batch * (tokens if prefill else 1)
+        try:
+            parts = handle.evaluate_ops_json(
+                spec, is_context=prefill, batch_size=batch, s=tokens, prefix=prefix, x=rows
             )
         except (RuntimeError, ValueError) as error:
             raise UnmeasuredError(str(error)) from error
@@ -118,6 +134,12 @@ def _devices(systems: Path, framework: str) -> Iterator[str]:
         needed = (path / family / framework for family in ("gemm", "attention"))
         if path.name != _OTHER_MAKE and all(directory.is_dir() for directory in needed):
             yield path.name
+
+
+def _apart(version: str, asked: str) -> tuple[int, ...]:
+    """By how much two versions differ, to compare. Raises ConfigError for framework.version."""
+    keys = version_key(version), version_key(asked)
+    return (version != asked, *(abs(one - other) for one, other in zip(*keys, strict=False)))
 
 
 def _distance(hardware: HardwareConfig, system: dict[str, Any]) -> float:

@@ -41,7 +41,7 @@ class Deployment:
 class Timing(ABC):
     """Where the times of one deployment's steps come from."""
 
-    because: str | None = None  # why it was taken where `auto` prefers another
+    because: str | None = None  # to know before there are figures: why not what `auto` prefers; how near it was
 
     @classmethod
     @abstractmethod

@@ -7,7 +7,8 @@ A step over T tokens of B sequences on N devices, each of which has 1/N of every
                 device has arithmetic for it, else as the activations are, and so is the output layer
     attention   max(bytes of K and V read or written / bandwidth, 4 x heads x head_dim x pairs / arithmetic), where
                 a pair is a query and a token it attends to
-    links       two all-reduces per layer: 2 (N - 1) / N x T x hidden numbers over the links, and their latency
+    links       two all-reduces per layer: 2 (N - 1) / N x T x hidden numbers over the links, and their latency;
+                N / 2 times that where the links meet in the host
     launches    `LAUNCHES` kernels per layer
 
 Rates are the data sheet's times an efficiency. Each sequence counts with its length, each layer with its window.
@@ -159,5 +160,6 @@ class RooflineTiming(StepTiming):
             return 0.0
         hardware, others = self.hardware, self.devices - 1
         sent = 2 * others / self.devices * tokens * self.model.hidden_size * DTYPE_BYTES[self.dtype]
+        pairs = self.devices / 2 if hardware.links_shared else 1
         once = sent / (hardware.link_gb_s * 1e9 * hardware.link_efficiency) + hardware.collective_us * 1e-6
-        return 2 * self.model.num_layers * once
+        return 2 * self.model.num_layers * pairs * once

@@ -26,6 +26,7 @@ import numpy as np
 from kvlab.config import EngineConfig
 from kvlab.errors import ConfigError
 from kvlab.models.config import DecoderConfig
+from kvlab.simulation.accuracy import how_sure
 from kvlab.simulation.tables import INSTEAD, MeasuredTables, UnmeasuredError
 from kvlab.simulation.timings import TIMINGS
 from kvlab.simulation.timings.base import Counts, Deployment, StepTiming
@@ -49,6 +50,7 @@ class SiliconTiming(StepTiming):
     def __init__(self, tables: MeasuredTables, model: DecoderConfig, devices: int, weights: str, kv: str) -> None:
         """Raises UnmeasuredError for shapes or types that the tables do not have."""
         self._tables, self._windows = tables, Counter(layer.sliding_window for layer in model.layers)
+        self.because = how_sure(tables.framework, tables.device)
         make, types = tables.operations, tables.types
         hidden, layers, head_dim = model.hidden_size, model.num_layers, model.head_dim
         heads, kv_heads = model.num_heads // devices, model.num_kv_heads // devices
@@ -64,15 +66,17 @@ class SiliconTiming(StepTiming):
                 make.GEMM("gate_up", layers, 2 * inner, hidden, mode),
                 make.ElementWise("gate", layers, 2 * inner, inner, _STREAMED),
                 make.GEMM("down", layers, hidden, inner, mode, low_precision_input=True),
-                make.CustomAllReduce("links", 2 * layers + 1, hidden, devices),
             ]
         )
+        links = tables.compile([make.CustomAllReduce("links", 2 * layers + 1, hidden, devices)])
         head = tables.compile([make.GEMM("head", 1, vocabulary, hidden, types.GEMMQuantMode.bfloat16)])
         each = {"head_size": head_dim, "use_qk_norm": model.qk_norm}
         kv_type, computed = types.KVCacheQuantMode[kv], types.FMHAQuantMode[tables.prefill_type(kv)]
         decode = tables.compile([make.GenerationAttention("decode", 1, heads, kv_heads, kv_type, **each)])
         prefill = tables.compile([make.ContextAttention("prefill", 1, heads, kv_heads, kv_type, computed, **each)])
-        self._linear_s = cache(lambda rows: tables.seconds(linear, 1, rows, prefill=True))
+        self._linear_s = cache(
+            lambda rows: tables.seconds(linear, 1, rows, prefill=True) + tables.link_seconds(links, rows)
+        )
         self._head_s = cache(lambda rows: tables.seconds(head, 1, rows, prefill=True))
         self._decode_s = cache(lambda batch, context: tables.seconds(decode, batch, context, prefill=False))
         self._prefill_s = cache(
@@ -89,7 +93,7 @@ class SiliconTiming(StepTiming):
         if config.kv_dtypes[0] != config.kv_dtypes[1] or config.kv_dtypes[0] not in _KV:
             known = f"K and V in one of {', '.join(_KV)}"
             raise ConfigError("kv.dtype", config.kv_dtype, f"timing=silicon has {known}; {INSTEAD}")
-        tables = MeasuredTables(deployment.hardware, config.framework)
+        tables = MeasuredTables(deployment.hardware, config.framework, devices)
         weights = config.executor.weights_dtype
         types = _WEIGHTS | {"fp8": _FP8[config.framework.fp8_scales]}
         try:

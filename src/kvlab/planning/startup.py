@@ -1,0 +1,73 @@
+"""What a version of vLLM counts at its start beside the weights, and takes from the cache.
+
+It runs its largest step once and samples a full batch before it sizes the cache (its worker's
+`determine_available_memory`). Read in the sources of 0.16, 0.17, 0.19, 0.24, 0.28 and 0.32:
+
+    sampling    until 0.16 all logits are sorted: 38 bytes for each. From 0.17 a kernel finds top-k and top-p:
+                logits, the same in float32, probabilities and random numbers are 14 bytes, and its programs keep
+                rows of their own. Model runner V2 (dense models from 0.28) samples without them: 6 bytes
+    compiling   from 0.16 Inductor times combined kernels on example inputs, the embedding's table among them. A
+                start that finds its kernels compiled (a warm cache) does not, and gives those bytes to the cache
+    graphs      from 0.21 an estimate of the CUDA graphs is kept free: one segment of PyTorch's allocator for each
+                graph; not by V2 as it was in 0.28
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from kvlab.config import FrameworkConfig
+from kvlab.errors import ConfigError
+
+NEWEST = "0.32"  # whose server's defaults an unset version has (config/server_defaults.py)
+_MIB = 2**20
+_SMALL_TENSOR, _SMALL_SEGMENT, _LARGE_TENSOR, _LARGE_SEGMENT = _MIB, 2 * _MIB, 10 * _MIB, 20 * _MIB
+_MOST_CAPTURED = 512  # tokens of the largest graph
+
+
+class Startup(NamedTuple):
+    """What a start counts. The default is that of vLLM until 0.15, and of every other framework here."""
+
+    logit_bytes: int = 38  # of each logit, while a full batch is sampled
+    scratch_rows: int = 0  # most rows of float32 logits that kernels keep
+    compiles: bool = False  # whether the embedding's table is there once more
+    graphs: bool = False  # whether CUDA graphs are counted
+
+
+OTHERS = Startup()
+
+
+def startup(framework: FrameworkConfig) -> Startup:
+    """Of the framework's version, the newest known one unless set. Raises ConfigError for what is no version."""
+    if framework.tables != "vllm" or not framework.name.startswith("vllm"):
+        return OTHERS
+    unset = "0.12" if framework.name == "vllm_synchronous" else NEWEST
+    version = version_key(framework.version or unset)
+    if version < (0, 17):
+        return Startup(compiles=version >= (0, 16))
+    if version < (0, 28):
+        return Startup(14, 128, compiles=True, graphs=version >= (0, 21))
+    return Startup(6, compiles=True, graphs=version >= (0, 29))
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """As 0.19.0: (0, 19, 0), to compare with. Raises ConfigError for framework.version."""
+    if not re.match(r"\d+\.\d+", version):
+        raise ConfigError("framework.version", version, "must be a version, as 0.24.0")
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def graph_bytes(max_batch_size: int, max_batched_tokens: int, row_bytes: int) -> int:
+    """What is kept free for CUDA graphs of steps whose tokens have `row_bytes` of hidden state each: those with
+    decodes alone have up to `max_batch_size` tokens, all others up to twice that.
+    """
+    largest = min(2 * max_batch_size, _MOST_CAPTURED, max_batched_tokens)
+    sizes = [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)) if size <= largest]
+    count = len(sizes) + sum(1 for size in sizes if size <= max_batch_size)
+    tensor = (sizes[-1] if sizes else 0) * row_bytes
+    if tensor <= _SMALL_TENSOR:
+        segment = _SMALL_SEGMENT
+    else:
+        segment = _LARGE_SEGMENT if tensor < _LARGE_TENSOR else -(-tensor // _SMALL_SEGMENT) * _SMALL_SEGMENT
+    return int(count * segment)
