@@ -72,9 +72,7 @@ class FleetConfig:
     router: str = "round_robin"  # who chooses a replica for each request
     load: str = "auto"  # what it knows of queues and memory: exact, or polled each load_s; auto: as the router does
     load_s: float = 0.1  # load=polled: seconds between two looks at the replicas
-    prefixes: str = (
-        "auto"  # what it knows of caches: exact, KV events, its own memory, none; auto: as the router does
-    )
+    prefixes: str = "auto"  # what it knows of caches: exact, events, memory (what it sent), none; auto as above
     events_ms: float = 10.0  # prefixes=events: from a step's end until the router has its KV events
     events_lost: float = 0.0  # prefixes=events: share of the batches of events that never come, 0 to 1
     memory_blocks: int | None = None  # prefixes=memory: blocks remembered of each replica; null: the router's own
