@@ -40,7 +40,7 @@ class GrammarState(Protocol):
 
 
 class Grammar(Protocol):
-    """What an output has to follow; see `kvlab.engine.grammar`."""
+    """What an output has to follow; see `kvlab.models.grammars`."""
 
     def start(self) -> GrammarState:
         """For one output."""

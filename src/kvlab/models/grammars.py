@@ -105,26 +105,22 @@ class Grammars:
         return CompiledGrammar(matcher, self._vocab_size)
 
 
-class CompiledGrammar:
-    """See `Grammar`."""
+class CompiledGrammar(Grammar):
+    """Compiled for a vocabulary."""
 
     def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
         self._matcher, self._vocab_size = matcher, vocab_size
 
     def start(self) -> GrammarState:
-        """For one output."""
         return _State(self._matcher.deep_copy(), self._vocab_size)
 
 
-class _State:
-    """See `GrammarState`."""
-
+class _State(GrammarState):
     def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
         self._matcher, self._vocab_size = matcher, vocab_size
         self._consumed: tuple[int, ...] = ()
 
     def allowed(self, output: Sequence[int]) -> NDArray[np.bool_] | None:
-        """See `GrammarState.allowed`."""
         output, common = tuple(output), len(self._consumed)
         if output[:common] != self._consumed:
             pairs = zip(output, self._consumed, strict=False)

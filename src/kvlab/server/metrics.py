@@ -40,7 +40,6 @@ class _Families(Collector):
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """See Collector."""
         return self._families()
 
 

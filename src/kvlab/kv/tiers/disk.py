@@ -76,7 +76,7 @@ class DiskStore(PageStore):
             raise
 
     def kept(self) -> list[Key]:
-        """See PageStore. Pages that there is no room for any more go."""
+        """Pages that there is no room for any more go."""
         found = sorted(
             (state.st_mtime_ns, bytes.fromhex(name[1]))
             for folder in os.scandir(self.directory)
@@ -101,7 +101,7 @@ class DiskStore(PageStore):
         return blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
 
     def write(self, place: int, key: Key, page: Page) -> None:
-        """See PageStore. Once the disk is full or fails, the user is told and no more pages are taken; what stands
+        """Once the disk is full or fails, the user is told and no more pages are taken; what stands
         in the way of one file is in the way of no other.
         """
         if self._has_failed:
@@ -130,7 +130,7 @@ class DiskStore(PageStore):
         self._keys[place] = key
 
     def read(self, place: int, key: Key, page: Page) -> None:
-        """See PageStore. A file that is not whole goes; of the first, the user is told."""
+        """A file that is not whole goes; of the first, the user is told."""
         data, header, file = page.data, bytearray(_HEADER.size), self._file(key)
         try:
             with open(file, "rb", buffering=0, opener=_open) as opened:
@@ -148,7 +148,6 @@ class DiskStore(PageStore):
         raise TierError(f"{file} is not whole")
 
     def remove(self, place: int, key: Key) -> None:
-        """See PageStore."""
         self._keys.pop(place, None)
         with suppress(OSError):
             self._file(key).unlink()
