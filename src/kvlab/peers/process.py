@@ -146,7 +146,7 @@ class ProcessEngine(RemoteEngine):
         try:
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
-                    [*command, self._program.function],
+                    [*command, self._program.kind],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,

@@ -1,4 +1,4 @@
-"""transformers as an engine: `static`, padded batches through generate, and `continuous`, its paged batching.
+"""transformers as an engine: `Static`, padded batches through generate, and `Continuous`, its paged batching.
 
 Run by host.py; needs transformers and torch alone.
 """
@@ -205,13 +205,3 @@ class Continuous:
             reason = "failed" if found.error else "length"
             events.append(["end", name, reason, now, {"error": found.error}])
         return events
-
-
-def static(settings: Json) -> Static:
-    """Padded batches."""
-    return Static(settings)
-
-
-def continuous(settings: Json) -> Continuous:
-    """Continuous batching."""
-    return Continuous(settings)

@@ -203,8 +203,3 @@ class Vllm:
             if name is not None:
                 found[name] = found.get(name, 0) + metric.value
         return found
-
-
-def serve(settings: Json) -> Vllm:
-    """vLLM."""
-    return Vllm(settings)
