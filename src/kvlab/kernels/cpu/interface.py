@@ -133,6 +133,11 @@ def kv_format(cache: torch.Tensor) -> int:
     return KV_FORMATS.get(cache.dtype, PLAIN)
 
 
+def address(tensor: torch.Tensor | None) -> int | None:
+    """Where a tensor's numbers begin; None, a null pointer, without one."""
+    return None if tensor is None else tensor.data_ptr()
+
+
 def bind(library: ctypes.CDLL) -> None:
     """Check the library's constants and structures, and give its functions their types.
 
