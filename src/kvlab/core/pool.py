@@ -36,11 +36,6 @@ class PoolStats:
         return self.blocks_in_use / self.blocks_total if self.blocks_total else 0.0
 
     @property
-    def token_utilization(self) -> float:
-        """Stored tokens over token slots of the pool."""
-        return self.tokens_stored / self.token_slots if self.token_slots else 0.0
-
-    @property
     def internal_fragmentation(self) -> float:
         """1 - stored tokens / token slots of the blocks in use."""
         in_use = self.blocks_in_use * self.block_size

@@ -18,7 +18,7 @@ import numpy as np
 from llguidance.gbnf_to_lark import gbnf_to_lark
 from numpy.typing import NDArray
 
-from kvlab.core import MAX_GRAMMAR_CHARS, Grammar, GrammarState
+from kvlab.core import Grammar, GrammarState, limits
 from kvlab.errors import GrammarError, shown
 
 _KEPT = 64  # grammars, which are compiled once
@@ -85,8 +85,8 @@ class Grammars:
         return self._grammar("grammar", llguidance.LLMatcher.grammar_from_lark, rules)
 
     def _grammar(self, kind: str, read: Callable[[str], str], text: str) -> Grammar:
-        if len(text) > MAX_GRAMMAR_CHARS:
-            raise GrammarError(f"the {kind} has {len(text):,} characters; at most {MAX_GRAMMAR_CHARS:,}")
+        if len(text) > limits.MAX_GRAMMAR_CHARS:
+            raise GrammarError(f"the {kind} has {len(text):,} characters; at most {limits.MAX_GRAMMAR_CHARS:,}")
         try:
             return self._compiled(kind, read(text))
         except ValueError as error:

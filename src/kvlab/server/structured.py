@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from kvlab.core import MAX_GRAMMAR_CHARS, Grammar
+from kvlab.core import Grammar, limits
 from kvlab.errors import GrammarError, shown
 from kvlab.server.bodies import Generation, ResponsesRequest, StructuredOutputs
 from kvlab.server.errors import ApiError
@@ -24,8 +24,8 @@ def check_size(body: Generation | ResponsesRequest) -> None:
     """Raise ApiError for a structure too large to be one."""
     for name in ("response_format", "structured_outputs", "tools", "text"):
         value = getattr(body, name, None)
-        if value and (size := len(json.dumps(value, default=BaseModel.model_dump))) > MAX_GRAMMAR_CHARS:
-            raise ApiError(400, f"{name} has {size:,} characters; at most {MAX_GRAMMAR_CHARS:,}", name)
+        if value and (size := len(json.dumps(value, default=BaseModel.model_dump))) > limits.MAX_GRAMMAR_CHARS:
+            raise ApiError(400, f"{name} has {size:,} characters; at most {limits.MAX_GRAMMAR_CHARS:,}", name)
 
 
 def grammar_of(body: Generation, model: ServedModel) -> Grammar | None:
