@@ -19,9 +19,7 @@ class PrefixHits:
     """What pool and tiers have of a prompt: its first blocks, as far as the groups of layers need them."""
 
     count: int  # blocks that a slot has once all is loaded
-    entries: list[
-        list[Any]
-    ]  # of each group its last ones of those: a block (int), or the key (bytes) of one to load
+    entries: list[list[Any]]  # of each group its last ones of those: blocks (int), or keys (bytes) to load
     ready: int  # blocks that it has at once
     stored: int  # blocks that its tables count as stored meanwhile
     keys: Sequence[Key] = ()  # the contents to load, group by group

@@ -32,9 +32,7 @@ class EngineSettings:
     device: str  # "cpu" or "cuda"
     attention: str  # name of the backend
     native: bool  # whether kvlab's CPU kernels compute what is not attention
-    onednn: (
-        bool  # whether PyTorch computes it in bfloat16 on a CPU that has products of it: oneDNN packs the weights
-    )
+    onednn: bool  # whether PyTorch computes it in bfloat16, on a CPU with products of it: oneDNN packs the weights
     weights: str  # "auto" and "plain": in `dtype`; "compact"; "int8"; "fp8": all matrices but the output layer's
     max_batched_tokens: int
     max_batch_size: int
@@ -42,9 +40,7 @@ class EngineSettings:
     block_size: int  # of the pool
     random_sampling: bool = True  # whether tokens are sampled, rather than greedy
     speculated: int = 0  # most tokens proposed for a sequence in a step
-    devices: int | None = (
-        None  # that are simulated, with a serving framework's kernels; None: this machine's device
-    )
+    devices: int | None = None  # that are simulated, with a framework's kernels; None: this machine's device
 
     @property
     def element(self) -> int:
