@@ -82,4 +82,4 @@ TIER_COUNTERS = (
     *(f"{tier}_{name}" for tier in ("host", "disk") for name in ("stored_blocks", "hit_tokens", "loaded_blocks")),
     *("store_us", "load_us", "failed_pages", "swapped_out_blocks", "swapped_in_blocks"),
 )
-_counts = attrgetter(*(each.name for each in fields(PoolCounters)))
+_counts = attrgetter(*(field.name for field in fields(PoolCounters)))

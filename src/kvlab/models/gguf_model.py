@@ -59,9 +59,9 @@ class GgufWeights(WeightSource):
         path, (stored, part) = self._file.path, self._stored(name)
         if stored not in self._file.tensors:
             raise WeightsError(f"{path}: tensor {stored} {list(shape)} is missing")
-        found = self._file.tensors[stored].shape
-        if found != shape:
-            raise WeightsError(f"{path}: tensor {stored} has shape {list(found)}, the model needs {list(shape)}")
+        kept = self._file.tensors[stored].shape
+        if kept != shape:
+            raise WeightsError(f"{path}: tensor {stored} has shape {list(kept)}, the model needs {list(shape)}")
         self._unused.discard(stored)
         try:
             values = self._file.read(stored)

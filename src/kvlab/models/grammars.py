@@ -133,25 +133,25 @@ class _State(GrammarState):
             raise GrammarError(f"its grammar cannot be followed: {_in_a_line(self._matcher.get_error())}")
         if bits is None:
             return None
-        each = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=self._vocab_size, bitorder="little")
-        return each.view(np.bool_)
+        is_allowed = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=self._vocab_size, bitorder="little")
+        return is_allowed.view(np.bool_)
 
 
 def _closed(schema: Any) -> Any:
     """The schema without properties that it does not name: a small model would go on inventing some."""
     if not isinstance(schema, Mapping) or "allOf" in schema:  # of which each part names some
         return schema
-    found = dict(schema)
+    closed = dict(schema)
     for name, value in schema.items():
         if name in _SCHEMAS:
-            found[name] = _closed(value)
+            closed[name] = _closed(value)
         elif name in _LISTS_OF_SCHEMAS and isinstance(value, list):
-            found[name] = [_closed(each) for each in value]
+            closed[name] = [_closed(part) for part in value]
         elif name in _NAMED_SCHEMAS and isinstance(value, Mapping):
-            found[name] = {key: _closed(each) for key, each in value.items()}
+            closed[name] = {key: _closed(part) for key, part in value.items()}
     if "properties" in schema and not _OTHERS & schema.keys():
-        found["additionalProperties"] = False
-    return found
+        closed["additionalProperties"] = False
+    return closed
 
 
 def _in_a_line(error: object) -> str:

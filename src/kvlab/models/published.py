@@ -63,7 +63,7 @@ def located(where: str, *, key: str = "model.path") -> str:
         return os.path.expanduser(where)
     name = where.removeprefix(_PREFIX)
     if name not in PUBLISHED:
-        raise ConfigError(key, where, f"unknown; known: {', '.join(_PREFIX + each for each in PUBLISHED)}")
+        raise ConfigError(key, where, f"unknown; known: {', '.join(_PREFIX + known for known in PUBLISHED)}")
     file = published_file(name)
     if not file.is_file():
         raise ConfigError(key, where, f"is not in the cache; bring it there once: kvlab fetch {name}")

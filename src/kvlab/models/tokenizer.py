@@ -85,9 +85,9 @@ class Tokenizer:
         """
         ids = range(min(most, self._backend.get_vocab_size()))
         texts = self._backend.decode_batch([[token] for token in ids], skip_special_tokens=True)
-        found = [(token, text) for token, text in zip(ids, texts, strict=True) if _WORD.fullmatch(text)]
-        encoded = self._backend.encode_batch_fast([text for _, text in found], add_special_tokens=False)
-        own = [(token, text) for (token, text), each in zip(found, encoded, strict=True) if each.ids == [token]]
+        words = [(token, text) for token, text in zip(ids, texts, strict=True) if _WORD.fullmatch(text)]
+        encoded = self._backend.encode_batch_fast([text for _, text in words], add_special_tokens=False)
+        own = [(token, text) for (token, text), code in zip(words, encoded, strict=True) if code.ids == [token]]
         spaced = {text: token for token, text in own if text[0] == " "}  # others may be a part of a word
         return [token for token, text in own if f" {text}" in spaced], list(spaced.values())
 
@@ -133,8 +133,8 @@ def load_tokenizer(model: ModelConfig) -> Tokenizer:
     file = Path(path) if is_gguf(path) else Path(path, _FILE)
     if not file.exists():
         raise TokenizerError(f"{path} has no {_FILE}, so there is no text with it; {_ADVICE}")
-    found = _load(file, file.stat().st_mtime_ns)
-    return found if model.tokenizer is None else found.lent()
+    tokenizer = _load(file, file.stat().st_mtime_ns)
+    return tokenizer if model.tokenizer is None else tokenizer.lent()
 
 
 def find_tokenizer(model: ModelConfig) -> Tokenizer | None:
@@ -188,7 +188,7 @@ def _from_directory(directory: Path) -> Tokenizer:
         reason = str(error) if isinstance(error, ValueError) else f"cannot be read ({shown(error)})"
         raise TokenizerError(f"{file} {reason}") from error
     if isinstance(text, list):  # several by name; that of a chat is called default
-        named = {each.get("name"): each.get("template") for each in text if isinstance(each, dict)}
+        named = {entry.get("name"): entry.get("template") for entry in text if isinstance(entry, dict)}
         text = named.get("default")
     variables = {f"{name}_token": _content(settings.get(f"{name}_token")) for name in ("bos", "eos", "pad", "unk")}
     return Tokenizer(backend, str(directory), _template(text, variables, str(directory)))
@@ -196,8 +196,8 @@ def _from_directory(directory: Path) -> Tokenizer:
 
 def _content(token: Any) -> str | None:
     """A special token, which is a text or an object with one."""
-    found = token.get("content") if isinstance(token, dict) else token
-    return found if isinstance(found, str) else None
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
 
 
 def _template(text: Any, variables: dict[str, str | None], source: str) -> Callable[[], ChatTemplate] | None:

@@ -126,9 +126,9 @@ class SafetensorsWeights(WeightSource):
             raise WeightsError(f"{self._directory}: tensor {name} {list(shape)} is missing")
         (file, handle), stored = self._owner[name], self._prefix + name
         part = handle.get_slice(stored)
-        found, needed, kind = list(part.get_shape()), list(shape), part.get_dtype()
-        if found != needed:
-            raise WeightsError(f"{file}: tensor {name} has shape {shown(found)}, the model needs {needed}")
+        stored_shape, needed, kind = list(part.get_shape()), list(shape), part.get_dtype()
+        if stored_shape != needed:
+            raise WeightsError(f"{file}: tensor {name} has shape {shown(stored_shape)}, the model needs {needed}")
         if kind not in _DTYPES:
             raise WeightsError(f"{file}: tensor {name} is stored as {kind}; known: {', '.join(_DTYPES)}")
         self._unused.discard(name)

@@ -55,10 +55,10 @@ def interpreter(config: RunConfig, program: Program) -> str:
     asked = config.engine.python
     if asked is None:
         return str(installed_python(program.name) or sys.executable)
-    found = shutil.which(os.path.expanduser(asked))
-    if found is None:
+    python = shutil.which(os.path.expanduser(asked))
+    if python is None:
         raise ConfigError("engine.python", asked, "is no interpreter: name the bin/python of an environment")
-    return found
+    return python
 
 
 def worker_settings(assignment: Assignment) -> dict[str, Any]:

@@ -49,8 +49,8 @@ def memory_of_devices(
     counted here is that of one.
     """
     devices = devices or config.executor.tensor_parallel
-    each = int(hardware.usable_bytes * config.executor.memory_utilization)
-    return devices * each - (devices - 1) * working.peak
+    of_one = int(hardware.usable_bytes * config.executor.memory_utilization)
+    return devices * of_one - (devices - 1) * working.peak
 
 
 def check_devices(config: EngineConfig, hardware: HardwareConfig, plan: MemoryPlan) -> None:

@@ -131,9 +131,10 @@ def weight_bytes(model: DecoderConfig, settings: EngineSettings) -> WeightBytes:
         embedding=vocabulary * element if own_table else 0,
         norms=norms * (_FLOAT32 if model.norm_offset else element),
         biases=model.num_layers * biases * element,
-        scales=SCALE_BYTES * sum(each.times * each.outputs for each, dtype in stored if dtype != settings.dtype),
+        scales=SCALE_BYTES
+        * sum(matrix.times * matrix.outputs for matrix, dtype in stored if dtype != settings.dtype),
         rotary=2 * ropes * settings.max_seq_len * model.head_dim * element,
-        stored=sum(each.times * each.outputs * each.inputs for each, _ in stored)
+        stored=sum(matrix.times * matrix.outputs * matrix.inputs for matrix, _ in stored)
         + (vocabulary if own_table else 0)
         + norms
         + model.num_layers * biases,

@@ -32,11 +32,11 @@ class Durations:
 
     def family(self, name: str, text: str, model: str) -> HistogramMetricFamily:
         """As Prometheus has it: how many were at most as long as each bucket's end."""
-        found = HistogramMetricFamily(f"vllm:{name}", text, labels=["model_name", "engine"])
+        family = HistogramMetricFamily(f"vllm:{name}", text, labels=["model_name", "engine"])
         ends = [*map(str, _SECONDS.tolist()), "+Inf"]
         buckets = zip(ends, accumulate(self._counts.tolist()), strict=True)
-        found.add_metric([model, "0"], buckets=list(buckets), sum_value=self._sum)
-        return found
+        family.add_metric([model, "0"], buckets=list(buckets), sum_value=self._sum)
+        return family
 
 
 class BlockTimes(BlockJournal):

@@ -51,7 +51,7 @@ def _read(body: bytes, path: str, max_tokens: int) -> dict[str, Any]:
     try:
         request = KINDS[path].model_validate(_parsed(body))
     except ValidationError as error:
-        errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        errors = [{**wrong, "loc": ("body", *wrong["loc"])} for wrong in error.errors()]
         raise invalid_body(errors, "application/json") from error
     if isinstance(request, DetokenizeRequest):
         _bounded("tokens", len(request.tokens), max_tokens)

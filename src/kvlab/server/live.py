@@ -125,11 +125,11 @@ class LiveView:
         return await asyncio.shield(self._taking)
 
     async def _take(self) -> bytes:
-        found = await asyncio.wrap_future(self._engine.inspect(self._look))
-        pool = found["pool"]
+        view = await asyncio.wrap_future(self._engine.inspect(self._look))
+        pool = view["pool"]
         if pool is not None:
             pool["map"] = b64encode(pool["map"]).decode()
-        return json.dumps({"status": self._status(), **self._about, **found}, separators=(",", ":")).encode()
+        return json.dumps({"status": self._status(), **self._about, **view}, separators=(",", ":")).encode()
 
     def _look(self, core: EngineCore) -> dict[str, Any]:
         """Between two steps: nothing here may take long."""
@@ -176,7 +176,7 @@ def _pool(pool: BlockPool, listed: Iterable[Sequence]) -> dict[str, Any]:
     states = pool.allocator.states()
     states[pool.eviction.kept()] = BlockState.PINNED
     counts = np.bincount(states, minlength=len(BlockState)).tolist()
-    running = [(number, each.slot) for number, each in enumerate(listed, len(BlockState)) if each.slot is not None]
+    running = [(number, row.slot) for number, row in enumerate(listed, len(BlockState)) if row.slot is not None]
     if running:
         held = [pool.blocks(slot) for _, slot in running]
         numbers = np.repeat(np.array([number for number, _ in running], dtype=np.uint8), list(map(len, held)))

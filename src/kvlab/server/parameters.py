@@ -64,7 +64,7 @@ def completion_requests(body: CompletionRequest, name: str, model: ServedModel) 
         sampling = replace(sampling, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
         _check_logprobs(model, "echo")
     names = [name] if len(ids) == 1 else [f"{name}-{number}" for number in range(len(ids))]
-    return [_request(body, each, prompt, sampling) for each, prompt in zip(names, ids, strict=True)]
+    return [_request(body, request_id, prompt, sampling) for request_id, prompt in zip(names, ids, strict=True)]
 
 
 def chat_request(body: ChatRequest, name: str, model: ServedModel) -> Request:
@@ -146,20 +146,20 @@ def tokens_answer(body: TokenizeRequest, model: ServedModel) -> bytes:
 
 def conversation(messages: list[bodies.Message]) -> list[Message]:
     """Messages as a chat template takes them. Raises ApiError."""
-    found = []
+    turns = []
     for number, message in enumerate(messages):
         try:
-            found.append(Message(message.role, message.text(), _fields(message)))
+            turns.append(Message(message.role, message.text(), _fields(message)))
         except ValueError as error:
             raise ApiError(400, f"messages[{number}].{error}", "messages") from error
-    return found
+    return turns
 
 
 def _fields(message: bodies.Message) -> dict[str, Any] | None:
     """What a template may read beside the content; arguments of calls as objects, as templates want them."""
-    found = {name: value for name in ("tool_call_id", "name") if (value := getattr(message, name)) is not None}
+    fields = {name: value for name in ("tool_call_id", "name") if (value := getattr(message, name)) is not None}
     if not message.tool_calls:
-        return found or None
+        return fields or None
     calls = []
     for call in message.tool_calls:
         function = call.get("function")
@@ -169,7 +169,7 @@ def _fields(message: bodies.Message) -> dict[str, Any] | None:
         with suppress(ValueError, RecursionError):
             arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
         calls.append({**call, "function": {"name": function["name"], "arguments": arguments}})
-    return {**found, "tool_calls": calls}
+    return {**fields, "tool_calls": calls}
 
 
 def _check(body: Generation, model: ServedModel) -> None:

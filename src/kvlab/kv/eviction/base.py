@@ -144,15 +144,15 @@ class RankedEviction(EvictionPolicy):
         self._take(block)
         if sum(map(len, self._heaps)) > 64 + 4 * len(self._evictable):  # mostly outdated entries: start anew
             self._heaps = [[] for _ in self._heaps]
-            for each, entry in self._evictable.items():
-                if self.spares or each not in self._children:
-                    self._heaps[self.queue(each)].append(entry)
+            for member, entry in self._evictable.items():
+                if self.spares or member not in self._children:
+                    self._heaps[self.queue(member)].append(entry)
             for heap in self._heaps:
                 heapq.heapify(heap)
 
     def victim(self) -> int:
         while True:
-            block = next(found for queue in self.turns() if (found := self._lowest(queue)) is not None)
+            block = next(lowest for queue in self.turns() if (lowest := self._lowest(queue)) is not None)
             if self.spared(block):
                 self._enter(block)
             elif block in self._children:  # left out of the heaps until its last child has left the queue
@@ -214,6 +214,6 @@ def folded(node: Prefix, known: Mapping[int, int], step: Callable[[int, Prefix],
     while (parent := path[-1].parent) is not None and parent.block not in known:
         path.append(parent)
     value = 0 if parent is None or parent.block is None else known[parent.block]
-    for each in reversed(path):
-        value = step(value, each)
+    for content in reversed(path):
+        value = step(value, content)
     return value

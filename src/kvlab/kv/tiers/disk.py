@@ -62,8 +62,8 @@ class DiskStore(PageStore):
             if directory.is_symlink():
                 raise self._refusal(f"is a link to {directory.readlink()}; name that directory itself")
             check_folder(directory.absolute().parent.resolve() / directory.name)
-            found = {entry.name for entry in os.scandir(directory)}
-            if _IDENTITY not in found and (others := found - {_LOCK, f"{_TEMPORARY}identity"}):
+            names = {entry.name for entry in os.scandir(directory)}
+            if _IDENTITY not in names and (others := names - {_LOCK, f"{_TEMPORARY}identity"}):
                 text = f"has files that are not kvlab's ({printable(min(others))})"
                 raise self._refusal(f"{text}; name a directory of its own")
             self._lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -77,7 +77,7 @@ class DiskStore(PageStore):
 
     def kept(self) -> list[Key]:
         """Pages that there is no room for any more go."""
-        found = sorted(
+        by_age = sorted(
             (state.st_mtime_ns, bytes.fromhex(name[1]))
             for folder in os.scandir(self.directory)
             if folder.is_dir(follow_symlinks=False)
@@ -85,7 +85,7 @@ class DiskStore(PageStore):
             if (name := _PAGE_FILE.fullmatch(entry.name))
             and stat.S_ISREG((state := entry.stat(follow_symlinks=False)).st_mode)
         )
-        keys = [key for _, key in found]
+        keys = [key for _, key in by_age]
         for key in keys[: -self.num_pages]:
             self._file(key).unlink(missing_ok=True)
         self._keys = dict(enumerate(keys[-self.num_pages :]))
@@ -184,19 +184,21 @@ class DiskStore(PageStore):
         """Raise ConfigError unless the directory is of the same model, in the same format."""
         try:
             with open(file, "rb", opener=_open) as opened:
-                found = json.loads(opened.read(_LARGEST_IDENTITY))
-            is_known = isinstance(found, dict) and found.pop("format") == _FORMAT
+                identity = json.loads(opened.read(_LARGEST_IDENTITY))
+            is_known = isinstance(identity, dict) and identity.pop("format") == _FORMAT
         except (ValueError, KeyError, RecursionError):  # nested too deep
             is_known = False
         if not is_known:
             raise self._refusal(
                 f"its {file.name} is not of this version of kvlab; name another directory, or delete this one"
             )
-        if found != self._identity:
-            first = next(name for name in [*self._identity, *found] if found.get(name) != self._identity.get(name))
+        if identity != self._identity:
+            first = next(
+                name for name in [*self._identity, *identity] if identity.get(name) != self._identity.get(name)
+            )
             names = dict.fromkeys(["model", first])
             theirs, ours = (
-                ", ".join(f"{name}={each.get(name)}" for name in names) for each in (found, self._identity)
+                ", ".join(f"{name}={values.get(name)}" for name in names) for values in (identity, self._identity)
             )
             text = f"holds blocks of {printable(theirs)}, and this engine has {ours}"
             raise self._refusal(f"{text}; name another directory, or delete this one")
