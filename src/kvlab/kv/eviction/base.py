@@ -107,6 +107,7 @@ class RankedEviction(EvictionPolicy):
 
     def __init__(self) -> None:
         self.hits: Counter[int] = Counter()  # of each block's content, while it is resident
+        self.notes: dict[int, int] = {}  # of each block's content, what a policy notes when it is filled
         self._heaps: list[list[tuple[float, int, int]]] = [[] for _ in range(self.queues)]
         self._evictable: dict[int, tuple[float, int, int]] = {}  # rank, age, block
         self._parents: dict[int, int] = {}  # of blocks in the queue
@@ -170,8 +171,8 @@ class RankedEviction(EvictionPolicy):
 
     def forget(self, blocks: Sequence[int]) -> None:
         for block in blocks:
-            self._births.pop(block, None)
-            self.hits.pop(block, None)
+            for column in (self._births, self.hits, self.notes):
+                column.pop(block, None)
 
     def _tick(self) -> int:
         self._clock += 1
