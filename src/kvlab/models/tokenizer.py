@@ -14,8 +14,8 @@ from kvlab.errors import TokenizerError, shown
 from kvlab.models.chat_template import ChatTemplate
 from kvlab.models.files import check_file, read_object
 from kvlab.models.gguf import is_gguf, read_gguf
-from kvlab.models.hub import HubError, hub_folder
-from kvlab.models.published import located
+from kvlab.models.hub import HubError
+from kvlab.models.published import checkpoint
 
 if TYPE_CHECKING:
     import tokenizers
@@ -127,10 +127,12 @@ def load_tokenizer(model: ModelConfig) -> Tokenizer:
     where = model.tokenizer or model.path or model.weights or "dummy"
     if where == "dummy":
         raise TokenizerError(f"model.name={shown(model.name)} has random weights and no tokenizer; {_ADVICE}")
-    path = located(where, key="model.path" if model.tokenizer is None else "model.tokenizer")
-    if not is_gguf(path) and not os.path.isdir(path):
-        path = str(_download(path))
-    file = Path(path) if is_gguf(path) else Path(path, _FILE)
+    key = "model.path" if model.tokenizer is None else "model.tokenizer"
+    try:
+        path = checkpoint(where, (_FILE, _SETTINGS, _TEMPLATE), key=key)
+    except HubError as error:
+        raise TokenizerError(f"{shown(where)}: the hub gave no tokenizer ({error})") from error
+    file = path if is_gguf(path.name) else path / _FILE
     if not file.exists():
         raise TokenizerError(f"{path} has no {_FILE}, so there is no text with it; {_ADVICE}")
     tokenizer = _load(file, file.stat().st_mtime_ns)
@@ -205,10 +207,3 @@ def _template(text: Any, variables: dict[str, str | None], source: str) -> Calla
     if not isinstance(text, str) or not text:
         return None
     return lru_cache(maxsize=1)(lambda: ChatTemplate(text, variables, source))
-
-
-def _download(repository: str) -> Path:
-    try:
-        return hub_folder(repository, (_FILE, _SETTINGS, _TEMPLATE))
-    except HubError as error:
-        raise TokenizerError(f"{shown(repository)}: the hub gave no tokenizer ({error})") from error
