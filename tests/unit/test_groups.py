@@ -188,3 +188,15 @@ class TestPoolOfGroups:
             ids += [1, 2]
             assert not pool.audit()
         assert held(pool, slot) == [11, 3]
+
+
+def test_what_a_slot_shared_is_no_hit_once_a_failed_step_makes_it_start_over() -> None:
+    """The block before that of the failed step, too: the slot computes it again."""
+    pool, prompt = pool_of((FULL, WINDOW)), list(range(40))
+    first = pool.allocate_slot(token_ids=list(prompt))
+    compute(pool, first, 16)
+    pool.reserve([first], [16])
+    second = pool.allocate_slot(token_ids=list(prompt))
+    assert (pool.counters().hit_tokens, pool.counters().same_step_hit_tokens) == (32, 16)
+    pool.view([first], [16]).rollback()
+    assert (pool.counters().hit_tokens, pool.cached_tokens(second)) == (0, 0)

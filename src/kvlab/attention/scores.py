@@ -75,7 +75,6 @@ class ReadableAttention(AttentionBackend):
     """A backend that computes one sequence after another, in float32."""
 
     def supports(self, spec: AttentionSpec) -> Support:
-        """Every spec."""
         return Support(True)
 
     def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """The nouns that every layer shares: requests, sequences, and what happens to them in one step."""
 
+from kvlab.core.limits import MAX_SAMPLES, MAX_TEMPERATURE, MAX_WHOLE
 from kvlab.core.pool import TIER_COUNTERS, PoolCounters, PoolStats, Salt
 from kvlab.core.records import (
     UNKNOWN_TOKEN,
@@ -11,20 +12,6 @@ from kvlab.core.records import (
     attended_pairs,
 )
 from kvlab.core.request import (
-    MAX_ALLOWED,
-    MAX_BAD_WORD_TOKENS,
-    MAX_BAD_WORDS,
-    MAX_BIAS,
-    MAX_BIASES,
-    MAX_GRAMMAR_CHARS,
-    MAX_LOGPROBS,
-    MAX_PENALTY,
-    MAX_SAMPLES,
-    MAX_STOP_CHARS,
-    MAX_STOP_TOKENS,
-    MAX_STOPS,
-    MAX_TEMPERATURE,
-    MAX_WHOLE,
     Grammar,
     GrammarState,
     Message,
@@ -34,18 +21,7 @@ from kvlab.core.request import (
 from kvlab.core.sequence import Sequence, SequenceSpec, SequenceStatus
 
 __all__ = [
-    "MAX_ALLOWED",
-    "MAX_BAD_WORDS",
-    "MAX_BAD_WORD_TOKENS",
-    "MAX_BIAS",
-    "MAX_BIASES",
-    "MAX_GRAMMAR_CHARS",
-    "MAX_LOGPROBS",
-    "MAX_PENALTY",
     "MAX_SAMPLES",
-    "MAX_STOPS",
-    "MAX_STOP_CHARS",
-    "MAX_STOP_TOKENS",
     "MAX_TEMPERATURE",
     "MAX_WHOLE",
     "TIER_COUNTERS",

@@ -36,11 +36,6 @@ class PoolStats:
         return self.blocks_in_use / self.blocks_total if self.blocks_total else 0.0
 
     @property
-    def token_utilization(self) -> float:
-        """Stored tokens over token slots of the pool."""
-        return self.tokens_stored / self.token_slots if self.token_slots else 0.0
-
-    @property
     def internal_fragmentation(self) -> float:
         """1 - stored tokens / token slots of the blocks in use."""
         in_use = self.blocks_in_use * self.block_size
@@ -87,4 +82,4 @@ TIER_COUNTERS = (
     *(f"{tier}_{name}" for tier in ("host", "disk") for name in ("stored_blocks", "hit_tokens", "loaded_blocks")),
     *("store_us", "load_us", "failed_pages", "swapped_out_blocks", "swapped_in_blocks"),
 )
-_counts = attrgetter(*(each.name for each in fields(PoolCounters)))
+_counts = attrgetter(*(field.name for field in fields(PoolCounters)))

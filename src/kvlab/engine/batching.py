@@ -67,7 +67,7 @@ class StepBatch:
         """Take sequences out of the batch, which have their slots still."""
         gone, slots = set(sequences), slots_of(sequences)
         self.decoding.remove(slots)
-        self.proposals = {slot: each for slot, each in self.proposals.items() if slot not in slots}
+        self.proposals = {slot: proposed for slot, proposed in self.proposals.items() if slot not in slots}
         self.prefill = [chunk for chunk in self.prefill if chunk.sequence not in gone]
         self.admitted = [chunk for chunk in self.admitted if chunk.sequence not in gone]
 

@@ -231,12 +231,12 @@ class EngineCore:
             return []
         if self.observer is not None and self.observer.every_step:
             return []
-        found = None if self._outputs.needs_every_token else scheduler.repeated()
-        if found is None or not isinstance(pool, BlockPool):
+        repeated = None if self._outputs.needs_every_token else scheduler.repeated()
+        if repeated is None or not isinstance(pool, BlockPool):
             return []
         if (arrival := pool.next_arrival()) is not None:
             until_s = min(until_s, arrival)
-        run, before = StepRun(pool, *found), self._counters
+        run, before = StepRun(pool, *repeated), self._counters
         if not run.plan(executor, clock.now(), until_s):
             return []
         pool.expire(clock.now())

@@ -14,7 +14,7 @@ class InjectedFault(RuntimeError):
     """A fault that was asked for."""
 
 
-class FaultyExecutor:
+class FaultyExecutor(Executor):
     """Another executor, with faults of the configured kind put in; the same seed gives the same faults.
 
     `forward` strikes before anything is computed, `sampler` when K and V are written and the tokens are lost. A
@@ -28,7 +28,6 @@ class FaultyExecutor:
         self._draws = random.Random(config.seed)
 
     def execute(self, step: StepInput, view: CacheView) -> StepResult:
-        """See Executor. Raises InjectedFault."""
         if self._config.kind in ("sequence", "any"):
             for sequence, num_outputs in zip(step.sequences, step.num_outputs.tolist(), strict=True):
                 since = self.poisoned_from(sequence)

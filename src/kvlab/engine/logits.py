@@ -94,8 +94,8 @@ def top_k_candidates(scores: torch.Tensor, counts: Sequence[int], ops: LogitsOps
     some = scores if len(short) == len(scores) else scores[short]
     values, indices = ops.topk(some, width)
     whole = (values.gather(1, wanted - 1) > values[:, -1:]).flatten() | (width == scores.shape[1])
-    found = [row for row, is_whole in zip(short, whole.tolist(), strict=True) if is_whole]
-    return found, indices[whole].sort(dim=-1).values
+    whole_rows = [row for row, is_whole in zip(short, whole.tolist(), strict=True) if is_whole]
+    return whole_rows, indices[whole].sort(dim=-1).values
 
 
 def keep_top_k(scores: torch.Tensor, counts: Sequence[int], ops: LogitsOps) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from kvlab.core import FinishReason, Sequence, StepOutput, TokenLogprobs
+from kvlab.core import FinishReason, Sequence, StepOutput
 from kvlab.engine.protocol import FinishCallback, OutputCallback
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.text import Detokenizer, TextStream
@@ -94,12 +94,10 @@ class OutputProcessor:
                 rest = self._texts.pop(sequence).close()
                 sequence.text += rest
                 text += rest
-        logprobs = sequence.logprobs[-1] if token is not None and sequence.logprobs else None
         # The state above is complete before the callbacks run: they may abort or submit requests.
         if on_output is not None:
             with suppress(Exception):  # the sequence has ended, so that its callback can fail nothing any more
-                scores = _prompt_logprobs(sequence)
-                on_output(StepOutput(request_id, token, reason, error, sequence.index, text, logprobs, scores))
+                on_output(_output(sequence, token, text))
         if on_finish is not None:
             on_finish(sequence.record())
         if reason is FinishReason.FAILED and not sequence.num_output_tokens:
@@ -110,21 +108,27 @@ class OutputProcessor:
 
     def _emit(self, sequence: Sequence, token: int, text: str) -> None:
         """Call the request's callback; an exception in it ends this sequence alone."""
-        request_id = sequence.request.request_id
-        on_output = self._on_output.get(request_id)
+        on_output = self._on_output.get(sequence.request.request_id)
         if on_output is None:
             return
-        logprobs = sequence.logprobs[-1] if sequence.logprobs else None
         try:
-            scores = _prompt_logprobs(sequence)
-            on_output(StepOutput(request_id, token, None, None, sequence.index, text, logprobs, scores))
+            on_output(_output(sequence, token, text))
         except Exception as error:
             if sequence.finish_reason is None:
                 reason = f"its callback raised {type(error).__name__}: {error}"
                 self.finish(sequence, FinishReason.FAILED, sequence.token_times_s[-1], reason)
 
 
-def _prompt_logprobs(sequence: Sequence) -> tuple[TokenLogprobs, ...] | None:
-    """Those of the prompt, with the first token."""
+def _output(sequence: Sequence, token: int | None, text: str) -> StepOutput:
+    """A token, an end, or both. Log-probabilities of the prompt come with the first token."""
     is_first = sequence.spec.scores_prompt and sequence.num_output_tokens == 1
-    return tuple(sequence.prompt_logprobs) if is_first else None
+    return StepOutput(
+        sequence.request.request_id,
+        token,
+        sequence.finish_reason,
+        sequence.error,
+        sequence.index,
+        text,
+        logprobs=sequence.logprobs[-1] if token is not None and sequence.logprobs else None,
+        prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first else None,
+    )

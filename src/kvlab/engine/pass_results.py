@@ -42,8 +42,8 @@ class PassResults:
         if accepted is None:
             self._process_decoding(plan.decoding, *decoded, now)
         else:
-            each = accepted[len(plan.chunks) :] if plan.decode_last else accepted[: len(plan.decoding)]
-            self._process_speculated(plan.decoding, *decoded, plan.decoding_proposed, each, now)
+            accepted_decoding = accepted[len(plan.chunks) :] if plan.decode_last else accepted[: len(plan.decoding)]
+            self._process_speculated(plan.decoding, *decoded, plan.decoding_proposed, accepted_decoding, now)
         if result.prompt_logprobs:
             plan.keep_scores(result.prompt_logprobs)
         self._process_chunks(plan.chunks, *sampled, now)

@@ -24,8 +24,9 @@ class Preemption:
     def measured(self, tokens: int, seconds: float) -> None:
         """A step that computed prompts took so long, for so many tokens of prompts and of sequences that decode."""
         if self._mode == "auto" and tokens:
-            each = seconds / tokens
-            self._token_s = each if self._token_s is None else self._token_s + _WEIGHT * (each - self._token_s)
+            token_s = seconds / tokens
+            before = token_s if self._token_s is None else self._token_s
+            self._token_s = before + _WEIGHT * (token_s - before)
 
     def take_slot(self, victim: Sequence, now: float) -> None:
         """The sequence is preempted, and gives up its slot."""

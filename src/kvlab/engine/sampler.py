@@ -90,7 +90,7 @@ class Sampler:
             is_empty = (scores[twice].amax(dim=-1) == float("-inf"))[:, None]
             scores[twice] = torch.where(is_empty, before, scores[twice])
         tokens = self._top1(scores, batch)
-        rows = [row for row, each in enumerate(asked) if each.temperature > 0]
+        rows = [row for row, sampling in enumerate(asked) if sampling.temperature > 0]
         if not rows:
             return tokens
         scores = scores if len(rows) == len(asked) else scores[rows]
@@ -167,10 +167,10 @@ class Sampler:
         rows = [row for row, _ in asked]
         some = logits[rows] if len(rows) < len(logits) else logits
         entries = self.logprobs(some, [tokens[row] for row in rows], [count for _, count in asked])
-        found: list[TokenLogprobs | None] = [None] * len(tokens)
+        logprobs: list[TokenLogprobs | None] = [None] * len(tokens)
         for row, entry in zip(rows, entries, strict=True):
-            found[row] = entry
-        return found
+            logprobs[row] = entry
+        return logprobs
 
     @torch.inference_mode()
     def logprobs(self, logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:

@@ -61,26 +61,26 @@ class NgramProposer(Proposer):
             ngram = tuple(token_ids[end - least + 1 : end + 1])
             self._before.append(self._latest.get(ngram, -1))
             self._latest[ngram] = end
-        found = self._find(token_ids, tuple(token_ids[-least:]))
-        if found is None:
+        match = self._find(token_ids, tuple(token_ids[-least:]))
+        if match is None:
             return []
         proposed: list[int] = []
-        for place in range(found + 1, found + 1 + count):
+        for place in range(match + 1, match + 1 + count):
             proposed.append(token_ids[place] if place <= last else proposed[place - last - 1])
         return proposed
 
     def _find(self, token_ids: Sequence[int], ngram: tuple[int, ...]) -> int | None:
         """Where the longest n-gram at the end of these ended before, which ends in this one."""
-        last, most, longest, found = len(token_ids) - 1, self.config.prompt_lookup_max, 0, None
+        last, most, longest, best = len(token_ids) - 1, self.config.prompt_lookup_max, 0, None
         place = self._latest.get(ngram, -1)
         while place >= 0 and longest < most:
             length = len(ngram)
             while length < most and length <= place and token_ids[place - length] == token_ids[last - length]:
                 length += 1
             if length > longest:
-                longest, found = length, place
+                longest, best = length, place
             place = self._before[place]
-        return found
+        return best
 
 
 class Speculation:
@@ -95,9 +95,9 @@ class Speculation:
         """Tokens for each slot, at most `budget` in all. None that its output has no room for: the last token of an
         output is not computed. And none from a stop token on.
         """
-        found: dict[int, list[int]] = {}
+        proposals: dict[int, list[int]] = {}
         if self._kind is None:
-            return found
+            return proposals
         for sequence in sequences:
             left = sequence.max_total_tokens - len(sequence.token_ids) - 1
             count = min(self._config.num_speculative_tokens, left, budget)
@@ -108,9 +108,9 @@ class Speculation:
                 proposer = self._proposers[sequence] = self._kind(self._config)
             proposed = _until_stop(proposer.propose(sequence.token_ids, count)[:count], sequence.stop_token_ids)
             if proposed:
-                found[sequence.slot] = proposed
+                proposals[sequence.slot] = proposed
                 budget -= len(proposed)
-        return found
+        return proposals
 
     def forget(self, sequence: core.Sequence) -> None:
         """The sequence has ended."""

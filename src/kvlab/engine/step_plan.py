@@ -209,7 +209,8 @@ class StepPlan:
         if not self.proposals:
             return self.decoding.last_tokens
         rows = zip(self.decoding.last_tokens.tolist(), self.decoding.slots.tolist(), strict=True)
-        return np.asarray([each for last, slot in rows for each in (last, *self.proposals.get(slot, ()))], np.int64)
+        tokens = [token for last, slot in rows for token in (last, *self.proposals.get(slot, ()))]
+        return np.asarray(tokens, np.int64)
 
     def keep_scores(self, logprobs: list[TokenLogprobs]) -> None:
         """Keep what a pass computed of its chunks' prompts, before they advance. A prompt that is computed again

@@ -64,10 +64,10 @@ class TextStream:
 
     def _may_become_stop(self) -> int:
         """Length of the longest end of the held text that begins a stop string."""
-        longest = max((len(each) for each in self._stop), default=1) - 1
+        longest = max((len(stop) for stop in self._stop), default=1) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             end = self._held[-length:]
-            if any(each.startswith(end) and each != end for each in self._stop):
+            if any(stop.startswith(end) and stop != end for stop in self._stop):
                 return length
         return 0
 

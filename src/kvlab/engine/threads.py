@@ -86,8 +86,8 @@ def _container_limit(system: Path) -> float | None:
             folder = root / parent.relative_to("/")
             limits.append((_read(folder / "cpu.max") or "").split())
             limits.append([_read(folder / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period")])
-    found = [int(fields[0]) / int(fields[1]) for fields in limits if len(fields) == 2 and fields[0].isdigit()]
-    return min(found, default=None)
+    quotas = [int(fields[0]) / int(fields[1]) for fields in limits if len(fields) == 2 and fields[0].isdigit()]
+    return min(quotas, default=None)
 
 
 def _read(path: Path) -> str | None:

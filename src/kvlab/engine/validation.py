@@ -6,43 +6,32 @@ import sys
 from collections.abc import Callable
 from typing import TypeGuard
 
-from kvlab.core import (
-    MAX_ALLOWED,
-    MAX_BAD_WORD_TOKENS,
-    MAX_BAD_WORDS,
-    MAX_BIAS,
-    MAX_BIASES,
-    MAX_LOGPROBS,
-    MAX_PENALTY,
-    MAX_SAMPLES,
-    MAX_STOP_CHARS,
-    MAX_STOP_TOKENS,
-    MAX_STOPS,
-    MAX_TEMPERATURE,
-    MAX_WHOLE,
-    Request,
-    SamplingParams,
-)
+from kvlab.core import Request, SamplingParams, limits
 from kvlab.engine.scheduler.waiting_queue import WaitingQueue
 from kvlab.errors import QueueFullError, RequestRefusedError, TooLongError, shown
 from kvlab.hashed_prompt import HashedPrompt
 
 _COUNTS = (
-    ("max_tokens", 1, MAX_WHOLE, ""),
-    ("n", 1, MAX_SAMPLES, " sample"),
-    ("top_k", 0, MAX_WHOLE, "; 0 keeps all tokens"),
-    ("min_tokens", 0, MAX_WHOLE, ""),
-    ("logprobs", 0, MAX_LOGPROBS, "; 0 reports the sampled tokens alone, None nothing"),
-    ("prompt_logprobs", 0, MAX_LOGPROBS, "; 0 reports the prompt's tokens alone, None nothing"),
+    ("max_tokens", 1, limits.MAX_WHOLE, ""),
+    ("n", 1, limits.MAX_SAMPLES, " sample"),
+    ("top_k", 0, limits.MAX_WHOLE, "; 0 keeps all tokens"),
+    ("min_tokens", 0, limits.MAX_WHOLE, ""),
+    ("logprobs", 0, limits.MAX_LOGPROBS, "; 0 reports the sampled tokens alone, None nothing"),
+    ("prompt_logprobs", 0, limits.MAX_LOGPROBS, "; 0 reports the prompt's tokens alone, None nothing"),
 )
 
+_Rule = tuple[Callable[[float], bool], str]
+_PENALTY: _Rule = (
+    lambda x: abs(x) <= limits.MAX_PENALTY,
+    f"a number from -{limits.MAX_PENALTY} to {limits.MAX_PENALTY}",
+)
 _NUMBERS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("temperature", lambda x: x >= 0, "a number, at least 0; 0 is greedy"),
     ("top_p", lambda x: 0 < x <= 1, "a number in (0, 1]; 1 keeps all tokens"),
     ("min_p", lambda x: 0 <= x < 1, "a number in [0, 1); 0 keeps all tokens"),
     ("repetition_penalty", lambda x: x >= 0.001, "a number, at least 0.001; 1 changes nothing"),
-    ("presence_penalty", lambda x: abs(x) <= MAX_PENALTY, f"a number from -{MAX_PENALTY} to {MAX_PENALTY}"),
-    ("frequency_penalty", lambda x: abs(x) <= MAX_PENALTY, f"a number from -{MAX_PENALTY} to {MAX_PENALTY}"),
+    ("presence_penalty", *_PENALTY),
+    ("frequency_penalty", *_PENALTY),
 )
 
 
@@ -60,7 +49,7 @@ def check_request(request: Request, vocab_size: int | None, *, has_text: bool, l
 def check_prompt(request: Request, vocab_size: int | None) -> None:
     """Raise RequestRefusedError for a prompt that is empty, or no tokens of this vocabulary (None: any)."""
     prompt, name = request.prompt_token_ids, f"request {request.request_id!r}"
-    if isinstance(prompt, HashedPrompt) and prompt.length and prompt.vocab_size <= (vocab_size or MAX_WHOLE):
+    if isinstance(prompt, HashedPrompt) and prompt.length and prompt.vocab_size <= (vocab_size or limits.MAX_WHOLE):
         return  # without making its tokens
     if not isinstance(prompt, tuple | list | HashedPrompt):
         raise RequestRefusedError(
@@ -84,8 +73,8 @@ def check_urgency(request: Request) -> None:
     arrival.
     """
     name, priority, seconds = f"request {request.request_id!r}", request.priority, request.deadline_s
-    if not _is_whole(priority) or abs(priority) > MAX_WHOLE:
-        text = f"must be a whole number from -{MAX_WHOLE} to {MAX_WHOLE}; the lowest goes first"
+    if not _is_whole(priority) or abs(priority) > limits.MAX_WHOLE:
+        text = f"must be a whole number from -{limits.MAX_WHOLE} to {limits.MAX_WHOLE}; the lowest goes first"
         raise RequestRefusedError(f"{name}: priority={shown(priority, repr)}; {text}", "priority")
     if seconds is not None and not (_is_number(seconds) and seconds > 0):
         text = "must be seconds, more than 0, or None"
@@ -96,7 +85,8 @@ def check_pin(request: Request) -> None:
     """Raise RequestRefusedError for a number of tokens to pin that is not one of the prompt's, which the next turn
     of a conversation does not know yet.
     """
-    pinned, most = request.pin_tokens, len(request.prompt_token_ids) if request.follows is None else MAX_WHOLE
+    pinned = request.pin_tokens
+    most = len(request.prompt_token_ids) if request.follows is None else limits.MAX_WHOLE
     if not _is_whole(pinned) or not 0 <= pinned <= most:
         text = f"must be a whole number of the prompt's first tokens, from 0 to {most}"
         name = f"request {request.request_id!r}"
@@ -155,8 +145,8 @@ def _first_wrong(sampling: SamplingParams, vocab_size: int | None, has_text: boo
         value = getattr(sampling, name)
         if not (_is_number(value) and holds(value)):
             return name, advice
-        if value > MAX_TEMPERATURE:
-            return name, f"at most {MAX_TEMPERATURE:.0e}"
+        if value > limits.MAX_TEMPERATURE:
+            return name, f"at most {limits.MAX_TEMPERATURE:.0e}"
     if sampling.seed is not None and not _is_whole(sampling.seed):
         return "seed", "must be a whole number, or None for a new one"
     for name in ("ignore_eos", "include_stop", "skip_special_tokens"):
@@ -166,22 +156,19 @@ def _first_wrong(sampling: SamplingParams, vocab_size: int | None, has_text: boo
         return "ignore_eos", "the grammar says where the output ends; leave it out"
     if sampling.min_tokens > sampling.max_tokens:
         return "min_tokens", f"at most max_tokens={sampling.max_tokens}"
-    tokens, stops = sampling.stop_token_ids, sampling.stop
-    limit = MAX_WHOLE if vocab_size is None else vocab_size
-    if not isinstance(tokens, tuple) or not all(_is_whole(token) and 0 <= token < limit for token in tokens):
-        return "stop_token_ids", f"must be a tuple of token ids, from 0 to below {limit}"
-    if len(tokens) > MAX_STOP_TOKENS:
-        return "stop_token_ids", f"has {len(tokens)} token ids; at most {MAX_STOP_TOKENS}"
+    stops, limit = sampling.stop, limits.MAX_WHOLE if vocab_size is None else vocab_size
+    if (wrong := _wrong_ids(sampling.stop_token_ids, limits.MAX_STOP_TOKENS, limit)) is not None:
+        return "stop_token_ids", wrong
     if not isinstance(stops, tuple) or not all(isinstance(text, str) and text for text in stops):
         return "stop", "must be a tuple of strings, none of them empty"
     if (wrong := _wrong_bias(sampling.logit_bias, limit)) is not None:
         return "logit_bias", wrong
     if (wrong_tokens := _wrong_tokens(sampling, limit)) is not None:
         return wrong_tokens
-    if len(stops) > MAX_STOPS:
-        return "stop", f"has {len(stops)} strings; at most {MAX_STOPS}"
-    if (longest := max(map(len, stops), default=0)) > MAX_STOP_CHARS:
-        return "stop", f"has a string of {longest:,} characters; at most {MAX_STOP_CHARS}"
+    if len(stops) > limits.MAX_STOPS:
+        return "stop", f"has {len(stops)} strings; at most {limits.MAX_STOPS}"
+    if (longest := max(map(len, stops), default=0)) > limits.MAX_STOP_CHARS:
+        return "stop", f"has a string of {longest:,} characters; at most {limits.MAX_STOP_CHARS}"
     if sampling.stop and not has_text:
         return "stop", "needs text: give the engine a detokenizer, or use stop_token_ids"
     return None
@@ -190,16 +177,14 @@ def _first_wrong(sampling: SamplingParams, vocab_size: int | None, has_text: boo
 def _wrong_tokens(sampling: SamplingParams, vocab_size: int) -> tuple[str, str] | None:
     """Which of the allowed tokens and the bad words will not do, and what would."""
     allowed, words = sampling.allowed_token_ids, sampling.bad_words
-    if not isinstance(allowed, tuple) or not all(_is_whole(token) and 0 <= token < vocab_size for token in allowed):
-        return "allowed_token_ids", f"must be a tuple of token ids, from 0 to below {vocab_size}"
-    if len(allowed) > MAX_ALLOWED:
-        return "allowed_token_ids", f"has {len(allowed)} token ids; at most {MAX_ALLOWED}"
+    if (wrong := _wrong_ids(allowed, limits.MAX_ALLOWED, vocab_size)) is not None:
+        return "allowed_token_ids", wrong
     if not isinstance(words, tuple) or not all(isinstance(word, tuple) and word for word in words):
         return "bad_words", "must be a tuple of tuples of token ids, none of them empty"
-    if len(words) > MAX_BAD_WORDS:
-        return "bad_words", f"has {len(words)} words; at most {MAX_BAD_WORDS}"
-    if (longest := max(map(len, words), default=0)) > MAX_BAD_WORD_TOKENS:
-        return "bad_words", f"has a word of {longest} tokens; at most {MAX_BAD_WORD_TOKENS}"
+    if len(words) > limits.MAX_BAD_WORDS:
+        return "bad_words", f"has {len(words)} words; at most {limits.MAX_BAD_WORDS}"
+    if (longest := max(map(len, words), default=0)) > limits.MAX_BAD_WORD_TOKENS:
+        return "bad_words", f"has a word of {longest} tokens; at most {limits.MAX_BAD_WORD_TOKENS}"
     if not all(_is_whole(token) and 0 <= token < vocab_size for word in words for token in word):
         return "bad_words", f"token ids must be from 0 to below {vocab_size}"
     if allowed and set(allowed) <= {word[0] for word in words if len(word) == 1}:
@@ -207,18 +192,25 @@ def _wrong_tokens(sampling: SamplingParams, vocab_size: int) -> tuple[str, str] 
     return None
 
 
+def _wrong_ids(ids: object, most: int, vocab_size: int) -> str | None:
+    """What would do instead of these token ids."""
+    if not isinstance(ids, tuple) or not all(_is_whole(token) and 0 <= token < vocab_size for token in ids):
+        return f"must be a tuple of token ids, from 0 to below {vocab_size}"
+    return f"has {len(ids)} token ids; at most {most}" if len(ids) > most else None
+
+
 def _wrong_bias(pairs: object, vocab_size: int) -> str | None:
     """What would do instead of these pairs of token and bias."""
     if not isinstance(pairs, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
         return "must be a tuple of pairs of a token id and a number"
-    if len(pairs) > MAX_BIASES:
-        return f"has {len(pairs)} tokens; at most {MAX_BIASES}"
+    if len(pairs) > limits.MAX_BIASES:
+        return f"has {len(pairs)} tokens; at most {limits.MAX_BIASES}"
     if not all(_is_whole(token) and 0 <= token < vocab_size for token, _ in pairs):
         return f"token ids must be from 0 to below {vocab_size}"
     if len({token for token, _ in pairs}) < len(pairs):
         return "has a token twice"
-    if not all(_is_number(bias) and abs(bias) <= MAX_BIAS for _, bias in pairs):
-        return f"biases must be numbers from -{MAX_BIAS:.0f} to {MAX_BIAS:.0f}"
+    if not all(_is_number(bias) and abs(bias) <= limits.MAX_BIAS for _, bias in pairs):
+        return f"biases must be numbers from -{limits.MAX_BIAS:.0f} to {limits.MAX_BIAS:.0f}"
     return None
 
 

@@ -62,8 +62,8 @@ def audit(
             detail = f"{int(tables.lengths[slot])} tokens computed, {stored} stored, blocks for {room}"
             findings.append(Finding("overrun", f"slot {slot}", detail))
         findings += _groups(slot, groups)
-    kept = [Finding("retention", *each) for each in allocator.eviction.broken()]
-    below = [Finding("tier", *each) for each in broken(offload, tables, allocator)]
+    kept = [Finding("retention", *flaw) for flaw in allocator.eviction.broken()]
+    below = [Finding("tier", *flaw) for flaw in broken(offload, tables, allocator)]
     return findings + _contents(allocator, index) + kept + below
 
 
@@ -73,9 +73,9 @@ def _groups(slot: int, groups: Sequence[GroupBlocks]) -> Iterator[Finding]:
     known = [int(column[slot]) for column in (tables.lengths, tables.stored, tables.reserved)]
     for number, group in enumerate(groups):
         own, subject = group.tables, f"slot {slot}, group {number}"
-        found = [int(column[slot]) for column in (own.lengths, own.stored, own.reserved)]
-        if found != known:
-            yield Finding("groups", subject, f"computed, stored, reserved {found}, in the first group {known}")
+        counts = [int(column[slot]) for column in (own.lengths, own.stored, own.reserved)]
+        if counts != known:
+            yield Finding("groups", subject, f"computed, stored, reserved {counts}, in the first group {known}")
         needed = group.layers.first_block(int(own.stored[slot]), own.block_size)
         if own.first[slot] > needed:
             yield Finding("groups", subject, f"block {needed} was given back, and its next token sees it")

@@ -120,7 +120,7 @@ def reclaim(ledgers: Sequence[BlockLedger]) -> int:
         released = allocator.free(blocks, owner)
         ledger.occupancy.release(released)
         freed += len(released)
-    named = {block for each in ledgers for slot in live for block in each.tables.blocks(slot)}
+    named = {block for one in ledgers for slot in live for block in one.tables.blocks(slot)}
     lost = allocator.find_unreferenced_blocks(named)
     freed += allocator.force_free(lost)
     ledger.occupancy.release(lost)

@@ -102,9 +102,8 @@ class BlockPool(KVCachePool):
     def _prefix_lookup(self) -> PrefixLookup:
         if not self.shares_prefixes:
             return PrefixLookup(self.groups)
-        if not self.offload.tiers:
-            return PoolLookup(self.groups, self.index)
-        kind = WindowLookup if self._has_windows else TierLookup
+        behind = WindowLookup if self._has_windows else TierLookup
+        kind = behind if self.offload.tiers else PoolLookup
         return kind(self.groups, self.index, self.offload)
 
     @property

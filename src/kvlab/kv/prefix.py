@@ -206,9 +206,9 @@ class PrefixIndex:
         while waiting:
             node = waiting.pop()
             children = node.children or {}
-            found = [children] if isinstance(children, Prefix) else list(children.values())
-            yield from found
-            waiting += found
+            below = [children] if isinstance(children, Prefix) else list(children.values())
+            yield from below
+            waiting += below
 
     def _packed(self, token_ids: Sequence[int]) -> bytes:
         if type(token_ids) is array:

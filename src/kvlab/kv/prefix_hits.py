@@ -19,9 +19,7 @@ class PrefixHits:
     """What pool and tiers have of a prompt: its first blocks, as far as the groups of layers need them."""
 
     count: int  # blocks that a slot has once all is loaded
-    entries: list[
-        list[Any]
-    ]  # of each group its last ones of those: a block (int), or the key (bytes) of one to load
+    entries: list[list[Any]]  # of each group its last ones of those: blocks (int), or keys (bytes) to load
     ready: int  # blocks that it has at once
     stored: int  # blocks that its tables count as stored meanwhile
     keys: Sequence[Key] = ()  # the contents to load, group by group
@@ -38,11 +36,11 @@ def match(index: PrefixIndex, groups: Sequence[GroupBlocks], token_ids: Sequence
     size = index.block_size
     count, known = len(token_ids) // size, list[list[int | None]]()
     for number, group in enumerate(groups):
-        found = index.find(token_ids[: count * size], salt, number)
+        cached = index.find(token_ids[: count * size], salt, number)
         if group.layers.window is None:
-            found = list(takewhile(lambda block: block is not None, found))
-        known.append(found)
-        count = min(count, len(found))
+            cached = list(takewhile(lambda block: block is not None, cached))
+        known.append(cached)
+        count = min(count, len(cached))
     count, entries = _longest(groups, known, count, size)
     return PrefixHits(count, entries, count, count)
 
@@ -58,13 +56,13 @@ def match_with_tiers(
     for number, group in enumerate(groups):
         blocks = index.find(token_ids, salt, number)
         blocks += [None] * (len(parts) - len(blocks))
-        found: list[int | Key | None] = [*blocks]
+        held: list[int | Key | None] = [*blocks]
         for place, key in enumerate(offload.keys(index.root_tokens(salt, number), parts)):
             block = blocks[place]
             is_pending = block is not None and group.sharing.is_pending(block)
             if block is None or is_pending:
-                found[place] = key if offload.has(key) else None
-        known.append(found)
+                held[place] = key if offload.has(key) else None
+        known.append(held)
     count, entries = _longest(groups, known, len(parts), size)
     keys = [entry for part in entries for entry in part if isinstance(entry, bytes)]
     return PrefixHits(count, entries, 0, count, keys)
@@ -77,20 +75,20 @@ def _longest(
     groups: Sequence[GroupBlocks], known: Sequence[Sequence[Entry | None]], count: int, size: int
 ) -> tuple[int, list[list[Entry]]]:
     """Of `count` blocks the most that all groups can go on from, and what each of them needs of those."""
-    in_a_row = [_in_a_row(found[:count]) for found in known]
+    in_a_row = [_in_a_row(entries[:count]) for entries in known]
 
     def first(group: GroupBlocks) -> int:
         return group.layers.first_block(count * size, size)
 
     while any(row[count] < count - first(group) for group, row in zip(groups, in_a_row, strict=True)):
         count -= 1
-    parts = [found[first(group) : count] for group, found in zip(groups, known, strict=True)]
-    return count, [[each for each in part if each is not None] for part in parts]
+    parts = [entries[first(group) : count] for group, entries in zip(groups, known, strict=True)]
+    return count, [[entry for entry in part if entry is not None] for part in parts]
 
 
-def _in_a_row(found: Sequence[object]) -> list[int]:
+def _in_a_row(entries: Sequence[object]) -> list[int]:
     """Before each entry, and behind the last: how many entries in a row there are."""
     counts = [0]
-    for each in found:
-        counts.append(0 if each is None else counts[-1] + 1)
+    for entry in entries:
+        counts.append(0 if entry is None else counts[-1] + 1)
     return counts

@@ -29,11 +29,11 @@ class PrefixLookup:
 
 
 class PoolLookup(PrefixLookup):
-    """What is found is in the pool."""
+    """What is found is in the pool, which has no tiers."""
 
-    def __init__(self, groups: Sequence[GroupBlocks], index: PrefixIndex) -> None:
+    def __init__(self, groups: Sequence[GroupBlocks], index: PrefixIndex, offload: Offload) -> None:
         super().__init__(groups)
-        self._index = index
+        self._index, self._offload = index, offload
 
     def find(self, token_ids: Sequence[int], salt: Salt, swapped: Swapped | None = None) -> PrefixHits:
         return match(self._index, self._groups, token_ids, salt) if token_ids else self._nothing
@@ -43,10 +43,6 @@ class TierLookup(PoolLookup):
     """Behind the blocks in the pool come those in tiers. The slot has the former at once; of the latter it takes
     what came, and computes the rest.
     """
-
-    def __init__(self, groups: Sequence[GroupBlocks], index: PrefixIndex, offload: Offload) -> None:
-        super().__init__(groups, index)
-        self._offload = offload
 
     def find(self, token_ids: Sequence[int], salt: Salt, swapped: Swapped | None = None) -> PrefixHits:
         hits = super().find(token_ids, salt)
@@ -79,10 +75,6 @@ class WindowLookup(PoolLookup):
     window's group the pool may have the last, of the group with full attention the first. The slot has none before
     all are there, and begins anew if one cannot be loaded.
     """
-
-    def __init__(self, groups: Sequence[GroupBlocks], index: PrefixIndex, offload: Offload) -> None:
-        super().__init__(groups, index)
-        self._offload = offload
 
     def find(self, token_ids: Sequence[int], salt: Salt, swapped: Swapped | None = None) -> PrefixHits:
         if token_ids and self._offload.holds_any:

@@ -131,15 +131,15 @@ class Retention(EvictionPolicy):
         return self.victims(1)[0]
 
     def victims(self, count: int) -> list[int]:
-        found: list[int] = []
-        while len(found) < count:
+        victims: list[int] = []
+        while len(victims) < count:
             if (tenant := self._first_to_give()) is not None:
                 part = [tenant.queue.victim()]
                 self._queue.remove(part[0])
                 del self._ordinary[part[0]]
                 self.quota_evictions += 1
             elif self._ordinary:
-                part = self._queue.victims(min(count - len(found), len(self._ordinary)))
+                part = self._queue.victims(min(count - len(victims), len(self._ordinary)))
                 for block in part:
                     self._take_out(block)
             else:
@@ -148,8 +148,8 @@ class Retention(EvictionPolicy):
                 self.pinned_evictions += 1
             for block in part:
                 self._disown(block)
-            found += part
-        return found
+            victims += part
+        return victims
 
     def _first_to_give(self) -> Tenant | None:
         """Of the tenants that have more than their quota and a block that could go, the one that has most."""
@@ -209,11 +209,11 @@ class Retention(EvictionPolicy):
     def _broken_quotas(self) -> Iterator[tuple[str, str]]:
         if self.limits.quota is None:
             return
-        found: defaultdict[bytes, set[int]] = defaultdict(set)
+        blocks_by_salt: defaultdict[bytes, set[int]] = defaultdict(set)
         for block, node in self._nodes.items():
-            found[_root(node).tokens].add(block)
+            blocks_by_salt[_root(node).tokens].add(block)
         for tenant in self._tenants.values():
-            mine = found[tenant.salt]
+            mine = blocks_by_salt[tenant.salt]
             if (len(mine), len(mine & self._pinned)) != (tenant.contents, tenant.pinned):
                 counted = f"counted {tenant.contents} and {tenant.pinned}"
                 yield f"salt {tenant.salt!r}", f"{len(mine)} blocks, {len(mine & self._pinned)} pinned; {counted}"

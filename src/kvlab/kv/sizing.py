@@ -36,7 +36,8 @@ class PoolSize:
         """Bytes of a token slot."""
         if not self.groups:
             return self.bytes_per_token
-        return self.bytes_per_token // sum(len(each.layers) for each in self.groups) * layers_per_block(self.groups)
+        layers = sum(len(group.layers) for group in self.groups)
+        return self.bytes_per_token // layers * layers_per_block(self.groups)
 
     @property
     def num_bytes(self) -> int:

@@ -58,16 +58,16 @@ class SlotOpener:
         for group, _, blocks, _ in plans:  # all hits, before an allocation could evict those of another group
             slot = group.ledger.open(blocks, hits.count - len(blocks))
         for group, entries, blocks, behind in plans:
-            first, tables, found = hits.count - len(entries), group.tables, entries
+            first, tables, in_pool = hits.count - len(entries), group.tables, entries
             if hits.keys:
                 group.ledger.fill(slot, [first + place for place, block in enumerate(blocks) if block is None])
-                found = [entry for entry in entries if isinstance(entry, int)]
+                in_pool = [entry for entry in entries if isinstance(entry, int)]
             if behind:
                 group.ledger.append(slot, behind)
-            allocator.touch(found)
+            allocator.touch(in_pool)
             tables.stored[slot] = hits.stored * size
             tables.lengths[slot] = tables.cached[slot] = computed
-            group.sharing.open(slot, token_ids, salt, found if hits.ready else (), resumed=resumed)
+            group.sharing.open(slot, token_ids, salt, in_pool if hits.ready else (), resumed=resumed)
         allocator.eviction.set_demand(salt, 0)
         if hits.keys:
             self._load(slot, hits)

@@ -82,7 +82,7 @@ class KVSpec:
 
 @lru_cache
 def _places(groups: tuple[LayerGroup, ...]) -> tuple[tuple[int, int], ...]:
-    found = {
+    by_layer = {
         layer: (number, place) for number, group in enumerate(groups) for place, layer in enumerate(group.layers)
     }
-    return tuple(found[layer] for layer in sorted(found))
+    return tuple(by_layer[layer] for layer in sorted(by_layer))

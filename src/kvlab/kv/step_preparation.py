@@ -106,9 +106,9 @@ class StepPreparation:
         rewound: set[int] = set()
         lost = set(slots)
         while lost:
-            found = {slot for group in self._groups for slot in group.sharing.retract(sorted(lost))}
-            lost = found - rewound if len(self._groups) > 1 else set()
-            rewound |= found
+            sharers = {slot for group in self._groups for slot in group.sharing.retract(sorted(lost))}
+            lost = sharers - rewound if len(self._groups) > 1 else set()
+            rewound |= sharers
         if not rewound:
             return
         for group in self._groups:
@@ -118,7 +118,7 @@ class StepPreparation:
             else:  # blocks that several slots hold are not full any more: the first to write one copies it
                 group.copies.watch(*self._tables.live)
         in_step = self._tables.reserved > 0
-        self._proposed = {slot: each for slot, each in self._proposed.items() if in_step[slot]}
+        self._proposed = {slot: proposed for slot, proposed in self._proposed.items() if in_step[slot]}
 
     def _reserve(self, rows: Rows, new: Rows, proposed: Rows | None = None) -> None:
         size = self._tables.block_size
@@ -144,7 +144,7 @@ class StepPreparation:
                 for group, wanted, _ in plans
             ]
             for row in np.flatnonzero(proposed).tolist():
-                blocks = tuple(int(each[row]) for each in spare)
+                blocks = tuple(int(blocks_left[row]) for blocks_left in spare)
                 self._proposed[int(rows[row])] = _Proposed(int(proposed[row]), blocks)
         for group in self._groups:
             group.sharing.publish_late(rows)
@@ -200,17 +200,17 @@ class StepPreparation:
     @staticmethod
     def _check_proposed(rows: Rows, new: Rows, proposed: Numbers) -> Rows:
         """Raise SlotError unless fewer tokens are proposed than are new."""
-        found = np.asarray(proposed, dtype=np.int64)
-        if len(found) != len(rows):
-            raise SlotError(f"{len(rows)} slots but {len(found)} counts of proposed tokens")
-        for row in np.flatnonzero((found < 0) | (found > new)).tolist():
-            raise SlotError(f"slot {rows[row]}: {found[row]} of {new[row]} new tokens cannot be proposed")
-        return found
+        counts = np.asarray(proposed, dtype=np.int64)
+        if len(counts) != len(rows):
+            raise SlotError(f"{len(rows)} slots but {len(counts)} counts of proposed tokens")
+        for row in np.flatnonzero((counts < 0) | (counts > new)).tolist():
+            raise SlotError(f"slot {rows[row]}: {counts[row]} of {new[row]} new tokens cannot be proposed")
+        return counts
 
     @staticmethod
     def _check_kept(rows: Rows, new: Rows, kept: Rows, proposed: list[_Proposed] | None) -> Rows:
         """Raise SlotError for a slot that would keep more than there is, or less than what was not proposed."""
-        least = new - [each.tokens for each in proposed] if proposed is not None else new
+        least = new - [proposal.tokens for proposal in proposed] if proposed is not None else new
         for row in np.flatnonzero((kept < least) | (kept > new)).tolist():
             raise SlotError(
                 f"slot {rows[row]}: keeps {kept[row]} tokens; from {least[row]} to {new[row]} can be kept"
@@ -221,7 +221,7 @@ class StepPreparation:
         """Raise SlotError for the first slot or number that is wrong."""
         seen: set[int] = set()
         slots, new_tokens = (
-            each.tolist() if isinstance(each, np.ndarray) else each for each in (slots, new_tokens)
+            numbers.tolist() if isinstance(numbers, np.ndarray) else numbers for numbers in (slots, new_tokens)
         )
         for slot, count in zip(slots, new_tokens, strict=True):
             self._tables.check(slot)

@@ -139,8 +139,8 @@ class KVStorage:
         if not hnd:  # a block's heads lie together: one row for all of them
             rows, row = rows[: len(rows) // kv_heads] // kv_heads, kv_heads * row
         table = (cache if hnd else cache.transpose(1, 2)).view(-1, row)
-        found = torch.index_select(table, 0, rows, out=None if out is None else out.view(-1, row))
-        return found.view(kv_heads, -1, size) if hnd else found.view(-1, kv_heads, size).transpose(0, 1)
+        gathered = torch.index_select(table, 0, rows, out=None if out is None else out.view(-1, row))
+        return gathered.view(kv_heads, -1, size) if hnd else gathered.view(-1, kv_heads, size).transpose(0, 1)
 
     def block_bytes(self) -> list[torch.Tensor]:
         """The bytes of each tensor in place, `[layers, blocks, bytes]` uint8, in their order in memory."""

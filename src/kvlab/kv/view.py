@@ -55,8 +55,8 @@ class CacheView:
         self._places = storage.spec.places if storage is not None else ()
         self._gather_rows: dict[tuple[int, int], torch.Tensor] = {}
         self._others: list[CacheView] = []
-        for each in others:
-            part = CacheView(each, storage, slots, new_tokens, on_advance=on_advance, on_rollback=on_rollback)
+        for own in others:
+            part = CacheView(own, storage, slots, new_tokens, on_advance=on_advance, on_rollback=on_rollback)
             part._open = False
             self._others.append(part)
 

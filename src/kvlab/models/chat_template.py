@@ -77,7 +77,7 @@ class ChatTemplate:
     def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
         question = json.dumps({"template": self._text, **asked}).encode()
         try:
-            found: dict[str, Any] = json.loads(self._process.ask(question))
+            answer: dict[str, Any] = json.loads(self._process.ask(question))
         except ConfinedError as error:
             return {"error": f"it {error}"}
-        return found
+        return answer

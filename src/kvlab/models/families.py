@@ -32,9 +32,7 @@ class Family:
     options: Mapping[str, Any] = field(default_factory=dict)
     activation_key: str = "hidden_act"
     is_scaled: bool = False  # embeddings by the root of their size, attention by `query_pre_attn_scalar`
-    window_pattern: int | None = (
-        None  # of so many layers one sees all tokens; None: windows where they are asked for
-    )
+    window_pattern: int | None = None  # of so many layers one sees all tokens; None: windows where asked for
     full_theta: float | None = None  # rotary angles are given for each kind of layer; of those that see all tokens
 
 

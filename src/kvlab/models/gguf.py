@@ -62,8 +62,8 @@ class GgufFile(NamedTuple):
                 values: Any = data.view(np.float32 if tensor.type == "F32" else np.float16)
             else:
                 values = dequantize(data, GGMLQuantizationType[tensor.type])
-            found: NDArray[np.float32] = values.astype(np.float32, copy=False).reshape(tensor.shape)
-        return found
+            numbers: NDArray[np.float32] = values.astype(np.float32, copy=False).reshape(tensor.shape)
+        return numbers
 
 
 def is_gguf(where: str) -> bool:
@@ -112,14 +112,14 @@ class _Reader:
         if type(alignment) is not int or not 1 <= alignment <= 1 << 16:
             raise ValueError(f"has general.alignment={shown(alignment, repr)}; from 1 to 65536")
         start = -(-self._at // alignment) * alignment
-        found: dict[str, GgufTensor] = {}
+        placed: dict[str, GgufTensor] = {}
         for name, tensor in infos:
-            if name in found:
+            if name in placed:
                 raise ValueError(f"has the tensor {shown(name)} twice")
             if start + tensor.offset + tensor.size > self._size:
                 raise ValueError(f"is cut off: tensor {shown(name)} ends beyond it; fetch it again")
-            found[name] = tensor._replace(offset=start + tensor.offset)
-        return GgufFile(path, metadata, found)
+            placed[name] = tensor._replace(offset=start + tensor.offset)
+        return GgufFile(path, metadata, placed)
 
     def _take(self, count: int) -> bytes:
         if self._at + count > self._size:

@@ -99,8 +99,8 @@ def _rope_scaling(file: GgufFile, own: dict[str, Any], head_dim: int) -> dict[st
     factors, theta = file.read(ROPE_FACTORS), own.get("rope.freq_base")
     if isinstance(theta, float) and theta > 0 and head_dim == 2 * len(factors) == 2 * factors.size:
         rope = RopeConfig(theta, float(factors.max()), **_LLAMA3)
-        found = inverse_frequencies(RopeConfig(theta), head_dim) / inverse_frequencies(rope, head_dim)
-        if np.allclose(factors, found.numpy(), rtol=1e-3):
+        expected = inverse_frequencies(RopeConfig(theta), head_dim) / inverse_frequencies(rope, head_dim)
+        if np.allclose(factors, expected.numpy(), rtol=1e-3):
             names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
             return {"rope_type": "llama3", "factor": rope.factor, **dict(zip(names, _LLAMA3.values(), strict=True))}
     raise ValueError(f"stretches its rotary angles ({ROPE_FACTORS}) in another way than Llama 3.1, which is known")

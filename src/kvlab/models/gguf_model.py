@@ -10,7 +10,7 @@ import torch
 from kvlab.errors import WeightsError
 from kvlab.models.gguf import read_gguf
 from kvlab.models.gguf_config import ROPE_FACTORS, config_values
-from kvlab.models.weights import check_finite, check_unused
+from kvlab.models.weights import WeightSource, check_finite, check_unused
 
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -35,7 +35,7 @@ _GEMMA_NAMES = {
 }
 
 
-class GgufWeights:
+class GgufWeights(WeightSource):
     """Tensors of a GGUF file, dequantised one by one. Raises WeightsError for a file that is none."""
 
     def __init__(self, path: Path, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -53,15 +53,15 @@ class GgufWeights:
         self._unused = set(self._file.tensors) - {ROPE_FACTORS}
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """See WeightSource. Raises WeightsError naming a tensor that is missing, has another shape, or holds a
+        """Raises WeightsError naming a tensor that is missing, has another shape, or holds a
         number that is not finite.
         """
         path, (stored, part) = self._file.path, self._stored(name)
         if stored not in self._file.tensors:
             raise WeightsError(f"{path}: tensor {stored} {list(shape)} is missing")
-        found = self._file.tensors[stored].shape
-        if found != shape:
-            raise WeightsError(f"{path}: tensor {stored} has shape {list(found)}, the model needs {list(shape)}")
+        kept = self._file.tensors[stored].shape
+        if kept != shape:
+            raise WeightsError(f"{path}: tensor {stored} has shape {list(kept)}, the model needs {list(shape)}")
         self._unused.discard(stored)
         try:
             values = self._file.read(stored)
@@ -77,7 +77,7 @@ class GgufWeights:
         return tensor
 
     def finish(self) -> None:
-        """See WeightSource. Nothing but the factors of rotary angles may be left over."""
+        """Nothing but the factors of rotary angles may be left over."""
         check_unused(self._file.path, self._unused)
 
     def _stored(self, name: str) -> tuple[str, str]:

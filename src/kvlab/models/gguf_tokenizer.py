@@ -84,7 +84,7 @@ def token_text(file: GgufFile, name: str) -> str | None:
 
 
 def _list(values: dict[str, Any], key: str, kind: type) -> list[Any]:
-    found = values.get(key)
-    if not isinstance(found, list) or not all(type(each) is kind for each in found):
+    values_of_key = values.get(key)
+    if not isinstance(values_of_key, list) or not all(type(value) is kind for value in values_of_key):
         raise ValueError(f"has no tokenizer.ggml.{key} that is a list")
-    return found
+    return values_of_key

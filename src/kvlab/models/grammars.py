@@ -18,7 +18,7 @@ import numpy as np
 from llguidance.gbnf_to_lark import gbnf_to_lark
 from numpy.typing import NDArray
 
-from kvlab.core import MAX_GRAMMAR_CHARS, Grammar, GrammarState
+from kvlab.core import Grammar, GrammarState, limits
 from kvlab.errors import GrammarError, shown
 
 _KEPT = 64  # grammars, which are compiled once
@@ -85,8 +85,8 @@ class Grammars:
         return self._grammar("grammar", llguidance.LLMatcher.grammar_from_lark, rules)
 
     def _grammar(self, kind: str, read: Callable[[str], str], text: str) -> Grammar:
-        if len(text) > MAX_GRAMMAR_CHARS:
-            raise GrammarError(f"the {kind} has {len(text):,} characters; at most {MAX_GRAMMAR_CHARS:,}")
+        if len(text) > limits.MAX_GRAMMAR_CHARS:
+            raise GrammarError(f"the {kind} has {len(text):,} characters; at most {limits.MAX_GRAMMAR_CHARS:,}")
         try:
             return self._compiled(kind, read(text))
         except ValueError as error:
@@ -105,26 +105,22 @@ class Grammars:
         return CompiledGrammar(matcher, self._vocab_size)
 
 
-class CompiledGrammar:
-    """See `Grammar`."""
+class CompiledGrammar(Grammar):
+    """Compiled for a vocabulary."""
 
     def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
         self._matcher, self._vocab_size = matcher, vocab_size
 
     def start(self) -> GrammarState:
-        """For one output."""
         return _State(self._matcher.deep_copy(), self._vocab_size)
 
 
-class _State:
-    """See `GrammarState`."""
-
+class _State(GrammarState):
     def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
         self._matcher, self._vocab_size = matcher, vocab_size
         self._consumed: tuple[int, ...] = ()
 
     def allowed(self, output: Sequence[int]) -> NDArray[np.bool_] | None:
-        """See `GrammarState.allowed`."""
         output, common = tuple(output), len(self._consumed)
         if output[:common] != self._consumed:
             pairs = zip(output, self._consumed, strict=False)
@@ -137,25 +133,25 @@ class _State:
             raise GrammarError(f"its grammar cannot be followed: {_in_a_line(self._matcher.get_error())}")
         if bits is None:
             return None
-        each = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=self._vocab_size, bitorder="little")
-        return each.view(np.bool_)
+        is_allowed = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=self._vocab_size, bitorder="little")
+        return is_allowed.view(np.bool_)
 
 
 def _closed(schema: Any) -> Any:
     """The schema without properties that it does not name: a small model would go on inventing some."""
     if not isinstance(schema, Mapping) or "allOf" in schema:  # of which each part names some
         return schema
-    found = dict(schema)
+    closed = dict(schema)
     for name, value in schema.items():
         if name in _SCHEMAS:
-            found[name] = _closed(value)
+            closed[name] = _closed(value)
         elif name in _LISTS_OF_SCHEMAS and isinstance(value, list):
-            found[name] = [_closed(each) for each in value]
+            closed[name] = [_closed(part) for part in value]
         elif name in _NAMED_SCHEMAS and isinstance(value, Mapping):
-            found[name] = {key: _closed(each) for key, each in value.items()}
+            closed[name] = {key: _closed(part) for key, part in value.items()}
     if "properties" in schema and not _OTHERS & schema.keys():
-        found["additionalProperties"] = False
-    return found
+        closed["additionalProperties"] = False
+    return closed
 
 
 def _in_a_line(error: object) -> str:

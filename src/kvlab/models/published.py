@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvlab.errors import ConfigError
 from kvlab.kernels.cpu.cache import cache_folder
+from kvlab.models.gguf import is_gguf
+from kvlab.models.hub import hub_folder
 
 _PREFIX = "fetched:"
 
@@ -63,8 +66,16 @@ def located(where: str, *, key: str = "model.path") -> str:
         return os.path.expanduser(where)
     name = where.removeprefix(_PREFIX)
     if name not in PUBLISHED:
-        raise ConfigError(key, where, f"unknown; known: {', '.join(_PREFIX + each for each in PUBLISHED)}")
+        raise ConfigError(key, where, f"unknown; known: {', '.join(_PREFIX + known for known in PUBLISHED)}")
     file = published_file(name)
     if not file.is_file():
         raise ConfigError(key, where, f"is not in the cache; bring it there once: kvlab fetch {name}")
     return str(file)
+
+
+def checkpoint(where: str, patterns: Sequence[str], *, key: str = "model.path") -> Path:
+    """The GGUF file or the directory that a setting names; of a hub id a directory with the files that match one of
+    the patterns, downloaded once. Raises ConfigError as `located` does, HubError.
+    """
+    path = located(where, key=key)
+    return Path(path) if is_gguf(path) or os.path.isdir(path) else hub_folder(path, patterns)

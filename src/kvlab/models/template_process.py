@@ -20,12 +20,12 @@ _MOST_CHARS = 16 << 20  # of a prompt
 
 def _environment() -> ImmutableSandboxedEnvironment:
     """As transformers sets it up."""
-    found = ImmutableSandboxedEnvironment(
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    found.filters["tojson"] = _to_json
-    found.globals.update(raise_exception=_raise, strftime_now=lambda text: datetime.now().strftime(text))
-    return found
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(raise_exception=_raise, strftime_now=lambda text: datetime.now().strftime(text))
+    return environment
 
 
 def _raise(message: object) -> NoReturn:
@@ -56,18 +56,18 @@ def _answer(question: bytes) -> bytes:
     """A template with `variables`: what it makes of them as `text`. Without them: whether it is one. Where it fails
     an `error`, and the `line` of one that is no template.
     """
-    asked, found = json.loads(question), dict[str, Any]()
+    asked, answer = json.loads(question), dict[str, Any]()
     try:
         template = _template(asked["template"])
         if "variables" in asked:
-            found["text"] = _render(template, asked["variables"])
+            answer["text"] = _render(template, asked["variables"])
     except TemplateSyntaxError as error:
-        found |= {"error": str(error), "line": error.lineno}
+        answer |= {"error": str(error), "line": error.lineno}
     except MemoryError:
         raise
     except Exception as error:  # whatever a stranger's text does
-        found["error"] = str(error)[:1000] or type(error).__name__
-    return json.dumps(found).encode()
+        answer["error"] = str(error)[:1000] or type(error).__name__
+    return json.dumps(answer).encode()
 
 
 if __name__ == "__main__":

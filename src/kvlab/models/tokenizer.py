@@ -14,8 +14,8 @@ from kvlab.errors import TokenizerError, shown
 from kvlab.models.chat_template import ChatTemplate
 from kvlab.models.files import check_file, read_object
 from kvlab.models.gguf import is_gguf, read_gguf
-from kvlab.models.hub import HubError, hub_folder
-from kvlab.models.published import located
+from kvlab.models.hub import HubError
+from kvlab.models.published import checkpoint
 
 if TYPE_CHECKING:
     import tokenizers
@@ -85,9 +85,9 @@ class Tokenizer:
         """
         ids = range(min(most, self._backend.get_vocab_size()))
         texts = self._backend.decode_batch([[token] for token in ids], skip_special_tokens=True)
-        found = [(token, text) for token, text in zip(ids, texts, strict=True) if _WORD.fullmatch(text)]
-        encoded = self._backend.encode_batch_fast([text for _, text in found], add_special_tokens=False)
-        own = [(token, text) for (token, text), each in zip(found, encoded, strict=True) if each.ids == [token]]
+        words = [(token, text) for token, text in zip(ids, texts, strict=True) if _WORD.fullmatch(text)]
+        encoded = self._backend.encode_batch_fast([text for _, text in words], add_special_tokens=False)
+        own = [(token, text) for (token, text), code in zip(words, encoded, strict=True) if code.ids == [token]]
         spaced = {text: token for token, text in own if text[0] == " "}  # others may be a part of a word
         return [token for token, text in own if f" {text}" in spaced], list(spaced.values())
 
@@ -127,14 +127,16 @@ def load_tokenizer(model: ModelConfig) -> Tokenizer:
     where = model.tokenizer or model.path or model.weights or "dummy"
     if where == "dummy":
         raise TokenizerError(f"model.name={shown(model.name)} has random weights and no tokenizer; {_ADVICE}")
-    path = located(where, key="model.path" if model.tokenizer is None else "model.tokenizer")
-    if not is_gguf(path) and not os.path.isdir(path):
-        path = str(_download(path))
-    file = Path(path) if is_gguf(path) else Path(path, _FILE)
+    key = "model.path" if model.tokenizer is None else "model.tokenizer"
+    try:
+        path = checkpoint(where, (_FILE, _SETTINGS, _TEMPLATE), key=key)
+    except HubError as error:
+        raise TokenizerError(f"{shown(where)}: the hub gave no tokenizer ({error})") from error
+    file = path if is_gguf(path.name) else path / _FILE
     if not file.exists():
         raise TokenizerError(f"{path} has no {_FILE}, so there is no text with it; {_ADVICE}")
-    found = _load(file, file.stat().st_mtime_ns)
-    return found if model.tokenizer is None else found.lent()
+    tokenizer = _load(file, file.stat().st_mtime_ns)
+    return tokenizer if model.tokenizer is None else tokenizer.lent()
 
 
 def find_tokenizer(model: ModelConfig) -> Tokenizer | None:
@@ -188,7 +190,7 @@ def _from_directory(directory: Path) -> Tokenizer:
         reason = str(error) if isinstance(error, ValueError) else f"cannot be read ({shown(error)})"
         raise TokenizerError(f"{file} {reason}") from error
     if isinstance(text, list):  # several by name; that of a chat is called default
-        named = {each.get("name"): each.get("template") for each in text if isinstance(each, dict)}
+        named = {entry.get("name"): entry.get("template") for entry in text if isinstance(entry, dict)}
         text = named.get("default")
     variables = {f"{name}_token": _content(settings.get(f"{name}_token")) for name in ("bos", "eos", "pad", "unk")}
     return Tokenizer(backend, str(directory), _template(text, variables, str(directory)))
@@ -196,8 +198,8 @@ def _from_directory(directory: Path) -> Tokenizer:
 
 def _content(token: Any) -> str | None:
     """A special token, which is a text or an object with one."""
-    found = token.get("content") if isinstance(token, dict) else token
-    return found if isinstance(found, str) else None
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
 
 
 def _template(text: Any, variables: dict[str, str | None], source: str) -> Callable[[], ChatTemplate] | None:
@@ -205,10 +207,3 @@ def _template(text: Any, variables: dict[str, str | None], source: str) -> Calla
     if not isinstance(text, str) or not text:
         return None
     return lru_cache(maxsize=1)(lambda: ChatTemplate(text, variables, source))
-
-
-def _download(repository: str) -> Path:
-    try:
-        return hub_folder(repository, (_FILE, _SETTINGS, _TEMPLATE))
-    except HubError as error:
-        raise TokenizerError(f"{shown(repository)}: the hub gave no tokenizer ({error})") from error

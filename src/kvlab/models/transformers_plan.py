@@ -220,8 +220,8 @@ def causal_model(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """transformers' own class for a configuration; None: it has none."""
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return None
-    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    kind: type[PreTrainedModel] = found[0] if isinstance(found, list | tuple) else found
+    known: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    kind: type[PreTrainedModel] = known[0] if isinstance(known, list | tuple) else known
     return kind
 
 
@@ -241,7 +241,7 @@ def stored_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 def _calls(model: PreTrainedModel) -> tuple[list[LayerCall], int]:
     """What the layers of a model on the meta device ask of attention, in order; and the width of its logits."""
-    found: list[LayerCall] = []
+    calls: list[LayerCall] = []
 
     def record(
         call: LayerCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, others: Mapping[str, Any]
@@ -250,7 +250,7 @@ def _calls(model: PreTrainedModel) -> tuple[list[LayerCall], int]:
         if changing or not query.shape[2] == key.shape[2] == value.shape[2] == 2:
             asked = ", ".join(changing) or f"{key.shape[2]} keys for {query.shape[2]} tokens"
             raise _Refused(f"asks of the attention of layer {call.layer} what no backend computes: {asked}")
-        found.append(call)
+        calls.append(call)
         return value.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
 
     for module in model.modules():
@@ -260,7 +260,7 @@ def _calls(model: PreTrainedModel) -> tuple[list[LayerCall], int]:
     ids = torch.zeros(1, 2, dtype=torch.int64, device="meta")
     with torch.inference_mode(), attention_of(record):
         logits = model(input_ids=ids, position_ids=ids, use_cache=False, return_dict=True).logits
-    return found, int(logits.shape[-1])
+    return calls, int(logits.shape[-1])
 
 
 def _checked(config: PreTrainedConfig, calls: list[LayerCall]) -> LayerCall:
@@ -314,7 +314,7 @@ def _positions(config: PreTrainedConfig) -> int:
     """
     most = getattr(config, "max_position_embeddings", None) or _UNLIMITED
     rope = getattr(config, "rope_parameters", None) or {}
-    for kind in (rope, *(each for each in rope.values() if isinstance(each, dict))):  # one, or one by kind of layer
+    for kind in (rope, *(own for own in rope.values() if isinstance(own, dict))):  # one, or one by kind of layer
         if kind.get("rope_type") == "longrope":
             most = min(most, kind["original_max_position_embeddings"])
     return int(most)

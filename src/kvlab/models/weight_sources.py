@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import torch
 
 from kvlab.errors import WeightsError, shown
 from kvlab.models.gguf import is_gguf
 from kvlab.models.gguf_model import GgufWeights
-from kvlab.models.hub import HubError, hub_folder
-from kvlab.models.published import located
+from kvlab.models.hub import HubError
+from kvlab.models.published import checkpoint
 from kvlab.models.weights import DummyWeights, SafetensorsWeights, WeightSource
 
 
@@ -25,17 +22,11 @@ def open_weights(
     """
     if where == "dummy":
         return DummyWeights(dtype, device, seed, norm_weight)
-    path = located(where)
-    if is_gguf(path):
-        return GgufWeights(Path(path), dtype, device)
-    return SafetensorsWeights(Path(path) if os.path.isdir(path) else _download(path), dtype, device)
-
-
-def _download(repository: str) -> Path:
     try:
-        return hub_folder(repository, ("*.safetensors", "*.json"))
+        path = checkpoint(where, ("*.safetensors", "*.json"))
     except HubError as error:
         raise WeightsError(
-            f"model.weights={shown(repository)}: no such directory, and the hub gave nothing ({error}); "
+            f"model.weights={shown(where)}: no such directory, and the hub gave nothing ({error}); "
             "point it at a directory that holds model.safetensors"
         ) from error
+    return (GgufWeights if is_gguf(path.name) else SafetensorsWeights)(path, dtype, device)

@@ -31,7 +31,7 @@ class WeightSource(Protocol):
         """Called when the model has taken all its tensors. Raises WeightsError if some are left over."""
 
 
-class DummyWeights:
+class DummyWeights(WeightSource):
     """Real shapes and random values: copies of one tile of normal numbers, which takes seconds for billions.
 
     All norm weights are `norm_weight`.
@@ -44,7 +44,7 @@ class DummyWeights:
         self._offset, self._norm_weight = 0, norm_weight
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """See WeightSource. Matrices have a deviation of 1 / sqrt(columns), which keeps activations alive through
+        """Matrices have a deviation of 1 / sqrt(columns), which keeps activations alive through
         the layers, so that each token depends on its whole prompt; biases are small compared with the sums.
         Every other vector is a norm's weight.
         """
@@ -66,7 +66,7 @@ class DummyWeights:
         """Nothing can be left over."""
 
 
-class DigestedWeights:
+class DigestedWeights(WeightSource):
     """Another source, with a digest of what was taken from it: each tensor's name and shape, and some of its
     numbers, so that it changes with any tensor whose numbers all differ.
     """
@@ -81,7 +81,6 @@ class DigestedWeights:
         return self._sum.hexdigest()[:16]
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """See WeightSource."""
         tensor = self._source.take(name, shape)
         flat = tensor.reshape(-1)
         self._sum.update(f"{name} {shape}".encode())
@@ -89,11 +88,10 @@ class DigestedWeights:
         return tensor
 
     def finish(self) -> None:
-        """See WeightSource."""
         self._source.finish()
 
 
-class SafetensorsWeights:
+class SafetensorsWeights(WeightSource):
     """Tensors of a checkpoint directory: `model.safetensors`, or the shards its index names.
 
     Files are mapped into memory and read tensor by tensor. Of a multimodal checkpoint only the language model is
@@ -121,16 +119,16 @@ class SafetensorsWeights:
         self._unused = set(self._owner)
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """See WeightSource. Raises WeightsError naming a tensor that is missing, has another shape, is stored as
+        """Raises WeightsError naming a tensor that is missing, has another shape, is stored as
         anything but floating-point numbers, or holds one that is not finite.
         """
         if name not in self._owner:
             raise WeightsError(f"{self._directory}: tensor {name} {list(shape)} is missing")
         (file, handle), stored = self._owner[name], self._prefix + name
         part = handle.get_slice(stored)
-        found, needed, kind = list(part.get_shape()), list(shape), part.get_dtype()
-        if found != needed:
-            raise WeightsError(f"{file}: tensor {name} has shape {shown(found)}, the model needs {needed}")
+        stored_shape, needed, kind = list(part.get_shape()), list(shape), part.get_dtype()
+        if stored_shape != needed:
+            raise WeightsError(f"{file}: tensor {name} has shape {shown(stored_shape)}, the model needs {needed}")
         if kind not in _DTYPES:
             raise WeightsError(f"{file}: tensor {name} is stored as {kind}; known: {', '.join(_DTYPES)}")
         self._unused.discard(name)
@@ -140,7 +138,7 @@ class SafetensorsWeights:
         return tensor
 
     def finish(self) -> None:
-        """See WeightSource. Tables that the model computes itself may be left over, and a stored copy of a tied
+        """Tables that the model computes itself may be left over, and a stored copy of a tied
         output layer.
         """
         unused = self._unused - {"lm_head.weight"}

@@ -57,12 +57,12 @@ class EndpointEngine(RemoteEngine):
             raise
 
     def report(self) -> EngineReport:
-        found = super().report()
-        unreported = found.unreported if self._tells_ids else found.unreported | {"output_token_ids"}
-        metrics = dict(found.metrics)
+        report = super().report()
+        unreported = report.unreported if self._tells_ids else report.unreported | {"output_token_ids"}
+        metrics = dict(report.metrics)
         if self._slots is not None:
             metrics["capacity/token_slots"] = self._slots
-        return EngineReport(self._facts, metrics, found.series, unreported, found.notes, found.invalid)
+        return EngineReport(self._facts, metrics, report.series, unreported, report.notes, report.invalid)
 
     def _check(self, request: Request) -> None:
         check_request(request, extensions=self._settings.extensions)
@@ -149,15 +149,15 @@ class EndpointEngine(RemoteEngine):
         return dict(cards[names.index(wanted)])
 
     async def _check_version(self) -> None:
-        found = None
+        version = None
         with suppress(ValueError, LookupError, TypeError):
             status, page = await self._get("/version")
-            found = str(json.loads(page)["version"]) if status == 200 else None
-        if found is not None:
-            self._facts["version"] = shown(found, most=80)
+            version = str(json.loads(page)["version"]) if status == 200 else None
+        if version is not None:
+            self._facts["version"] = shown(version, most=80)
         wanted = self._settings.version
-        if wanted is not None and wanted != found:
-            said = "does not say its version" if found is None else f"is version {shown(found, most=80)}"
+        if wanted is not None and wanted != version:
+            said = "does not say its version" if version is None else f"is version {shown(version, most=80)}"
             raise PeerError(f"{self._where}: the server {said}, and engine.version={wanted} asks for another")
 
     async def _warm_up(self) -> None:

@@ -39,7 +39,7 @@ def install(name: str, folder: Path) -> Recipe:
     """
     recipe = ENGINES.get(name).recipe
     if recipe is None:
-        known = ", ".join(each for each in ENGINES.names() if ENGINES.get(each).recipe is not None)
+        known = ", ".join(engine for engine in ENGINES.names() if ENGINES.get(engine).recipe is not None)
         raise ConfigError("engine", name, f"needs no environment of its own; those that do: {known}")
     if folder.exists():
         raise ConfigError("folder", folder, "is there already; remove it, or name another one")
@@ -64,10 +64,10 @@ def install(name: str, folder: Path) -> Recipe:
 def requirements(wheel: Path, left_out: Sequence[str]) -> list[str]:
     """What a wheel needs, without its extras and what begins with one of `left_out`."""
     with zipfile.ZipFile(wheel) as archive:
-        name = next(each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        name = next(entry for entry in archive.namelist() if entry.endswith(".dist-info/METADATA"))
         lines = archive.read(name).decode().partition("\n\n")[0].splitlines()
-    found = [line.removeprefix("Requires-Dist: ") for line in lines if line.startswith("Requires-Dist: ")]
-    return [each for each in found if not re.search(r";.*\bextra\b", each) and not each.startswith(tuple(left_out))]
+    needs = [line.removeprefix("Requires-Dist: ") for line in lines if line.startswith("Requires-Dist: ")]
+    return [need for need in needs if not re.search(r";.*\bextra\b", need) and not need.startswith(tuple(left_out))]
 
 
 def _run(command: list[str]) -> None:

@@ -69,8 +69,8 @@ class ProcessEngine(RemoteEngine):
             raise
 
     def report(self) -> EngineReport:
-        found, told = super().report(), self._told
-        metrics = {**found.metrics, **told["metrics"]}
+        report, told = super().report(), self._told
+        metrics = {**report.metrics, **told["metrics"]}
         slots = told.get("kv_slots")
         facts = {"version": told["version"], **told["facts"]}
         if slots is not None:
@@ -79,8 +79,8 @@ class ProcessEngine(RemoteEngine):
             facts["KV cache"] = f"{format_bytes(size)}, {slots} tokens"
         facts["python"] = self._python
         known = {"scheduled_s", "queue_ms"} if self._program.counts else set()
-        unreported = found.unreported - known
-        return EngineReport(facts, metrics, found.series, unreported, found.notes, found.invalid)
+        unreported = report.unreported - known
+        return EngineReport(facts, metrics, report.series, unreported, report.notes, report.invalid)
 
     def step(self) -> None:
         """See RemoteEngine. Raises PeerError for a process that has said nothing for too long, too."""
@@ -146,7 +146,7 @@ class ProcessEngine(RemoteEngine):
         try:
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
-                    [*command, self._program.function],
+                    [*command, self._program.kind],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -250,9 +250,9 @@ class ProcessEngine(RemoteEngine):
         return self._error(f"failed: {shown(text, most=400)} (its log: {self._log})")
 
     def _check_version(self) -> None:
-        wanted, found = self._settings.version, self._told["version"]
-        if wanted is not None and wanted != found:
-            text = f"is version {found} in {self._python}, and engine.version={wanted} asks for another"
+        wanted, version = self._settings.version, self._told["version"]
+        if wanted is not None and wanted != version:
+            text = f"is version {version} in {self._python}, and engine.version={wanted} asks for another"
             raise self._error(text)
 
     def _error(self, text: str) -> PeerError:

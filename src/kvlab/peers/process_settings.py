@@ -21,7 +21,7 @@ class Program(NamedTuple):
 
     name: str  # of the engine, as it is chosen
     file: str  # of kvlab.peers.programs
-    function: str
+    kind: str  # the class in it
     package: str  # that its environment needs
     greedy_only: bool = False
     counts: bool = False  # it says of each request how much was cached, and when it was admitted
@@ -55,10 +55,10 @@ def interpreter(config: RunConfig, program: Program) -> str:
     asked = config.engine.python
     if asked is None:
         return str(installed_python(program.name) or sys.executable)
-    found = shutil.which(os.path.expanduser(asked))
-    if found is None:
+    python = shutil.which(os.path.expanduser(asked))
+    if python is None:
         raise ConfigError("engine.python", asked, "is no interpreter: name the bin/python of an environment")
-    return found
+    return python
 
 
 def worker_settings(assignment: Assignment) -> dict[str, Any]:
@@ -68,14 +68,14 @@ def worker_settings(assignment: Assignment) -> dict[str, Any]:
     """
     config, model = assignment.config, assignment.model
     spec, scheduler = model.kv_spec(config.executor.dtype), config.scheduler
-    most, longest = scheduler.max_batch_size, config.model.max_seq_len
+    most, longest, weights = scheduler.max_batch_size, config.model.max_seq_len, config.model.weights
     pool = size_pool(config.kv, spec, max_batch_size=most, max_seq_len=longest)
     return {
         "model": {
             "family": config.model.family,
             "architecture": dict(config.model.architecture),
             "path": _directory("model.path", config.model.path),
-            "weights": _directory("model.weights", config.model.weights) if _is_real(config) else None,
+            "weights": None if weights == "dummy" else _directory("model.weights", weights),
         },
         "dtype": config.executor.dtype,
         "threads": config.executor.threads,
@@ -89,10 +89,6 @@ def worker_settings(assignment: Assignment) -> dict[str, Any]:
         "max_wait_ms": scheduler.max_wait_ms,
         "options": dict(config.engine.options),
     }
-
-
-def _is_real(config: RunConfig) -> bool:
-    return config.model.weights != "dummy"
 
 
 def _directory(key: str, path: str | None) -> str | None:

@@ -46,18 +46,18 @@ def read_series(pages: Sequence[tuple[float, bytes]]) -> EngineSeries:
     """The series of kept lines, each with its time; columns that are on every page. Counts of several models or
     processes are added, shares averaged.
     """
-    found: dict[str, list[float]] = {}
+    series: dict[str, list[float]] = {}
     for number, (_, page) in enumerate(pages):
         values: dict[str, list[float]] = {}
         for sample in _samples(page):
             column = _COLUMN.get(sample[0].removesuffix("_total"))
             if column is not None:
                 values.setdefault(column, []).append(sample[2])
-        for column, each in values.items():
-            value = sum(each) / len(each) if column == "kv_usage" else sum(each)
-            if len(found.setdefault(column, [])) == number:
-                found[column].append(value)
-    columns = {name: found[name] for name in COLUMNS if name in found and len(found[name]) == len(pages)}
+        for column, counts in values.items():
+            value = sum(counts) / len(counts) if column == "kv_usage" else sum(counts)
+            if len(series.setdefault(column, [])) == number:
+                series[column].append(value)
+    columns = {name: series[name] for name in COLUMNS if name in series and len(series[name]) == len(pages)}
     return EngineSeries([when for when, _ in pages], columns)
 
 
@@ -76,4 +76,4 @@ def _samples(page: bytes) -> list[tuple[str, dict[str, str], float]]:
         families = list(text_string_to_metric_families(page.decode(errors="replace") + "\n"))
     except ValueError:
         return []
-    return [(each.name, dict(each.labels), float(each.value)) for family in families for each in family.samples]
+    return [(row.name, dict(row.labels), float(row.value)) for family in families for row in family.samples]

@@ -203,7 +203,7 @@ class RemoteEngine(ABC):
     def _stop_listening(self, exchange: Exchange, sample: Sample, error: str) -> None:
         sample.reason = None
         sample.end(FinishReason.FAILED, self.clock.now(), error)
-        if all(each.reason is not None for each in exchange.samples):
+        if all(other.reason is not None for other in exchange.samples):
             self._cancel(exchange)
             self._deliver(exchange)
 

@@ -61,10 +61,10 @@ def _asked(sampling: SamplingParams) -> Json:
 
 def _additions(sampling: SamplingParams) -> Json:
     """vLLM's fields for a request, with its length forced where it ends at nothing else."""
-    found = _asked(sampling)
+    asked = _asked(sampling)
     if sampling.ignore_eos and not sampling.stop and not sampling.stop_token_ids:
-        found["min_tokens"] = sampling.max_tokens  # the length is forced
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+        asked["min_tokens"] = sampling.max_tokens  # the length is forced
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
 
 
 class EventReader:
@@ -76,7 +76,7 @@ class EventReader:
     def feed(self, data: bytes) -> list[Json]:
         """The events that are complete with this data. Raises ValueError for what is no JSON object."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        found = []
+        events = []
         for line in lines:
             if not line.startswith(b"data:"):
                 continue
@@ -85,8 +85,8 @@ class EventReader:
                 event = json.loads(text)
                 if not isinstance(event, dict):
                     raise ValueError("an event is no object")
-                found.append(event)
-        return found
+                events.append(event)
+        return events
 
 
 def finish_reason(text: str) -> FinishReason:

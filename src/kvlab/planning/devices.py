@@ -20,17 +20,12 @@ _MOST_DEVICES = 64
 def plan_on_devices(config: EngineConfig, hardware: HardwareConfig) -> MemoryPlan:
     """The memory of an engine on simulated devices. Raises ConfigError for a model that they cannot divide."""
     model = decoder_config(config.model)
-    check_model_on_devices(config, model)
-    plan = plan_memory(model, kv_spec(config, model), settings_of_devices(config, model))
-    return replace(plan, memory=memory_of_devices(config, hardware, plan.working))
-
-
-def check_model_on_devices(config: EngineConfig, model: DecoderConfig) -> None:
-    """Raise ConfigError for heads that cannot be divided among the devices."""
     devices = config.executor.tensor_parallel
     if model.num_kv_heads % devices or model.num_heads % devices:
         text = f"{config.model.name} has {model.num_kv_heads} KV heads, which have to be a multiple of it"
         raise ConfigError("executor.tensor_parallel", devices, text)
+    plan = plan_memory(model, kv_spec(config, model), settings_of_devices(config, model))
+    return replace(plan, memory=memory_of_devices(config, hardware, plan.working))
 
 
 def settings_of_devices(config: EngineConfig, model: DecoderConfig) -> EngineSettings:
@@ -54,8 +49,8 @@ def memory_of_devices(
     counted here is that of one.
     """
     devices = devices or config.executor.tensor_parallel
-    each = int(hardware.usable_bytes * config.executor.memory_utilization)
-    return devices * each - (devices - 1) * working.peak
+    of_one = int(hardware.usable_bytes * config.executor.memory_utilization)
+    return devices * of_one - (devices - 1) * working.peak
 
 
 def check_devices(config: EngineConfig, hardware: HardwareConfig, plan: MemoryPlan) -> None:

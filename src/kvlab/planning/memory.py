@@ -33,9 +33,7 @@ class EngineSettings:
     device: str  # "cpu" or "cuda"
     attention: str  # name of the backend
     native: bool  # whether kvlab's CPU kernels compute what is not attention
-    onednn: (
-        bool  # whether PyTorch computes it in bfloat16 on a CPU that has products of it: oneDNN packs the weights
-    )
+    onednn: bool  # whether PyTorch computes it in bfloat16, on a CPU with products of it: oneDNN packs the weights
     weights: str  # "auto" and "plain": in `dtype`; "compact"; "int8"; "fp8": all matrices but the output layer's
     max_batched_tokens: int
     max_batch_size: int
@@ -43,9 +41,7 @@ class EngineSettings:
     block_size: int  # of the pool
     random_sampling: bool = True  # whether tokens are sampled, rather than greedy
     speculated: int = 0  # most tokens proposed for a sequence in a step
-    devices: int | None = (
-        None  # that are simulated, with a serving framework's kernels; None: this machine's device
-    )
+    devices: int | None = None  # that are simulated, with a framework's kernels; None: this machine's device
     startup: Startup = OTHERS  # what a simulated framework counts at its start
 
     @property
@@ -141,9 +137,10 @@ def weight_bytes(model: DecoderConfig, settings: EngineSettings) -> WeightBytes:
         embedding=vocabulary * element if own_table else 0,
         norms=norms * (_FLOAT32 if model.norm_offset else element),
         biases=model.num_layers * biases * element,
-        scales=SCALE_BYTES * sum(each.times * each.outputs for each, dtype in stored if dtype != settings.dtype),
+        scales=SCALE_BYTES
+        * sum(matrix.times * matrix.outputs for matrix, dtype in stored if dtype != settings.dtype),
         rotary=(1 if settings.devices else 2) * ropes * positions * model.head_dim * element,
-        stored=sum(each.times * each.outputs * each.inputs for each, _ in stored)
+        stored=sum(matrix.times * matrix.outputs * matrix.inputs for matrix, _ in stored)
         + (vocabulary if own_table else 0)
         + norms
         + model.num_layers * biases,

@@ -71,15 +71,15 @@ class Answer(ABC):
                 choice["prompt_token_ids"] = list(self._requests[event.request].prompt_token_ids)
         is_first = event.output.prompt_logprobs is not None
         self._note(event)
-        found = self._head(self.chunk_kind) | {"choices": [choice]}
+        chunk = self._head(self.chunk_kind) | {"choices": [choice]}
         if is_first and self._body.prompt_logprobs is not None:
-            self._add_prompt_logprobs(found, event.request)
+            self._add_prompt_logprobs(chunk, event.request)
         options = self._body.stream_options
         if options is not None and options.continuous_usage_stats:
-            found["usage"] = self.usage()
+            chunk["usage"] = self.usage()
         elif options is not None and options.include_usage:
-            found["usage"] = None
-        return found
+            chunk["usage"] = None
+        return chunk
 
     def last_chunk(self) -> Json | None:
         """The chunk without choices that has the usage, where it was asked for."""
@@ -212,7 +212,7 @@ class CompletionAnswer(Answer):
 
     def _whole(self, index: int) -> Json:
         entries = self._logprobs[index]
-        lists = {key: [value for each in entries for value in each[key]] for key in entries[0]} if entries else None
+        lists = {key: [value for one in entries for value in one[key]] for key in entries[0]} if entries else None
         return {"text": self._texts[index], "logprobs": lists}
 
     def _text(self, index: int, event: Event) -> str:
@@ -291,7 +291,7 @@ class ChatAnswer(Answer):
         return echoed + text
 
     def _whole(self, index: int) -> Json:
-        content = [each for entry in self._logprobs[index] for each in entry["content"]]
+        content = [token for entry in self._logprobs[index] for token in entry["content"]]
         logprobs = {"content": content} if self._body.logprobs else None
         text, calls = self._texts[index], self._calls[index]
         if self._only_call is not None:
@@ -300,8 +300,8 @@ class ChatAnswer(Answer):
         return {"message": message | {"tool_calls": calls} if calls else message, "logprobs": logprobs}
 
     def _reason(self, index: int, output: StepOutput) -> str | None:
-        found = super()._reason(index, output)
-        return "tool_calls" if found == "stop" and self._calls[index] else found
+        reason = super()._reason(index, output)
+        return "tool_calls" if reason == "stop" and self._calls[index] else reason
 
     def _add_prompt_logprobs(self, found: Json, request: int) -> None:
         found["prompt_logprobs"] = self._prompt_logprobs[request]  # of a chat, which has one prompt
@@ -310,9 +310,9 @@ class ChatAnswer(Answer):
         output = event.output
         if not self._body.logprobs or output.logprobs is None or output.token_id is None:
             return None
-        found: TokenLogprobs = output.logprobs
-        top = [self._entry(token, value) for token, value in found.top]
-        return {"content": [self._entry(output.token_id, found.logprob) | {"top_logprobs": top}]}
+        logprobs: TokenLogprobs = output.logprobs
+        top = [self._entry(token, value) for token, value in logprobs.top]
+        return {"content": [self._entry(output.token_id, logprobs.logprob) | {"top_logprobs": top}]}
 
     def _entry(self, token_id: int, logprob: float) -> Json:
         text = self._token(token_id)

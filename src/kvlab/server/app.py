@@ -122,8 +122,8 @@ def build_app(serving: Serving) -> FastAPI:
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        found = reference(app.openapi())
-        return Response(found, media_type="text/html", headers=headers(found))
+        body = reference(app.openapi())
+        return Response(body, media_type="text/html", headers=headers(body))
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -155,11 +155,11 @@ def build_app(serving: Serving) -> FastAPI:
         return ApiError(500, f"the server failed: {type(error).__name__}").response()  # the log has the rest
 
     def document() -> dict[str, Any]:
-        found = FastAPI.openapi(app)
-        for path in found["paths"].values():
+        schema = FastAPI.openapi(app)
+        for path in schema["paths"].values():
             for route in path.values():
                 route["responses"].pop("422", None)  # which FastAPI adds: invalid bodies get 400 here
-        return found
+        return schema
 
     app.openapi = document  # type: ignore[method-assign]
     add_operations(app, serving)

@@ -32,11 +32,11 @@ class Durations:
 
     def family(self, name: str, text: str, model: str) -> HistogramMetricFamily:
         """As Prometheus has it: how many were at most as long as each bucket's end."""
-        found = HistogramMetricFamily(f"vllm:{name}", text, labels=["model_name", "engine"])
+        family = HistogramMetricFamily(f"vllm:{name}", text, labels=["model_name", "engine"])
         ends = [*map(str, _SECONDS.tolist()), "+Inf"]
         buckets = zip(ends, accumulate(self._counts.tolist()), strict=True)
-        found.add_metric([model, "0"], buckets=list(buckets), sum_value=self._sum)
-        return found
+        family.add_metric([model, "0"], buckets=list(buckets), sum_value=self._sum)
+        return family
 
 
 class BlockTimes(BlockJournal):
@@ -53,7 +53,6 @@ class BlockTimes(BlockJournal):
         self._lifetime, self._idle, self._gap = Durations(), Durations(), Durations()
 
     def add(self, event: BlockEvent, blocks: Sequence[int], owner: Hashable = None) -> None:
-        """See BlockJournal."""
         if event in (BlockEvent.FREED, BlockEvent.CACHED, BlockEvent.PINNED):
             return
         now, rows = self._clock.now(), np.asarray(blocks, dtype=np.int64)
@@ -68,10 +67,10 @@ class BlockTimes(BlockJournal):
         self._used[rows] = now
 
     def assign(self, slot: int, owner: Owner) -> None:
-        """See BlockJournal: whose a block is counts nowhere."""
+        """Whose a block is counts nowhere."""
 
     def end_step(self) -> None:
-        """See BlockJournal: nothing is kept."""
+        """Nothing is kept."""
 
     def families(self, model: str) -> Iterator[HistogramMetricFamily]:
         """The histograms."""

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kvlab.confined import serve
-from kvlab.core import MAX_ALLOWED, MAX_BAD_WORDS, MAX_BIASES, MAX_STOP_TOKENS, MAX_STOPS
+from kvlab.core import limits
 from kvlab.errors import shown
 from kvlab.server.bodies import (
     KINDS,
@@ -27,11 +27,11 @@ from kvlab.server.parameters import check_meaning, conversation, prompts_of
 from kvlab.server.structured import check_size
 
 _COUNTS = {
-    "stop": MAX_STOPS,
-    "stop_token_ids": MAX_STOP_TOKENS,
-    "logit_bias": MAX_BIASES,
-    "allowed_token_ids": MAX_ALLOWED,
-    "bad_words": MAX_BAD_WORDS,
+    "stop": limits.MAX_STOPS,
+    "stop_token_ids": limits.MAX_STOP_TOKENS,
+    "logit_bias": limits.MAX_BIASES,
+    "allowed_token_ids": limits.MAX_ALLOWED,
+    "bad_words": limits.MAX_BAD_WORDS,
 }
 _LONGEST_NAME, _MOST_NAMES = 100, 20  # of fields that nobody knows
 
@@ -51,7 +51,7 @@ def _read(body: bytes, path: str, max_tokens: int) -> dict[str, Any]:
     try:
         request = KINDS[path].model_validate(_parsed(body))
     except ValidationError as error:
-        errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        errors = [{**wrong, "loc": ("body", *wrong["loc"])} for wrong in error.errors()]
         raise invalid_body(errors, "application/json") from error
     if isinstance(request, DetokenizeRequest):
         _bounded("tokens", len(request.tokens), max_tokens)

@@ -85,7 +85,7 @@ def build_serving(config: RunConfig, settings: ServerConfig, metrics: ServerMetr
         grammars=_grammars(plan, tokenizer),
         tool_call_parser=settings.tool_call_parser,
     )
-    shown = _shown(plan) | _shown_simulated(plan, settings)
+    shown = _shown(plan, settings)
     events = _kv_events(core, settings)
     if events is not None:
         metrics.watch_events(events)
@@ -161,15 +161,14 @@ def _traces(model: str, endpoint: str | None) -> Traces | None:
     return Traces.sent_to(endpoint, model)
 
 
-def _shown_simulated(plan: EnginePlan, settings: ServerConfig) -> dict[str, Any]:
-    if plan.is_real:
-        return {}
-    return {"server.time_factor": settings.time_factor, "server.output_len": _length_text(settings.output_len)}
-
-
-def _shown(plan: EnginePlan) -> dict[str, Any]:
+def _shown(plan: EnginePlan, settings: ServerConfig) -> dict[str, Any]:
     """The settings that the live page names, with what was chosen for those that are `auto`."""
-    config = plan.config
+    config, simulated = plan.config, dict[str, Any]()
+    if not plan.is_real:
+        simulated = {
+            "server.time_factor": settings.time_factor,
+            "server.output_len": _length_text(settings.output_len),
+        }
     return {
         **plan.chosen,
         "dtype": config.executor.dtype,
@@ -185,4 +184,5 @@ def _shown(plan: EnginePlan) -> dict[str, Any]:
         "scheduler.max_batch_size": config.scheduler.max_batch_size,
         "scheduler.max_batched_tokens": config.scheduler.max_batched_tokens,
         "scheduler.max_waiting_requests": config.scheduler.max_waiting_requests,
+        **simulated,
     }

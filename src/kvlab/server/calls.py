@@ -49,8 +49,8 @@ class Mailbox:
 
 class ClientCall:
     """The requests of one HTTP call. `most_waiting`: outputs that may wait for a slow client, which is then cut;
-    of a call with many samples those of several steps.
-    `on_finish` is given each sample's record by the thread that steps. `arrival_s`: on the engine's clock.
+    of a call with many samples those of several steps. `on_finish` is given each sample's record by the thread that
+    steps. `arrival_s`: on the engine's clock.
     """
 
     def __init__(
@@ -112,10 +112,8 @@ class ClientCall:
 
     def leave(self) -> None:
         """Nobody reads any more: what is not done is aborted before the engine's next step."""
-        calls, self._calls = (
-            self._calls,
-            [],
-        )  # they hold this one: a cycle that would wait for the garbage collector
+        # They hold this one: a cycle that would wait for the garbage collector.
+        calls, self._calls = self._calls, []
         for call in calls:
             call.leave()
 

@@ -21,7 +21,7 @@ _KNOWN = 2**16  # sequences whose lengths are remembered
 _LINE_ENDS = ("", "\n")  # the end of a special token's text, and of a chat template's header
 
 
-class DrawnAnswers:
+class DrawnAnswers(Executor):
     """Another executor, whose tokens are drawn anew: from the request's seed, the length of its prompt, the
     sample's number and the token's position, so that a request with a seed has one answer.
 
@@ -48,7 +48,6 @@ class DrawnAnswers:
         self._length = lru_cache(_KNOWN)(self._drawn_length)
 
     def execute(self, step: StepInput, view: CacheView) -> StepResult:
-        """See Executor."""
         result = self._executor.execute(step, view)
         rows = step.sampled
         specs, outputs = [step.sequences[row] for row in rows.tolist()], step.num_outputs[rows]

@@ -77,7 +77,7 @@ def invalid_body(errors: Sequence[Mapping[str, Any]], content_type: str) -> ApiE
     if first["type"] == "missing":
         return ApiError(400, f"{path[0]} is missing", path[0])
     # A field that may be of several types reports each of them that the value is not.
-    wanted = [each["msg"] for each in errors if str(each["loc"][1]) == path[0]]
+    wanted = [wrong["msg"] for wrong in errors if str(wrong["loc"][1]) == path[0]]
     value = first["input"] if len(wanted) == 1 else "the value"
     text = "; or ".join(dict.fromkeys(wanted))
     return ApiError(400, f"{path[0]}={shown(value, repr)}: {text}", path[0])

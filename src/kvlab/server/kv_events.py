@@ -125,7 +125,7 @@ class KVEventPublisher:
                 if self._closing.is_set():
                     return
                 continue
-            batch = KVEventBatch(when, [_event(each, self._block_size) for each in events], 0)
+            batch = KVEventBatch(when, [_event(event, self._block_size) for event in events], 0)
             frames = number.to_bytes(8, "big"), self._encoder.encode(batch)
             self._pub.send_multipart((self._topic, *frames))
             self._kept.append(frames)

@@ -28,19 +28,19 @@ def listen(config: ServerConfig) -> socket.socket:
     """A socket that listens at the server's address. Raises ConfigError where that is not possible."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     # Where it is named, asyncio sends each chunk at once (TCP_NODELAY), not after the acknowledgement.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # of each connection
-        found.bind((config.host, config.port))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # of each connection
+        listening.bind((config.host, config.port))
     except socket.gaierror as error:
-        found.close()
+        listening.close()
         raise ConfigError("server.host", config.host, "is no address of this machine; 127.0.0.1 is") from error
     except OSError as error:
-        found.close()
+        listening.close()
         text = f"{error.strerror}; choose another one, or server.port=0 for any that is free"
         raise ConfigError("server.port", config.port, text) from error
-    return found
+    return listening
 
 
 class BoundedConnection(H11Protocol):

@@ -6,9 +6,9 @@ import asyncio
 import json
 import time
 from base64 import b64encode
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from typing import Any
 
@@ -24,7 +24,8 @@ from kvlab.kv.pool import BlockPool
 
 _SECONDS = 60  # of history
 _PERIOD_S = 0.25  # between two looks at the engine, however many pages are open
-_SUMS = ("output_tokens", "prompt_tokens", "hit_tokens", "blocks_allocated", "blocks_freed", "evicted_blocks")
+_COUNTERS = ("prompt_tokens", "hit_tokens", "blocks_allocated", "blocks_freed", "evicted_blocks")
+_SUMS = ("output_tokens", *_COUNTERS)
 _MOST_ROWS = 240  # requests that are listed; with the block states they fit a byte
 
 
@@ -54,13 +55,8 @@ class _Second:
     """A second of the engine's clock in which it stepped."""
 
     second: int
-    output_tokens: int = 0
-    prompt_tokens: int = 0
-    hit_tokens: int = 0
-    blocks_allocated: int = 0
-    blocks_freed: int = 0
-    evicted_blocks: int = 0
     blocks_in_use: int = 0  # at its end
+    sums: Counter[str] = field(default_factory=Counter)  # by the names of _SUMS
 
 
 class History:
@@ -77,35 +73,34 @@ class History:
         if not self._seconds or self._seconds[-1].second != second:
             self._seconds.append(_Second(second))
         latest = self._seconds[-1]
-        latest.output_tokens += record.output_tokens
+        latest.sums["output_tokens"] += record.output_tokens
         if record.counters is not None:
-            latest.prompt_tokens += record.counters.prompt_tokens
-            latest.hit_tokens += record.counters.hit_tokens
-            latest.blocks_allocated += record.counters.blocks_allocated
-            latest.blocks_freed += record.counters.blocks_freed
-            latest.evicted_blocks += record.counters.evicted_blocks
+            for name in _COUNTERS:
+                latest.sums[name] += getattr(record.counters, name)
         if record.pool is not None:
             latest.blocks_in_use = record.pool.blocks_in_use
 
     def minute(self, now: float) -> dict[str, list[int]]:
         """The last 60 whole seconds before `now`, oldest first; fewer where the engine is younger."""
-        known = {each.second: each for each in self._seconds}
+        known = {row.second: row for row in self._seconds}
         end = int(now)
         begin = max(end - _SECONDS, 0)
-        before = [each.blocks_in_use for each in self._seconds if each.second < begin]
+        before = [row.blocks_in_use for row in self._seconds if row.second < begin]
         rows, in_use = [], before[-1] if before else 0
         for second in range(begin, end):
-            row = known.get(second) or _Second(second, blocks_in_use=in_use)
+            row = known.get(second) or _Second(second, in_use)
             in_use = row.blocks_in_use
             rows.append(row)
-        return {name: [getattr(row, name) for row in rows] for name in (*_SUMS, "blocks_in_use")}
+        return {name: [row.sums[name] for row in rows] for name in _SUMS} | {
+            "blocks_in_use": [row.blocks_in_use for row in rows]
+        }
 
     def rates(self, now: float) -> dict[str, float]:
         """What was counted in the last 60 seconds before `now`, per second. Any thread may ask."""
         since = max(now - _SECONDS, 0.0)
-        known = [each for each in list(self._seconds) if each.second >= since]
+        known = [second for second in list(self._seconds) if second.second >= since]
         span = max(now - since, 1.0)
-        return {f"{name}_per_s": sum(getattr(each, name) for each in known) / span for name in _SUMS}
+        return {f"{name}_per_s": sum(second.sums[name] for second in known) / span for name in _SUMS}
 
 
 class LiveView:
@@ -130,11 +125,11 @@ class LiveView:
         return await asyncio.shield(self._taking)
 
     async def _take(self) -> bytes:
-        found = await asyncio.wrap_future(self._engine.inspect(self._look))
-        pool = found["pool"]
+        view = await asyncio.wrap_future(self._engine.inspect(self._look))
+        pool = view["pool"]
         if pool is not None:
             pool["map"] = b64encode(pool["map"]).decode()
-        return json.dumps({"status": self._status(), **self._about, **found}, separators=(",", ":")).encode()
+        return json.dumps({"status": self._status(), **self._about, **view}, separators=(",", ":")).encode()
 
     def _look(self, core: EngineCore) -> dict[str, Any]:
         """Between two steps: nothing here may take long."""
@@ -181,7 +176,7 @@ def _pool(pool: BlockPool, listed: Iterable[Sequence]) -> dict[str, Any]:
     states = pool.allocator.states()
     states[pool.eviction.kept()] = BlockState.PINNED
     counts = np.bincount(states, minlength=len(BlockState)).tolist()
-    running = [(number, each.slot) for number, each in enumerate(listed, len(BlockState)) if each.slot is not None]
+    running = [(number, row.slot) for number, row in enumerate(listed, len(BlockState)) if row.slot is not None]
     if running:
         held = [pool.blocks(slot) for _, slot in running]
         numbers = np.repeat(np.array([number for number, _ in running], dtype=np.uint8), list(map(len, held)))

@@ -26,6 +26,22 @@ _SAMPLES = (1, 2, 5, 10, 20)
 _LABELS = ["model_name", "engine"]
 ENGINE = "0"  # as vLLM numbers its engines; there is one
 _TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+# Counters by name, with the field of StepRecord, or of its PoolCounters, that they sum up.
+_OF_STEPS = (
+    ("vllm:generation_tokens", "output_tokens", "Output tokens."),
+    ("vllm:num_preemptions", "preempted", "Preemptions."),
+    ("vllm:spec_decode_num_draft_tokens", "proposed_tokens", "Tokens that speculation proposed."),
+    ("vllm:spec_decode_num_accepted_tokens", "accepted_tokens", "Proposed tokens that the model picked itself."),
+)
+_OF_POOL = (
+    ("kvlab:kv_blocks_allocated", "blocks_allocated", "Blocks handed out."),
+    ("kvlab:kv_blocks_freed", "blocks_freed", "Blocks given back."),
+    ("kvlab:kv_evictions", "evictions", "Times that memory was taken from cached content."),
+    ("kvlab:kv_evicted_blocks", "evicted_blocks", "Cached blocks that were evicted."),
+    ("vllm:prompt_tokens", "prompt_tokens", "Prompt tokens of sequences that were admitted."),
+    ("vllm:prefix_cache_queries", "prompt_tokens", "Prompt tokens that were looked up in the prefix cache."),
+    ("vllm:prefix_cache_hits", "hit_tokens", "Prompt tokens that were found in it."),
+)
 _REASONS = {FinishReason.ABORTED: "abort", FinishReason.FAILED: "error"}  # whose names are vLLM's
 _LATE_SHARE = 0.05  # of the time of steps, from which on a simulated device is not kept up with
 _JUDGED_S = 0.25  # of this machine, after which that is said
@@ -40,7 +56,6 @@ class _Families(Collector):
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """See Collector."""
         return self._families()
 
 
@@ -51,16 +66,10 @@ class ServerMetrics:
         self._registry = registry = CollectorRegistry()
 
         def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"vllm:{name}", text, _LABELS, registry=registry).labels(model, ENGINE)
+            return Gauge(name, text, _LABELS, registry=registry).labels(model, ENGINE)
 
         def counter(name: str, text: str) -> Counter:
-            return Counter(f"vllm:{name}", text, _LABELS, registry=registry).labels(model, ENGINE)
-
-        def own_gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"kvlab:{name}", text, _LABELS, registry=registry).labels(model, ENGINE)
-
-        def own_counter(name: str, text: str) -> Counter:
-            return Counter(f"kvlab:{name}", text, _LABELS, registry=registry).labels(model, ENGINE)
+            return Counter(name, text, _LABELS, registry=registry).labels(model, ENGINE)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
             return Histogram(f"vllm:{name}", text, _LABELS, buckets=buckets, registry=registry).labels(
@@ -71,25 +80,17 @@ class ServerMetrics:
         self._pace: PacedClock | None = None
         self._said_late = False
         self._model = model
-        self._running = gauge("num_requests_running", "Sequences that hold memory.")
-        self._waiting = gauge("num_requests_waiting", "Sequences in the waiting queue.")
-        self._usage = gauge("kv_cache_usage_perc", "Blocks in use over blocks in the pool, 0 to 1.")
-        self._fragmentation = own_gauge(
-            "kv_fragmentation_perc", "Token slots of blocks in use that hold no token, 0 to 1."
+        self._running = gauge("vllm:num_requests_running", "Sequences that hold memory.")
+        self._waiting = gauge("vllm:num_requests_waiting", "Sequences in the waiting queue.")
+        self._usage = gauge("vllm:kv_cache_usage_perc", "Blocks in use over blocks in the pool, 0 to 1.")
+        self._fragmentation = gauge(
+            "kvlab:kv_fragmentation_perc", "Token slots of blocks in use that hold no token, 0 to 1."
         )
-        self._cached = own_gauge("kv_cached_blocks", "Free blocks with content that can be found.")
-        self._allocated = own_counter("kv_blocks_allocated", "Blocks handed out.")
-        self._freed = own_counter("kv_blocks_freed", "Blocks given back.")
-        self._evictions = own_counter("kv_evictions", "Times that memory was taken from cached content.")
-        self._evicted = own_counter("kv_evicted_blocks", "Cached blocks that were evicted.")
-        self._prompt = counter("prompt_tokens", "Prompt tokens of sequences that were admitted.")
-        self._output = counter("generation_tokens", "Output tokens.")
-        self._preempted = counter("num_preemptions", "Preemptions.")
-        self._queries = counter("prefix_cache_queries", "Prompt tokens that were looked up in the prefix cache.")
-        self._hits = counter("prefix_cache_hits", "Prompt tokens that were found in it.")
-        self._loaded = counter("external_prefix_cache_hits", "Tokens that were loaded from memory behind the pool.")
-        self._drafts = counter("spec_decode_num_draft_tokens", "Tokens that speculation proposed.")
-        self._accepted = counter("spec_decode_num_accepted_tokens", "Proposed tokens that the model picked itself.")
+        self._cached = gauge("kvlab:kv_cached_blocks", "Free blocks with content that can be found.")
+        self._of_steps = [(field, counter(name, text)) for name, field, text in _OF_STEPS]
+        self._of_pool = [(field, counter(name, text)) for name, field, text in _OF_POOL]
+        text = "Tokens that were loaded from memory behind the pool."
+        self._loaded = counter("vllm:external_prefix_cache_hits", text)
         self._success = Counter(
             "vllm:request_success", "Requests that ended.", [*_LABELS, "finished_reason"], registry=registry
         )
@@ -116,20 +117,13 @@ class ServerMetrics:
             self._usage.set(record.pool.block_utilization)
             self._fragmentation.set(record.pool.internal_fragmentation)
             self._cached.set(record.pool.blocks_cached)
-        self._preempted.inc(record.preempted)
+        for field, counter in self._of_steps:
+            counter.inc(getattr(record, field))
         if record.batch_seqs:
             self._tokens.observe(record.prefill_tokens + record.decode_tokens)
-            self._output.inc(record.output_tokens)
-            self._drafts.inc(record.proposed_tokens)
-            self._accepted.inc(record.accepted_tokens)
         if record.counters is not None:
-            self._prompt.inc(record.counters.prompt_tokens)
-            self._queries.inc(record.counters.prompt_tokens)
-            self._hits.inc(record.counters.hit_tokens)
-            self._allocated.inc(record.counters.blocks_allocated)
-            self._freed.inc(record.counters.blocks_freed)
-            self._evictions.inc(record.counters.evictions)
-            self._evicted.inc(record.counters.evicted_blocks)
+            for field, counter in self._of_pool:
+                counter.inc(getattr(record.counters, field))
             self._loaded.inc(record.counters.host_hit_tokens + record.counters.disk_hit_tokens)
 
     def accept(self, requests: Sequence[Request]) -> None:

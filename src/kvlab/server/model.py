@@ -95,13 +95,13 @@ class ServedModel:
 
     def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The ids of words, each as it is at the beginning of a text and behind a space. Raises ApiError."""
-        found = []
+        ids = []
         for word in words:
             plain, spaced = (self.encode(text, "bad_words", special=False) for text in (word, f" {word.lstrip()}"))
-            found.append(plain)
+            ids.append(plain)
             if spaced and spaced[:1] != plain[:1] and len(spaced) == len(plain):  # as vLLM: no space of its own
-                found.append(spaced)
-        return tuple(dict.fromkeys(found))
+                ids.append(spaced)
+        return tuple(dict.fromkeys(ids))
 
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """The text of ids, without special ones unless `special`; none without a tokenizer."""

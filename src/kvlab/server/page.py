@@ -31,7 +31,7 @@ def headers(page: bytes) -> dict[str, str]:
 def _hashes(page: bytes, tag: str) -> str:
     """The page's inline elements of a kind as a Content-Security-Policy names them."""
     elements = re.findall(rf"<{tag}>(.*?)</{tag}>".encode(), page, re.DOTALL)
-    return " ".join(f"'sha256-{b64encode(sha256(each).digest()).decode()}'" for each in elements) or "'none'"
+    return " ".join(f"'sha256-{b64encode(sha256(element).digest()).decode()}'" for element in elements) or "'none'"
 
 
 PAGE = files(__package__).joinpath("page.html").read_bytes()

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from kvlab.core import MAX_BAD_WORDS, MAX_LOGPROBS, Message, Request, SamplingParams
+from kvlab.core import Message, Request, SamplingParams, limits
 from kvlab.errors import shown
 from kvlab.server import bodies
 from kvlab.server.bodies import (
@@ -52,8 +52,8 @@ _log = logging.getLogger(__name__)
 def completion_requests(body: CompletionRequest, name: str, model: ServedModel) -> list[Request]:
     """One request for each prompt. Raises ApiError."""
     _check(body, model)
-    if body.logprobs is not None and body.logprobs > MAX_LOGPROBS:
-        raise ApiError(400, f"logprobs={body.logprobs}: at most {MAX_LOGPROBS}", "logprobs")
+    if body.logprobs is not None and body.logprobs > limits.MAX_LOGPROBS:
+        raise ApiError(400, f"logprobs={body.logprobs}: at most {limits.MAX_LOGPROBS}", "logprobs")
     prompts = prompts_of(body)
     ids = [_ids_of(prompt, body, model) for prompt in prompts]
     most = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
@@ -64,7 +64,7 @@ def completion_requests(body: CompletionRequest, name: str, model: ServedModel) 
         sampling = replace(sampling, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
         _check_logprobs(model, "echo")
     names = [name] if len(ids) == 1 else [f"{name}-{number}" for number in range(len(ids))]
-    return [_request(body, each, prompt, sampling) for each, prompt in zip(names, ids, strict=True)]
+    return [_request(body, request_id, prompt, sampling) for request_id, prompt in zip(names, ids, strict=True)]
 
 
 def chat_request(body: ChatRequest, name: str, model: ServedModel) -> Request:
@@ -72,8 +72,8 @@ def chat_request(body: ChatRequest, name: str, model: ServedModel) -> Request:
     _check(body, model)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
-    if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_LOGPROBS:
-        raise ApiError(400, f"top_logprobs={body.top_logprobs}: from 0 to {MAX_LOGPROBS}", "top_logprobs")
+    if body.top_logprobs is not None and not 0 <= body.top_logprobs <= limits.MAX_LOGPROBS:
+        raise ApiError(400, f"top_logprobs={body.top_logprobs}: from 0 to {limits.MAX_LOGPROBS}", "top_logprobs")
     prompt, rendering, tools = conversation(body.messages), rendering_of(body), Tools.of(body)
     given = list(body.tools or ()) if tools is not None and tools.choice != "none" else []
     if "tools" in model.template:
@@ -146,20 +146,20 @@ def tokens_answer(body: TokenizeRequest, model: ServedModel) -> bytes:
 
 def conversation(messages: list[bodies.Message]) -> list[Message]:
     """Messages as a chat template takes them. Raises ApiError."""
-    found = []
+    turns = []
     for number, message in enumerate(messages):
         try:
-            found.append(Message(message.role, message.text(), _fields(message)))
+            turns.append(Message(message.role, message.text(), _fields(message)))
         except ValueError as error:
             raise ApiError(400, f"messages[{number}].{error}", "messages") from error
-    return found
+    return turns
 
 
 def _fields(message: bodies.Message) -> dict[str, Any] | None:
     """What a template may read beside the content; arguments of calls as objects, as templates want them."""
-    found = {name: value for name in ("tool_call_id", "name") if (value := getattr(message, name)) is not None}
+    fields = {name: value for name in ("tool_call_id", "name") if (value := getattr(message, name)) is not None}
     if not message.tool_calls:
-        return found or None
+        return fields or None
     calls = []
     for call in message.tool_calls:
         function = call.get("function")
@@ -169,7 +169,7 @@ def _fields(message: bodies.Message) -> dict[str, Any] | None:
         with suppress(ValueError, RecursionError):
             arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
         calls.append({**call, "function": {"name": function["name"], "arguments": arguments}})
-    return {**found, "tool_calls": calls}
+    return {**fields, "tool_calls": calls}
 
 
 def _check(body: Generation, model: ServedModel) -> None:
@@ -212,9 +212,9 @@ def _sampling(body: Generation, max_tokens: int, logprobs: int | None, model: Se
         raise ApiError(
             400, "allowed_token_ids is empty: nothing could be sampled; leave it out", "allowed_token_ids"
         )
-    if len(body.bad_words or ()) > MAX_BAD_WORDS:
+    if len(body.bad_words or ()) > limits.MAX_BAD_WORDS:
         raise ApiError(
-            400, f"bad_words has {len(body.bad_words or ())} words; at most {MAX_BAD_WORDS}", "bad_words"
+            400, f"bad_words has {len(body.bad_words or ())} words; at most {limits.MAX_BAD_WORDS}", "bad_words"
         )
     sampling = SamplingParams(max_tokens, temperature=1.0, logprobs=logprobs)  # OpenAI's default is no greedy one
     if body.prompt_logprobs is not None:

@@ -112,12 +112,12 @@ class Recorder:
         except aiohttp.ClientError:
             status = 502
         about = {"status": "ready" if status == 200 else "the upstream does not answer", "upstream": status}
-        found = self.trace
+        state = self.trace
         trace = {
-            "path": found.path,
-            "requests": found.progress.written,
-            "lost": found.lost,
-            "error": found.error,
+            "path": state.path,
+            "requests": state.progress.written,
+            "lost": state.lost,
+            "error": state.error,
         }
         return web.json_response(about | {"trace": trace}, status=200 if status == 200 else 503)
 

@@ -34,7 +34,7 @@ def _route(name: str, route: Mapping[str, Any], schemas: Mapping[str, Any]) -> I
     yield f"<h2>{escape(name)}</h2>"
     if "description" in route:
         yield f"<p>{escape(route['description'])}</p>"
-    fields = [(each["name"], each["schema"]) for each in route.get("parameters", [])]
+    fields = [(parameter["name"], parameter["schema"]) for parameter in route.get("parameters", [])]
     body = route.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
     fields += schemas.get(_last(body.get("$ref", "")), {}).get("properties", {}).items()
     if fields:
@@ -49,7 +49,7 @@ def _route(name: str, route: Mapping[str, Any], schemas: Mapping[str, Any]) -> I
 def _kind(schema: Mapping[str, Any]) -> str:
     """A schema in a few words."""
     if "anyOf" in schema:
-        return " or ".join(_kind(each) for each in schema["anyOf"] if each.get("type") != "null")
+        return " or ".join(_kind(choice) for choice in schema["anyOf"] if choice.get("type") != "null")
     if "$ref" in schema:
         return _last(schema["$ref"])
     if schema.get("type") == "array":

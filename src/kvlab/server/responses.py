@@ -77,7 +77,7 @@ class ResponsesAnswer(ChatAnswer):
         """A token, as an event."""
         self.add(event)
         logprobs = self._logprobs[0][-1:] if self._body.logprobs else []
-        entries = [entry for each in logprobs for entry in each["content"]]
+        entries = [entry for token in logprobs for entry in token["content"]]
         delta = event.output.text
         return self._named("response.output_text.delta", **self._place(), delta=delta, logprobs=entries)
 
@@ -139,7 +139,7 @@ class ResponsesAnswer(ChatAnswer):
         return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def _part(self, text: str) -> Json:
-        logprobs = [entry for each in self._logprobs[0] for entry in each["content"]]
+        logprobs = [entry for token in self._logprobs[0] for entry in token["content"]]
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def _place(self) -> Json:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from kvlab.core import MAX_GRAMMAR_CHARS, Grammar
+from kvlab.core import Grammar, limits
 from kvlab.errors import GrammarError, shown
 from kvlab.server.bodies import Generation, ResponsesRequest, StructuredOutputs
 from kvlab.server.errors import ApiError
@@ -24,8 +24,8 @@ def check_size(body: Generation | ResponsesRequest) -> None:
     """Raise ApiError for a structure too large to be one."""
     for name in ("response_format", "structured_outputs", "tools", "text"):
         value = getattr(body, name, None)
-        if value and (size := len(json.dumps(value, default=BaseModel.model_dump))) > MAX_GRAMMAR_CHARS:
-            raise ApiError(400, f"{name} has {size:,} characters; at most {MAX_GRAMMAR_CHARS:,}", name)
+        if value and (size := len(json.dumps(value, default=BaseModel.model_dump))) > limits.MAX_GRAMMAR_CHARS:
+            raise ApiError(400, f"{name} has {size:,} characters; at most {limits.MAX_GRAMMAR_CHARS:,}", name)
 
 
 def grammar_of(body: Generation, model: ServedModel) -> Grammar | None:
@@ -74,18 +74,18 @@ def _response_format(value: dict[str, Any], model: ServedModel) -> Grammar | Non
 
 def _structured_outputs(asked: StructuredOutputs, model: ServedModel) -> Grammar:
     """As vLLM has it: one of its kinds, and the white space of JSON."""
-    field, found = "structured_outputs", compiler(model, "structured_outputs")
+    field, grammars = "structured_outputs", compiler(model, "structured_outputs")
     makes: dict[str, Callable[[], Grammar]] = {}
     if (schema := asked.json_) is not None:
-        makes["json"] = lambda: found.json_schema(schema, asked.whitespace_pattern)
+        makes["json"] = lambda: grammars.json_schema(schema, asked.whitespace_pattern)
     if (regex := asked.regex) is not None:
-        makes["regex"] = lambda: found.regex(regex)
+        makes["regex"] = lambda: grammars.regex(regex)
     if (choice := asked.choice) is not None:
-        makes["choice"] = lambda: found.choice(choice)
+        makes["choice"] = lambda: grammars.choice(choice)
     if (grammar := asked.grammar) is not None:
-        makes["grammar"] = lambda: found.lark(grammar)
+        makes["grammar"] = lambda: grammars.lark(grammar)
     if asked.json_object:
-        makes["json_object"] = found.json_object
+        makes["json_object"] = grammars.json_object
     names = [*makes, *(shown(name) for name, value in (asked.model_extra or {}).items() if value)]
     if len(names) != 1 or not makes:
         text = "needed: one of json, regex, choice, grammar, json_object"

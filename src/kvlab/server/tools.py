@@ -59,10 +59,10 @@ class Tools:
         """What an answer is held to that has to call something. Raises ApiError."""
         if self.choice in ("none", "auto"):
             return None
-        found = compiler(model, "tool_choice")
+        grammars = compiler(model, "tool_choice")
         if self.named is not None:
             arguments = _schema(self.functions[self.named])
-            return made("tools", lambda: found.json_schema(arguments))
+            return made("tools", lambda: grammars.json_schema(arguments))
         calls = [
             {
                 "type": "object",
@@ -74,7 +74,7 @@ class Tools:
         whole: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
         if not self.parallel:
             whole["maxItems"] = 1
-        return made("tools", lambda: found.json_schema(whole))
+        return made("tools", lambda: grammars.json_schema(whole))
 
 
 def _choice(choice: Any, functions: dict[str, dict[str, Any]]) -> tuple[str, str | None]:
@@ -94,9 +94,9 @@ def _schema(function: dict[str, Any]) -> dict[str, Any]:
 
 def told(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
     """Messages and tools in words, for a chat template that takes neither tools nor calls: in Hermes' form."""
-    found = [Message("user" if each.role == "tool" else each.role, _in_words(each)) for each in messages]
+    plain = [Message("user" if turn.role == "tool" else turn.role, _in_words(turn)) for turn in messages]
     if not tools:
-        return found
+        return plain
     signatures = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     text = (
         "You can call functions. Their signatures:\n"
@@ -104,9 +104,9 @@ def told(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[M
         "To call one, write its name and its arguments as JSON between these tags:\n"
         '<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>'
     )
-    if found and found[0].role in ("system", "developer"):
-        return [Message(found[0].role, f"{found[0].content}\n\n{text}"), *found[1:]]
-    return [Message("system", text), *found]
+    if plain and plain[0].role in ("system", "developer"):
+        return [Message(plain[0].role, f"{plain[0].content}\n\n{text}"), *plain[1:]]
+    return [Message("system", text), *plain]
 
 
 def _in_words(message: Message) -> str:

@@ -56,7 +56,7 @@ class Traces:
             if len(records) < request.sampling.n:
                 return
             now = time.time_ns()
-            seconds = max(each.finished_s for each in records) - record.arrival_s
+            seconds = max(sample.finished_s for sample in records) - record.arrival_s
             attributes = self._attributes(request, records)
             start = now - round(seconds * 1e9)
             span = self._tracer.start_span("llm_request", parent, SpanKind.SERVER, attributes, start_time=start)
@@ -74,7 +74,7 @@ class Traces:
         records = sorted(records, key=lambda record: record.sample)
         first, sampling, arrival_s = records[0], request.sampling, records[0].arrival_s
         finished_s = max(record.finished_s for record in records)
-        found: dict[str, AttributeValue] = {
+        attributes: dict[str, AttributeValue] = {
             "gen_ai.response.model": self._model,
             "gen_ai.response.finish_reasons": [record.finish_reason.value for record in records],
             "gen_ai.request.id": request.request_id,
@@ -90,10 +90,10 @@ class Traces:
         }
         scheduled_s, first_token_s = first.scheduled_s, first.first_token_s
         if scheduled_s is not None:
-            found["gen_ai.latency.time_in_queue"] = scheduled_s - arrival_s
+            attributes["gen_ai.latency.time_in_queue"] = scheduled_s - arrival_s
         if scheduled_s is not None and first_token_s is not None:
-            found["gen_ai.latency.time_to_first_token"] = first_token_s - arrival_s
-            found["gen_ai.latency.time_in_model_prefill"] = first_token_s - scheduled_s
-            found["gen_ai.latency.time_in_model_decode"] = finished_s - first_token_s
-            found["gen_ai.latency.time_in_model_inference"] = finished_s - scheduled_s
-        return found
+            attributes["gen_ai.latency.time_to_first_token"] = first_token_s - arrival_s
+            attributes["gen_ai.latency.time_in_model_prefill"] = first_token_s - scheduled_s
+            attributes["gen_ai.latency.time_in_model_decode"] = finished_s - first_token_s
+            attributes["gen_ai.latency.time_in_model_inference"] = finished_s - scheduled_s
+        return attributes

@@ -217,21 +217,21 @@ class _Said:
 
 
 def _said(exchange: Exchange) -> _Said:
-    found, held = _Said(), b""
+    said, held = _Said(), b""
     if b"data:" not in b"".join(part for _, part in exchange.parts[:2])[:4096]:
         with suppress(ValueError, AttributeError):  # compressed, cut, or no answer at all
-            found.take(json.loads(b"".join(part for _, part in exchange.parts)))
-        return found
+            said.take(json.loads(b"".join(part for _, part in exchange.parts)))
+        return said
     for at_s, part in exchange.parts:
         *events, held = (held + part).split(b"\n\n")
         for event in events:
             data = event.strip().removeprefix(b"data:").strip()
             with suppress(ValueError, AttributeError):  # [DONE], and comments
-                if found.take(json.loads(data)):
-                    found.times_s.append(at_s)
-    if found.output_tokens is None:
-        found.output_tokens = len(found.times_s)  # a chunk for each, as far as anybody can tell
-    return found
+                if said.take(json.loads(data)):
+                    said.times_s.append(at_s)
+    if said.output_tokens is None:
+        said.output_tokens = len(said.times_s)  # a chunk for each, as far as anybody can tell
+    return said
 
 
 def main() -> None:

@@ -23,9 +23,7 @@ class CpuAttention(AttentionBackend):
     is_kernel = True
 
     def supports(self, spec: AttentionSpec) -> Support:
-        """Causal attention in float32 or bfloat16 on a CPU, K and V in any format. The first
-        call on a machine compiles the kernel.
-        """
+        """The first call on a machine compiles the kernel."""
         if spec.device.partition(":")[0] != "cpu":
             return Support(False, f"runs on a CPU, not on {spec.device}")
         if spec.dtype not in ("float32", "bfloat16"):

@@ -22,7 +22,6 @@ class SdpaAttention(AttentionBackend):
     preference = 10
 
     def supports(self, spec: AttentionSpec) -> Support:
-        """Causal attention without a soft cap."""
         if spec.soft_cap is not None:
             return Support(False, "PyTorch's attention has no soft cap")
         if not spec.causal:

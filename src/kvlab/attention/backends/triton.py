@@ -33,7 +33,6 @@ class TritonAttention(AttentionBackend):
     is_kernel = True
 
     def supports(self, spec: AttentionSpec) -> Support:
-        """Causal attention on a GPU. Imports nothing."""
         if find_spec("triton") is None:
             return Support(False, "triton is not installed")
         if not spec.causal:

@@ -90,10 +90,8 @@ class TorchExecution(ExecutorKind):
         pool = planned_pool(config, spec)
         kernels = config.executor.kernels
         specs = attention_specs(model, config.executor.dtype, device, config.kv_dtypes)
-        among, backend = (
-            attention_backends(kernels=kernels, prefer=config.attention.prefer),
-            config.attention.backend,
-        )
+        among = attention_backends(kernels=kernels, prefer=config.attention.prefer)
+        backend = config.attention.backend
         if backend in attention_backends().keys() - among.keys():
             raise ConfigError("attention.backend", backend, "is a kernel, and executor.kernels=false allows none")
         attention = select_backend(specs, backend, among)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kvlab.kernels.cpu.interface import kv_format
+from kvlab.kernels.cpu.interface import address, kv_format
 from kvlab.kernels.cpu.native import load, load_formats
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -43,7 +43,7 @@ def paged_attention(
     library = load_formats() if any(formats) else load()
     library.kvlab_paged_attention(
         *(x.data_ptr() for x in (out, q, keys, values)),
-        *(None if x is None else x.data_ptr() for x in (key_scales, value_scales)),
+        *map(address, (key_scales, value_scales)),
         *(x.data_ptr() for x in (block_tables, seq_lens, query_start)),
         q.stride(0),
         block_tables.shape[1],

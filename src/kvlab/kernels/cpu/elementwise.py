@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kvlab.kernels.cpu.interface import MAX_HEAD_DIM, kv_format
+from kvlab.kernels.cpu.interface import MAX_HEAD_DIM, address, kv_format
 from kvlab.kernels.cpu.native import load
-
-
-def _at(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
 
 
 def rms_norm(
@@ -24,13 +20,13 @@ def rms_norm(
     out = torch.empty_like(x)
     size = x.shape[-1]
     load().kvlab_rms_norm(
-        _at(x),
-        _at(residual),
-        _at(weight),
+        address(x),
+        address(residual),
+        address(weight),
         eps,
         x.numel() // size,
         size,
-        _at(out),
+        address(out),
         False,
         x.element_size(),
         weight.element_size(),
@@ -44,11 +40,11 @@ def gated(gate_up: torch.Tensor, *, gelu: bool) -> torch.Tensor:
     rows, width = gate_up.shape
     out = gate_up.new_empty(rows, width // 2)
     load().kvlab_gated(
-        _at(gate_up),
+        address(gate_up),
         rows,
         width // 2,
         gelu,
-        _at(out),
+        address(out),
         gate_up.element_size(),
         torch.get_num_threads(),
     )
@@ -85,24 +81,24 @@ def rotate_and_store(
     heads = all_heads - 2 * kv_heads
     q = qkv.new_empty(tokens, heads, head_dim)
     load().kvlab_rotate_and_store(
-        _at(qkv),
-        _at(q_weight),
-        _at(k_weight),
+        address(qkv),
+        address(q_weight),
+        address(k_weight),
         eps,
-        _at(cosine),
-        _at(sine),
-        _at(positions),
-        _at(slot_mapping),
+        address(cosine),
+        address(sine),
+        address(positions),
+        address(slot_mapping),
         tokens,
         heads,
         kv_heads,
         head_dim,
         block_size,
-        _at(q),
-        _at(keys),
-        _at(values),
-        _at(key_scales),
-        _at(value_scales),
+        address(q),
+        address(keys),
+        address(values),
+        address(key_scales),
+        address(value_scales),
         kv_format(keys),
         kv_format(values),
         qkv.element_size(),

@@ -133,6 +133,11 @@ def kv_format(cache: torch.Tensor) -> int:
     return KV_FORMATS.get(cache.dtype, PLAIN)
 
 
+def address(tensor: torch.Tensor | None) -> int | None:
+    """Where a tensor's numbers begin; None, a null pointer, without one."""
+    return None if tensor is None else tensor.data_ptr()
+
+
 def bind(library: ctypes.CDLL) -> None:
     """Check the library's constants and structures, and give its functions their types.
 
@@ -150,10 +155,10 @@ def bind(library: ctypes.CDLL) -> None:
         function.argtypes = [_TYPES[argument] for argument in arguments]
     constants = {name: int(value) for kind, name, value in (line for line in lines if line[0] == "constant")}
     _compare("the constants", constants, CONSTANTS)
-    found = {line[1]: (int(line[2]), line[3:]) for line in lines if line[0] == "structure"}
+    described = {line[1]: (int(line[2]), line[3:]) for line in lines if line[0] == "structure"}
     declared = {structure.__name__: structure for structure in STRUCTURES}
-    _compare("the structures", dict.fromkeys(found, ""), dict.fromkeys(declared, ""))
-    for name, (size, fields) in found.items():
+    _compare("the structures", dict.fromkeys(described, ""), dict.fromkeys(declared, ""))
+    for name, (size, fields) in described.items():
         _compare(f"structure {name}", _fields(fields), _declared_fields(declared[name]), "field ")
         _compare(f"structure {name}", {"in all": size}, {"in all": ctypes.sizeof(declared[name])}, "bytes ")
 

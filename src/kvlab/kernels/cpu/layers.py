@@ -17,6 +17,7 @@ from kvlab.kernels.cpu.interface import (
     MlpPart,
     Norm,
     PartKind,
+    address,
     kv_format,
 )
 from kvlab.kernels.cpu.memory import empty
@@ -113,13 +114,13 @@ class Layers:
         step = LayersStep(
             keys=keys.data_ptr(),
             values=values.data_ptr(),
-            key_scales=_at(key_scales),
-            value_scales=_at(value_scales),
+            key_scales=address(key_scales),
+            value_scales=address(value_scales),
             rows=blocks * kv_heads * block_size,
             positions=positions.data_ptr(),
             slot_mapping=slot_mapping.data_ptr(),
             block_tables=block_tables.data_ptr(),
-            places=_at(places),
+            places=address(places),
             seq_lens=seq_lens.data_ptr(),
             query_start=query_start.data_ptr(),
             sampled=sampled.data_ptr(),
@@ -127,7 +128,7 @@ class Layers:
             delta=delta.data_ptr(),
             normed=normed.data_ptr(),
             scratch=scratch.data_ptr(),
-            times=_at(times),
+            times=address(times),
             tokens=tokens,
             num_sampled=left,
             hidden=self._hidden,
@@ -153,7 +154,3 @@ def in_order(parts: Sequence[NativePart]) -> bool:
         for one, other in pairwise(kinds)
     )
     return pairs_fit and kinds[0] in norms and kinds[-1] not in norms and PartKind.INPUT_NORM not in kinds[1:]
-
-
-def _at(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()

@@ -7,7 +7,7 @@ import ctypes
 import torch
 
 from kvlab.kernels.cpu import memory
-from kvlab.kernels.cpu.interface import LinearWeight, WeightFormat
+from kvlab.kernels.cpu.interface import LinearWeight, WeightFormat, address
 from kvlab.kernels.cpu.native import load
 
 
@@ -52,10 +52,8 @@ class PackedWeight:
 
     def native(self, bias: torch.Tensor | None = None) -> LinearWeight:
         """The same for native code, which may use it as long as this weight and the bias exist."""
-        at_scales = None if self._scales is None else self._scales.data_ptr()
-        at_bias = None if bias is None else bias.data_ptr()
-        shape = self.outputs, self.inputs
-        return LinearWeight(self._packed.data_ptr(), at_scales, at_bias, *shape, self.format, self.dtype.itemsize)
+        addresses, shape = map(address, (self._packed, self._scales, bias)), (self.outputs, self.inputs)
+        return LinearWeight(*addresses, *shape, self.format, self.dtype.itemsize)
 
     @property
     def num_bytes(self) -> int:

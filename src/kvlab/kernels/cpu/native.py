@@ -212,8 +212,8 @@ def _check_processor(instruction_set: str, architecture: str | None) -> None:
 
 def _find_compiler(wanted: str | None) -> str:
     for name in (wanted,) if wanted else _COMPILERS:
-        if found := shutil.which(name):
-            return found
+        if path := shutil.which(name):
+            return path
     if wanted:
         raise KernelError(f"CXX={wanted}: there is no such compiler; unset it, or name one that is installed")
     raise KernelError(f"no C++ compiler (tried {', '.join(_COMPILERS)}); install one, or name it in CXX")

@@ -107,6 +107,7 @@ class RankedEviction(EvictionPolicy):
 
     def __init__(self) -> None:
         self.hits: Counter[int] = Counter()  # of each block's content, while it is resident
+        self.notes: dict[int, int] = {}  # of each block's content, what a policy notes when it is filled
         self._heaps: list[list[tuple[float, int, int]]] = [[] for _ in range(self.queues)]
         self._evictable: dict[int, tuple[float, int, int]] = {}  # rank, age, block
         self._parents: dict[int, int] = {}  # of blocks in the queue
@@ -144,15 +145,15 @@ class RankedEviction(EvictionPolicy):
         self._take(block)
         if sum(map(len, self._heaps)) > 64 + 4 * len(self._evictable):  # mostly outdated entries: start anew
             self._heaps = [[] for _ in self._heaps]
-            for each, entry in self._evictable.items():
-                if self.spares or each not in self._children:
-                    self._heaps[self.queue(each)].append(entry)
+            for member, entry in self._evictable.items():
+                if self.spares or member not in self._children:
+                    self._heaps[self.queue(member)].append(entry)
             for heap in self._heaps:
                 heapq.heapify(heap)
 
     def victim(self) -> int:
         while True:
-            block = next(found for queue in self.turns() if (found := self._lowest(queue)) is not None)
+            block = next(lowest for queue in self.turns() if (lowest := self._lowest(queue)) is not None)
             if self.spared(block):
                 self._enter(block)
             elif block in self._children:  # left out of the heaps until its last child has left the queue
@@ -170,8 +171,8 @@ class RankedEviction(EvictionPolicy):
 
     def forget(self, blocks: Sequence[int]) -> None:
         for block in blocks:
-            self._births.pop(block, None)
-            self.hits.pop(block, None)
+            for column in (self._births, self.hits, self.notes):
+                column.pop(block, None)
 
     def _tick(self) -> int:
         self._clock += 1
@@ -214,6 +215,6 @@ def folded(node: Prefix, known: Mapping[int, int], step: Callable[[int, Prefix],
     while (parent := path[-1].parent) is not None and parent.block not in known:
         path.append(parent)
     value = 0 if parent is None or parent.block is None else known[parent.block]
-    for each in reversed(path):
-        value = step(value, each)
+    for content in reversed(path):
+        value = step(value, content)
     return value

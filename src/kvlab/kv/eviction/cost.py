@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from kvlab.kv.eviction.base import EVICTION_POLICIES, RankedEviction, folded
 from kvlab.kv.prefix import Prefix
@@ -19,17 +19,16 @@ class CostEviction(RankedEviction):
     layers take the same for each block, attention takes as much again at 32,768 tokens in models of about 8
     billion parameters. `age` is the highest rank that was evicted so far, so that what is not used any more goes
     in time, however much it was hit or would cost. In a replay each number in a content stands for several
-    tokens, `scale`.
+    tokens, `scale`. Noted are the tokens up to the end of a content.
     """
 
     def __init__(self, scale: int = 1) -> None:
         super().__init__()
         self._equal = _EQUAL / scale
         self._age = 0.0
-        self._ends: dict[int, int] = {}  # tokens up to the end of each block's content
 
     def rank(self, block: int) -> float:
-        return self._age + (1 + self.hits[block]) * (1 + self._ends[block] / self._equal)
+        return self._age + (1 + self.hits[block]) * (1 + self.notes[block] / self._equal)
 
     def spared(self, block: int) -> bool:
         self._age = max(self._age, self._evictable[block][0])
@@ -37,12 +36,7 @@ class CostEviction(RankedEviction):
 
     def filled(self, contents: Mapping[int, Prefix]) -> None:
         for block, node in contents.items():
-            self._ends[block] = folded(node, self._ends, _end)
-
-    def forget(self, blocks: Sequence[int]) -> None:
-        super().forget(blocks)
-        for block in blocks:
-            self._ends.pop(block, None)
+            self.notes[block] = folded(node, self.notes, _end)
 
 
 def _end(before: int, node: Prefix) -> int:

@@ -10,5 +10,4 @@ class LfuEviction(RankedEviction):
     """Least frequently used: the content with the fewest hits while resident, the oldest among equals. O(log n)."""
 
     def rank(self, block: int) -> float:
-        """Hits so far."""
         return self.hits[block]

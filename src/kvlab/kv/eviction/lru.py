@@ -46,16 +46,16 @@ class LruEviction(EvictionPolicy):
         return self.victims(1)[0]
 
     def victims(self, count: int) -> list[int]:
-        found: list[int] = []
-        while len(found) < count:
-            turn = self._order[self._begin : self._begin + count - len(found)]
+        victims: list[int] = []
+        while len(victims) < count:
+            turn = self._order[self._begin : self._begin + count - len(victims)]
             self._begin += len(turn)
-            found += turn if self._void.keys().isdisjoint(turn) else self._valid(turn, self._void)
+            victims += turn if self._void.keys().isdisjoint(turn) else self._valid(turn, self._void)
         self._length -= count
         if 2 * self._begin > 64 + len(self._order):
             del self._order[: self._begin]
             self._begin = 0
-        return found
+        return victims
 
     def blocks(self) -> list[int]:
         return self._valid(self._order[self._begin :], self._void.copy())

@@ -22,7 +22,7 @@ class S3FifoEviction(RankedEviction):
     most. The ghost queue remembers what left the small queue: as many contents as the main queue holds.
 
     Both queues count referenced blocks, which hold their places but cannot go. Where no block of a queue can go,
-    the other gives one.
+    the other gives one. Noted of a content is its hash: those of two may, very rarely, be equal.
     """
 
     queues = 2
@@ -30,15 +30,14 @@ class S3FifoEviction(RankedEviction):
 
     def __init__(self) -> None:
         super().__init__()
-        self._keys: dict[int, int] = {}  # of each block's content: a hash, so that two may, very rarely, be equal
         self._small: set[int] = set()
-        self._ghost: OrderedDict[int, None] = OrderedDict()  # keys, the oldest first
+        self._ghost: OrderedDict[int, None] = OrderedDict()  # notes, the oldest first
 
     def queue(self, block: int) -> int:
         return _SMALL if block in self._small else _MAIN
 
     def turns(self) -> Sequence[int]:
-        return (_SMALL, _MAIN) if 10 * len(self._small) >= len(self._keys) else (_MAIN, _SMALL)
+        return (_SMALL, _MAIN) if 10 * len(self._small) >= len(self.notes) else (_MAIN, _SMALL)
 
     def spared(self, block: int) -> bool:
         """Whether it goes on to the main queue, or once more through it."""
@@ -57,14 +56,14 @@ class S3FifoEviction(RankedEviction):
     def victim(self) -> int:
         block = super().victim()
         if block in self._small:
-            self._ghost[self._keys[block]] = None
-            while len(self._ghost) > max(len(self._keys) - len(self._small), 1):
+            self._ghost[self.notes[block]] = None
+            while len(self._ghost) > max(len(self.notes) - len(self._small), 1):
                 self._ghost.popitem(last=False)
         return block
 
     def filled(self, contents: Mapping[int, Prefix]) -> None:
         for block, node in contents.items():
-            self._keys[block] = key = folded(node, self._keys, _key)
+            self.notes[block] = key = folded(node, self.notes, _key)
             if key in self._ghost:
                 del self._ghost[key]
             else:
@@ -72,8 +71,6 @@ class S3FifoEviction(RankedEviction):
 
     def forget(self, blocks: Sequence[int]) -> None:
         super().forget(blocks)
-        for block in blocks:
-            self._keys.pop(block, None)
         self._small.difference_update(blocks)
 
 

@@ -38,7 +38,6 @@ class ContiguousKVCachePool(BlockPool):
 
     @classmethod
     def is_paged(cls) -> bool:
-        """False: a sequence is one block."""
         return False
 
     @classmethod

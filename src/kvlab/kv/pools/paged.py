@@ -34,7 +34,6 @@ class PagedKVCachePool(BlockPool):
 
     @classmethod
     def is_paged(cls) -> bool:
-        """True: a sequence may span several blocks."""
         return True
 
     @classmethod

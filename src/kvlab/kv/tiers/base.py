@@ -37,8 +37,8 @@ def key_of(node: Prefix) -> Key:
         path.append(at)
         at = at.parent
     key = b"" if at is None else at.key
-    for each in reversed(path):
-        key = each.key = key_behind(key, each.tokens)
+    for content in reversed(path):
+        key = content.key = key_behind(key, content.tokens)
     return key
 
 

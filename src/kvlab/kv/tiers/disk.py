@@ -62,8 +62,8 @@ class DiskStore(PageStore):
             if directory.is_symlink():
                 raise self._refusal(f"is a link to {directory.readlink()}; name that directory itself")
             check_folder(directory.absolute().parent.resolve() / directory.name)
-            found = {entry.name for entry in os.scandir(directory)}
-            if _IDENTITY not in found and (others := found - {_LOCK, f"{_TEMPORARY}identity"}):
+            names = {entry.name for entry in os.scandir(directory)}
+            if _IDENTITY not in names and (others := names - {_LOCK, f"{_TEMPORARY}identity"}):
                 text = f"has files that are not kvlab's ({printable(min(others))})"
                 raise self._refusal(f"{text}; name a directory of its own")
             self._lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -76,8 +76,8 @@ class DiskStore(PageStore):
             raise
 
     def kept(self) -> list[Key]:
-        """See PageStore. Pages that there is no room for any more go."""
-        found = sorted(
+        """Pages that there is no room for any more go."""
+        by_age = sorted(
             (state.st_mtime_ns, bytes.fromhex(name[1]))
             for folder in os.scandir(self.directory)
             if folder.is_dir(follow_symlinks=False)
@@ -85,7 +85,7 @@ class DiskStore(PageStore):
             if (name := _PAGE_FILE.fullmatch(entry.name))
             and stat.S_ISREG((state := entry.stat(follow_symlinks=False)).st_mode)
         )
-        keys = [key for _, key in found]
+        keys = [key for _, key in by_age]
         for key in keys[: -self.num_pages]:
             self._file(key).unlink(missing_ok=True)
         self._keys = dict(enumerate(keys[-self.num_pages :]))
@@ -101,7 +101,7 @@ class DiskStore(PageStore):
         return blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
 
     def write(self, place: int, key: Key, page: Page) -> None:
-        """See PageStore. Once the disk is full or fails, the user is told and no more pages are taken; what stands
+        """Once the disk is full or fails, the user is told and no more pages are taken; what stands
         in the way of one file is in the way of no other.
         """
         if self._has_failed:
@@ -130,7 +130,7 @@ class DiskStore(PageStore):
         self._keys[place] = key
 
     def read(self, place: int, key: Key, page: Page) -> None:
-        """See PageStore. A file that is not whole goes; of the first, the user is told."""
+        """A file that is not whole goes; of the first, the user is told."""
         data, header, file = page.data, bytearray(_HEADER.size), self._file(key)
         try:
             with open(file, "rb", buffering=0, opener=_open) as opened:
@@ -148,7 +148,6 @@ class DiskStore(PageStore):
         raise TierError(f"{file} is not whole")
 
     def remove(self, place: int, key: Key) -> None:
-        """See PageStore."""
         self._keys.pop(place, None)
         with suppress(OSError):
             self._file(key).unlink()
@@ -185,19 +184,21 @@ class DiskStore(PageStore):
         """Raise ConfigError unless the directory is of the same model, in the same format."""
         try:
             with open(file, "rb", opener=_open) as opened:
-                found = json.loads(opened.read(_LARGEST_IDENTITY))
-            is_known = isinstance(found, dict) and found.pop("format") == _FORMAT
+                identity = json.loads(opened.read(_LARGEST_IDENTITY))
+            is_known = isinstance(identity, dict) and identity.pop("format") == _FORMAT
         except (ValueError, KeyError, RecursionError):  # nested too deep
             is_known = False
         if not is_known:
             raise self._refusal(
                 f"its {file.name} is not of this version of kvlab; name another directory, or delete this one"
             )
-        if found != self._identity:
-            first = next(name for name in [*self._identity, *found] if found.get(name) != self._identity.get(name))
+        if identity != self._identity:
+            first = next(
+                name for name in [*self._identity, *identity] if identity.get(name) != self._identity.get(name)
+            )
             names = dict.fromkeys(["model", first])
             theirs, ours = (
-                ", ".join(f"{name}={each.get(name)}" for name in names) for each in (found, self._identity)
+                ", ".join(f"{name}={values.get(name)}" for name in names) for values in (identity, self._identity)
             )
             text = f"holds blocks of {printable(theirs)}, and this engine has {ours}"
             raise self._refusal(f"{text}; name another directory, or delete this one")

@@ -46,8 +46,8 @@ class HostStore(PageStore):
 
     def page(self, place: int) -> Page:
         """The page at a place itself."""
-        found: Page = self._pages[place]
-        return found
+        page: Page = self._pages[place]
+        return page
 
     def write(self, place: int, key: Key, page: Page) -> None:
         self._pages[place] = page

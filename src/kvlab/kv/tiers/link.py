@@ -22,10 +22,8 @@ class SimulatedLink(Link):
             raise ValueError(f"a link of {self.bytes_per_s} bytes per second and {self.latency_s} s of latency")
 
     def transfer(self, ready_s: float, num_bytes: int) -> float:
-        """See Link."""
         self.free_s = max(ready_s, self.free_s) + num_bytes / self.bytes_per_s
         return self.free_s + self.latency_s
 
     def seconds(self, num_bytes: int) -> float:
-        """See Link."""
         return num_bytes / self.bytes_per_s + self.latency_s

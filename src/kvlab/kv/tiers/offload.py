@@ -70,16 +70,16 @@ class Offload:
         """The contents of these blocks of tokens that are in a tier, up to the first that is not; they come behind
         those of `node`, or of the `root` without one.
         """
-        found: list[Key] = []
+        keys: list[Key] = []
         if not self.holds_any:
-            return found
+            return keys
         key = key_behind(b"", root) if node is None else key_of(node)
         for tokens in parts:
             key = key_behind(key, tokens)
             if not self.has(key):
                 break
-            found.append(key)
-        return found
+            keys.append(key)
+        return keys
 
     @property
     def holds_any(self) -> bool:
@@ -224,20 +224,20 @@ class Offload:
         if not self.tiers:
             return {}
         counts = [tier.counts for tier in self.tiers]
-        found = {
-            "store_us": round(1e6 * sum(each.stored_s for each in counts)),
-            "load_us": round(1e6 * sum(each.loaded_s for each in counts)),
-            "failed_pages": sum(each.failed for each in counts),
+        counters = {
+            "store_us": round(1e6 * sum(count.stored_s for count in counts)),
+            "load_us": round(1e6 * sum(count.loaded_s for count in counts)),
+            "failed_pages": sum(count.failed for count in counts),
             "swapped_out_blocks": self.swaps.blocks_out,
             "swapped_in_blocks": self.swaps.blocks_in,
         }
         for tier, count in zip(self.tiers, counts, strict=True):
             if not tier.is_counted:
                 continue
-            found[f"{tier.name}_stored_blocks"] = count.stored
-            found[f"{tier.name}_loaded_blocks"] = count.loaded
-            found[f"{tier.name}_hit_tokens"] = count.hits * block_size
-        return found
+            counters[f"{tier.name}_stored_blocks"] = count.stored
+            counters[f"{tier.name}_loaded_blocks"] = count.loaded
+            counters[f"{tier.name}_hit_tokens"] = count.hits * block_size
+        return counters
 
     def close(self) -> None:
         """Finish what is being copied, and close the stores."""
@@ -268,11 +268,11 @@ class Offload:
         if queued and not self._room[tier].acquire(blocking=False):
             tier.counts.refused += 1
             return
-        if (found := tier.add(key)) is None:
+        if (added := tier.add(key)) is None:
             if queued:
                 self._room[tier].release()
             return
-        place, gone = found
+        place, gone = added
         if gone is not None and level + 1 < len(self.tiers):
             old = store.page(place).copy() if isinstance(store, HostStore) else None
             if store is None or old is not None:

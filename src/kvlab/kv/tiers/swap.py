@@ -56,8 +56,8 @@ class Swaps:
 
     def held(self, tier: Tier) -> Counter[Key]:
         """How often each content of a tier is held for such sequences."""
-        found = (key for swapped in self.by_ticket.values() for where, key in swapped.held if where is tier)
-        return Counter(key for key in found if key in tier)
+        keys = (key for swapped in self.by_ticket.values() for where, key in swapped.held if where is tier)
+        return Counter(key for key in keys if key in tier)
 
     def lost(self, tier: Tier, key: Key) -> None:
         """A tier has lost a content."""

@@ -58,7 +58,7 @@ class NativeStack(Stack):
     def __call__(self, x: torch.Tensor, view: CacheView, rows: torch.Tensor) -> ResidualAndX:
         x, storage, timed = x.contiguous(), view.storage, self._layers.timed
         times = None if self.on_times is None else torch.empty(len(timed) + 1, dtype=torch.float64)
-        found = self._layers.run(
+        residual_and_x = self._layers.run(
             x,
             storage.keys,
             storage.values,
@@ -75,7 +75,7 @@ class NativeStack(Stack):
         )
         if self.on_times is not None and times is not None:
             self.on_times(timed, times.tolist())
-        return found
+        return residual_and_x
 
 
 def _stacked(tensors: list[torch.Tensor]) -> torch.Tensor:

@@ -81,8 +81,8 @@ class CpuOps(Ops):
         return NativeStack.build(layers) if isinstance(attention, CpuAttention) else None
 
     def linear_top1(self, linear: Linear, x: torch.Tensor) -> TopK:
-        found = linear.top1(x, linear.bias) if isinstance(linear, NativeLinear) else None
-        return super().linear_top1(linear, x) if found is None else TopK(*found)
+        top1 = linear.top1(x, linear.bias) if isinstance(linear, NativeLinear) else None
+        return super().linear_top1(linear, x) if top1 is None else TopK(*top1)
 
     def topk(self, x: torch.Tensor, count: int = 1) -> TopK:
         return TopK(*topk(x, count))

@@ -14,5 +14,5 @@ class Continuous(ProcessKind):
 
     recipe = TRANSFORMERS
     program = Program(
-        "transformers_continuous", "transformers_engines.py", "continuous", "transformers", greedy_only=True
+        "transformers_continuous", "transformers_engines.py", "Continuous", "transformers", greedy_only=True
     )

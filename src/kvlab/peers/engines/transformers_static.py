@@ -13,4 +13,4 @@ class Static(ProcessKind):
     """transformers' generate on padded batches, one after another."""
 
     recipe = TRANSFORMERS
-    program = Program("transformers_static", "transformers_engines.py", "static", "transformers", greedy_only=True)
+    program = Program("transformers_static", "transformers_engines.py", "Static", "transformers", greedy_only=True)

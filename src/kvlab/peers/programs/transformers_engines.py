@@ -1,4 +1,4 @@
-"""transformers as an engine: `static`, padded batches through generate, and `continuous`, its paged batching.
+"""transformers as an engine: `Static`, padded batches through generate, and `Continuous`, its paged batching.
 
 Run by host.py; needs transformers and torch alone.
 """
@@ -26,20 +26,20 @@ def build(settings: Json) -> tuple[Any, Json]:
     options = {"dtype": dtype, "attn_implementation": "sdpa"}
     if model["weights"] is not None:
         options["use_safetensors"] = True
-        found = AutoModelForCausalLM.from_pretrained(model["weights"], trust_remote_code=False, **options)
+        loaded = AutoModelForCausalLM.from_pretrained(model["weights"], trust_remote_code=False, **options)
     elif model["path"] is not None:
         config = AutoConfig.from_pretrained(model["path"], trust_remote_code=False)
-        found = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
+        loaded = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
     else:
         config = AutoConfig.for_model(model["family"], **model["architecture"])
-        found = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
+        loaded = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
     facts = {
         "version": transformers.__version__,
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),
     }
     metrics = {"engine/load_s": time.perf_counter() - began}
-    return found.eval(), {"version": transformers.__version__, "facts": facts, "metrics": metrics}
+    return loaded.eval(), {"version": transformers.__version__, "facts": facts, "metrics": metrics}
 
 
 class Static:
@@ -184,34 +184,24 @@ class Continuous:
 
     def step(self) -> list[Event]:
         """Wait for the next outputs."""
-        found = self.manager.get_result(timeout=0.02)
-        if found is None:
+        output = self.manager.get_result(timeout=0.02)
+        if output is None:
             if not self.manager.is_running():
                 raise RuntimeError("the thread of continuous batching has ended")
             return []
-        name = found.request_id
+        name = output.request_id
         if name not in self.sent:
             return []
-        times = found.timestamps or []
+        times = output.timestamps or []
         now = time.perf_counter()
-        first, tokens = self.sent[name], list(found.generated_tokens)
+        first, tokens = self.sent[name], list(output.generated_tokens)
         events: list[Event] = [
             ["tokens", name, [token], times[index] if index < len(times) else now]
             for index, token in enumerate(tokens[first:], start=first)
         ]
         self.sent[name] = len(tokens)
-        if found.is_finished():
+        if output.is_finished():
             del self.sent[name]
-            reason = "failed" if found.error else "length"
-            events.append(["end", name, reason, now, {"error": found.error}])
+            reason = "failed" if output.error else "length"
+            events.append(["end", name, reason, now, {"error": output.error}])
         return events
-
-
-def static(settings: Json) -> Static:
-    """Padded batches."""
-    return Static(settings)
-
-
-def continuous(settings: Json) -> Continuous:
-    """Continuous batching."""
-    return Continuous(settings)

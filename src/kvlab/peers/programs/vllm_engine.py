@@ -197,14 +197,9 @@ class Vllm:
 
     def series(self) -> Json:
         """Its own metrics."""
-        found: Json = {}
+        series: Json = {}
         for metric in self.engine.get_metrics():
             name = _SERIES.get(metric.name)
             if name is not None:
-                found[name] = found.get(name, 0) + metric.value
-        return found
-
-
-def serve(settings: Json) -> Vllm:
-    """vLLM."""
-    return Vllm(settings)
+                series[name] = series.get(name, 0) + metric.value
+        return series
