@@ -27,11 +27,16 @@ Feature: Service levels
   Rule: Goodput is optimized like any other metric
 
     @R16.2
-    Scenario: A sweep finds the batch with the most goodput
-      When I sweep "executor=simulated hardware=l4 slo.ttft_ms=3600000 optimize=slo/goodput_per_s scheduler.max_batch_size=1,4" on a tiny model
+    Scenario Outline: A sweep finds the batch with the most <metric>
+      When I sweep "executor=simulated hardware=l4 framework.step_us=200 framework.sequence_us=100 framework.token_us=0 slo.tpot_ms=0.45 optimize=<metric> scheduler.max_batch_size=1,2,4" on a tiny model
       Then the command succeeds
       And the message says "goodput, requests within limits"
-      And the message says "best: slo/goodput_per_s = ... (scheduler.max_batch_size=4)"
+      And the message says "best: <metric> = ... (scheduler.max_batch_size=<best>)"
+
+      Examples: more at once make more tokens, and with 4 at once no token is in time
+        | metric                           | best |
+        | slo/goodput_per_s                | 2    |
+        | throughput/output_tokens_per_s   | 4    |
 
     @R16.2 @slow
     Scenario: A search finds settings by goodput

@@ -1,6 +1,6 @@
 """The ladder: from one request at a time to pages, shared prefixes, chunks and speculation, each rung on the last.
 
-python -m experiments.ladder.run [cpu] [h100] [http]      cpu and h100 take five minutes, http two more
+python -m experiments.ladder.run [cpu] [h100] [http [ROUNDS]]      five minutes; a round of http two more
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ PLACES: dict[str, tuple[str, ...]] = {
     ),
 }
 THRESHOLDS = (512, 128)  # beside those of the rungs
-OVER_HTTP = ("continuous", "pages", "shared prefixes")
+#: In a closed loop a client sends when an answer has come: it cannot be late, beside the server on the same cores.
+OVER_HTTP = ("workload.arrival=burst", "workload.rate=null", "workload.concurrency=12", "workload.num_requests=16")
 Figures = Mapping[str, float]
 
 
@@ -104,12 +105,12 @@ def medians(runs: Sequence[Figures]) -> dict[str, float]:
     return {name: median(run[name] for run in runs) for name in names if all(name in run for run in runs)}
 
 
-def over_http(rungs: Mapping[str, Sequence[str]]) -> dict[str, Figures]:
-    """The same requests to `kvlab serve` with each rung's settings, as a client sees them: medians, in turns. Runs
-    whose client sent late are invalid, and left out.
+def over_http(rungs: Mapping[str, Sequence[str]], rounds: int) -> dict[str, Figures]:
+    """Requests to `kvlab serve` with each rung's settings, as a client sees them: medians, in turns. Runs that are
+    invalid are left out.
     """
     found: dict[str, list[Figures]] = {name: [] for name in rungs}
-    for _ in range(REPEATS):
+    for _ in range(rounds):
         for name, rung in rungs.items():
             with tempfile.TemporaryDirectory() as folder:
                 status, metrics = ask(Path(folder), rung)
@@ -122,7 +123,7 @@ def ask(folder: Path, rung: Sequence[str]) -> tuple[str, Figures]:
     """How a run of a server with a rung's settings ended, and its metrics. RuntimeError where there are none."""
     served = [text for text in PLACES["cpu"] if not text.startswith("workload")]
     with server_process(folder, [*served, *rung, "scheduler.admission_reserve=0"]) as server:
-        asked = [*LENGTHS, *PLACES["cpu"], "engine=openai", f"engine.url={server.url}", "figures=false"]
+        asked = [*LENGTHS, *PLACES["cpu"], *OVER_HTTP, "engine=openai", f"engine.url={server.url}", "figures=false"]
         command = [sys.executable, "-m", "src.run", *asked, f"hydra.run.dir={folder}/run"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     file = folder / "run" / "summary.json"
@@ -174,7 +175,7 @@ def main() -> None:
     if set(found) == set(PLACES):
         draw(found)
     if "http" in asked:
-        rows = over_http({name: RUNGS[name] for name in OVER_HTTP})
+        rows = over_http(RUNGS, int(asked[-1]) if asked[-1].isdigit() else REPEATS)
         print(f"\nhttp\n\n{table(rows) if rows else 'no run was valid'}", flush=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 from collections import Counter
@@ -20,6 +21,7 @@ from kvlab.cli.compose import compose_run
 from kvlab.config import parse_bytes
 from kvlab.lab.campaigns.sweep.plan import read_plan
 from kvlab.lab.campaigns.tune.space import check_fits
+from kvlab.lab.results.roofline import MachineRates
 from tests.support.commands import TINY, Command, Lab, call
 
 
@@ -69,6 +71,32 @@ def interrupted(laboratory: Commands, text: str, monkeypatch: pytest.MonkeyPatch
 @when(parsers.parse('I sweep in the laboratory "{text}"'))
 def sweep_in(laboratory: Commands, text: str) -> None:
     laboratory.sweep(text)
+
+
+@given(parsers.parse("a machine whose measured rate is {rate:g} numbers multiplied a second"))
+def measured_rate(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvlab.lab.machine_rates.rates_here", lambda *_: MachineRates(rate, rate, rate))
+    monkeypatch.setattr("kvlab.lab.run.estimate._WORTH_MEASURING", 0)
+
+
+@when(parsers.parse('I compare slots and pages there with short requests, and "{asked}"'))
+def compare_there(laboratory: Commands, asked: str) -> None:
+    own_count = [text for text in TINY if not text.startswith("workload.num_requests")]
+    laboratory.lab = Lab(laboratory.base, own_count, laboratory.uri)
+    laboratory.sweep(f"experiment=contiguous_vs_paged kv.memory=4MiB workload.system_len=16 tracking=off {asked}")
+
+
+@then(parsers.parse("each of its {runs:d} runs served {count:d} requests"))
+def each_served(laboratory: Commands, runs: int, count: int) -> None:
+    summaries = [json.loads(file.read_text()) for file in laboratory.directory.glob("*/summary.json")]
+    assert [summary["metrics"]["requests/completed"] for summary in summaries] == [count] * runs
+
+
+@then(parsers.parse('it says of fewer requests "{line}"'))
+def says_of_fewer(laboratory: Commands, line: str) -> None:
+    said = [text for text in laboratory.last.output.splitlines() if " in place of " in text]
+    expected = re.escape(line).replace(re.escape("..."), r"[\d.]+ \w+")
+    assert said == [] if line == "nothing" else re.fullmatch(expected, said[0])
 
 
 @when(parsers.parse('I tune in the laboratory "{text}"'))

@@ -15,6 +15,7 @@ class KvlabSweeperConfig:
     _target_: str = "hydra_plugins.kvlab_sweeper.KvlabSweeper"
     max_batch_size: int | None = None
     params: dict[str, str] | None = None
+    within_s: float | None = None
 
 
 ConfigStore.instance().store(group="hydra/sweeper", name="kvlab", node=KvlabSweeperConfig, provider="kvlab_sweeper")

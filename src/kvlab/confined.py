@@ -60,19 +60,9 @@ class Confined:
                 raise ConfinedError(self._reason(code)) from None
 
     def _start(self) -> _Process:
-        mine, its = Pipe()
-        limits = [str(its.fileno()), str(self._memory), str(self._seconds)]
-        # -P: no module of the folder that kvlab was started in.
-        running = subprocess.Popen(
-            [sys.executable, "-P", "-m", self._module, *limits],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=[its.fileno()],
-        )
-        its.close()
+        running, mine = start_module(self._module, str(self._memory), str(self._seconds))
         owner = os.getpid()
-        return _Process(running, mine, owner, weakref.finalize(self, _end, running, mine, owner))
+        return _Process(running, mine, owner, weakref.finalize(self, end_module, running, mine, owner))
 
     def _reason(self, code: int) -> str:
         if code == -signal.SIGALRM:
@@ -82,7 +72,24 @@ class Confined:
         return f"ended its process, with code {code}"
 
 
-def _end(running: subprocess.Popen[bytes], connection: Connection, owner: int) -> None:
+def start_module(module: str, *arguments: str) -> tuple[subprocess.Popen[bytes], Connection]:
+    """A process that runs a module of kvlab, its first argument the descriptor of the connection's end."""
+    mine, its = Pipe()
+    # -P: no module of the folder that kvlab was started in.
+    running = subprocess.Popen(
+        [sys.executable, "-P", "-m", module, str(its.fileno()), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[its.fileno()],
+        process_group=0,  # Ctrl-C is for the one that asks; this one ends with it
+    )
+    its.close()
+    return running, mine
+
+
+def end_module(running: subprocess.Popen[bytes], connection: Connection, owner: int) -> None:
+    """End that process, in the process `owner` which started it; a fork of that one only forgets it."""
     connection.close()
     if owner == os.getpid():
         running.kill()
@@ -92,7 +99,6 @@ def _end(running: subprocess.Popen[bytes], connection: Connection, owner: int) -
 def serve(answer: Callable[[bytes], bytes]) -> None:
     """Answer the questions of the process that started this one, within the limits of its arguments."""
     descriptor, memory, seconds = sys.argv[1:]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, for the one that asks; this one ends with it
     resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with Connection(int(descriptor)) as connection:

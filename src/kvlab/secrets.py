@@ -49,6 +49,11 @@ def take_from_environment(name: str) -> None:
     _taken.add(name)
 
 
+def taken_from_environment() -> frozenset[str]:
+    """The variables that were noted so."""
+    return frozenset(_taken)
+
+
 def redact(text: str, *addresses: str) -> str:
     """The text without credentials of URLs, secrets of the environment and those of these addresses."""
     hidden = _values_of_environment()

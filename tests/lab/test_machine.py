@@ -50,6 +50,13 @@ def test_what_this_process_uses_is_not_others(processor: Processor) -> None:
     assert watch.busy_cores() == pytest.approx((3.0 - 1.5) / 2.0)
 
 
+def test_what_a_process_of_its_own_uses_is_not_others(processor: Processor) -> None:
+    watch = CpuWatch(os.getpid())
+    processor.now, processor.own = 102.0, 1.0
+    processor.busy = [52.0, 51.0, 50.0]
+    assert watch.busy_cores() == pytest.approx((3.0 - 1.0 - 0.5) / 2.0)
+
+
 def test_cores_that_this_process_may_not_use_do_not_matter(processor: Processor) -> None:
     watch = CpuWatch()
     processor.now += 1.0

@@ -1,4 +1,4 @@
-"""Standard output and standard error on a disk that is full, or a pipe that nobody reads any more."""
+"""Standard output and standard error: on a full disk, a pipe that nobody reads, in a locale of few characters."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from io import TextIOWrapper
 from typing import Any, TextIO, cast
 
 
@@ -26,6 +27,8 @@ class _Lasting:
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream or open(os.devnull, "w")  # noqa: SIM115  None: closed before Python began
+        if isinstance(self._stream, TextIOWrapper):  # a locale without the characters of a table or of a name
+            self._stream.reconfigure(errors="replace")
         self.lost = False
 
     def write(self, text: str) -> int:

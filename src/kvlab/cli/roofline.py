@@ -40,7 +40,7 @@ def find_run(name: str, root: Path = Path()) -> Path:
     if (Path(name) / "summary.json").is_file():
         return Path(name)
     for file in (file for folder in ("outputs", "multirun") for file in (root / folder).rglob("summary.json")):
-        if json.loads(file.read_text()).get("run_id") == name:
+        if json.loads(file.read_text(encoding="utf-8")).get("run_id") == name:
             return file.parent
     text = "is no output directory with a summary.json, nor the id of a run in outputs/ or multirun/"
     raise ConfigError("run", name, text)
@@ -51,7 +51,7 @@ def read_run(directory: Path) -> tuple[dict[str, Any], RunConfig, Sequence[StepR
     from kvlab.cli.compose import recorded_config
     from kvlab.lab.results import records
 
-    summary = json.loads((directory / "summary.json").read_text())
+    summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
     if "bytes_per_weight" not in summary:
         raise ConfigError("run", directory, "did not log what a roofline is computed from; run it again")
     if summary["device"] != "cpu":

@@ -61,12 +61,17 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
 
             dry_run(config, directory, Terminal())
             return None
-        from kvlab.lab.run.execute import RunContext, execute
-
         if point is None and (directory / "summary.json").exists():
             raise ConfigError(
                 "hydra.run.dir", directory, "holds a run; name another directory, or move that one away"
             )
+        beside = None
+        if point is None and config.tracking.backend != "off" and "mlflow" not in sys.modules:
+            from kvlab.lab.tracking.beside import TrackingProcess
+
+            beside = TrackingProcess(config.tracking)  # which imports MLflow while this process imports the rest
+        from kvlab.lab.run.execute import RunContext, execute
+
         context = RunContext.of(
             made,
             directory,
@@ -75,6 +80,7 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
             in_sweep=point is not None,
             parent_run_id=point.parent_run_id if point else None,
             heading=point.heading if point else None,
+            beside=beside,
         )
         result = execute(config, context)
     except Exception as error:

@@ -24,10 +24,11 @@ from kvlab.errors import ConfigError, KvlabError
 from kvlab.secrets import redact
 
 if TYPE_CHECKING:
-    from kvlab.config import TrackingConfig
+    from kvlab.config import RunConfig, TrackingConfig
     from kvlab.lab.campaigns.sweep.sweep import Sweep
 
 
+_COUNT = "workload.num_requests"
 _MOST_KEPT = 256  # composed points, of a third of a megabyte each
 
 
@@ -61,10 +62,14 @@ class PlanningSweeper(Sweeper):
 
     max_batch_size  jobs that a parallel launcher is given at once; None: all
     params          what is swept: key to values, in Hydra's sweep syntax
+    within_s        seconds of computing that all runs should take here: where they take longer, each serves fewer
+                    requests; None, or where the command line says how many: as many as the workload has
     """
 
-    def __init__(self, max_batch_size: int | None, params: dict[str, str] | None) -> None:
-        self._max_batch_size = max_batch_size
+    def __init__(
+        self, max_batch_size: int | None, params: dict[str, str] | None, within_s: float | None = None
+    ) -> None:
+        self._max_batch_size, self._within_s = max_batch_size, within_s
         self._params = dict(params or {})
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -124,6 +129,8 @@ class PlanningSweeper(Sweeper):
         if any(found.config is not None and found.config.dry_run for found in composed):
             text = "shows the workload of one run; leave out -m, sweep= and repeats="
             raise ConfigError("dry_run", "true", text)
+        if fewer := self._fewer_requests([found.config for found in composed], texts):
+            composed, varied = compose_points(self._loader, self._compose, config, [*texts, fewer], repeats)
         choices = config.hydra.runtime.choices
         plan = SweepPlan(
             name=str(
@@ -144,6 +151,25 @@ class PlanningSweeper(Sweeper):
         sweep = open_sweep(plan, [found.config for found in composed], directory, tracking, resume=config.resume)
         planned = zip(composed, sweep.plan.points, strict=True)
         return sweep, [found.overrides for found, point in planned if point.done_before is None]
+
+    def _fewer_requests(self, configs: list[RunConfig | None], texts: list[str]) -> str | None:
+        """The setting with which the runs take as long as they should here, which is said; None: they do."""
+        runs = [config for config in configs if config is not None]
+        if self._within_s is None or runs != configs or any(text.startswith(f"{_COUNT}=") for text in texts):
+            return None
+        from kvlab.lab.run.estimate import in_words, requests_within
+        from kvlab.lab.terminal import Terminal, print_note
+
+        if (found := requests_within(runs, self._within_s)) is None:
+            return None
+        count, needed = found
+        every = runs[0].workload.num_requests
+        text = f"{count} requests in place of {every}: at this machine's measured rates {every} would take about "
+        text += (
+            f"{in_words(needed)}, more than hydra.sweeper.within_s={self._within_s:g}; {_COUNT}={every} serves all"
+        )
+        print_note(Terminal(), text, "note")
+        return f"{_COUNT}={count}"
 
     def _parallel(self) -> int:
         """Jobs at once, as far as the launcher's settings say; 0: all."""

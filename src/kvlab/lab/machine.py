@@ -54,18 +54,27 @@ def describe(device: str) -> str:
 
 
 class CpuWatch:
-    """How much of the processor other processes use from now on."""
+    """How much of the processor other processes use from now on, that of number `own_pid` left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, own_pid: int | None = None) -> None:
+        self._own_pid = own_pid
         self._start = time.monotonic()
-        self._others = _others_seconds()
+        self._others = self._others_seconds()
 
     def busy_cores(self, least_s: float = 0.2) -> float:
         """The mean number of hardware threads that were busy with other processes, of those that this process may
         use; what a hypervisor took away counts too. Waits until `least_s` have passed.
         """
         time.sleep(max(0.0, self._start + least_s - time.monotonic()))
-        return max(0.0, _others_seconds() - self._others) / (time.monotonic() - self._start)
+        return max(0.0, self._others_seconds() - self._others) / (time.monotonic() - self._start)
+
+    def _others_seconds(self) -> float:
+        seconds = _others_seconds()
+        with suppress(psutil.NoSuchProcess):
+            if self._own_pid is not None:
+                own = psutil.Process(self._own_pid).cpu_times()
+                seconds -= own.user + own.system
+        return seconds
 
 
 def oversubscription(threads: int, busy: float) -> str | None:

@@ -17,6 +17,11 @@ class Terminal(Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, **options})
 
+    @property
+    def encoding(self) -> str:
+        """That of the stream, so that tables are drawn in characters which it has."""
+        return getattr(self.file, "encoding", None) or "utf-8"
+
     def render_str(self, text: str, **options: Any) -> Text:
         """Every string that is printed, alone or in a table, becomes a Text here."""
         return super().render_str(printable(text), **options)

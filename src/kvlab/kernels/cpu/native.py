@@ -155,7 +155,7 @@ def _find_or_build(
     command = [_find_compiler(compiler), f"-march={architecture}", *_FLAGS, *shlex.split(flags)]
     folder = Path(__file__).parent
     sources = (name for names, _ in units for name in names)
-    text = "".join((folder / name).read_text() for name in (*sources, *_HEADERS))
+    text = "".join((folder / name).read_text(encoding="utf-8") for name in (*sources, *_HEADERS))
     key = hashlib.sha256(
         "\0".join([text, *command, _compiler_stamp(command[0]), _cpu(), torch.__version__]).encode()
     )

@@ -182,7 +182,7 @@ def _processor() -> str:
 def _read(file: Path, names: list[str]) -> dict[str, dict[str, Rates]]:
     """The rates of each processor; those that are damaged, or of other paths, are left out."""
     try:
-        kept = json.loads(file.read_text())
+        kept = json.loads(file.read_text(encoding="utf-8"))
         everything = {
             processor: {name: Rates(float(few), float(many)) for name, (few, many) in rates.items()}
             for processor, rates in kept.items()

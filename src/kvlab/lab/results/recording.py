@@ -1,6 +1,6 @@
 """A run's record, on disk and in the tracking store.
 
-The store is opened in a thread while the engine is built: opening takes more than a second, most of it imports.
+The store is opened in a thread while the engine is built, that of a command's run in a process beside.
 `wait_until_open` waits for it, so that nothing of it happens while requests are served.
 """
 
@@ -33,6 +33,7 @@ from kvlab.lab.settings import Composition, as_recorded, flatten
 from kvlab.lab.terminal import Terminal, print_note
 from kvlab.lab.tracking import RunStatus, Tracker, send_all, start_run
 from kvlab.lab.tracking.access import in_background
+from kvlab.lab.tracking.beside import TrackingProcess
 from kvlab.plugins import loaded_plugins
 from kvlab.secrets import redact, redacted
 from kvlab.workloads.describe import WorkloadFacts, describe_workload
@@ -52,6 +53,7 @@ class RunContext:
     parent_run_id: str | None = None
     written: Mapping[str, str] = field(default_factory=dict)  # of settings from the environment: what is recorded
     heading: str | None = None  # of a run in a sweep: which of how many it is; None: its name
+    beside: TrackingProcess | None = None  # which tracks the run; None: this process does
 
     @classmethod
     def of(cls, made: Composition, directory: Path, console: Terminal, name: str, **sweep: Any) -> RunContext:
@@ -126,7 +128,8 @@ class Recording:
 
     def _open(self) -> Tracker:
         self._facts = provenance()
-        return start_run(
+        beside = self._context.beside
+        return (start_run if beside is None else beside.start_run)(
             self._config.tracking,
             root=self._context.root,
             run_name=self._context.name,

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from kvlab.config import RunConfig
+from kvlab.errors import KvlabError
 from kvlab.lab.results.roofline import MachineRates, run_costs
-from kvlab.lab.run.plan import RunPlan, planned_metrics
+from kvlab.lab.run.plan import RunPlan, plan_run, planned_metrics
+from kvlab.peers.engines import is_peer
 
 LONG_S = 300.0  # from here on a run is said to be long
 _WORTH_MEASURING = 2e12  # operations: of fewer nobody waits, and two seconds of measuring are not worth it
 _OVERHEAD = 1.3  # what attention, sampling and scheduling add to products and reading (experiments/run_estimates)
 #: Time taken over estimate in that experiment, beside other work too.
 OFF_BY = (0.7, 2.4)
+_LEAST_REQUESTS = 16  # of which one memory still runs visibly more at once than another
 
 
 def is_worth_estimating(plan: RunPlan) -> bool:
@@ -57,3 +63,22 @@ def estimate_sentence(plan: RunPlan, rates: MachineRates) -> str:
     if seconds < LONG_S:
         return text
     return f"{text}. Quick instead: model=qwen3_0_6b, or executor=simulated hardware=h100_sxm"
+
+
+def requests_within(configs: Sequence[RunConfig], seconds: float) -> tuple[int, float] | None:
+    """How many requests these runs compute here, one run after another, in `seconds`: a multiple of 8; and the
+    seconds that all would take. None where they take no longer, and where that is not estimated.
+    """
+    try:
+        plans = [plan_run(config) for config in configs if not is_peer(config.engine.kind)]
+    except KvlabError:  # which its run will say
+        return None
+    if not any(map(is_worth_estimating, plans)):
+        return None
+    from kvlab.lab.machine_rates import rates_here  # this late, since it imports torch
+
+    executor, asked = configs[0].executor, configs[0].workload.num_requests
+    rates = rates_here(executor.dtype, executor.threads)
+    needed = sum(estimate_s(plan, rates) for plan in plans)
+    count = max(_LEAST_REQUESTS, int(asked * seconds / needed) // 8 * 8)
+    return None if count >= asked else (count, needed)

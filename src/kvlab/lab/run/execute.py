@@ -41,7 +41,7 @@ def execute(config: RunConfig, context: RunContext) -> RunResult:
 def _execute(
     config: RunConfig, context: RunContext, should_stop: Callable[[], bool], unguard: Callable[[], None]
 ) -> RunResult:
-    watch, reporter = CpuWatch(), Reporter(context)
+    watch, reporter = CpuWatch(context.beside.pid if context.beside else None), Reporter(context)
     try:
         plan = plan_peer(config) or plan_run(config)
     except KvlabError as error:
