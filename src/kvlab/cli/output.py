@@ -28,7 +28,8 @@ class _Lasting:
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream or open(os.devnull, "w")  # noqa: SIM115  None: closed before Python began
         if isinstance(self._stream, TextIOWrapper):  # a locale without the characters of a table or of a name
-            self._stream.reconfigure(errors="replace")
+            with suppress(OSError):  # of a stream that became a pipe behind Python's back
+                self._stream.reconfigure(errors="replace")
         self.lost = False
 
     def write(self, text: str) -> int:
