@@ -94,7 +94,11 @@ def simulate(router: str, seed: int) -> dict[str, object]:
     """All stages behind one router."""
     begin = time.perf_counter()
     plan = plan_run(configure([*SETTINGS, f"fleet.router={router}", f"seed={seed}"]))
-    texts, random, fleet = prompts(plan.model.vocab_size, seed), np.random.default_rng([seed, 1]), fleet_of(plan, seed)
+    texts, random, fleet = (
+        prompts(plan.model.vocab_size, seed),
+        np.random.default_rng([seed, 1]),
+        fleet_of(plan, seed),
+    )
     sampling = SamplingParams(max_tokens=OUTPUT, ignore_eos=True)
     found, start_s, number = [], 0.0, 0
     for rate, seconds in (WARM_UP, *STAGES):

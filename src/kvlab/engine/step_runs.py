@@ -72,7 +72,7 @@ class StepRun:
         """Find out what the steps bring that begin before `until_s`. Whether there are any."""
         decoding, times = self._decoding, [now]
         while (planned := len(times) - 1) < len(self._lengths) and times[-1] < until_s:
-            lengths = self._lengths[planned :][: None if until_s == math.inf else max(_FIRST, planned)]
+            lengths = self._lengths[planned:][: None if until_s == math.inf else max(_FIRST, planned)]
             result = executor.run(decoding.specs, decoding.num_outputs + planned, self._new, lengths)
             if result is None:
                 return False
