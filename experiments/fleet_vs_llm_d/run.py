@@ -19,20 +19,21 @@ import numpy as np
 
 from experiments.runs import configure
 from kvlab.core import Request, SamplingParams
-from kvlab.engine.build import build_engine
-from kvlab.engine.front_end import behind_front_end
-from kvlab.fleet.build import build_fleet
 from kvlab.fleet.fleet import Fleet
 from kvlab.hashed_prompt import HashedPrompt
 from kvlab.lab.run.drive import RunLog, drive
-from kvlab.lab.run.plan import RunPlan, plan_run
+from kvlab.lab.run.plan import plan_run
+from kvlab.lab.run.profile import Profiler
+from kvlab.lab.run.serve import make_engine
 
 PREDICTED = Path(__file__).parent / "predicted"
 ROUTERS = ("precise", "estimated", "load", "random")
 WARM_UP = (15, 50)
 #: Requests a second, and for how many seconds.
-STAGES = ((3, 20), (10, 20), (15, 20), (20, 38), (22, 34), (25, 30), (30, 25), (35, 21), (40, 38), (43, 36))
-STAGES += ((46, 33), (49, 30), (52, 29), (55, 27), (57, 26), (60, 25))
+STAGES = (
+    *((3, 20), (10, 20), (15, 20), (20, 38), (22, 34), (25, 30), (30, 25), (35, 21)),
+    *((40, 38), (43, 36), (46, 33), (49, 30), (52, 29), (55, 27), (57, 26), (60, 25)),
+)
 GROUPS, USERS, OUTPUT = 150, 5, 1000
 _PART, _SHARED, _PARTS = 1200, 5, 6  # tokens of a part of a prompt, parts that a group shares, parts in all
 SETTINGS = (
@@ -83,22 +84,14 @@ def arrivals(rate: float, random: np.random.Generator) -> Iterator[float]:
         second += 1.0
 
 
-def fleet_of(plan: RunPlan, seed: int) -> Fleet:
-    """The replicas behind the router that the plan names."""
-    config = plan.config
-    engines = [behind_front_end(build_engine(plan), config.framework) for _ in range(config.fleet.replicas)]
-    return build_fleet(config.fleet, engines, seed=seed, is_open=True)
-
-
 def simulate(router: str, seed: int) -> dict[str, object]:
     """All stages behind one router."""
     begin = time.perf_counter()
     plan = plan_run(configure([*SETTINGS, f"fleet.router={router}", f"seed={seed}"]))
-    texts, random, fleet = (
-        prompts(plan.model.vocab_size, seed),
-        np.random.default_rng([seed, 1]),
-        fleet_of(plan, seed),
-    )
+    texts, random = prompts(plan.model.vocab_size, seed), np.random.default_rng([seed, 1])
+    fleet = make_engine(plan, Profiler(enabled=False))
+    if not isinstance(fleet, Fleet):
+        raise TypeError("these settings make no fleet")
     sampling = SamplingParams(max_tokens=OUTPUT, ignore_eos=True)
     found, start_s, number = [], 0.0, 0
     for rate, seconds in (WARM_UP, *STAGES):

@@ -23,7 +23,7 @@ from kvlab.engine.front_end import FrontEnd, behind_front_end
 from kvlab.errors import ConfigError
 from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router
 from kvlab.fleet.build import build_fleet
-from kvlab.fleet.fleet import Fleet
+from kvlab.fleet.fleet import Fleet, Routed
 from kvlab.fleet.routers import ROUTERS
 from kvlab.fleet.transfer import LinkRate
 from kvlab.kv.tiers.remote import RemoteTier
@@ -229,3 +229,13 @@ def test_blocks_stay_where_they_were_computed_until_they_have_been_pulled() -> N
             held.append((source.stats().blocks_in_use, fleet.replicas[1].core.pool.stats().loading_sequences))
     assert (4, 1) in held or (5, 1) in held  # both ends hold the prompt while it is on its way
     assert held[-1][0] == 0
+
+
+@pytest.mark.parametrize("router", ["precise", "estimated", "load"])
+def test_steps_at_once_change_nothing_that_a_router_sees(router: str) -> None:
+    def run(*, at_once: bool) -> tuple[list[RequestRecord], list[Routed]]:
+        fleet = fleet_of(FleetConfig(replicas=3, router=router, events_ms=3.0, events_lost=0.3), is_open=True)
+        log = serve(fleet, traffic(60, groups=6, gap_s=0.01), at_once=at_once)
+        return log.records, fleet.routed
+
+    assert run(at_once=True) == run(at_once=False)
