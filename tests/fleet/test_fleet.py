@@ -24,6 +24,7 @@ from kvlab.errors import ConfigError
 from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router
 from kvlab.fleet.build import build_fleet
 from kvlab.fleet.fleet import Fleet, Routed
+from kvlab.fleet.prefixes import SentPrefixes
 from kvlab.fleet.routers import ROUTERS
 from kvlab.fleet.transfer import LinkRate
 from kvlab.kv.tiers.remote import RemoteTier
@@ -239,3 +240,14 @@ def test_steps_at_once_change_nothing_that_a_router_sees(router: str) -> None:
         return log.records, fleet.routed
 
     assert run(at_once=True) == run(at_once=False)
+
+
+def test_a_prompt_that_is_known_as_far_as_it_is_compared_scores_as_one_that_is_known_whole() -> None:
+    config = FleetConfig(replicas=2, router="estimated", prefixes="memory", weights={"kv": 0, "queue": 0})
+    fleet = fleet_of(config, is_open=True)
+    fleet.router.memory = (4, 100, 2)  # type: ignore[misc]
+    for view in fleet.views:
+        view.prefixes = SentPrefixes(4, 100, 2)
+    log = serve(fleet, traffic(3, groups=1))
+    assert log.completed == 3
+    assert [max(routed.choice.scores) for routed in fleet.routed] == [0.0, 1.0, 1.0]
