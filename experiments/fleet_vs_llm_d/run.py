@@ -84,10 +84,11 @@ def arrivals(rate: float, random: np.random.Generator) -> Iterator[float]:
         second += 1.0
 
 
-def simulate(router: str, seed: int) -> dict[str, object]:
-    """All stages behind one router."""
+def simulate(router: str, seed: int, most_open: int | None = None) -> dict[str, object]:
+    """All stages behind one router. `most_open`: the client keeps no more requests open, and sends others later."""
     begin = time.perf_counter()
-    plan = plan_run(configure([*SETTINGS, f"fleet.router={router}", f"seed={seed}"]))
+    limit = [f"workload.concurrency={most_open}"] if most_open else []
+    plan = plan_run(configure([*SETTINGS, *limit, f"fleet.router={router}", f"seed={seed}"]))
     texts, random = prompts(plan.model.vocab_size, seed), np.random.default_rng([seed, 1])
     fleet = make_engine(plan, Profiler(enabled=False))
     if not isinstance(fleet, Fleet):
@@ -101,7 +102,7 @@ def simulate(router: str, seed: int) -> dict[str, object]:
             for at in range(rate * seconds)
         ]
         number, wall, sent = number + len(requests), time.perf_counter(), len(fleet.routed)
-        log = drive(fleet, requests)
+        log = drive(fleet, requests, concurrency=most_open)
         start_s = max(record.finished_s for record in log.records)
         each = [routed.choice.replica for routed in fleet.routed[sent:]]
         found.append(figures(rate, log, each, time.perf_counter() - wall))
@@ -109,6 +110,7 @@ def simulate(router: str, seed: int) -> dict[str, object]:
     return {
         "router": router,
         "seed": seed,
+        "most_open": most_open,
         "pool_tokens": plan.pool.num_blocks * plan.pool.block_size,
         "timing": plan.chosen["timing"],
         "wall_s": time.perf_counter() - begin,
@@ -143,11 +145,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--routers", nargs="+", default=list(ROUTERS))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--open", type=int, help="most requests that the client has open; names the files too")
     options = parser.parse_args()
     for router in options.routers:
-        path = PREDICTED / f"{router}.json"
+        path = PREDICTED / (f"{router}_open_{options.open}.json" if options.open else f"{router}.json")
         if not path.exists():
-            found = simulate(router, options.seed)
+            found = simulate(router, options.seed, options.open)
             PREDICTED.mkdir(exist_ok=True)
             path.write_text(json.dumps(found, indent=1) + "\n")
 
