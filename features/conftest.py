@@ -35,6 +35,7 @@ from features.steps.engines_steps import *
 from features.steps.eviction_steps import *
 from features.steps.explain_steps import *
 from features.steps.fetch_steps import *
+from features.steps.fleet_planning_steps import *
 from features.steps.fleet_steps import *
 from features.steps.fork_steps import *
 from features.steps.format_steps import *

@@ -23,7 +23,8 @@ from kvlab.engine.front_end import FrontEnd, behind_front_end
 from kvlab.errors import ConfigError
 from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router
 from kvlab.fleet.build import build_fleet
-from kvlab.fleet.fleet import Fleet
+from kvlab.fleet.fleet import Fleet, Routed
+from kvlab.fleet.prefixes import SentPrefixes
 from kvlab.fleet.routers import ROUTERS
 from kvlab.fleet.split import Split
 from kvlab.fleet.transfer import LinkRate
@@ -230,3 +231,24 @@ def test_blocks_stay_where_they_were_computed_until_they_have_been_pulled() -> N
             held.append((source.stats().blocks_in_use, fleet.replicas[1].core.pool.stats().loading_sequences))
     assert (4, 1) in held or (5, 1) in held  # both ends hold the prompt while it is on its way
     assert held[-1][0] == 0
+
+
+@pytest.mark.parametrize("router", ["precise", "estimated", "load"])
+def test_steps_at_once_change_nothing_that_a_router_sees(router: str) -> None:
+    def run(*, at_once: bool) -> tuple[list[RequestRecord], list[Routed]]:
+        fleet = fleet_of(FleetConfig(replicas=3, router=router, events_ms=3.0, events_lost=0.3), is_open=True)
+        log = serve(fleet, traffic(60, groups=6, gap_s=0.01), at_once=at_once)
+        return log.records, fleet.routed
+
+    assert run(at_once=True) == run(at_once=False)
+
+
+def test_a_prompt_that_is_known_as_far_as_it_is_compared_scores_as_one_that_is_known_whole() -> None:
+    config = FleetConfig(replicas=2, router="estimated", prefixes="memory", weights={"kv": 0, "queue": 0})
+    fleet = fleet_of(config, is_open=True)
+    fleet.router.memory = (4, 100, 2)  # type: ignore[misc]
+    for view in fleet.views:
+        view.prefixes = SentPrefixes(4, 100, 2)
+    log = serve(fleet, traffic(3, groups=1))
+    assert log.completed == 3
+    assert [max(routed.choice.scores) for routed in fleet.routed] == [0.0, 1.0, 1.0]

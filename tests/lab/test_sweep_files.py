@@ -35,7 +35,8 @@ def test_it_runs_in_small(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "key"), [("eviction", "kv.eviction"), ("preemption", "scheduler.preemption.victim")]
+    ("name", "key"),
+    [("eviction", "kv.eviction"), ("preemption", "scheduler.preemption.victim"), ("routers", "fleet.router")],
 )
 def test_a_sweep_over_policies_has_all_that_there_are(name: str, key: str) -> None:
     swept = {text for values in swept_values(f"sweep={name}") for text in values if text.startswith(f"{key}=")}

@@ -268,7 +268,8 @@ def test_an_interrupted_search_for_a_rate_concludes_nothing(
     ("arguments", "words"),
     [
         ([], "optimize=null: name a metric"),
-        (["find=speed"], "find=speed: unknown; known: rate"),
+        (["find=speed"], "find=speed: unknown; known: rate, replicas"),
+        (["find=replicas", "rates=1-2"], "rates=1-2: is for find=rate"),
         (["find=rate", "trials=3"], "trials=3: has no place beside find=rate"),
         (["slo.ttft_ms=5", "rates=1-2"], "rates=1-2: is for find=rate"),
         (["find=rate", "attainment=101"], "attainment=101: must be more than 0, and at most 100"),

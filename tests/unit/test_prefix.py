@@ -46,6 +46,19 @@ class TestMatch:
         assert index.match([1, 2, 5, 6]) == [0, 1]
         assert index.match([3, 4, 5, 6]) == [2, 3]
 
+    def test_the_same_prompt_again_is_looked_up_anew_where_something_changed(self) -> None:
+        index, asked = PrefixIndex(2), [1, 2, 3, 4, 5, 6]
+        publish(index, asked, [7, 3])
+        assert index.match(asked) == index.match(asked) == [7, 3]
+        assert index.match(asked, "another") == []
+        publish(index, asked, [7, 3, 9])
+        assert index.match(asked) == [7, 3, 9]
+        drop(index, 3)
+        assert index.match(asked) == [7]
+        drop(index, 7)
+        publish(index, asked, [8, 2])
+        assert index.match(asked) == [8, 2, 9]
+
     def test_reads_and_changes_nothing(self) -> None:
         index = PrefixIndex(2)
         assert index.match([1, 2], "nobody") == []

@@ -1,10 +1,11 @@
-"""kvlab tune: search the settings that are best within a memory, or the largest rate that is served in time.
+"""kvlab tune: search the settings that are best within a memory, the largest rate or the fewest replicas that do.
 
 kvlab tune optimize=throughput/output_tokens_per_s memory=2GiB
 kvlab tune optimize=latency/e2el_ms_p99 memory=1GiB trials=40 model=qwen3_0_6b workload=mixed32
 kvlab tune optimize=throughput/output_tokens_per_s memory=512MiB kv.block_size=16      leaves one as it is
 kvlab tune slo.ttft_ms=500 slo.tpot_ms=50 workload=mixed32                             the most goodput
 kvlab tune find=rate slo.ttft_ms=500 slo.tpot_ms=50 workload=mixed32                   the largest workload.rate
+kvlab tune find=replicas slo.ttft_ms=500 executor=simulated hardware=h100_sxm          the least fleet.replicas
 
 Any setting of `kvlab run` may follow. The same command goes on where it was stopped.
 """
@@ -43,8 +44,10 @@ def _answer(arguments: list[str]) -> int:
 
     if settings.find is not None:
         from kvlab.lab.campaigns.tune.rate_search import RateSearch
+        from kvlab.lab.campaigns.tune.replica_search import ReplicaSearch
 
-        return RateSearch(settings, overrides, compose_run, Terminal()).run()
+        kinds = {each.find: each for each in (RateSearch, ReplicaSearch)}
+        return kinds[settings.find](settings, overrides, compose_run, Terminal()).run()
     from kvlab.lab.campaigns.tune.search import Search
 
     return Search(settings, overrides, compose_run, Terminal()).run()

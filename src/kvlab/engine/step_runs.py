@@ -7,6 +7,7 @@ token is that of the steps one by one, which decide whenever there is something 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
@@ -20,6 +21,7 @@ from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pool import BlockPool
 
 _MOST = 512  # steps at once
+_FIRST = 8  # steps that are planned before it is known how many begin in time, twice as many each time after
 _NOTHING = PoolCounters()
 
 
@@ -57,7 +59,7 @@ class StepRun:
         self._blocks = pool.run(decoding.slots, part)
         most = self._blocks.most(max(most, 0))
         self._lengths = pool.tables.lengths[slots] + self._new * np.arange(1, most + 1)[:, None]
-        self._tokens: NDArray[np.int64] = np.empty((0, len(decoding)), dtype=np.int64)
+        self._tokens: list[NDArray[np.int64]] = []  # [steps, D], of so many steps each time
         self._times: list[float] = []
         self.ended: list[tuple[Sequence, int]] = []  # after `take`: who got the last token, and which
 
@@ -68,19 +70,20 @@ class StepRun:
 
     def plan(self, executor: RunExecutor, now: float, until_s: float) -> bool:
         """Find out what the steps bring that begin before `until_s`. Whether there are any."""
-        if not len(self._lengths) or not now < until_s:
-            return False
-        decoding = self._decoding
-        result = executor.run(decoding.specs, decoding.num_outputs, self._new, self._lengths)
-        if result is None:
-            return False
-        self._tokens, seconds = result
-        self._times = [now]
-        for step_s in seconds:
-            if not self._times[-1] < until_s:
-                break
-            self._times.append(self._times[-1] + step_s)
-        return True
+        decoding, times = self._decoding, [now]
+        while (planned := len(times) - 1) < len(self._lengths) and times[-1] < until_s:
+            lengths = self._lengths[planned:][: None if until_s == math.inf else max(_FIRST, planned)]
+            result = executor.run(decoding.specs, decoding.num_outputs + planned, self._new, lengths)
+            if result is None:
+                return False
+            tokens, seconds = result
+            self._tokens.append(tokens)
+            for step_s in seconds:
+                if not times[-1] < until_s:
+                    break
+                times.append(times[-1] + step_s)
+        self._times = times
+        return len(times) > 1
 
     def take(
         self, journal: BlockJournal | None, before: PoolCounters, *, index: int, running: int, waiting: int
@@ -91,14 +94,16 @@ class StepRun:
         numbers of sequences.
         """
         pool, decoding, times = self._pool, len(self._decoding), self._times
-        tokens, sequences = self._tokens[: len(times) - 1], self._decoding.sequences
+        tokens, sequences = np.concatenate(self._tokens)[: len(times) - 1], self._decoding.sequences
         rows = self._decoding.extend(tokens, times[1:])
         self.ended = [(sequences[row], int(tokens[-1, row])) for row in rows]
         chunk, count = (None, 0) if self._chunk is None else self._chunk
         context = self._lengths.sum(axis=1).tolist()
         attended = attended_pairs(self._new, self._lengths).sum(axis=1).tolist()
-        stats, records = pool.stats(), []
+        stats, records, log = pool.stats(), [], pool.allocator.content_log
         for step, (start_s, end_s) in enumerate(pairwise(times)):
+            if step and log is not None:
+                log.next_step()
             expired = pool.expire(start_s)
             if self._blocks.step() or expired or not step:  # before the first, ended ones gave back their blocks
                 stats, now = pool.stats(), pool.counters()

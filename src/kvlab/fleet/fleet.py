@@ -145,21 +145,21 @@ class Fleet:
         if replica is None:
             return None
         record = replica.step()
-        self._stepped(replica, record)
+        self._stepped(replica, [] if record is None else [record])
         return record
 
     def repeat(self, until_s: float) -> list[StepRecord]:
         """See Repeating: steps of the replica that is due first."""
         self._receive()
         replica = self._first()
-        if replica is None or any(view.prefixes.needs_steps for view in self.views):
+        if replica is None:
             return []
         bound = min(until_s, self._next_event_s(), self._lives[0].at_s if self._lives else math.inf)
         if self.split is not None or not self._is_open:
             bound = min([bound, *(other.due_s for other in self.replicas if other is not replica)])
         records = replica.repeat(bound)
         if records:
-            self._stepped(replica, records[-1])
+            self._stepped(replica, records)
         return records
 
     def has_work(self) -> bool:
@@ -250,10 +250,10 @@ class Fleet:
         """When the next arrival or hand-over is that is known of."""
         return self._events[0].when_s if self._events else math.inf
 
-    def _stepped(self, replica: Replica, record: StepRecord | None) -> None:
-        replica.settle(record is not None)
-        if record is not None:
-            self.views[replica.index].prefixes.stepped(record.end_s)
+    def _stepped(self, replica: Replica, records: Sequence[StepRecord]) -> None:
+        replica.settle(bool(records))
+        if records:
+            self.views[replica.index].prefixes.stepped([record.end_s for record in records])
         self._advance()
 
     def _first(self) -> Replica | None:

@@ -48,8 +48,6 @@ class RoutedPrompt:
 class PrefixView:
     """What is known of one replica's prefix cache: nothing, unless a subclass says otherwise."""
 
-    needs_steps = False  # whether it has to be told of each step alone
-
     @property
     def remembered(self) -> int:
         """How many blocks are known to be there."""
@@ -62,8 +60,8 @@ class PrefixView:
     def sent(self, request: RoutedRequest) -> None:
         """A request was sent to the replica."""
 
-    def stepped(self, end_s: float) -> None:
-        """The replica's steps up to `end_s` are known."""
+    def stepped(self, ends_s: Sequence[float]) -> None:
+        """The replica has taken steps that end then."""
 
 
 class SentPrefixes(PrefixView):
@@ -100,7 +98,6 @@ class HeldPrefixes(PrefixView):
         self._log, self._size, self._delay_s = log, block_size, delay_s
         self._lost, self._seed, self._batches = lost, seed, 0
         self._held: set[Key] = set()
-        self.needs_steps = delay_s > 0
         self._coming: deque[tuple[float, list[ContentEvent]]] = deque()  # when each batch is known
 
     @property
@@ -114,12 +111,18 @@ class HeldPrefixes(PrefixView):
             self._apply(self._coming.popleft()[1])
         return self._size * _leading(request.keys(self._size), self._held)
 
-    def stepped(self, end_s: float) -> None:
-        if self._delay_s and (events := self._log.take()):
-            self._batches += 1
-            word = mix(np.array([self._seed + self._batches], dtype=np.uint64) * STEP)
-            if int(word[0]) >= self._lost * 2**64:
+    def stepped(self, ends_s: Sequence[float]) -> None:
+        for end_s, events in zip(ends_s, self._log.take_by_step(), strict=True) if self._delay_s else ():
+            self._batches += bool(events)
+            if events and not self._is_lost():
                 self._coming.append((end_s + self._delay_s, events))
+
+    def _is_lost(self) -> bool:
+        """Whether the batch that was counted last never comes."""
+        if not self._lost:
+            return False
+        word = mix(np.array([self._seed + self._batches], dtype=np.uint64) * STEP)
+        return int(word[0]) < self._lost * 2**64
 
     def _apply(self, events: Iterable[ContentEvent]) -> None:
         for event in events:

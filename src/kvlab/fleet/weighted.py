@@ -10,8 +10,8 @@ from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router
 
 
 class Weighted(Router):
-    """The highest sum of scores from 0 to 1: the share of the prompt that is cached, free memory, and a short queue
-    (1 for the shortest of all, 0 for the longest). Of equals any.
+    """The highest sum of scores from 0 to 1: the share of the prompt that is cached, of what is compared of it;
+    free memory; and a short queue (1 for the shortest of all, 0 for the longest). Of equals any.
     """
 
     load = "polled"
@@ -24,12 +24,13 @@ class Weighted(Router):
     def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaView], now: float) -> Choice:
         prefix, kv, queue = (self.weights.get(name, 0.0) for name in ("prefix", "kv", "queue"))
         queues = [view.waiting for view in replicas]
+        compared = max(min(request.prompt_tokens, self.memory[0] * self.memory[2]), 1)
         longest, shortest = max(queues), min(queues)
         scores = []
         for view, waiting in zip(replicas, queues, strict=True):
             score = kv * (1 - view.kv_usage)
             score += queue * ((longest - waiting) / (longest - shortest) if longest > shortest else 1.0)
             if prefix:
-                score += prefix * view.cached_tokens(request) / max(request.prompt_tokens, 1)
+                score += prefix * min(view.cached_tokens(request) / compared, 1.0)
             scores.append(score)
         return self.highest(replicas, scores)

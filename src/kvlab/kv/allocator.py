@@ -96,6 +96,11 @@ class BlockAllocator:
         self._check_id(block)
         return self._references[block]
 
+    def num_unreferenced(self, blocks: Iterable[int | None]) -> int:
+        """How many of these blocks of the pool nobody references; None is no block."""
+        references = self._references
+        return sum(block is not None and not references[block] for block in blocks)
+
     def content(self, block: int) -> Prefix | None:
         """The content of a block that can be shared, if it has one."""
         return self._contents.get(block)

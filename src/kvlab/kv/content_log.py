@@ -5,6 +5,7 @@ from __future__ import annotations
 from ast import literal_eval
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from kvlab.core import Salt
 from kvlab.kv.prefix import DIGEST, Prefix
@@ -50,6 +51,7 @@ class ContentLog:
 
     has_groups: bool = False  # whether the pool has several groups of layers
     _events: list[ContentEvent] = field(default_factory=list)
+    _starts: list[int] = field(default_factory=list)  # events before each step that is not the first
 
     def stored(self, contents: Mapping[int, Prefix]) -> None:
         """These blocks can be found."""
@@ -76,12 +78,22 @@ class ContentLog:
 
     def cleared(self) -> None:
         """No content is left: what the events before had is of no interest any more."""
-        self._events = [Cleared()]
+        self._events, self._starts = [Cleared()], [0] * len(self._starts)
+
+    def next_step(self) -> None:
+        """What comes now is of the next of several steps that are taken at once."""
+        self._starts.append(len(self._events))
 
     def take(self) -> list[ContentEvent]:
         """The events since the last call, in order."""
-        events, self._events = self._events, []
+        events, self._events, self._starts = self._events, [], []
         return events
+
+    def take_by_step(self) -> list[list[ContentEvent]]:
+        """The same, those of each step that was taken since."""
+        places = [0, *self._starts, len(self._events)]
+        events = self.take()
+        return [events[start:end] for start, end in pairwise(places)]
 
     def _stored(self, node: Prefix) -> Stored:
         group, before = self._group_of(node), node.parent

@@ -79,16 +79,30 @@ class PrefixIndex:
         self._roots: dict[bytes, Prefix] = {}  # by salt; a root goes with its last node
         self._pack_block = Struct(f"{block_size}q").pack
         self._block = f"{8 * block_size}s"  # a struct cannot be copied
+        # The prompt that was looked up last, its salt and the nodes found: one that waits for memory is looked up
+        # step after step, and its known tokens stay what they are.
+        self._found: tuple[Sequence[int] | None, Hashable, list[Prefix]] = (None, None, [])
 
     def match(self, token_ids: Sequence[int], salt: Hashable = None) -> list[int]:
         """Blocks that hold the longest cached prefix of `token_ids`, in order; whole blocks only."""
         node, size = self._roots.get(salt_bytes(salt)), self.block_size
         blocks: list[int] = []
-        for start in range(0, len(token_ids) - size + 1, size):
+        asked, under, path = self._found
+        if asked is not token_ids or under != salt:
+            path = []
+        for known in path:
+            if known.block is None:
+                del path[len(blocks) :]
+                break
+            node = known
+            blocks.append(known.block)
+        for start in range(len(blocks) * size, len(token_ids) - size + 1, size):
             node = node.child(self._packed(token_ids[start : start + size])) if node is not None else None
             if node is None or node.block is None:
                 break
+            path.append(node)
             blocks.append(node.block)
+        self._found = token_ids, salt, path
         return blocks
 
     def parts(self, token_ids: Sequence[int], first: int, *, partial: bool = False) -> Iterator[bytes]:

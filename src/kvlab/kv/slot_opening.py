@@ -51,7 +51,7 @@ class SlotOpener:
             plans.append((group, entries, blocks, behind))
             demand += behind + blocks.count(None)
             # A hit that nobody references takes a block out of the free queue too.
-            reused += sum(block is not None and not allocator.ref_count(block) for block in blocks)
+            reused += allocator.num_unreferenced(blocks)
         ledger.check_room(demand + reused, keep_free)
         allocator.eviction.set_demand(salt, demand)
         offload.hold(hits.keys)

@@ -16,6 +16,7 @@ from kvlab.kv.pools import unit_of
 from kvlab.lab.figures import style
 from kvlab.lab.figures.arrival_rate import rate_figure
 from kvlab.lab.figures.capacity_curve import capacity_figure
+from kvlab.lab.figures.fleet import fleet_figure
 from kvlab.lab.figures.interactive import heat_map_hover, page, pareto_hover, pool_map_hover, timeline_hover
 from kvlab.lab.figures.latency import latency_figure
 from kvlab.lab.figures.memory import memory_figure, told_columns, told_memory_figure
@@ -32,12 +33,14 @@ FOLDER, PAGE = "figures", "hover.html"
 
 
 def run_figures(record: RunRecord) -> dict[str, Figure]:
-    """A run's figures by name: memory, pool_map, timeline, latency, and service_levels where the run had limits,
-    without those that are `left_out`.
+    """A run's figures by name: memory, or fleet where there are several replicas, pool_map, timeline, latency, and
+    service_levels where the run had limits, without those that are `left_out`.
     """
     steps, requests, missing = record.steps(), record.requests(), left_out(record)
     unit = unit_of(str(record.config.get("kv.backend")))
     figures = {}
+    if replicas := _replicas(record):
+        figures["fleet"] = fleet_figure(steps, replicas)
     if "memory" not in missing:
         figures["memory"] = memory_figure(steps, unit=unit) if steps else told_memory_figure(record.series())
     if "pool_map" not in missing:
@@ -57,11 +60,19 @@ def left_out(record: RunRecord) -> dict[str, str]:
     """The figures that cannot be drawn from what a run recorded, by name, and why."""
     has_blocks = bool(record.steps().column("has_pool").any())
     reasons = {} if has_blocks or told_columns(record.series()) else {"memory": "its steps have no blocks"}
+    if _replicas(record):
+        reasons["memory"] = "its steps are those of several replicas, which fleet.png shows"
     if record.blocks() is None or not has_blocks:
         reasons["pool_map"] = "it kept no record of single blocks"
     if not record.requests():
         reasons |= dict.fromkeys(("timeline", "latency"), "no request was recorded")
     return reasons
+
+
+def _replicas(record: RunRecord) -> int:
+    """How many replicas a run had; 0 where its steps are of one."""
+    last = int(record.steps().column("replica").max(initial=0))
+    return max(last + 1, int(str(record.config.get("fleet.replicas", 1)))) if last else 0
 
 
 def title_of(name: str) -> str:

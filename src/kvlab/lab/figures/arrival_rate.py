@@ -26,18 +26,19 @@ _MARKERS = "osD^vPX"
 _WIDE = 20.0  # times the smallest value: a logarithmic axis from here on
 
 
-def rate_figure(records: Sequence[RunRecord], *, share: float = 99.0) -> Figure | None:
-    """Runs over the arrival rate in which they differ; None where they do not. A line's name says up to which of
-    the rates it keeps `share` percent of the requests within their limits. Repeats are shown by their medians.
+def rate_figure(records: Sequence[RunRecord], *, share: float = 99.0, keys: Sequence[str] = RATES) -> Figure | None:
+    """Runs over the arrival rate in which they differ, or over another of `keys`; None where they do not. A line's
+    name says up to which of the rates it keeps `share` percent of the requests within their limits. Repeats are
+    shown by their medians.
     """
     points = sweep_points(records)
-    keys = varied_keys(points)
-    key = next((key for key in RATES if key in keys), None)
+    varied = varied_keys(points)
+    key = next((key for key in keys if key in varied), None)
     points = [point for point in points if key and is_number(point.config.get(key))]
     shown = [name for name in _PANELS if any(point.value(name) is not None for point in points)]
     if key is None or not shown:
         return None
-    others = [other for other in keys if other != key]
+    others = [other for other in varied if other != key]
     lines = by_settings(points, others) if others else {"": points}
     figure = style.new_figure(3.1 + 2.3 * (len(shown) > 2) + 0.2 * len(lines))
     for number, (name, panel) in enumerate(zip(shown, _panels(figure, len(shown)), strict=True)):
@@ -47,7 +48,7 @@ def rate_figure(records: Sequence[RunRecord], *, share: float = 99.0) -> Figure 
         for (label, members), (colour, marker) in zip(lines.items(), looks, strict=False):
             values = {rate: known_values(_at(members, key, rate), name) for rate in ordered(members, key)}
             at = {rate: median(found) for rate, found in values.items() if found}
-            text = _named(label, members, key, share) if not number else None
+            text = _named(label, members, key, share) if not number and key in RATES else None
             panel.plot(list(at), list(at.values()), color=colour, marker=marker, markersize=4.5, label=text)
         limit = share if name == ATTAINMENT else _limit(name, records)
         _scale(panel, ordered(points, key), [*known_values(points, name), *([limit] if limit else [])], name)

@@ -54,7 +54,7 @@ class _Replay:
         """False, with nothing changed, where it does not fit beside the others."""
         allocator, index, contents = self._allocator, self._index, visit.contents.tolist()
         hits = index.match(contents[: visit.looked_up])
-        unused = sum(not allocator.ref_count(block) for block in hits)
+        unused = allocator.num_unreferenced(hits)
         if not allocator.can_allocate(visit.blocks - len(hits) + unused):
             return False
         self.found += len(hits)

@@ -6,6 +6,7 @@ A row of steps.parquet or requests.parquet is a mapping of column to value.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -35,6 +36,7 @@ from kvlab.lab.run.drive import RunLog
 from kvlab.lab.settings import flatten
 from kvlab.secrets import redact
 
+_REPLICAS = re.compile(r", \d+ replicas behind \w+$")
 SIMULATED = "simulated "  # how the machine of a simulated run begins in its summary
 SUMMARY, REQUESTS, STEPS, BLOCKS = "summary.json", "requests.parquet", "steps.parquet", "blocks.parquet"
 ROUTES = "routes.parquet"  # of a fleet: what its router chose
@@ -208,7 +210,7 @@ class RunRecord:
     @property
     def simulated(self) -> str:
         """The device and the timing of a run that was simulated, in words; else empty."""
-        machine = str(self.facts.get("machine", ""))
+        machine = _REPLICAS.sub("", str(self.facts.get("machine", "")))
         return machine if machine.startswith(SIMULATED) else ""
 
     def steps(self) -> StepLog:

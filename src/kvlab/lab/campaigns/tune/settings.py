@@ -10,6 +10,8 @@ from kvlab.config.values import one_of
 from kvlab.errors import ConfigError
 from kvlab.lab.settings import setting
 
+FOUND = ("rate", "replicas")
+
 
 @dataclass
 class TuneSettings:
@@ -29,7 +31,9 @@ class TuneSettings:
     )
     output: str = setting("outputs/tune", "where results go; outputs/tune unless given", "DIR")
     find: str | None = setting(
-        None, "the largest workload.rate, of a trace rate_scale, that keeps attainment=", "rate"
+        None,
+        "what keeps attainment=: the largest rate (workload.rate, of a trace rate_scale), the least fleet.replicas",
+        "WHAT",
     )
     attainment: float = setting(99.0, "percent of requests within slo.ttft_ms, slo.tpot_ms; 99 unless given", "99")
     rates: str | None = setting(
@@ -45,10 +49,13 @@ class TuneSettings:
         if self.trials < 1:
             raise ConfigError("trials", self.trials, "must be a whole number, at least 1")
         if self.find is None:
-            self._refuse(("attainment", "rates", "precision"), "is for find=rate, which is not given")
+            self._refuse(("attainment",), "is for find=rate and find=replicas; none is given")
         else:
-            one_of("find", self.find, ("rate",))
-            self._refuse(("optimize", "memory", "trials", "storage"), "has no place beside find=rate; leave it out")
+            one_of("find", self.find, FOUND)
+            text = f"has no place beside find={self.find}; leave it out"
+            self._refuse(("optimize", "memory", "trials", "storage"), text)
+        if self.find != "rate":
+            self._refuse(("rates", "precision"), "is for find=rate, which is not given")
         if not 0 < self.attainment <= 100:
             raise ConfigError("attainment", f"{self.attainment:g}", "must be more than 0, and at most 100 percent")
         if not 0.5 <= self.precision <= 100:

@@ -1,0 +1,39 @@
+Feature: Planning a fleet
+  How many replicas a workload takes, which router, and what each replica did.
+
+  Background:
+    Given a laboratory with a store of its own
+
+  @R28.10
+  Scenario: A picture of all replicas over time
+    When I sweep in the laboratory "executor=simulated hardware=l4 fleet.replicas=3,1 figures=true"
+    Then it ends with status 0
+    And the first run has the figure "fleet.png" in place of "memory.png", the second the other
+
+  @R28.11
+  Scenario: The least number of replicas that serves a workload in time
+    When I tune in the laboratory "find=replicas executor=simulated hardware=l4 framework.step_us=200 framework.sequence_us=5 framework.token_us=0 scheduler.max_batch_size=1 slo.ttft_ms=1 workload.arrival=uniform workload.rate=1600"
+    Then it ends with status 0
+    And it says "least: fleet.replicas=2: 100.0 % within"
+    And it says "below it: fleet.replicas=1: 66.7 % within"
+    And the store holds the search with 2 finished runs, and its fleet.replicas is 2
+    And it leaves the files "replicas.csv replicas.png"
+
+  @R28.11
+  Scenario Outline: <arguments> has no answer
+    When I tune in the laboratory "find=replicas executor=simulated hardware=l4 <arguments>"
+    Then it ends with status <status>
+    And it says "<message>"
+
+    Examples:
+      | arguments                                               | status | message                                                                |
+      | slo.ttft_ms=0.001 fleet.replicas=2                      | 1      | no number of replicas holds: even fleet.replicas=2, the most tried, has |
+      | workload.arrival=uniform workload.rate=800              | 2      | find=replicas: needs a limit; set slo.ttft_ms, slo.tpot_ms or both     |
+      | slo.ttft_ms=1 engine=openai engine.url=http://localhost | 2      | find=replicas: takes replicas of kvlab's own engine                    |
+
+  @R28.12
+  Scenario: A sweep over routers
+    When I sweep in the laboratory "sweep=routers fleet.router=round_robin,precise executor=simulated hardware=l4 workload.num_requests=60 kv.num_blocks=700 workload.rate=2000"
+    Then it ends with status 0
+    And it says "2 runs: 2 finished"
+    And behind "precise" more prompt tokens were found than behind "round_robin"

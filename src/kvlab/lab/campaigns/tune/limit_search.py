@@ -1,0 +1,176 @@
+"""A search along one setting for where requests cease to be within their limits: what it runs, prints and keeps."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from kvlab.config import RunConfig
+from kvlab.errors import OutputError
+from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
+from kvlab.lab.campaigns.tune.rate import Bracket, RateRange
+from kvlab.lab.campaigns.tune.settings import TuneSettings
+from kvlab.lab.campaigns.tune.trials import Compose, Ended, Trials
+from kvlab.lab.files import attempt, replacing
+from kvlab.lab.results.catalogue import metric
+from kvlab.lab.results.records import read_run
+from kvlab.lab.run.plan import plan_peer, plan_run
+from kvlab.secrets import redact, redacted_setting
+
+if TYPE_CHECKING:
+    from kvlab.lab.terminal import Terminal
+
+ATTAINMENT, GOODPUT = "slo/attainment", "slo/goodput_per_s"
+_COLUMNS = (
+    ATTAINMENT,
+    "slo/ttft_attainment",
+    "slo/tpot_attainment",
+    GOODPUT,
+    "latency/ttft_ms_p99",
+    "latency/tpot_ms_p99",
+)
+
+
+class LimitSearch(ABC):
+    """Finds the last value of a setting that keeps `attainment` percent of the requests within their limits."""
+
+    find: ClassVar[str]  # what is found: find=rate
+    files: ClassVar[str]  # the name of its table and its picture
+    asked: ClassVar[str]  # the setting's value that is sought, in words
+
+    def __init__(
+        self, settings: TuneSettings, overrides: Sequence[str], compose: Compose, console: Terminal
+    ) -> None:
+        self.wanted, self.precision, self.console = settings.attainment, settings.precision, console
+        base = compose(overrides)
+        self.base, config = base, base.config
+        self.range = self.range_of(config, settings)
+        _ = plan_peer(config) or plan_run(config)  # what cannot run is refused before the search is recorded
+        others = [text for text in overrides if text.partition("=")[0].lstrip("+") != self.range.key]
+        self.words = others
+        self.digest = digest_of(
+            "\n".join([self.find, config_digest(config, any_repeat=True), settings.rates or ""])
+        )
+        named = redact(f"{config.model.name}-{config.workload.name}")
+        self.name = f"{self.find}-{named}-{self.digest[:8]}"
+        self.runs = Trials(others, Path(settings.output).expanduser() / self.name, compose, console)
+        self.ended: dict[float, Ended] = {}
+
+    @abstractmethod
+    def range_of(self, config: RunConfig, settings: TuneSettings) -> RateRange:
+        """The setting and its bounds. Raises ConfigError where it cannot be searched."""
+
+    @abstractmethod
+    def tries(self) -> Generator[float, bool, Bracket]:
+        """Yields the values to try and is sent whether each holds."""
+
+    @abstractmethod
+    def answers(self, found: Bracket) -> bool:
+        """Whether that is what was asked for."""
+
+    @abstractmethod
+    def result(self, found: Bracket) -> list[str]:
+        """What came of it, in sentences."""
+
+    def run(self) -> int:
+        """Search, report, draw. Returns the exit code."""
+        limits = " and ".join(f"{name} {most:g} ms" for name, most in self.base.config.slo.limits.items())
+        print(f"{self.asked} {self.range.key} that keeps {self.wanted:g} % of requests within {limits}")
+        print(self.span(), flush=True)
+        params = {"tune.find": self.find, "tune.attainment": self.wanted, "tune.study": self.name}
+        self.runs.open_parent(self.base.config, self.digest, self.name, params)
+        found, problem = self._search()
+        self._finish(found, problem)
+        if self.runs.interrupted:
+            print("interrupted: what was tried is kept; the same command goes on from there")
+            return 130
+        return 0 if self.answers(found) and not self.runs.unwritten else 1
+
+    def span(self) -> str:
+        """Between which values it searches."""
+        return f"from {self.range.low:g} to {self.range.high:g}, beginning at {self.range.start:g}"
+
+    def shares(self, value: float) -> str:
+        """Attainment, that of each limit where there are two, and goodput."""
+        metrics = self.ended[value].metrics
+        alone = {name: metrics.get(f"slo/{name}_attainment") for name in ("ttft", "tpot")}
+        both = [f"{name} {share:.1f} %" for name, share in alone.items() if share is not None]
+        within = f"{metrics[ATTAINMENT]:.1f} % within" + (f" ({', '.join(both)})" if len(both) > 1 else "")
+        return f"{within}, goodput {metric(GOODPUT).text(metrics.get(GOODPUT))}"
+
+    def point(self, value: float) -> str:
+        """The setting with a value."""
+        return f"{self.range.key}={value:g}"
+
+    def command(self, value: float) -> str:
+        """The run of a value, as a user types it."""
+        words = [shlex.quote(redacted_setting(text)) for text in self.words]
+        return " ".join(["kvlab run", *words, self.point(value)])
+
+    def folder(self, value: float) -> Path:
+        """Where the results of a value are; of several repeats those of the first."""
+        folder = self.runs.directory / f"{value:g}"
+        return folder / "0" if self.base.config.repeats > 1 else folder
+
+    def _search(self) -> tuple[Bracket, str | None]:
+        """The bracket, and why there is none."""
+        tries = self.tries()
+        try:
+            value = next(tries)
+            while True:
+                point = self.point(value)
+                ended = self.runs.measure(point, f"{value:g}", f"run {len(self.ended) + 1}: {point}", keep=True)
+                if ended.interrupted or ended.error:
+                    return Bracket(), ended.error and f"{point}: {ended.error}"
+                self.ended[value] = ended
+                holds = ended.metrics[ATTAINMENT] >= self.wanted
+                earlier = ", measured before" if ended.is_kept else ""
+                print(f"{point}: {self.shares(value)}{earlier}: {'holds' if holds else 'does not'}", flush=True)
+                value = tries.send(holds)
+        except StopIteration as stop:
+            found: Bracket = stop.value
+            return found, None
+        except KeyboardInterrupt:
+            self.runs.interrupted = True
+            return Bracket(), None
+
+    def _finish(self, found: Bracket, problem: str | None) -> None:
+        pictures, errors = self.runs.directory / "search", list[OutputError]()
+        self.console.rule(style="dim")
+        if not self.runs.interrupted:
+            print(problem or "\n".join(self.result(found)))
+        with attempt(errors):
+            self._write(pictures / f"{self.files}.csv")
+        if len(self.ended) > 1:
+            with attempt(errors):
+                self._draw(pictures / f"{self.files}.png")
+            if not errors:
+                print(f"picture: {pictures / f'{self.files}.png'}")
+            if self.base.config.repeats == 1:
+                print(f"report: kvlab report {self.runs.directory}", flush=True)
+        best = self.ended[found.holds].metrics if found.holds is not None else {}
+        metrics = {name: best[name] for name in (ATTAINMENT, GOODPUT) if name in best}
+        if found.holds is not None:
+            metrics[self.range.key] = found.holds
+        self.runs.close_parent(errors, pictures, metrics, found=found.holds is not None)
+
+    def _write(self, path: Path) -> None:
+        with replacing(path) as own, own.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow([self.range.key, *_COLUMNS])
+            for value, ended in sorted(self.ended.items()):
+                writer.writerow([value, *(ended.metrics.get(name, "") for name in _COLUMNS)])
+
+    def _draw(self, path: Path) -> None:
+        from kvlab.lab.figures import mark_simulated
+        from kvlab.lab.figures.arrival_rate import rate_figure
+
+        records = [read_run(self.folder(value)) for value in self.ended]
+        if (figure := rate_figure(records, share=self.wanted, keys=(self.range.key,))) is not None:
+            mark_simulated({self.files: figure}, records)
+            with replacing(path) as own:
+                figure.savefig(own)

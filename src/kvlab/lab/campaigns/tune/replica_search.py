@@ -1,0 +1,85 @@
+"""A search for the least number of replicas: `kvlab tune find=replicas`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from kvlab.config import RunConfig
+from kvlab.errors import ConfigError
+from kvlab.lab.campaigns.tune.limit_search import ATTAINMENT, GOODPUT, LimitSearch
+from kvlab.lab.campaigns.tune.rate import Bracket, RateRange
+from kvlab.lab.campaigns.tune.settings import TuneSettings
+from kvlab.lab.results.tables import count, new_table
+
+_MOST = 64  # replicas that are tried, unless fleet.replicas says
+
+
+class ReplicaSearch(LimitSearch):
+    """Finds the least number of replicas that keeps `attainment` percent of the requests within their limits."""
+
+    find, files, asked = "replicas", "replicas", "the least"
+
+    def range_of(self, config: RunConfig, settings: TuneSettings) -> RateRange:
+        if not config.slo.limits:
+            text = "needs a limit; set slo.ttft_ms, slo.tpot_ms or both, in milliseconds"
+            raise ConfigError("find", "replicas", text)
+        if config.engine.kind != "kvlab":
+            text = f"takes replicas of kvlab's own engine, and engine={config.engine.kind} is another"
+            raise ConfigError("find", "replicas", text)
+        most = config.fleet.replicas
+        return RateRange("fleet.replicas", 1, 1, most if most > 1 else _MOST)
+
+    def tries(self) -> Generator[float, bool, Bracket]:
+        return least(int(self.range.high))
+
+    def answers(self, found: Bracket) -> bool:
+        return found.holds is not None
+
+    def result(self, found: Bracket) -> list[str]:
+        self._print_table()
+        if found.holds is None:
+            most = max(self.ended)
+            has = f"even {self.point(most)}, the most tried, has {self.shares(most)}"
+            return [f"no number of replicas holds: {has}; take wider limits, or allow more (fleet.replicas=MOST)"]
+        held = f"least: {self.point(found.holds)}: {self.shares(found.holds)}"
+        below = [f"below it: {self.point(found.fails)}: {self.shares(found.fails)}"] if found.fails else []
+        return [f"{held}; found in {count(len(self.ended), 'run')}", *below, self.command(found.holds)]
+
+    def _print_table(self) -> None:
+        """A row for each number that was tried."""
+        table = new_table("replicas", "devices", "within", "goodput", "of a device", "ttft p99", "tpot p99")
+        for value, ended in sorted(self.ended.items()):
+            devices, metrics = int(value) * self.base.config.executor.tensor_parallel, ended.metrics
+            goodput = metrics[GOODPUT]
+            times = (metrics.get(f"latency/{name}_ms_p99") for name in ("ttft", "tpot"))
+            table.add_row(
+                f"{value:g}",
+                f"{devices:,}",
+                f"{metrics[ATTAINMENT]:.1f} %",
+                f"{goodput:.2f} req/s",
+                f"{goodput / devices:.3f}",
+                *("-" if time is None else f"{time:,.0f} ms" for time in times),
+            )
+        self.console.print(table)
+
+
+def least(most: int) -> Generator[float, bool, Bracket]:
+    """Yields the numbers to try and is sent whether each holds: 1, 2, 4 and so on up to `most` until one holds,
+    then the middle between that and the largest that does not.
+    """
+    holds: int | None = None
+    fails: int | None = None
+    number = 1
+    while True:
+        if (yield number):
+            holds = number
+        else:
+            fails = number
+        if holds is None:
+            if number >= most:
+                return Bracket(None, fails)
+            number = min(2 * number, most)
+        elif holds - (fails or 0) <= 1:
+            return Bracket(holds, fails)
+        else:
+            number = (holds + (fails or 0)) // 2

@@ -1,0 +1,79 @@
+"""Several replicas over time: blocks in use and waiting requests as maps of a row for each, and what each found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from kvlab.lab.figures import style
+from kvlab.lab.figures.memory import memory_series
+from kvlab.lab.results.step_log import StepLog
+
+_COLUMNS = 400  # moments of a map
+_ROW, _LEAST, _MOST = 0.09, 1.3, 4.0  # inches: of a row of a map, and of a map at least and at most
+
+
+def fleet_figure(steps: StepLog, replicas: int) -> Figure:
+    """A map of the share of each replica's pool that is in use, beside it as bars the share of its prompts' tokens
+    that were found in its prefix cache, and below it a map of the requests that wait there.
+    """
+    logs = [steps.of_replica(replica) for replica in range(replicas)]
+    edges = np.linspace(0, max(float(steps.column("end_s").max(initial=0)), 1e-3), _COLUMNS + 1)
+    used, waiting = np.zeros((replicas, _COLUMNS)), np.zeros((replicas, _COLUMNS))
+    for replica, log in enumerate(logs):
+        if log:
+            series = memory_series(log)
+            used[replica] = 100 * _means(series.at, series.in_use, edges) / max(series.capacity, 1)
+            waiting[replica] = _means(series.at, series.waiting, edges)
+    prompts, hits = (
+        np.array([log.column(f"counters.{name}_tokens").sum() for log in logs]) for name in ("prompt", "hit")
+    )
+    height = min(max(_ROW * replicas, _LEAST), _MOST)
+    figure = style.new_figure(2 * height + 1.6)
+    (above, bars), (below, empty) = figure.subplots(2, 2, width_ratios=(6, 1), sharex="col", sharey="row")
+    empty.set_visible(False)
+    _map(figure, above, used, edges, "% of blocks in use", 100.0)
+    _map(figure, below, waiting, edges, "requests waiting", max(float(waiting.max()), 1.0))
+    below.set_xlabel("time, s")
+    _bars(bars, 100 * hits / np.maximum(prompts, 1))
+    fullest, longest = int(used.max(axis=1).argmax()), int(waiting.max(axis=1).argmax())
+    style.title(above, f"At most {used.max():.0f} % of a pool in use, of replica {fullest}")
+    most = f"{waiting.max():.0f} requests wait, for replica {longest}"
+    style.title(below, f"At most {most}" if waiting.any() else "No request waits")
+    return figure
+
+
+def _means(at: NDArray[np.float64], values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The mean between each two edges of a step function, which is 0 before it begins and holds its last value."""
+    ends = np.append(at, max(float(edges[-1]), float(at[-1])))
+    areas = np.append(0.0, np.cumsum(values * np.diff(ends)))
+    means: NDArray[np.float64] = np.diff(np.interp(edges, ends, areas)) / np.diff(edges)
+    return means
+
+
+def _map(
+    figure: Figure, axes: Any, values: NDArray[np.float64], edges: NDArray[np.float64], label: str, top: float
+) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=9, labelbottom=True)
+    extent = (edges[0], edges[-1], len(values) - 0.5, -0.5)
+    image = axes.imshow(
+        values, cmap=style.AMOUNTS, aspect="auto", interpolation="none", extent=extent, vmin=0, vmax=top
+    )
+    axes.set_ylabel("replica")
+    style.whole(axes.yaxis)
+    bar = figure.colorbar(image, ax=axes, pad=0.015, aspect=14)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=9)
+    bar.set_label(label, fontsize=9)
+
+
+def _bars(axes: Any, shares: NDArray[np.float64]) -> None:
+    axes.barh(range(len(shares)), shares, color=style.BLUE, height=0.8)
+    style.tidy(axes, grid="x")
+    axes.set(xlim=(0, 100), xticks=(0, 50, 100))
+    axes.tick_params(labelleft=False, left=False, labelbottom=True)
+    axes.set_title("found in the\nprefix cache, %", loc="left", fontsize=9, color=style.INK)
