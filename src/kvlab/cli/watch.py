@@ -26,7 +26,7 @@ from kvlab.errors import ConfigError
 if TYPE_CHECKING:
     from kvlab.lab.prefix_replay.curves import ReplayCurves
     from kvlab.lab.terminal import Terminal
-    from kvlab.lab.watch.listen import ServerMetrics
+    from kvlab.lab.watch.server_metrics import ServerMetrics
     from kvlab.lab.watch.view import ServerPool, Verdict
 
 
@@ -67,7 +67,8 @@ def _until_interrupted() -> Iterator[list[bool]]:
 
 def _watch(settings: WatchSettings, pool: ServerPool, console: Terminal) -> ServerMetrics | None:
     """Listen to the end. Returns the last metrics."""
-    from kvlab.lab.watch.listen import EventListener, read_metrics
+    from kvlab.lab.watch.server_metrics import read_metrics
+    from kvlab.peers.kv_events import EventListener
 
     listener, metrics = EventListener(pool, str(settings.events), settings.replay), None
     begin = looked = time.monotonic()
