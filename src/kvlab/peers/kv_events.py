@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 import zmq
 
+from kvlab.core import Salt
 from kvlab.errors import ConfigError, KvlabError, shown
+from kvlab.kv.content_log import Cleared, ContentEvent, Removed, Stored
+from kvlab.kv.prefix import PrefixIndex
+from kvlab.kv.tiers.base import Key, key_behind
 
 Name = int | bytes  # what a server calls a block's content
 _STORED = ("block_hashes", "parent_block_hash", "token_ids", "block_size")  # fields of BlockStored, in order
@@ -75,6 +80,88 @@ class EventListener:
                 return
             at = int.from_bytes(number, "big")
             self._taker.take(at, _decoded(at, payload))
+
+
+class HeardContents:
+    """A server's events as those of a ContentLog: contents have the keys that kvlab gives them, by their tokens.
+
+    What was there before anybody listened is not known, nor what stands behind it. Where a batch is missing, and
+    where a server begins again, all that was known is gone. `error`: why the last batch that was no use was none.
+    """
+
+    def __init__(self, events: str, block_size: int) -> None:
+        self.error = ""
+        self._contents = _Contents(block_size)
+        self._listener = EventListener(self._contents, events)
+
+    def take(self) -> list[ContentEvent]:
+        """The events that have come since the last call."""
+        try:
+            self._listener.hear(0)
+        except EventError as error:
+            self.error = str(error)
+        found, self._contents.events = self._contents.events, []
+        return found
+
+    def close(self) -> None:
+        """Hear nothing more."""
+        self._listener.close()
+
+
+class _Contents:
+    """What a server has, by its names; an EventTaker."""
+
+    def __init__(self, block_size: int) -> None:
+        self.expected: int | None = None
+        self.events: list[ContentEvent] = []
+        self._size = block_size
+        self._keys: dict[Name, Key] = {}
+
+    def take(self, number: int, payload: Sequence[Any]) -> None:
+        if self.expected not in (None, number):
+            self._clear()
+        self.expected = number + 1
+        for event in batch_events(number, payload)[1]:
+            kind, values = event_fields(event)
+            if values.get("group_idx"):  # of the first group of layers alone
+                continue
+            try:
+                if kind == "BlockStored":
+                    self._store(values)
+                elif kind == "BlockRemoved":
+                    gone = [self._keys.pop(name) for name in values["block_hashes"] if name in self._keys]
+                    self.events.append(Removed(gone, 0))
+                elif kind == "AllBlocksCleared":
+                    self._clear()
+            except (OverflowError, TypeError) as error:
+                raise EventError(f"{shown(event)}: no KV event as vLLM 0.32 has them") from error
+
+    def _clear(self) -> None:
+        self._keys.clear()
+        self.events = [Cleared()]
+
+    def _store(self, values: Mapping[str, Any]) -> None:
+        parent, tokens, size = values["parent_block_hash"], values["token_ids"], values["block_size"]
+        if size != self._size:
+            raise EventError(f"its blocks have {size} tokens, and by its metrics {self._size}")
+        salt = _salt(values["extra_keys"])
+        root = key_behind(b"", PrefixIndex.root_tokens(salt)[0])
+        before = root if parent is None else self._keys.get(parent)
+        if before is None:
+            return
+        keys = []
+        for number, name in enumerate(values["block_hashes"]):
+            before = self._keys[name] = key_behind(before, array("q", tokens[number * size :][:size]).tobytes())
+            keys.append(before)
+        self.events.append(Stored(keys, None, [], 0, salt))
+
+
+def _salt(extra_keys: Sequence[Any] | None) -> Salt:
+    """What the first block has beside its tokens: the salt of a request, or what no other request has."""
+    first = extra_keys[0] if extra_keys else None
+    if not first:
+        return None
+    return first[0] if len(first) == 1 and isinstance(first[0], str) else repr(first)
 
 
 def _connect(socket: zmq.Socket[bytes], key: str, address: str) -> None:
