@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,7 +27,8 @@ _VIEW = (
 
 
 class DecisionLog:
-    """A file that each decision is written to. If it cannot be, requests go on, and `about` says so.
+    """A file that each decision is written to, up to the first that cannot be: what comes behind a hole would not come
+    out again. Requests go on then, and `about` says so.
 
     Raises ConfigError where there is such a file, or none can be made.
     """
@@ -53,14 +55,18 @@ class DecisionLog:
         shown_views = [_seen(view) | {"cached": view.cached_tokens(call)} for view in views]
         row |= {"views": shown_views, "scores": list(choice.scores), "choice": choice.replica}
         try:
-            self._write(row)
-            self._written += 1
+            if not self._error:
+                self._write(row)
+                self._written += 1
+                return
         except OSError as error:
-            self._lost, self._error = self._lost + 1, error.strerror or str(error)
+            self._error = error.strerror or str(error)
+        self._lost += 1
 
     def close(self) -> None:
         """Nothing more comes."""
-        self._file.close()
+        with suppress(OSError):  # which was told
+            self._file.close()
 
     def _write(self, row: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(row) + "\n")
