@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -164,15 +163,13 @@ def _answer(arguments: list[str]) -> int:
     settings, others = read_settings(WatchSettings, arguments)
     if others:
         raise unknown_setting(WatchSettings, others[0])
-    from kvlab.extras import install_command
+    from kvlab.extras import need_events
     from kvlab.lab.terminal import Terminal
     from kvlab.lab.traffic import read_key
     from kvlab.lab.watch.view import ServerPool
     from kvlab.workloads.prompt_blocks import BlockHasher
 
-    if not all(map(find_spec, ("zmq", "msgspec"))):
-        text = f"needs pyzmq and msgspec, of which one is not installed: {install_command('events')}"
-        raise ConfigError("events", settings.events, text)
+    need_events("events", settings.events)
     console = Terminal(stderr=settings.json)
     pool = ServerPool(BlockHasher(read_key(settings.hash_with), 16) if settings.hash_with else None)
     metrics = _watch(settings, pool, console)

@@ -27,8 +27,8 @@ _VIEW = (
 
 
 class DecisionLog:
-    """A file that each decision is written to, up to the first that cannot be: what comes behind a hole would not come
-    out again. Requests go on then, and `about` says so.
+    """A file that each decision is written to, up to the first that cannot be: what comes behind a hole would not
+    come out again. Requests go on then, and `about` says so.
 
     Raises ConfigError where there is such a file, or none can be made.
     """

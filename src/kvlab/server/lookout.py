@@ -13,8 +13,9 @@ import aiohttp
 
 from kvlab.config.fleet import FleetConfig
 from kvlab.errors import ConfigError, KvlabError, shown
+from kvlab.extras import need_events
 from kvlab.fleet.base import Router
-from kvlab.fleet.prefixes import HeldPrefixes, PrefixView, SentPrefixes
+from kvlab.fleet.prefixes import HeldPrefixes, SentPrefixes
 from kvlab.fleet.routers import ROUTERS
 from kvlab.peers.prometheus import block_tokens, kept_lines, read_series
 from kvlab.server.passing import client_session
@@ -23,6 +24,7 @@ from kvlab.server.upstreams import BLOCK_TOKENS, UnseenError, Upstream
 
 ANSWER_S = aiohttp.ClientTimeout(total=5)  # of what is asked beside requests
 CONNECT_S = 2.0
+_PROBE = RoutedCall({"prompt": "Is it there?"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,9 @@ class Lookout:
         if self.prefixes == "events" and not has_events:
             text = "needs events=[tcp://...], one for each of upstreams, and tokenizer=, as events are of tokens"
             raise ConfigError("fleet.router", config.router, f"{text}; fleet.prefixes=memory does without")
-        if settings.events and self.prefixes != "events":
+        if self.prefixes == "events":
+            need_events("events", ",".join(settings.events))
+        elif settings.events:
             text = f"are not read by fleet.router={config.router} with fleet.prefixes={self.prefixes}"
             raise ConfigError("events", ",".join(settings.events), text)
 
@@ -106,10 +110,11 @@ class Lookout:
             if upstream.reason:
                 await self._compare_models(upstream)
                 await self._read_metrics(upstream)
-                if not isinstance(upstream.prefixes, HeldPrefixes):  # it may have begun again, with an empty cache
-                    upstream.prefixes = self._new_prefixes(upstream)
+                if upstream.heard is None:  # else its events tell whether it began again, with an empty cache
+                    self._forget(upstream)
                 self._try_out(upstream)
                 upstream.reason = ""
+            upstream.prefixes.cached_tokens(_PROBE, 0.0)  # takes its events, which pile up while nobody asks
         except KvlabError as error:
             upstream.reason = str(error)
             raise
@@ -143,21 +148,22 @@ class Lookout:
             told = read_series([(0.0, lines)]).columns
             upstream.told = {name: float(told[name][0]) for name in told} | {"sent": sent}
 
-    def _new_prefixes(self, upstream: Upstream) -> PrefixView:
+    def _forget(self, upstream: Upstream) -> None:
+        """Know nothing of its prefix cache, from now on as the router's view says."""
         if self.prefixes == "events":
             from kvlab.peers.kv_events import HeardContents
 
-            address, size = self._settings.events[upstream.index], upstream.block_tokens
-            return HeldPrefixes(HeardContents(address, size), size)
-        if self.prefixes == "none":
-            return PrefixView()
-        size, capacity, most = self._router.memory
-        return SentPrefixes(size, self._settings.fleet.memory_blocks or capacity, most)
+            size = upstream.block_tokens
+            upstream.heard = HeardContents(self._settings.events[upstream.index], size)
+            upstream.prefixes = HeldPrefixes(upstream.heard, size)
+        elif self.prefixes == "memory":
+            size, capacity, most = self._router.memory
+            upstream.prefixes = SentPrefixes(size, self._settings.fleet.memory_blocks or capacity, most)
 
     def _try_out(self, upstream: Upstream) -> None:
         """Raise ConfigError where the router asks for what is not known of this one."""
         try:
-            self._settings.router().choose(RoutedCall({"prompt": "?"}), [upstream], 0.0)
+            self._settings.router().choose(_PROBE, [upstream], 0.0)
         except UnseenError as error:
             text = f"asks for what is not known behind a proxy: {error}"
             raise ConfigError("fleet.router", self._settings.fleet.router, text) from error

@@ -69,6 +69,9 @@ class Proxy(Collector):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        for upstream in self.upstreams:
+            if upstream.heard is not None:
+                upstream.heard.close()
         if self._log is not None:
             self._log.close()
 
@@ -161,7 +164,7 @@ class Proxy(Collector):
             if has_begun:  # the client has left
                 return web.Response()
             upstream.retried += 1
-            if isinstance(error, aiohttp.ClientConnectorError):
+            if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
                 upstream.reason = shown(error)
             return shown(error) or type(error).__name__
 

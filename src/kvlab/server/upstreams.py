@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Metric
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
@@ -13,6 +13,9 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from kvlab.errors import KvlabError
 from kvlab.fleet.base import ReplicaView, RoutedRequest
 from kvlab.fleet.prefixes import PrefixView
+
+if TYPE_CHECKING:
+    from kvlab.peers.kv_events import HeardContents
 
 BLOCK_TOKENS = 16  # of a server that does not tell
 
@@ -39,6 +42,7 @@ class Upstream(ReplicaView):
         self.reason = "not asked yet"  # why it is left out; "": it is up
         self.draining = False
         self.prefixes = PrefixView()
+        self.heard: HeardContents | None = None  # what tells these, if KV events do
         self.told: Mapping[str, float] = {}
         self.block_tokens = BLOCK_TOKENS
         self.sent = self.retried = self.broken = 0  # requests: broken after their first byte
@@ -53,7 +57,8 @@ class Upstream(ReplicaView):
     def about(self) -> dict[str, Any]:
         """What is said of it at /health."""
         found = {"url": self.url, "up": not self.reason, "draining": self.draining, "in_flight": self.in_flight}
-        return found | ({"reason": self.reason} if self.reason else {})
+        why = {"reason": self.reason, "events": self.heard.error if self.heard is not None else ""}
+        return found | {name: text for name, text in why.items() if text}
 
     @contextmanager
     def serving(self, call: RoutedRequest | None) -> Iterator[Sent]:
