@@ -20,12 +20,13 @@ import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
+from pathlib import Path
 
 import aiohttp
 import numpy as np
 from aiohttp import web
 
-from experiments.recorder_overhead.run import measure, process, until_ready
+from experiments.recorder_overhead.run import RATE, measure, process, until_ready
 from kvlab.lab.machine import describe
 
 CLIENTS, CHUNKS, KILLS, PAUSE_S = 200, 8, 4, 0.02
@@ -114,6 +115,12 @@ async def storm(seconds: float, servers: dict[int, subprocess.Popen[bytes]]) -> 
         sys.exit(1)
 
 
+def cpu_s(pid: int) -> float:
+    """The processor's time that a process has taken."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def end(servers: dict[int, subprocess.Popen[bytes]]) -> None:
     for server in servers.values():
         server.kill()
@@ -140,12 +147,16 @@ def main() -> None:
         stack.callback(end, servers)
         for url in urls:
             asyncio.run(until_ready(url))
-        stack.enter_context(process(*route, f"server.port={PROXY}"))
+        pid = stack.enter_context(process(*route, f"server.port={PROXY}"))
         if arguments.minutes:
             asyncio.run(storm(arguments.minutes * 60, servers))
         else:
             print("| answers | server, ms: p50, p99 | through the proxy | more |\n|---|---|---|---|")
+            asyncio.run(until_ready(f"http://127.0.0.1:{PROXY}"))
+            begin = cpu_s(pid)
             asyncio.run(measure(arguments.seconds, arguments.rounds, (PORTS[0], PROXY)))
+            requests = 2 * arguments.rounds * int(RATE * arguments.seconds)
+            print(f"\nthe proxy's processor time: {(cpu_s(pid) - begin) / requests * 1000:.2f} ms a request")
 
 
 if __name__ == "__main__":
