@@ -59,6 +59,7 @@ from features.steps.replay_steps import *
 from features.steps.report_steps import *
 from features.steps.responses_steps import *
 from features.steps.retention_steps import *
+from features.steps.route_steps import *
 from features.steps.router_steps import *
 from features.steps.run_steps import *
 from features.steps.sample_steps import *

@@ -26,8 +26,8 @@ from kvlab.config import WorkloadConfig
 from kvlab.lab.machine import describe
 from kvlab.lab.prefix_replay.curves import replay_curves
 from kvlab.lab.prefix_replay.traffic import read_traffic
-from kvlab.lab.watch.listen import EventListener
 from kvlab.lab.watch.view import ServerPool, judge
+from kvlab.peers.kv_events import EventListener
 from kvlab.workloads import build_requests
 from kvlab.workloads.prompt_blocks import BlockHasher
 from kvlab.workloads.trace_format import read_header, read_trace

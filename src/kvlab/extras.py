@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 from importlib.metadata import PackageNotFoundError, requires
+from importlib.util import find_spec
+
+from kvlab.errors import ConfigError
 
 
 def install_command(extra: str) -> str:
@@ -16,3 +19,10 @@ def install_command(extra: str) -> str:
     own = re.compile(rf"extra\s*==\s*['\"]{extra}['\"]")
     names = [each.partition(";")[0].strip() for each in found if own.search(each)]
     return "pip install " + (" ".join(map(shlex.quote, names)) or f"-e '.[{extra}]'")
+
+
+def need_events(key: str, value: object) -> None:
+    """Raise ConfigError where a setting needs KV events, and what hears them is not installed."""
+    if not all(map(find_spec, ("zmq", "msgspec"))):
+        text = f"needs pyzmq and msgspec, of which one is not installed: {install_command('events')}"
+        raise ConfigError(key, value, text)

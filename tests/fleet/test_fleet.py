@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.config import FrameworkConfig, KVConfig, SchedulerConfig
-from kvlab.config.fleet import FleetConfig, LinkConfig
+from kvlab.config.fleet import FleetConfig, LinkConfig, WeightsConfig
 from kvlab.core import Request, RequestRecord, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.core import EngineCore
@@ -244,7 +244,7 @@ def test_steps_at_once_change_nothing_that_a_router_sees(router: str) -> None:
 
 
 def test_a_prompt_that_is_known_as_far_as_it_is_compared_scores_as_one_that_is_known_whole() -> None:
-    config = FleetConfig(replicas=2, router="estimated", prefixes="memory", weights={"kv": 0, "queue": 0})
+    config = FleetConfig(replicas=2, router="estimated", prefixes="memory", weights=WeightsConfig(kv=0, queue=0))
     fleet = fleet_of(config, is_open=True)
     fleet.router.memory = (4, 100, 2)  # type: ignore[misc]
     for view in fleet.views:

@@ -57,7 +57,7 @@ class FakeServer:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        self.server = await asyncio.start_server(self.connected, "127.0.0.1", 0, limit=2**24)
+        self.server = await asyncio.start_server(self.connected, "127.0.0.1", self.port, limit=2**24)
         self.port = self.server.sockets[0].getsockname()[1]
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -36,6 +36,9 @@ COMMANDS = {
     "calibrate": Command("fit the time of a step to recorded runs, to simulate with", "outputs/a outputs/b"),
     "roofline": Command("what this machine sustains, and how much of it a run reached", "run=outputs/a"),
     "serve": Command("answer OpenAI's protocol over HTTP", "model=smollm2_135m server.port=8000"),
+    "route": Command(
+        "one address for several servers, and a router among them", "'upstreams=[http://a:8000,http://b:8000]'"
+    ),
     "peers": Command("make an environment for another engine", "install vllm"),
     "ui": Command("open the tracked runs in the browser", "--port 5000"),
 }

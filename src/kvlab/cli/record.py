@@ -51,11 +51,11 @@ def _answer(arguments: list[str]) -> int:
         raise unknown_setting(RecordSettings, others[0])
     # Imported this late so that --help answers at once.
     import gc
-    import socket
 
     from aiohttp import web
 
     from kvlab.lab.traffic import read_key
+    from kvlab.server.passing import listening_at
     from kvlab.server.recorder import Recorder
     from kvlab.server.tracing import UPSTREAM, TraceSettings
     from kvlab.workloads.prompt_blocks import text_encoder
@@ -69,12 +69,7 @@ def _answer(arguments: list[str]) -> int:
     text = settings.record.text
     trace = TraceSettings(settings.to, read_key(settings.hash_with), settings.tokenizer, upstream, text=text)
     recorder = Recorder(trace)
-    try:
-        listening = socket.create_server((settings.host, settings.port), backlog=1024)
-    except OSError as error:
-        raise ConfigError(
-            "port", settings.port, f"{settings.host} cannot be listened on: {error.strerror}"
-        ) from error
+    listening = listening_at(settings.host, settings.port)
     where = "http://{}:{}".format(*listening.getsockname()[:2])
     kept = ", with prompts and outputs as text" if text else ""
     print(f"{settings.upstream} at {where}; its trace: {settings.to}{kept}", flush=True)

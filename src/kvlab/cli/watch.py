@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from kvlab.errors import ConfigError
 if TYPE_CHECKING:
     from kvlab.lab.prefix_replay.curves import ReplayCurves
     from kvlab.lab.terminal import Terminal
-    from kvlab.lab.watch.listen import ServerMetrics
+    from kvlab.lab.watch.server_metrics import ServerMetrics
     from kvlab.lab.watch.view import ServerPool, Verdict
 
 
@@ -67,7 +66,8 @@ def _until_interrupted() -> Iterator[list[bool]]:
 
 def _watch(settings: WatchSettings, pool: ServerPool, console: Terminal) -> ServerMetrics | None:
     """Listen to the end. Returns the last metrics."""
-    from kvlab.lab.watch.listen import EventListener, read_metrics
+    from kvlab.lab.watch.server_metrics import read_metrics
+    from kvlab.peers.kv_events import EventListener
 
     listener, metrics = EventListener(pool, str(settings.events), settings.replay), None
     begin = looked = time.monotonic()
@@ -163,15 +163,13 @@ def _answer(arguments: list[str]) -> int:
     settings, others = read_settings(WatchSettings, arguments)
     if others:
         raise unknown_setting(WatchSettings, others[0])
-    from kvlab.extras import install_command
+    from kvlab.extras import need_events
     from kvlab.lab.terminal import Terminal
     from kvlab.lab.traffic import read_key
     from kvlab.lab.watch.view import ServerPool
     from kvlab.workloads.prompt_blocks import BlockHasher
 
-    if not all(map(find_spec, ("zmq", "msgspec"))):
-        text = f"needs pyzmq and msgspec, of which one is not installed: {install_command('events')}"
-        raise ConfigError("events", settings.events, text)
+    need_events("events", settings.events)
     console = Terminal(stderr=settings.json)
     pool = ServerPool(BlockHasher(read_key(settings.hash_with), 16) if settings.hash_with else None)
     metrics = _watch(settings, pool, console)

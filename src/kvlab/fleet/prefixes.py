@@ -5,18 +5,19 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Container, Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from kvlab.core import Request
+from kvlab.core import Request, Salt
 from kvlab.fleet.base import RoutedRequest
 from kvlab.hashed_prompt import HashedPrompt
-from kvlab.kv.content_log import Cleared, ContentEvent, ContentLog, Stored
+from kvlab.kv.content_log import Cleared, ContentEvent, Stored
 from kvlab.kv.prefix import PrefixIndex
 from kvlab.kv.tiers.base import Key, key_behind
 from kvlab.splitmix import STEP, mix
 
-_TOKEN_BYTES = 8
+TOKEN_BYTES = 8
 
 
 class RoutedPrompt:
@@ -35,14 +36,21 @@ class RoutedPrompt:
         if found is None:
             prompt = self._request.prompt_token_ids
             packed = (prompt.to_array() if isinstance(prompt, HashedPrompt) else array("q", prompt)).tobytes()
-            (root,) = PrefixIndex.root_tokens(self._request.salt)
-            key, size = key_behind(b"", root), block_size * _TOKEN_BYTES
-            found = []
-            for start in range(0, min(len(packed) - size + 1, most * size), size):
-                key = key_behind(key, packed[start : start + size])
-                found.append(key)
+            found = block_keys(packed, block_size * TOKEN_BYTES, self._request.salt, most)
             self._keys[block_size, most] = found
         return found
+
+
+def block_keys(packed: bytes, size: int, salt: Salt, most: int) -> list[Key]:
+    """The keys of a prompt's whole blocks of `size` bytes, the first `most`. Of tokens of `TOKEN_BYTES` they
+    are those that a pool's contents have.
+    """
+    (root,) = PrefixIndex.root_tokens(salt)
+    key, found = key_behind(b"", root), []
+    for start in range(0, min(len(packed) - size + 1, most * size), size):
+        key = key_behind(key, packed[start : start + size])
+        found.append(key)
+    return found
 
 
 class PrefixView:
@@ -89,12 +97,24 @@ class SentPrefixes(PrefixView):
             self._sent.popitem(last=False)
 
 
+class EventSource(Protocol):
+    """Where events of a pool come from: its ContentLog, or a server's own."""
+
+    def take(self) -> list[ContentEvent]:
+        """The events since the last call, in order."""
+
+    def take_by_step(self) -> list[list[ContentEvent]]:
+        """Those of each step since the last call."""
+
+
 class HeldPrefixes(PrefixView):
     """What the replica holds, by the events of its pool's `log`, which come `delay_s` after the step that they are
     of; 0: what it holds as its last step has left it. The share `lost` of the batches never comes.
     """
 
-    def __init__(self, log: ContentLog, block_size: int, *, delay_s: float = 0.0, lost: float = 0.0, seed: int = 0):
+    def __init__(
+        self, log: EventSource, block_size: int, *, delay_s: float = 0.0, lost: float = 0.0, seed: int = 0
+    ):
         self._log, self._size, self._delay_s = log, block_size, delay_s
         self._lost, self._seed, self._batches = lost, seed, 0
         self._held: set[Key] = set()

@@ -70,6 +70,12 @@ def cache_slots(page: bytes) -> int | None:
     return None
 
 
+def block_tokens(page: bytes) -> int | None:
+    """Tokens of a block of the KV cache, where a page tells them."""
+    sizes = [labels.get("block_size", "") for _, labels, _ in _samples(page)]
+    return next((int(size) for size in sizes if size.isdigit()), None)
+
+
 def _samples(page: bytes) -> list[tuple[str, dict[str, str], float]]:
     """Names, labels and values; of a page that is no metrics, none."""
     try:

@@ -18,15 +18,10 @@ import aiohttp
 from aiohttp import web
 
 from kvlab.errors import shown
+from kvlab.server.passing import LARGEST, begun, called, client_session, refusal
 from kvlab.server.tracing import Exchange, Progress, TraceSettings
 
 _GENERATE = ("/v1/completions", "/v1/chat/completions")
-#: Of one connection, and none of the message that is passed on (RFC 9110, 7.6.1).
-_OF_A_HOP = {
-    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
-    "upgrade", "host",
-}  # fmt: skip
-_LARGEST = 64 << 20  # bytes of a body
 _MOST_WAITING = 256 << 20  # bytes of exchanges that the process beside has not taken
 
 
@@ -89,16 +84,14 @@ class Recorder:
 
     def app(self) -> web.Application:
         """The application."""
-        app = web.Application(client_max_size=_LARGEST)
+        app = web.Application(client_max_size=LARGEST)
         app.router.add_get("/health", self._health)
         app.router.add_route("*", "/{path:.*}", self._pass)
         app.cleanup_ctx.append(self._life)
         return app
 
     async def _life(self, app: web.Application) -> AsyncIterator[None]:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
-        self._client = aiohttp.ClientSession(timeout=timeout, connector=connector, auto_decompress=False)
+        self._client = client_session()
         await self.trace.start()
         yield
         await self.trace.close()
@@ -125,18 +118,13 @@ class Recorder:
         begin = time.perf_counter()
         body = await request.read()
         exchange = Exchange(request.path, body, begin - self._begin, request.headers.get("Authorization"))
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in _OF_A_HOP}
-        url = f"{self._upstream}{request.raw_path}"
         try:
-            call = self._client.request(request.method, url, data=body, headers=headers, allow_redirects=False)
-            async with call as answer:
+            async with called(self._client, self._upstream, request, body) as answer:
                 return await self._answer(request, answer, exchange, begin)
         except aiohttp.ClientError as error:
             if exchange.status:  # the client has the beginning, and sees that it is cut
                 raise
-            message = f"the upstream {self._upstream} cannot be reached: {shown(error)}"
-            about = {"message": message, "type": "server_error", "param": None, "code": 502}
-            return web.json_response({"error": about}, status=502)
+            return refusal(502, f"the upstream {self._upstream} cannot be reached: {shown(error)}")
         finally:
             if request.path in _GENERATE and request.method == "POST":
                 self.trace.put(exchange)
@@ -146,11 +134,7 @@ class Recorder:
         request: web.Request, answer: aiohttp.ClientResponse, exchange: Exchange, begin: float
     ) -> web.StreamResponse:
         exchange.status = answer.status
-        response = web.StreamResponse(status=answer.status, reason=answer.reason)
-        for name, value in answer.headers.items():
-            if name.lower() not in _OF_A_HOP:
-                response.headers.add(name, value)
-        await response.prepare(request)
+        response = await begun(request, answer)
         async for part in answer.content.iter_any():
             await response.write(part)
             exchange.parts.append((time.perf_counter() - begin, part))

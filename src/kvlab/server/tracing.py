@@ -13,7 +13,7 @@ import marshal
 import os
 import sys
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
@@ -171,13 +171,11 @@ class Tracer:
     def _encoder(self, exchange: Exchange, asked: dict[str, Any]) -> Encode | None:
         if not self._by_upstream:
             return self._encode
-        wanted = {name: asked[name] for name in ("model", "prompt", "messages", "tools") if name in asked}
         headers = {"Content-Type": "application/json"}
         if exchange.authorization:
             headers["Authorization"] = exchange.authorization
-        request = urllib.request.Request(
-            f"{self._settings.upstream}/tokenize", json.dumps(wanted).encode(), headers
-        )
+        url = f"{self._settings.upstream}/tokenize"
+        request = urllib.request.Request(url, json.dumps(to_tokenize(asked)).encode(), headers)
 
         def encode(prompt: Any) -> Sequence[int]:
             try:
@@ -188,6 +186,11 @@ class Tracer:
             return tokens
 
         return encode
+
+
+def to_tokenize(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of a call of /tokenize that asks for the tokens of a request's prompt."""
+    return {name: asked[name] for name in ("model", "prompt", "messages", "tools") if name in asked}
 
 
 @dataclass(slots=True)

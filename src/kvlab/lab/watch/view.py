@@ -7,16 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvlab.errors import KvlabError, shown
+from kvlab.peers.kv_events import Name, batch_events, event_fields
 from kvlab.workloads.prompt_blocks import BlockHasher
 from kvlab.workloads.trace_format import TracedRequest
-
-Name = int | bytes  # what a server calls a block's content
-_STORED = ("block_hashes", "parent_block_hash", "token_ids", "block_size")  # fields of BlockStored, in order
-
-
-class EventError(KvlabError):
-    """A KV event that is not as vLLM's are."""
 
 
 @dataclass(slots=True)
@@ -65,16 +58,13 @@ class ServerPool:
         self.missed += missed
         self.expected = number + 1
         self.batches += 1
-        try:
-            when, events = float(payload[0]), payload[1]
-        except (IndexError, KeyError, TypeError, ValueError) as error:
-            raise EventError(f"batch {number}: {shown(payload)}: no KV events as vLLM 0.32 has them") from error
+        when, events = batch_events(number, payload)
         for event in events:
             self._event(event, when)
         self.peak = max(self.peak, len(self.now))
 
     def _event(self, event: Any, when: float) -> None:
-        kind, values = _fields(event)
+        kind, values = event_fields(event)
         if values.get("group_idx"):  # of the first group of layers alone
             return
         if kind == "BlockStored":
@@ -154,19 +144,3 @@ def judge(pool: ServerPool, requests: Iterable[TracedRequest], started: float) -
         less += (request.cached_tokens or 0) < found
     unasked = sum(bool(hashes) and asked.get(hashes[-1], 0) < 2 for hashes in pool.now.values())
     return Verdict(prompt, said, there, agree, more, less, unasked)
-
-
-def _fields(event: Any) -> tuple[str, dict[str, Any]]:
-    """An event's kind and fields: a mapping with its type, or its type and fields in order. Raises EventError."""
-    try:
-        if isinstance(event, Mapping):
-            kind, values = event["type"], dict(event)
-        else:
-            kind, values = event[0], dict(zip(_STORED, event[1:], strict=False))
-        if kind == "BlockStored":
-            values = {name: values[name] for name in _STORED} | {"group_idx": values.get("group_idx")}
-        elif kind == "BlockRemoved":
-            values = {"block_hashes": values["block_hashes"], "group_idx": values.get("group_idx")}
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise EventError(f"{shown(event)}: no KV event as vLLM 0.32 has them") from error
-    return kind, values

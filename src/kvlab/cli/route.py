@@ -1,0 +1,106 @@
+"""kvlab route: one address for several servers of OpenAI's protocol, and a router that chooses among them.
+
+kvlab route 'upstreams=[http://127.0.0.1:8000,http://127.0.0.1:8001]' fleet.router=cache_aware
+kvlab route 'upstreams=[...]' 'events=[tcp://127.0.0.1:5557,...]' tokenizer=upstream fleet.router=precise
+kvlab route replay=decisions.jsonl
+
+The routers are those of simulated fleets. A request goes to another server where one does not answer, as long as
+no byte has come. POST /drain?upstream=0 gives one no new requests, /undrain again some; /health and /metrics tell
+of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
+from kvlab.config.fleet import FleetConfig
+from kvlab.config.values import at_least
+from kvlab.errors import ConfigError
+
+_OF_PROXIES = ("router", "load", "load_s", "prefixes", "memory_blocks", "weights", "temperature")
+
+
+@dataclass
+class RouteServerSettings:
+    """Where the proxy listens."""
+
+    host: str = "127.0.0.1"
+    port: int = 9100
+
+    def __post_init__(self) -> None:
+        at_least("server.port", self.port, 0, 65535)
+
+
+@dataclass
+class RouteCommandSettings:
+    """What a proxy takes."""
+
+    upstreams: list[str] = setting([], "the servers, as http://127.0.0.1:8000", "[URL,...]")
+    fleet: FleetConfig = field(default_factory=FleetConfig)
+    server: RouteServerSettings = field(default_factory=RouteServerSettings)
+    events: list[str] = setting([], "where each publishes its KV events, as tcp://127.0.0.1:5557", "[ADDRESS,...]")
+    tokenizer: str | None = setting(
+        None, "a folder with tokenizer.json, fetched:smollm2, or upstream: its /tokenize", "WHERE"
+    )
+    record: str | None = setting(None, "each decision, with what the router saw", "FILE")
+    replay: str | None = setting(None, "make the decisions of such a file again, and compare", "FILE")
+    health_s: float = setting(1.0, "between two looks whether a server is up", "S")
+    seed: int = setting(0, "of what a router draws", "N")
+
+    def __post_init__(self) -> None:
+        at_least("health_s", self.health_s, 0.01)
+        if self.replay is not None:
+            return
+        if not self.upstreams or not all(url.startswith(("http://", "https://")) for url in self.upstreams):
+            text = "must be URLs, such as [http://127.0.0.1:8000,http://127.0.0.1:8001]"
+            raise ConfigError("upstreams", ",".join(self.upstreams) or None, text)
+        self.upstreams = [url.rstrip("/") for url in self.upstreams]
+        if len(set(self.upstreams)) < len(self.upstreams):
+            raise ConfigError("upstreams", ",".join(self.upstreams), "names a server twice")
+        usual = FleetConfig()
+        for each in fields(FleetConfig):
+            value = getattr(self.fleet, each.name)
+            if each.name not in _OF_PROXIES and value != getattr(usual, each.name):
+                text = f"is of simulated fleets; a proxy has fleet.{', fleet.'.join(_OF_PROXIES)}"
+                raise ConfigError(f"fleet.{each.name}", value, text)
+
+
+def _answer(arguments: list[str]) -> int:
+    settings, others = read_settings(RouteCommandSettings, arguments)
+    if others:
+        raise unknown_setting(RouteCommandSettings, others[0])
+    # Imported this late so that --help answers at once.
+    import asyncio
+    import gc
+
+    from aiohttp import web
+
+    from kvlab.server.decisions import replay
+    from kvlab.server.lookout import RouteSettings
+    from kvlab.server.passing import listening_at
+    from kvlab.server.route import Proxy
+
+    if settings.replay is not None:
+        router, count, differing = replay(settings.replay)
+        print(f"{count - len(differing)} of {count} decisions of {router} come out as they were recorded")
+        if differing:
+            print(f"the first that does not is in line {differing[0]} of {settings.replay}")
+        return 1 if differing else 0
+    given = {each.name: getattr(settings, each.name) for each in fields(RouteSettings)}
+    proxy = Proxy(RouteSettings(**given))
+    listening = listening_at(settings.server.host, settings.server.port, "server.port")
+    asyncio.run(proxy.start())
+    where = "http://{}:{}".format(*listening.getsockname()[:2])
+    print(f"{settings.fleet.router} at {where}, before {len(proxy.upstreams)} upstreams", flush=True)
+    for upstream in proxy.upstreams:
+        if upstream.reason:
+            print(f"{upstream.url} is left out until it is up: {upstream.reason}", flush=True)
+    gc.freeze()  # what was imported is not looked through, 20 ms each time, while calls wait
+    web.run_app(proxy.app(), sock=listening, print=None, access_log=None, handler_cancellation=True)
+    return 0
+
+
+def main() -> None:
+    """Run the command line."""
+    run_command(__doc__, RouteCommandSettings, _answer, bare=False)

@@ -1,0 +1,148 @@
+"""A server behind the proxy: what is known of it, and what it was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+
+from kvlab.errors import KvlabError
+from kvlab.fleet.base import ReplicaView, RoutedRequest
+from kvlab.fleet.prefixes import PrefixView
+
+if TYPE_CHECKING:
+    from kvlab.peers.kv_events import HeardContents
+
+BLOCK_TOKENS = 16  # of a server that does not tell
+
+
+class UnseenError(KvlabError):
+    """A router asks for what a proxy does not know."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """A request that was sent and has not ended."""
+
+    prefill_tokens: int  # believed to be computed before the first byte
+    blocks: int
+
+
+class Upstream(ReplicaView):
+    """A server, and what a router may believe of it. What its metrics told last is in `told`, and how many requests
+    had been `sent` then; without polling nothing is.
+    """
+
+    def __init__(self, index: int, url: str) -> None:
+        self._index, self.url = index, url
+        self.reason = "not asked yet"  # why it is left out; "": it is up
+        self.draining = False
+        self.prefixes = PrefixView()
+        self.heard: HeardContents | None = None  # what tells these, if KV events do
+        self.told: Mapping[str, float] = {}
+        self.block_tokens = BLOCK_TOKENS
+        self.sent = self.retried = self.broken = 0  # requests: broken after their first byte
+        self._open: dict[int, Sent] = {}
+        self._asked: tuple[RoutedRequest | None, int] = (None, 0)
+
+    @property
+    def takes(self) -> bool:
+        """Whether it gets requests."""
+        return not self.reason and not self.draining
+
+    def about(self) -> dict[str, Any]:
+        """What is said of it at /health."""
+        found = {"url": self.url, "up": not self.reason, "draining": self.draining, "in_flight": self.in_flight}
+        why = {"reason": self.reason, "events": self.heard.error if self.heard is not None else ""}
+        return found | {name: text for name, text in why.items() if text}
+
+    @contextmanager
+    def serving(self, call: RoutedRequest | None) -> Iterator[Sent]:
+        """A request is there while the block lasts; None: one that has no prompt."""
+        tokens = call.prompt_tokens if call else 0
+        cached = self.cached_tokens(call) if call else 0
+        sent = self._open[self.sent] = Sent(max(tokens - cached, 0), -(-tokens // self.block_tokens))
+        number, self.sent = self.sent, self.sent + 1
+        if call is not None:
+            self.prefixes.sent(call)
+        try:
+            yield sent
+        finally:
+            del self._open[number]
+
+    @property
+    def index(self) -> int:
+        return self._index
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._open)
+
+    @property
+    def running(self) -> int:
+        return int(self._metric("running"))
+
+    @property
+    def waiting(self) -> int:
+        return int(self._metric("waiting"))
+
+    @property
+    def kv_usage(self) -> float:
+        return self._metric("kv_usage")
+
+    @property
+    def sent_since(self) -> int:
+        return self.sent - int(self._metric("sent"))
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(each.prefill_tokens for each in self._open.values())
+
+    @property
+    def work_tokens(self) -> int:
+        raise UnseenError("work_tokens: how long outputs will be is known to no server")
+
+    @property
+    def blocks_in_use(self) -> int:
+        return sum(each.blocks for each in self._open.values())
+
+    @property
+    def block_size(self) -> int:
+        return self.block_tokens
+
+    @property
+    def remembered(self) -> int:
+        return self.prefixes.remembered
+
+    def cached_tokens(self, request: RoutedRequest) -> int:
+        if self._asked[0] is not request:  # one answer for one request, whatever is heard meanwhile
+            self._asked = request, self.prefixes.cached_tokens(request, 0.0)
+        return self._asked[1]
+
+    def _metric(self, name: str) -> float:
+        if name not in self.told:
+            raise UnseenError(
+                f"{name}: {self.url}/metrics is not asked, or does not tell it; see fleet.load=polled"
+            )
+        return self.told[name]
+
+
+def families(upstreams: Sequence[Upstream]) -> Iterator[Metric]:
+    """The proxy's metrics, of each server."""
+    rows: list[tuple[str, str, type[GaugeMetricFamily | CounterMetricFamily], Callable[[Upstream], float]]] = [
+        ("up", "1: it gets requests, unless it is draining.", GaugeMetricFamily, lambda each: not each.reason),
+        ("draining", "1: it gets no new requests.", GaugeMetricFamily, lambda each: each.draining),
+        ("in_flight", "Requests there that have not ended.", GaugeMetricFamily, lambda each: each.in_flight),
+        ("requests", "Requests that were sent there.", CounterMetricFamily, lambda each: each.sent),
+        ("retries", "Of them, those of which no byte came back.", CounterMetricFamily, lambda each: each.retried),
+        ("broken", "Of them, those that broke off behind that.", CounterMetricFamily, lambda each: each.broken),
+    ]
+    for name, text, kind, value in rows:
+        family = kind(f"kvlab:route_{name}", text, labels=["upstream"])
+        for each in upstreams:
+            family.add_metric([each.url], float(value(each)))
+        yield family

@@ -1,0 +1,223 @@
+"""The proxy before several servers: what features/route.feature does not hold."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from aiohttp import web
+
+from features.steps.route_steps import Routed, prompt, proxy_before
+from features.steps.upstream import listening
+from kvlab.cli import route
+from kvlab.config.fleet import FleetConfig
+from kvlab.core import Request, SamplingParams
+from kvlab.errors import ConfigError, WorkloadError
+from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router
+from kvlab.fleet.prefixes import RoutedPrompt
+from kvlab.fleet.routers import ROUTERS
+from kvlab.server.decisions import replay
+from kvlab.server.lookout import RouteSettings
+from kvlab.server.route import Proxy
+from kvlab.server.routed_call import RoutedCall, asked_of
+from tests.support.commands import call
+from tests.support.endpoint import endpoint
+from tests.support.serving import wait_until
+
+HEAD = {"kvlab": "decisions", "seed": 0, "fleet": {"router": "round_robin"}}
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as found:
+        yield found
+
+
+def saying(stack: ExitStack, status: int, asked: list[str]) -> str:
+    """The address of a server that answers every call with this status, and 0 not at all."""
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        if not status:
+            assert request.transport is not None
+            request.transport.abort()
+        return web.Response(status=status or 200, text=f"it is {status}")
+
+    async def ready(request: web.Request) -> web.Response:
+        return web.Response(status=200 if request.path == "/health" else 404)
+
+    app = web.Application()
+    for path in ("/health", "/metrics", "/v1/models"):
+        app.router.add_get(path, ready)
+    app.router.add_route("*", "/{path:.*}", answer)
+    return stack.enter_context(listening(app))
+
+
+def test_a_server_that_refuses_is_passed_over_unless_it_is_the_last(stack: ExitStack) -> None:
+    """503 says that nothing was begun."""
+    asked: list[list[str]] = [[], []]
+    busy, well = saying(stack, 503, asked[0]), saying(stack, 200, asked[1])
+    url = proxy_before(stack, [busy, well])
+    answers = [httpx.post(f"{url}/v1/completions", json={"prompt": "a"}) for _ in range(2)]
+    assert [answer.text for answer in answers] == ["it is 200"] * 2
+    url = proxy_before(stack, [busy])
+    assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).text == "it is 503"
+    assert list(map(len, asked)) == [3, 2]
+
+
+def test_a_call_without_a_prompt_is_not_made_twice(stack: ExitStack) -> None:
+    """It may have done something; one that was not reached has not."""
+    asked: list[list[str]] = [[], []]
+    url = proxy_before(stack, [saying(stack, 0, asked[0]), saying(stack, 200, asked[1])])
+    answer = httpx.post(f"{url}/v1/load_lora_adapter", json={"lora_name": "a"})
+    assert (answer.status_code, asked) == (502, [["/v1/load_lora_adapter"], []])
+    with endpoint() as dead:
+        url = proxy_before(stack, [dead.url, saying(stack, 200, asked[1])], "health_s=100")
+    assert httpx.get(f"{url}/v1/models/x").text == "it is 200"
+
+
+def test_a_head_without_a_body_is_no_first_byte(stack: ExitStack) -> None:
+    """The client has got nothing yet, and gets its answer from another server."""
+    hanging, well = (stack.enter_context(endpoint(usage="none")) for _ in range(2))
+    hanging.script.after, hanging.script.then = 0, "hang"
+    routed = Routed(proxy_before(stack, [hanging.url, well.url]), [hanging, well])
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(routed.ask, prompt("A"))
+        wait_until(lambda: routed.counts == [1, 0])
+        hanging.loop.call_soon_threadsafe(hanging.stop)
+        asking.result(30)
+    assert routed.counts == [1, 1]
+    assert routed.got[0][0] == 200
+
+
+def test_who_may_drain_and_what(stack: ExitStack) -> None:
+    server = stack.enter_context(endpoint(usage="none"))
+    url = proxy_before(stack, [server.url])
+    answer = httpx.post(f"{url}/drain?upstream=0", headers={"Origin": "http://a"})
+    assert (answer.status_code, "browser" in answer.text) == (403, True)
+    for wrong in ("", "?upstream=1", "?upstream=-1", "?upstream=x"):
+        answer = httpx.post(f"{url}/drain{wrong}")
+        assert (answer.status_code, "/drain?upstream=N, 0 to 0" in answer.text) == (400, True)
+    assert httpx.get(f"{url}/health").status_code == 200
+    httpx.post(f"{url}/drain?upstream=0")
+    assert httpx.get(f"{url}/health").status_code == 503
+    answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a"})
+    assert (answer.status_code, "no upstream takes requests" in answer.text) == (503, True)
+
+
+def test_a_router_that_answers_a_dead_replica(stack: ExitStack) -> None:
+    @ROUTERS.register("the_dead")
+    class Dead(Router):
+        def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaView], now: float) -> Choice:
+            return Choice(7)
+
+    server = stack.enter_context(endpoint(usage="none"))
+    url = proxy_before(stack, [server.url], "fleet.router=the_dead")
+    answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a"})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"] == ("fleet.router=the_dead: chose 7, which takes no requests; [0] do")
+    assert not server.script.bodies
+
+
+def test_a_server_that_comes_later_with_another_model_is_left_out(stack: ExitStack) -> None:
+    first, second = (stack.enter_context(endpoint(models=[name])) for name in "mn")
+    asyncio.run_coroutine_threadsafe(stopped(second), second.loop).result(30)
+    routed = Routed(proxy_before(stack, [first.url, second.url]), [first, second])
+    assert "Cannot connect" in routed.health()["upstreams"][1]["reason"]
+    asyncio.run_coroutine_threadsafe(second.start(), second.loop).result(30)
+    wait_until(lambda: "serves n (1000 tokens)" in routed.health()["upstreams"][1]["reason"])
+    assert not routed.health()["upstreams"][1]["up"]
+
+
+async def stopped(server: Any) -> None:
+    server.stop()
+
+
+def test_a_server_that_was_down_has_nothing_cached(stack: ExitStack) -> None:
+    servers = [stack.enter_context(endpoint(usage="none")) for _ in range(2)]
+    proxy = Proxy(RouteSettings([each.url for each in servers], FleetConfig(router="cache_aware"), health_s=0.02))
+    asyncio.run(proxy.start())
+    routed = Routed(stack.enter_context(listening(proxy.app())), servers)
+    routed.ask(prompt("A"))
+    assert [upstream.remembered for upstream in proxy.upstreams] == [4, 0]
+    asyncio.run_coroutine_threadsafe(stopped(servers[0]), servers[0].loop).result(30)
+    wait_until(lambda: not routed.health()["upstreams"][0]["up"])
+    asyncio.run_coroutine_threadsafe(servers[0].start(), servers[0].loop).result(30)
+    wait_until(lambda: routed.health()["upstreams"][0]["up"])
+    assert [upstream.remembered for upstream in proxy.upstreams] == [0, 0]
+
+
+def test_queues_are_not_known_of_a_server_without_metrics(stack: ExitStack) -> None:
+    server = stack.enter_context(endpoint(has_metrics=False))
+    with pytest.raises(ConfigError, match=r"fleet.router=vllm: asks for .*: waiting: .*/metrics is not asked, or"):
+        proxy_before(stack, [server.url], "fleet.router=vllm")
+
+
+def test_a_recording_that_cannot_be_written_stops_no_request(stack: ExitStack, tmp_path: Path) -> None:
+    server = stack.enter_context(endpoint(usage="none"))
+    proxy = Proxy(RouteSettings([server.url], record=str(tmp_path / "there")))
+    asyncio.run(proxy.start())
+    log = proxy._log
+    assert log is not None
+    log._file.close()
+    log._file = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115
+    routed = Routed(stack.enter_context(listening(proxy.app())), [server])
+    routed.ask(prompt("A"))
+    assert routed.got[0][0] == 200
+    found = {"path": str(tmp_path / "there"), "decisions": 0, "lost": 1, "error": "No space left on device"}
+    assert routed.health()["record"] == found
+    with pytest.raises(ConfigError, match="is there; name another file"):
+        asyncio.run(Proxy(RouteSettings([server.url], record=str(tmp_path / "there"))).start())
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "has no decisions"),
+        (['{"kvlab": "trace"}'], "line 1: ValueError: is none that kvlab route recorded"),
+        ([json.dumps(HEAD | {"fleet": {"router": "best"}})], "line 1: ConfigError: fleet.router=best"),
+        ([json.dumps(HEAD), "[1]"], "line 2: ValueError: not a JSON object"),
+        ([json.dumps(HEAD), '{"t": 1}'], "line 2: KeyError: 'views'"),
+    ],
+)
+def test_what_is_no_recording(tmp_path: Path, lines: list[str], message: str) -> None:
+    (tmp_path / "found").write_text("".join(f"{line}\n" for line in lines))
+    with pytest.raises(WorkloadError, match=message):
+        replay(str(tmp_path / "found"))
+    assert call(route.main, f"replay={tmp_path / 'found'}").code == 2
+
+
+def test_a_last_line_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "found").write_text(json.dumps(HEAD) + '\n{"t": 1.0, "vie')
+    assert replay(str(tmp_path / "found")) == ("round_robin", 0, [])
+
+
+def test_keys_are_those_of_a_pool_and_equal_for_equal_beginnings() -> None:
+    tokens = list(range(100))
+    request = Request("a", tuple(tokens), SamplingParams(max_tokens=1), salt="x")
+    by_call = RoutedCall({"prompt": tokens, "cache_salt": "x", "max_tokens": 5})
+    assert by_call.keys(16) == RoutedPrompt(request, "a").keys(16)
+    assert (by_call.prompt_tokens, by_call.output_tokens) == (100, 5)
+    assert RoutedCall({"prompt": "text"}, tokens=tokens).keys(16, 2) == RoutedCall({"prompt": tokens}).keys(16)[:2]
+    first = [{"role": "system", "content": "ä" * 100}, {"role": "user", "content": "one"}]
+    longer = RoutedCall({"messages": [*first, {"role": "user", "content": "more"}]}).keys(16)
+    shorter = RoutedCall({"messages": first}).keys(16)
+    assert 0 < len(shorter) - 1 <= sum(a == b for a, b in zip(shorter, longer, strict=False))
+    assert RoutedCall({"messages": first, "cache_salt": "x"}).keys(16)[0] != shorter[0]
+
+
+def test_any_body_is_routed_or_passed_on() -> None:
+    for body in (b"", b"\xff", b"[" * 100_000, b"7", b'{"prompt": ""}', b'{"model": "m"}'):
+        assert asked_of(body) is None
+    for odd in ([2**70], ["a", "b"], [[1, 2], [3]], {"a": 1}, "\ud800", [None], 7):
+        found = RoutedCall({"input": odd, "max_tokens": "many", "user": ["me"]})
+        assert (found.prompt_tokens > 0, found.output_tokens) == (True, 0)
+    assert RoutedCall({"prompt": "a", "user": "me"}).session == RoutedCall({"prompt": "b"}, session="me").session
+    assert RoutedCall({"prompt": "a"}, "mine").session == "mine"
