@@ -123,7 +123,7 @@ Feature: A proxy before several servers
         | least_requests |                                               |
         | sessions       |                                               |
         | vllm           |                                               |
-        | load           | fleet.weights={kv:1.5}                        |
+        | load           | fleet.weights.kv=1.5                          |
         | cache_aware    | fleet.memory_blocks=9                         |
         | estimated      |                                               |
         | sticky         | fleet.prefixes=memory                         |

@@ -112,7 +112,9 @@ def test_who_may_drain_and_what(stack: ExitStack) -> None:
     assert (answer.status_code, "no upstream takes requests" in answer.text) == (503, True)
 
 
-def test_a_router_that_answers_a_dead_replica(stack: ExitStack) -> None:
+def test_a_router_that_answers_a_dead_replica(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ROUTERS, "_entries", dict(ROUTERS._entries))
+
     @ROUTERS.register("the_dead")
     class Dead(Router):
         def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaView], now: float) -> Choice:

@@ -12,7 +12,7 @@ import numpy as np
 from kvlab.core import Request, Salt
 from kvlab.fleet.base import RoutedRequest
 from kvlab.hashed_prompt import HashedPrompt
-from kvlab.kv.content_log import Cleared, ContentEvent, Stored
+from kvlab.kv.content_log import Cleared, ContentEvent, ContentLog, Stored
 from kvlab.kv.prefix import PrefixIndex
 from kvlab.kv.tiers.base import Key, key_behind
 from kvlab.splitmix import STEP, mix
@@ -103,9 +103,6 @@ class EventSource(Protocol):
     def take(self) -> list[ContentEvent]:
         """The events since the last call, in order."""
 
-    def take_by_step(self) -> list[list[ContentEvent]]:
-        """Those of each step since the last call."""
-
 
 class HeldPrefixes(PrefixView):
     """What the replica holds, by the events of its pool's `log`, which come `delay_s` after the step that they are
@@ -132,7 +129,9 @@ class HeldPrefixes(PrefixView):
         return self._size * _leading(request.keys(self._size), self._held)
 
     def stepped(self, ends_s: Sequence[float]) -> None:
-        for end_s, events in zip(ends_s, self._log.take_by_step(), strict=True) if self._delay_s else ():
+        if not self._delay_s or not isinstance(self._log, ContentLog):  # a server does not say which step it was
+            return
+        for end_s, events in zip(ends_s, self._log.take_by_step(), strict=True):
             self._batches += bool(events)
             if events and not self._is_lost():
                 self._coming.append((end_s + self._delay_s, events))

@@ -98,8 +98,7 @@ class BlockAllocator:
 
     def num_unreferenced(self, blocks: Iterable[int | None]) -> int:
         """How many of these blocks of the pool nobody references; None is no block."""
-        references = self._references
-        return sum(block is not None and not references[block] for block in blocks)
+        return sum(block is not None and not self._references[block] for block in blocks)
 
     def content(self, block: int) -> Prefix | None:
         """The content of a block that can be shared, if it has one."""

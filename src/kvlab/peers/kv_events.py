@@ -103,10 +103,6 @@ class HeardContents:
         found, self._contents.events = self._contents.events, []
         return found
 
-    def take_by_step(self) -> list[list[ContentEvent]]:
-        """The same: a server does not say which step they are of."""
-        return [self.take()]
-
     def close(self) -> None:
         """Hear nothing more."""
         self._listener.close()

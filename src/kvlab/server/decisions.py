@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
-from kvlab.config.fleet import FleetConfig
+from kvlab.config.fleet import FleetConfig, WeightsConfig
 from kvlab.errors import ConfigError, KvlabError, WorkloadError, shown
 from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router
 from kvlab.fleet.routers import ROUTERS
@@ -43,7 +43,9 @@ class DecisionLog:
         except OSError as error:
             raise ConfigError("record", self._path, f"cannot be written: {error.strerror}") from error
         head = {"kvlab": "decisions", "started": time.time(), "upstreams": list(settings.upstreams)}
-        self._write(head | {"seed": settings.seed, "fleet": asdict(settings.fleet)})
+        fleet = asdict(settings.fleet)
+        del fleet["link"]  # of simulated fleets
+        self._write(head | {"seed": settings.seed, "fleet": fleet})
 
     def about(self) -> dict[str, Any]:
         """How far it is."""
@@ -114,7 +116,8 @@ def replay(path: str) -> tuple[str, int, list[int]]:
                 head = json_object(line)
                 if head.get("kvlab") != "decisions":
                     raise ValueError("is none that kvlab route recorded")
-                router = ROUTERS.get(head["fleet"]["router"])(FleetConfig(**head["fleet"]), head["seed"])
+                fleet = head["fleet"] | {"weights": WeightsConfig(**head["fleet"]["weights"])}
+                router = ROUTERS.get(fleet["router"])(FleetConfig(**fleet), head["seed"])
             elif line.endswith(b"\n"):
                 count += 1
                 if not _is_repeated(router, json_object(line)):
