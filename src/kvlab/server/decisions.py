@@ -116,7 +116,7 @@ def replay(path: str) -> tuple[str, int, list[int]]:
                 head = json_object(line)
                 if head.get("kvlab") != "decisions":
                     raise ValueError("is none that kvlab route recorded")
-                fleet = head["fleet"] | {"weights": WeightsConfig(**head["fleet"]["weights"])}
+                fleet = head["fleet"] | {"weights": WeightsConfig(**head["fleet"].get("weights", {}))}
                 router = ROUTERS.get(fleet["router"])(FleetConfig(**fleet), head["seed"])
             elif line.endswith(b"\n"):
                 count += 1
