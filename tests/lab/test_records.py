@@ -89,14 +89,16 @@ def test_a_request_keeps_its_columns_and_computes_its_latencies(tmp_path: Path) 
     assert record.itl_ms == (500.0, 1000.0)
     assert request_row(record) == {
         name: tuple(value) if isinstance(value, list) else value for name, value in REQUEST.items()
-    } | {"salt": None}
-    assert list(request_row(record)) == [*REQUEST, "salt"]
+    } | {"salt": None, "replica": 0}
+    assert list(request_row(record)) == [*REQUEST, "salt", "replica"]
 
 
 def test_salts_and_what_is_kept_have_columns_where_there_is_any(tmp_path: Path) -> None:
     write_run(tmp_path, [REQUEST | {"salt": "ann"}], "requests.parquet")
     (record,) = read_run(tmp_path).requests()
     assert (record.salt, request_table([record])["salt"].to_pylist()) == ("ann", ["ann"])
+    assert "replica" not in request_table([record]).column_names
+    assert request_table([dataclasses.replace(record, replica=3)])["replica"].to_pylist() == [3]
     kept = FIRST | LATER | {"blocks_pinned": 2, "expired_blocks": 3, "quota_evictions": 0}
     (row,) = step_table(StepLog([read_step(kept)])).to_pylist()
     assert row == kept | {"pinned_evictions": 0, "pins_refused": 0}
