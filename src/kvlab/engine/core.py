@@ -67,6 +67,7 @@ class EngineCore:
         self.scheduler = scheduler
         self.clock = clock
         self.journal = journal
+        self.replica = 0  # its number in a fleet, for its records of steps
         self.observer: StepObserver | None = None
         self._batches = BatchBuilder(pool, scheduler, self._fail, journal)
         self._runner = PassRunner(pool, executor, self._process_result, self._fail)
@@ -217,6 +218,7 @@ class EngineCore:
             attended_tokens=batch.attended,
             proposed_tokens=batch.proposed,
             accepted_tokens=batch.accepted,
+            replica=self.replica,
             pool=pool,
             counters=self._counters - before,
         )
@@ -242,7 +244,9 @@ class EngineCore:
         pool.expire(clock.now())
         self._retire()
         running, waiting = len(scheduler.running), len(scheduler.waiting)
-        records = run.take(self.journal, before, index=self._steps, running=running, waiting=waiting)
+        records = run.take(
+            self.journal, before, index=self._steps, running=running, waiting=waiting, replica=self.replica
+        )
         self._steps, self._batches_run = self._steps + len(records), self._batches_run + len(records)
         self._results.output_tokens += sum(record.decode_tokens for record in records)
         clock.wait_until(run.end_s)

@@ -86,12 +86,19 @@ class StepRun:
         return len(times) > 1
 
     def take(
-        self, journal: BlockJournal | None, before: PoolCounters, *, index: int, running: int, waiting: int
+        self,
+        journal: BlockJournal | None,
+        before: PoolCounters,
+        *,
+        index: int,
+        running: int,
+        waiting: int,
+        replica: int = 0,
     ) -> list[StepRecord]:
         """Take the steps that were planned: give sequences their tokens, bring blocks forward, note each step.
 
         `before` is what had been done when the first step began, `index` its number; `running` and `waiting` are
-        numbers of sequences.
+        numbers of sequences, `replica` that of the engine.
         """
         pool, decoding, times = self._pool, len(self._decoding), self._times
         tokens, sequences = np.concatenate(self._tokens)[: len(times) - 1], self._decoding.sequences
@@ -127,6 +134,7 @@ class StepRun:
                     sampled_tokens=decoding,
                     context_tokens=context[step],
                     attended_tokens=attended[step],
+                    replica=replica,
                     pool=stats,
                     counters=counters,
                 )

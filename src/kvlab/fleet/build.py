@@ -20,6 +20,7 @@ from kvlab.fleet.transfer import LinkRate
 from kvlab.kv.content_log import ContentLog
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.tiers.remote import RemoteTier
+from kvlab.kv.view import CacheView
 
 
 def build_fleet(
@@ -69,7 +70,7 @@ def _prefixes(
     return HeldPrefixes(log, pool.block_size, delay_s=delay_s, lost=config.events_lost, seed=seed + replica.index)
 
 
-class TimedExecutor:
+class TimedExecutor(Executor):
     """An executor that says how long each pass took here, so that replicas which share a machine have clocks of
     their own, as if each had the machine to itself. What scheduling takes beside the pass is not counted.
     """
@@ -77,8 +78,7 @@ class TimedExecutor:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
-    def execute(self, step: StepInput, view: object) -> StepResult:
-        """See Executor."""
+    def execute(self, step: StepInput, view: CacheView) -> StepResult:
         start = perf_counter()
-        result = self._executor.execute(step, view)  # type: ignore[arg-type]
+        result = self._executor.execute(step, view)
         return replace(result, elapsed_s=perf_counter() - start)

@@ -20,7 +20,7 @@ from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback
 from kvlab.errors import ConfigError, RequestRefusedError
 from kvlab.fleet.base import Choice, Router
 from kvlab.fleet.prefixes import RoutedPrompt
-from kvlab.fleet.replica import Replica, SimulatedView
+from kvlab.fleet.replica import Asked, Replica, SimulatedView
 from kvlab.fleet.transfer import Transfer
 from kvlab.kv.audit import Finding
 
@@ -48,9 +48,12 @@ class Event(NamedTuple):
 
     when_s: float
     number: int  # which makes an order of equals
-    request: Request
-    on_finish: FinishCallback
+    asked: Asked  # its end is told to `on_finish` where nothing serves it
     action: Callable[[float], None]  # given the time; may raise RequestRefusedError
+
+    def end(self, reason: FinishReason, now: float, error: str | None = None) -> None:
+        """Nothing serves the request."""
+        end_unserved(self.asked.request, self.asked.on_finish, reason, now, error)
 
 
 class Splitting(Protocol):
@@ -62,14 +65,7 @@ class Splitting(Protocol):
     def takes(self, request: Request) -> bool:
         """Whether a request is served by two."""
 
-    def begin(
-        self,
-        request: Request,
-        routed: RoutedPrompt,
-        on_output: OutputCallback | None,
-        on_finish: FinishCallback,
-        now: float,
-    ) -> None:
+    def begin(self, asked: Asked, routed: RoutedPrompt, now: float) -> None:
         """A request arrives that is. Raises RequestRefusedError."""
 
 
@@ -111,30 +107,24 @@ class Fleet:
         self, request: Request, on_output: OutputCallback | None = None, on_finish: FinishCallback | None = None
     ) -> None:
         """See ServingEngine. The arrival may lie in the future: the request is sent when it comes."""
-        told = on_finish or (lambda record: None)
-
-        def arrive(now: float) -> None:
-            self._arrive(request, on_output, told, now)
-
+        asked = Asked(request, on_output, on_finish or (lambda record: None))
         if request.arrival_s > self.clock.now():
-            self.at(request.arrival_s, request, told, arrive)
+            self.at(request.arrival_s, asked, partial(self._arrive, asked))
         else:
-            arrive(request.arrival_s)
+            self._arrive(asked, request.arrival_s)
         self._advance()
 
-    def at(
-        self, when_s: float, request: Request, on_finish: FinishCallback, action: Callable[[float], None]
-    ) -> None:
+    def at(self, when_s: float, asked: Asked, action: Callable[[float], None]) -> None:
         """Let something happen to a request at a time to come."""
-        heapq.heappush(self._events, Event(when_s, next(self._numbers), request, on_finish, action))
+        heapq.heappush(self._events, Event(when_s, next(self._numbers), asked, action))
 
     def abort(self, request_id: str) -> bool:
         """See ServingEngine."""
         for event in self._events:
-            if event.request.request_id == request_id:
+            if event.asked.request.request_id == request_id:
                 self._events.remove(event)
                 heapq.heapify(self._events)
-                end_unserved(event.request, event.on_finish, FinishReason.ABORTED, self.clock.now())
+                event.end(FinishReason.ABORTED, self.clock.now())
                 return True
         return any(replica.engine.abort(request_id) for replica in self.replicas)
 
@@ -208,20 +198,19 @@ class Fleet:
         self.views[choice.replica].prefixes.sent(request)
         return choice.replica
 
-    def _arrive(
-        self, request: Request, on_output: OutputCallback | None, on_finish: FinishCallback, now: float
-    ) -> None:
+    def _arrive(self, asked: Asked, now: float) -> None:
         """Let the router choose, and send the request there."""
         self._live_until(now)
+        request = asked.request
         name, earlier = request.request_id, request.follows
         session = self._sessions[name] = name if earlier is None else self._sessions.get(earlier, earlier)
         routed = RoutedPrompt(request, session)
         if self.split is not None and self.split.takes(request):
-            self.split.begin(request, routed, on_output, on_finish, now)
+            self.split.begin(asked, routed, now)
             return
         among = range(len(self.replicas)) if self.split is None else self.split.decoding
         index = self.choose(self.router, routed, among, now, "all")
-        self.replicas[index].submit(request, on_output, on_finish, now)
+        self.replicas[index].submit(asked, now)
 
     def _receive(self) -> None:
         """Let happen what is to happen by now."""
@@ -231,7 +220,7 @@ class Fleet:
             try:
                 event.action(event.when_s)
             except RequestRefusedError as error:
-                end_unserved(event.request, event.on_finish, FinishReason.FAILED, event.when_s, str(error))
+                event.end(FinishReason.FAILED, event.when_s, str(error))
         self._advance()
 
     def _live_until(self, now: float) -> None:
@@ -241,9 +230,7 @@ class Fleet:
             replica = self.replicas[life.replica]
             replica.takes_requests = life.event == "return"
             for asked in replica.die() if life.event == "die" else ():
-                told = asked.on_finish or (lambda record: None)
-                arrive = partial(self._arrive, asked.request, asked.on_output, told)
-                self.at(life.at_s, asked.request, told, arrive)
+                self.at(life.at_s, asked, partial(self._arrive, asked))
                 self.retried += 1
 
     def _next_event_s(self) -> float:

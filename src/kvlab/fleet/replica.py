@@ -20,11 +20,11 @@ from kvlab.kv.reset import drop_cached
 
 
 class Asked(NamedTuple):
-    """A request as it was handed in."""
+    """A request as it was handed in, and whom to tell."""
 
     request: Request
     on_output: OutputCallback | None
-    on_finish: FinishCallback | None
+    on_finish: FinishCallback
 
 
 class Load(NamedTuple):
@@ -50,6 +50,7 @@ class Replica:
     def __init__(self, index: int, engine: EngineCore | FrontEnd) -> None:
         self.index, self.engine = index, engine
         self.core = engine.core if isinstance(engine, FrontEnd) else engine
+        self.core.replica = index
         self.due_s = math.inf
         self.loads: deque[Load] = deque([_EMPTY])
         self.sent_s: list[float] = []  # when each request was sent here
@@ -60,9 +61,7 @@ class Replica:
         self._left: dict[str, int] = {}  # samples that have not ended
         self._lost: set[str] = set()
 
-    def submit(
-        self, request: Request, on_output: OutputCallback | None, on_finish: FinishCallback | None, now: float
-    ) -> None:
+    def submit(self, asked: Asked, now: float) -> None:
         """Queue a request that arrives now. Raises RequestRefusedError or QueueFullError, changing nothing."""
         if not self.engine.has_work():
             self.engine.clock.wait_until(now)
@@ -72,12 +71,13 @@ class Replica:
             if not self._left[name]:
                 del self._left[name], self.in_flight_requests[name]
                 heapq.heappush(self._ends_s, record.finished_s)
-            if on_finish is not None and name not in self._lost:
+            if name not in self._lost:
                 on_finish(replace(record, replica=self.index))
 
+        request, on_output, on_finish = asked
         name = request.request_id
         self._left[name] = request.sampling.n
-        self.in_flight_requests[name] = Asked(request, on_output, on_finish)
+        self.in_flight_requests[name] = asked
         try:
             self.engine.submit(request, on_output, ended)
         except Exception:
@@ -147,8 +147,6 @@ class Replica:
         return [each for each in (*scheduler.waiting, *scheduler.running) if each.finish_reason is None]
 
     def _noted(self, records: list[StepRecord]) -> list[StepRecord]:
-        if self.index:
-            records = [replace(record, replica=self.index) for record in records]
         for record in records:
             pool = record.pool
             usage = (0, 0.0) if pool is None else (pool.blocks_in_use, pool.block_utilization)

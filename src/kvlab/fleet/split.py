@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from kvlab.core import Request, RequestRecord, SamplingParams
-from kvlab.engine.protocol import FinishCallback, OutputCallback
 from kvlab.errors import RequestRefusedError
 from kvlab.fleet.base import Router
 from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.prefixes import RoutedPrompt
+from kvlab.fleet.replica import Asked
 from kvlab.fleet.transfer import LinkEnd, LinkRate, PullLink, Transfer
 from kvlab.kv.tiers.remote import RemoteTier
 
@@ -45,40 +46,30 @@ class Split:
         tokens = len(request.prompt_token_ids)
         return request.sampling.max_tokens > 1 and tokens >= max(self._least_tokens, size)
 
-    def begin(
-        self,
-        request: Request,
-        routed: RoutedPrompt,
-        on_output: OutputCallback | None,
-        on_finish: FinishCallback,
-        now: float,
-    ) -> None:
+    def begin(self, asked: Asked, routed: RoutedPrompt, now: float) -> None:
         """A request arrives: its prompt goes to a replica that computes it. Raises RequestRefusedError."""
-        fleet, name = self._fleet, request.request_id
+        fleet, request = self._fleet, asked.request
+        name = request.request_id
         source = fleet.choose(self._router, routed, self.prefilling, now, "prefill")
         replica = fleet.replicas[source]
 
         def prefilled(record: RequestRecord) -> None:
             if record.completed:
-                fleet.at(
-                    record.finished_s,
-                    request,
-                    forget,
-                    lambda when: self._hand_over(request, routed, record, on_output, on_finish, when),
-                )
+                left = asked._replace(on_finish=forget)
+                fleet.at(record.finished_s, left, partial(self._hand_over, asked, routed, record))
             else:
                 for sample in range(request.sampling.n):  # which have the prompt in common
                     forget(replace(record, sample=sample))
 
         def forget(record: RequestRecord) -> None:
             self._let_go(name, record.finished_s)
-            on_finish(record)
+            asked.on_finish(record)
 
         replica.core.keep(name)
         self._sources[name] = source
         prompt_alone = SamplingParams(max_tokens=1, ignore_eos=True, seed=request.sampling.seed)
         try:
-            replica.submit(replace(request, sampling=prompt_alone), None, prefilled, now)
+            replica.submit(Asked(replace(request, sampling=prompt_alone), None, prefilled), now)
         except RequestRefusedError:
             self._let_go(name, now)
             raise
@@ -100,17 +91,9 @@ class Split:
         tier = RemoteTier(rate.block_bytes, PullLink(rate, source, note), pulled)
         return tier
 
-    def _hand_over(
-        self,
-        request: Request,
-        routed: RoutedPrompt,
-        first: RequestRecord,
-        on_output: OutputCallback | None,
-        on_finish: FinishCallback,
-        now: float,
-    ) -> None:
+    def _hand_over(self, asked: Asked, routed: RoutedPrompt, first: RequestRecord, now: float) -> None:
         """A prompt is computed: the request goes to a replica that decodes it."""
-        fleet, name = self._fleet, request.request_id
+        fleet, name = self._fleet, asked.request.request_id
         target = fleet.choose(fleet.router, routed, self.decoding, now, "decode")
         tier = self.tiers[target]
 
@@ -119,11 +102,11 @@ class Split:
             self._let_go(name, record.finished_s)
             computed = 0 if record.sample else first.computed_prompt_tokens
             record = replace(record, scheduled_s=first.scheduled_s, computed_prompt_tokens=computed)
-            on_finish(replace(record, cached_tokens=first.cached_tokens))
+            asked.on_finish(replace(record, cached_tokens=first.cached_tokens))
 
         tier.offer(name, routed.keys(fleet.views[target].block_size))
         try:
-            fleet.replicas[target].submit(request, on_output, decoded, now)
+            fleet.replicas[target].submit(asked._replace(on_finish=decoded), now)
         except RequestRefusedError:
             tier.withdraw(name)
             raise
