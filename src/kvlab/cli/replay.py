@@ -88,7 +88,7 @@ def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) ->
     if reason := unknown_prompts(config.workload):
         text = f"what would be found again is {reason}; take a workload with prompts, as mooncake or timed_trace"
         raise ConfigError("workload", config.workload.name, text)
-    vocab, memory = decoder_config(config.model).vocab_size, available_memory("cpu")
+    vocab, memory = decoder_config(config.model, simulated=True).vocab_size, available_memory("cpu")
     with console.status("reading the workload"):
         load = partial(load_tokenizer, config.model)
         requests = build_requests(

@@ -28,7 +28,7 @@ def dry_run(config: RunConfig, directory: Path, console: Terminal) -> None:
     Raises a KvlabError for a workload that cannot be made and a directory that cannot be written to.
     """
     check_directory("hydra.run.dir", directory)
-    vocab_size = decoder_config(config.model).vocab_size
+    vocab_size = decoder_config(config.model, simulated=True).vocab_size
     requests = build_requests(
         config.workload,
         vocab_size=vocab_size,
