@@ -98,8 +98,8 @@ def decoder_config(model: ModelConfig, *, simulated: bool = False) -> DecoderCon
     if model.path is None:
         try:
             values = {**model.architecture, "model_type": model.family}
-            if not simulated:
-                values.pop("quantization_config", None)  # of published weights, and these are random ones
+            if not simulated and model.family in SPARSE and model.weights == "dummy":
+                values.pop("quantization_config", None)  # of published weights
             config = _read(values, model.implementation, simulated)
         except ConfigError as error:
             key = "model.family" if error.key == "model_type" else error.key

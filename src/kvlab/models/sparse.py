@@ -102,13 +102,15 @@ class SparseConfig(DecoderConfig):
         attention = self.num_layers * sum(outputs * inputs for outputs, inputs, _ in self.attention_matrices)
         return attention + dense + routers + mixed + embeddings + self.norm_numbers + self.bias_numbers
 
-    @property
-    def expert_activations(self) -> int:
-        """Numbers that the experts' kernels hold for a token on each device: for each expert that computes it the
-        products of gate and up, or, in their place, of down; and what gate and up make together.
+    def layer_numbers(self, queries: int, keys: int) -> int:
+        """Numbers that a layer holds for a token on each device beside the residual stream: so many of all query
+        and KV heads, or those of the experts' kernels, whichever is more. These hold, for each expert that computes
+        the token, the products of gate and up, or, in their place, of down; and what gate and up make together.
         """
         mixture, parts = self.experts, self.division.expert_tensor
-        return mixture.active * (max(2 * mixture.size // parts, self.hidden_size) + mixture.size // parts)
+        experts = mixture.active * (max(2 * mixture.size // parts, self.hidden_size) + mixture.size // parts)
+        heads = (queries * self.num_heads + keys * self.num_kv_heads) * self.head_dim
+        return max(heads // self.division.tensor, experts)
 
     @property
     def attention_matrices(self) -> tuple[tuple[int, int, bool], ...]:

@@ -31,6 +31,7 @@ class Values:
         self._values = {**family.defaults, **values}
 
     def __call__(self, key: str) -> Any:
+        """As it is; None: left out."""
         return self._values.get(key)
 
     def count(self, key: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int:

@@ -191,7 +191,7 @@ def working_memory(model: DecoderConfig, cache: KVSpec, settings: EngineSettings
     heads = (count.queries * model.num_heads + count.keys * model.num_kv_heads) * model.head_dim
     divided = max(count.wide * model.intermediate_size, heads) // (settings.devices or 1)
     if isinstance(model, SparseConfig):
-        divided = max(heads // model.division.tensor, model.expert_activations)
+        divided = model.layer_numbers(count.queries, count.keys)
     per_token = count.stream * model.hidden_size + divided
     # Where PyTorch multiplies in float32, a product's rows and a part of its weight are there in float32, too.
     widened = settings.is_widened and not isinstance(model, TransformersConfig)

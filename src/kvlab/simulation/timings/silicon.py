@@ -36,7 +36,9 @@ from kvlab.simulation.timings.base import Counts, Deployment, StepTiming
 
 _BITS = 7
 _HEADS, _SIZES = (1, 2, 4, 8), (64, 128, 256)  # of K and V on a device, as models have them
-_OF_DENSE = "experts are loaded as unevenly as they were measured; how near such deployments come is not known yet"
+_OF_SPARSE = (
+    "experts are loaded by the power law of their measurements; the errors that are known are of dense models"
+)
 #: What the tables call the types of weights, and of K and V.
 _WEIGHTS = {"bfloat16": "bfloat16", "float16": "bfloat16", "int8": "int8_wo"}
 _FP8 = {"dynamic": "fp8", "static": "fp8_static", "block": "fp8_block"}
@@ -64,7 +66,8 @@ class SiliconTiming(StepTiming):
         self.because = how_sure(tables.framework, tables.device)
         if isinstance(model, SparseConfig):
             found = sparse_operations(tables, model, weights, experts or weights, kv)
-            self._groups, self.because = model.division.data, _OF_DENSE
+            self._groups = model.division.data
+            self.because = _OF_SPARSE
         else:
             found = operations(tables, model, devices, weights, kv)
         linear, few, links, head, decode, prefill, chosen, exchange = map(tables.compile, found)
