@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
+from kvlab.cli.settings import command, refuse_settings, setting
 from kvlab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -131,11 +131,9 @@ def _repeated_share(runs: list[RealRun], console: Terminal) -> float:
     return share
 
 
-def _answer(arguments: list[str]) -> int:
-    settings, names = read_settings(CalibrateSettings, arguments)
-    for name in names:
-        if "=" in name and not Path(name).exists():
-            raise unknown_setting(CalibrateSettings, name)
+@command(__doc__, CalibrateSettings, bare=False)
+def main(settings: CalibrateSettings, names: list[str]) -> int:
+    refuse_settings(CalibrateSettings, names)
     if not names:
         raise ConfigError("runs", None, "name directories of recorded runs: kvlab calibrate outputs/a outputs/b")
     from kvlab.lab.calibrate import calibrate, check
@@ -150,8 +148,3 @@ def _answer(arguments: list[str]) -> int:
     chosen = f"executor.timing=fitted executor.timing_path={settings.output}"
     console.print(f"written to {settings.output}: {chosen}", highlight=False, soft_wrap=True)
     return 0
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, CalibrateSettings, _answer, bare=False)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
+from kvlab.cli.settings import command, setting, unknown_setting
 from kvlab.config.values import at_least, picture_name
 from kvlab.errors import ConfigError
 
@@ -238,8 +238,8 @@ def _as_json(found: Explanation, keys: list[Key], changes: list[Change]) -> dict
     }
 
 
-def _answer(arguments: list[str]) -> int:
-    settings, others = read_settings(ExplainSettings, arguments)
+@command(__doc__, ExplainSettings, bare=False)
+def main(settings: ExplainSettings, others: list[str]) -> int:
     if others and settings.trace is None:
         raise unknown_setting(ExplainSettings, others[0])
     if settings.trace is not None and settings.run is not None:
@@ -284,8 +284,3 @@ def _answer(arguments: list[str]) -> int:
             drawn.savefig(own)
         console.print(f"picture: {settings.figure}", highlight=False)
     return 0
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, ExplainSettings, _answer, bare=False)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.cli.settings import read_settings, run_command, setting
+from kvlab.cli.settings import command, setting
 from kvlab.config.values import at_least, picture_name
 from kvlab.errors import ConfigError
 from kvlab.registry import registry
@@ -142,10 +142,10 @@ def show(found: ReplayCurves, console: Terminal) -> None:
     )
 
 
-def _answer(arguments: list[str]) -> int:
+@command(__doc__, ReplaySettings, bare=False)
+def main(settings: ReplaySettings, overrides: list[str]) -> int:
     from kvlab.lab.terminal import Terminal
 
-    settings, overrides = read_settings(ReplaySettings, arguments)
     console = Terminal(stderr=settings.json)
     found = curves(settings, overrides, console)
     if settings.json:
@@ -160,8 +160,3 @@ def _answer(arguments: list[str]) -> int:
             hit_rate_figure(found).savefig(own)
         console.print(f"picture: {settings.figure}", highlight=False)
     return 0
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, ReplaySettings, _answer, bare=False)

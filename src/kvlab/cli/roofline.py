@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
+from kvlab.cli.settings import command, setting
 from kvlab.config import RunConfig
 from kvlab.config.executor import DTYPES
 from kvlab.errors import ConfigError
@@ -110,10 +110,8 @@ def _rates(dtype: str, *, again: bool) -> MachineRates:
     return rates
 
 
-def _answer(arguments: list[str]) -> int:
-    settings, others = read_settings(RooflineSettings, arguments)
-    if others:
-        raise unknown_setting(RooflineSettings, others[0])
+@command(__doc__, RooflineSettings, alone=True)
+def main(settings: RooflineSettings) -> int:
     import torch
 
     from kvlab.engine.threads import resolve_threads
@@ -124,8 +122,3 @@ def _answer(arguments: list[str]) -> int:
     for run in settings.run:
         _show_run(find_run(run), again=settings.measure_again)
     return 0
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, RooflineSettings, _answer)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
+from kvlab.cli.settings import command, setting
 from kvlab.config.fleet import FleetConfig
 from kvlab.config.values import at_least
 from kvlab.errors import ConfigError
@@ -66,10 +66,8 @@ class RouteCommandSettings:
                 raise ConfigError(f"fleet.{each.name}", value, text)
 
 
-def _answer(arguments: list[str]) -> int:
-    settings, others = read_settings(RouteCommandSettings, arguments)
-    if others:
-        raise unknown_setting(RouteCommandSettings, others[0])
+@command(__doc__, RouteCommandSettings, bare=False, alone=True)
+def main(settings: RouteCommandSettings) -> int:
     # Imported this late so that --help answers at once.
     import asyncio
     import gc
@@ -99,8 +97,3 @@ def _answer(arguments: list[str]) -> int:
     gc.freeze()  # what was imported is not looked through, 20 ms each time, while calls wait
     web.run_app(proxy.app(), sock=listening, print=None, access_log=None, handler_cancellation=True)
     return 0
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, RouteCommandSettings, _answer, bare=False)

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
+from kvlab.cli.settings import command, setting
 from kvlab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -159,10 +159,8 @@ def _show_verdict(found: Verdict, pool: ServerPool, console: Terminal) -> None:
         console.print(sentence, highlight=False)
 
 
-def _answer(arguments: list[str]) -> int:
-    settings, others = read_settings(WatchSettings, arguments)
-    if others:
-        raise unknown_setting(WatchSettings, others[0])
+@command(__doc__, WatchSettings, bare=False, alone=True)
+def main(settings: WatchSettings) -> int:
     from kvlab.extras import need_events
     from kvlab.lab.terminal import Terminal
     from kvlab.lab.traffic import read_key
@@ -193,8 +191,3 @@ def _answer(arguments: list[str]) -> int:
         console.print()
         show(curves, console)
     return 0
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, WatchSettings, _answer, bare=False)
