@@ -176,10 +176,6 @@ class OwnRun(Importer):
     unknown: ClassVar[tuple[str, ...]] = ("prefixes",)
     in_order = False
 
-    @classmethod
-    def recognises(cls, head: str) -> bool:
-        return False
-
     def requests(self) -> Iterator[TracedRequest]:
         for record in read_run(Path(self.options.path)).requests():
             if record.sample:

@@ -22,7 +22,7 @@ from kvlab.core import MAX_WHOLE
 from kvlab.errors import WorkloadError, shown
 from kvlab.workloads.lines import json_object, read_lines
 from kvlab.workloads.prompts import MAX_PROMPT_TOKENS
-from kvlab.workloads.traces import Place
+from kvlab.workloads.traces import Place, are_ids
 
 VERSION = 1
 MARK = "kvlab_trace"
@@ -81,7 +81,7 @@ class TracedRequest:
     def check(self, block_tokens: int) -> None:
         """Raises ValueError for what a trace cannot hold: others may write anything."""
         if type(self.prompt_tokens) is not int or not 1 <= self.prompt_tokens <= MAX_PROMPT_TOKENS:
-            raise ValueError(f"a prompt of {shown(self.prompt_tokens, repr)} tokens")
+            raise ValueError(f"prompt_tokens is {shown(self.prompt_tokens, repr)}, not a whole number from 1 on")
         for name in _WHOLE:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 0 <= value <= MAX_WHOLE):
@@ -95,8 +95,9 @@ class TracedRequest:
                 raise ValueError(f"{name} is {shown(value, repr)}, not text")
         if self.hashes is not None:
             blocks = -(-self.prompt_tokens // block_tokens)
-            if len(self.hashes) != blocks or not all(type(of) is int and 0 <= of < 2**64 for of in self.hashes):
-                raise ValueError(f"expected {blocks} hashes of 64 bits, one for each {block_tokens} tokens")
+            if not are_ids(self.hashes) or len(self.hashes) != blocks:
+                text = f"{len(self.hashes)} hashes; needed: {blocks} of 64 bits, one for each {block_tokens} tokens"
+                raise ValueError(text)
 
 
 _WHOLE = ("output_tokens", "max_tokens", "cached_tokens")
@@ -174,8 +175,8 @@ def read_trace(path: str, *, text: bool = False) -> Iterator[tuple[Place, Traced
     """
     header = read_header(path)
     names = [name for name in _FIELDS if text or name not in _TEXT]
-    found = (_read_parquet if is_parquet(path) else _read)(path, header, names)
-    yield from sorted(found, key=lambda pair: pair[1].arrival_s or 0.0) if header.order == "end" else found
+    requests = _read(path, header.block_tokens, names)
+    yield from sorted(requests, key=lambda pair: pair[1].arrival_s or 0.0) if header.order == "end" else requests
 
 
 def is_parquet(path: str) -> bool:
@@ -187,20 +188,23 @@ def is_parquet(path: str) -> bool:
         return False
 
 
-def _read_parquet(path: str, header: Header, names: Sequence[str]) -> Iterator[tuple[Place, TracedRequest]]:
-    from kvlab.workloads.trace_parquet import read_rows
+def _read(path: str, block_tokens: int, names: Sequence[str]) -> Iterator[tuple[Place, TracedRequest]]:
+    if is_parquet(path):
+        from kvlab.workloads.trace_parquet import read_rows
 
-    for number, row in read_rows(path, names):
-        place = Place(path, number)
-        request = TracedRequest(**row)
+        rows = read_rows(path, names)
+    else:
+        rows = _json_rows(path, names)
+    for number, row in rows:
+        place, request = Place(path, number), TracedRequest(**row)
         try:
-            request.check(header.block_tokens)
+            request.check(block_tokens)
         except ValueError as error:
             raise place.error(f"{error}; expected a request of a trace") from error
         yield place, request
 
 
-def _read(path: str, header: Header, names: Sequence[str]) -> Iterator[tuple[Place, TracedRequest]]:
+def _json_rows(path: str, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in islice(read_lines(path), 1, None):
         place = Place(path, number)
         try:
@@ -209,7 +213,12 @@ def _read(path: str, header: Header, names: Sequence[str]) -> Iterator[tuple[Pla
             if not line.endswith(b"\n"):
                 return
             raise place.error(f"{error}; expected a JSON object with a request") from error
-        yield place, _request(place, row, header, names)
+        try:
+            if row.get("hashes") is not None:
+                row["hashes"] = tuple(int(digits, 16) for digits in row["hashes"])
+        except (TypeError, ValueError) as error:
+            raise place.error("expected a list of 16 hexadecimal digits for each block", "hashes") from error
+        yield number, {name: row.get(name) for name in names}
 
 
 def _header(place: Place, line: bytes) -> Header:
@@ -227,30 +236,3 @@ def _header(place: Place, line: bytes) -> Header:
     values: dict[str, Any] = {name: value for name, value in found.items() if name in _HEADER}
     unknown = values.get("unknown", ())
     return Header(**values | {"block_tokens": block_tokens, "unknown": tuple(map(str, unknown))})
-
-
-def _request(place: Place, row: dict[str, Any], header: Header, names: Sequence[str]) -> TracedRequest:
-    values = {name: row[name] for name in names if row.get(name) is not None}
-    prompt = place.tokens(row.get("prompt_tokens"), "prompt_tokens", most=MAX_PROMPT_TOKENS)
-    for name in _WHOLE:
-        if name in values:
-            place.tokens(values[name], name, least=0, most=MAX_WHOLE)
-    for name in _SECONDS:
-        if name in values:
-            values[name] = place.seconds(values[name], name, "a number", _number)
-    if "hashes" in values:
-        blocks = -(-prompt // header.block_tokens)
-        try:
-            values["hashes"] = tuple(int(each, 16) for each in values["hashes"])
-        except (TypeError, ValueError) as error:
-            raise place.error("expected a list of 16 hexadecimal digits for each block", "hashes") from error
-        if len(values["hashes"]) != blocks:
-            has = f"expected {blocks}, one for each {header.block_tokens} of {prompt} tokens"
-            raise place.error(f"{len(values['hashes'])} hashes; {has}", "hashes")
-    return TracedRequest(**values)
-
-
-def _number(value: object) -> float:
-    if type(value) not in (int, float):
-        raise TypeError
-    return float(value)  # type: ignore[arg-type]

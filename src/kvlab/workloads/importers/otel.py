@@ -23,13 +23,10 @@ class OTelImporter(JsonLinesImporter):
     """Spans with prompt tokens are requests; others are left out."""
 
     what: ClassVar[str] = "OpenTelemetry spans of requests"
+    begins, marks = "{", ('"resourceSpans"',)
     expected = "spans in OTLP's JSON, line by line"
     unknown: ClassVar[tuple[str, ...]] = ("prefixes",)
     in_order = False
-
-    @classmethod
-    def recognises(cls, head: str) -> bool:
-        return head.lstrip().startswith("{") and '"resourceSpans"' in head
 
     def of_line(self, place: Place, row: dict[str, Any]) -> Iterator[TracedRequest]:
         for resource in row["resourceSpans"]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import ClassVar
 
-from kvlab.errors import WorkloadError, shown
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import Importer
 from kvlab.workloads.lines import read_lines
@@ -53,11 +52,10 @@ class VllmLogImporter(Importer):
         return _TIME.search(head) is not None and ("Received request " in head or "vLLM" in head)
 
     def requests(self) -> Iterator[TracedRequest]:
-        path = self.options.path
         found = {name: request for name, request in self._read().items() if request.tokens}
         if not found:
             text = "has no tokens of prompts; log them with VLLM_LOGGING_LEVEL=DEBUG and --enable-log-requests"
-            raise WorkloadError(f"{shown(path)}: {text}")
+            raise self.error(text)
         for request in found.values():
             yield TracedRequest(
                 len(request.tokens),
