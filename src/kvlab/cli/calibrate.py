@@ -75,14 +75,11 @@ def read_real_run(directory: Path) -> RealRun:
 
 def show(fit: Fit, console: Terminal) -> None:
     """Print the coefficients and the errors."""
-    from rich.table import Table
-
+    from kvlab.lab.results.tables import new_table
     from kvlab.simulation.work import TERMS
 
     calibration = fit.calibration
-    table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    for name in ("one", "takes, us", "95 % interval", "of the time"):
-        table.add_column(name, justify="left" if name == "one" else "right", no_wrap=name != "one")
+    table = new_table("one", "takes, us", "95 % interval", "of the time")
     for term in TERMS:
         scale = 1e6 * term.per
         value, (low, high) = calibration.coefficients[term.name], fit.intervals[term.name]
@@ -94,15 +91,13 @@ def show(fit: Fit, console: Terminal) -> None:
         )
     table.add_row("wait for the next step", f"{calibration.between_s * 1e6:,.1f}", "", "")
     console.print(
-        f"{calibration.subject} on {calibration.machine}, threads: {calibration.threads}; {fit.steps:,} steps\n",
-        highlight=False,
+        f"{calibration.subject} on {calibration.machine}, threads: {calibration.threads}; {fit.steps:,} steps\n"
     )
     console.print(table)
     for name, errors in (("where it was fitted", fit.residuals), (f"held out, {fit.parts}", fit.held_out)):
         console.print(
             f"{name}: a step is off by {100 * errors.median:.1f} % in the median, {100 * errors.p90:.1f} % at p90; "
-            f"all together by {100 * errors.total:+.1f} %",
-            highlight=False,
+            f"all together by {100 * errors.total:+.1f} %"
         )
 
 
@@ -121,13 +116,13 @@ def _repeated_share(runs: list[RealRun], console: Terminal) -> float:
     said = "no run has sequences that share blocks: a token that another sequence has read takes"
     model = first.model
     if first.machine != describe("cpu") or not first.kernels.startswith("cpu, native"):
-        console.print(f"{said} as long as any other", highlight=False)
+        console.print(f"{said} as long as any other")
         return 1.0
     torch.set_num_threads(first.threads)
     if crowded := oversubscription(first.threads, CpuWatch().busy_cores()):
         print_note(console, crowded)
     share = repeated_share(model.num_heads, model.num_kv_heads, model.head_dim, first.subject.dtype)
-    console.print(f"{said} {100 * share:.0f} % of the time of others, as measured just now", highlight=False)
+    console.print(f"{said} {100 * share:.0f} % of the time of others, as measured just now")
     return share
 
 
@@ -146,5 +141,5 @@ def main(settings: CalibrateSettings, names: list[str]) -> int:
     show(fit, console)
     write_text(Path(settings.output), fit.calibration.text())
     chosen = f"executor.timing=fitted executor.timing_path={settings.output}"
-    console.print(f"written to {settings.output}: {chosen}", highlight=False, soft_wrap=True)
+    console.print(f"written to {settings.output}: {chosen}", soft_wrap=True)
     return 0

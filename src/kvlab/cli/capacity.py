@@ -121,7 +121,6 @@ def show(found: CapacityPlan) -> None:
         f"{model.num_layers} layers, {model.num_heads} query heads over {model.num_kv_heads} KV heads of "
         f"{model.head_dim}, {model.num_parameters / 1e6:,.0f} M parameters\n",
         sep="",
-        highlight=False,
     )
     lines = Table("", Column(justify="right"), "", box=None, show_header=False, pad_edge=False)
     for line in capacity_lines(found):
@@ -130,7 +129,7 @@ def show(found: CapacityPlan) -> None:
     console.print()
     console.print(capacity_table(found))
     for note in closing_notes(found):
-        console.print(note, style="dim", highlight=False)
+        console.print(note, style="dim")
 
 
 @command(__doc__, CapacitySettings)

@@ -28,8 +28,6 @@ from kvlab.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rich.table import Table
-
     from kvlab.lab.explain.changes import Change
     from kvlab.lab.explain.lives import Key, Life
     from kvlab.lab.explain.recorded import RecordedExplanation
@@ -115,20 +113,13 @@ def _resimulated(found: Explanation, settings: ExplainSettings, keys: list[Key])
     return again.explanation, again.error
 
 
-def _table(*columns: str) -> Table:
-    from rich.table import Table
-
-    table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    for number, name in enumerate(columns):
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
-    return table
-
-
 def _show_terms(terms: Mapping[Any, float], console: Terminal, unit: str, per: int = 1) -> None:
     """Terms with their shares, the longest first."""
+    from kvlab.lab.results.tables import new_table
+
     whole = sum(terms.values())
     seconds = whole / per >= _MOST_MS
-    table, per = _table(unit, "s" if seconds else "ms", "%"), per * (1000 if seconds else 1)
+    table, per = new_table(unit, "s" if seconds else "ms", "%", no_wrap=True), per * (1000 if seconds else 1)
     for name, value in terms.items():
         if whole and abs(value / whole) >= _LEAST_SHOWN:
             table.add_row(str(name), f"{value / per:,.1f}", f"{100 * value / whole:.1f}")
@@ -139,16 +130,18 @@ def _show_terms(terms: Mapping[Any, float], console: Terminal, unit: str, per: i
 def _show_all(found: Explanation, slowest: int, console: Terminal) -> None:
     """All requests, and the slowest."""
     count = len(found.lives)
-    console.print(f"{count:,} requests on {found.plan.machine}; of a request, in the mean:\n", highlight=False)
+    console.print(f"{count:,} requests on {found.plan.machine}; of a request, in the mean:\n")
     _show_terms(found.terms_ms(), console, "its time went into", max(count, 1))
     tokens = found.prompt_tokens()
     whole = sum(tokens.values())
     parts = (f"{100 * number / whole:.1f} % {reason}" for reason, number in tokens.items())
-    console.print(f"\nof {whole:,} prompt tokens " + "; ".join(parts), highlight=False)
+    console.print(f"\nof {whole:,} prompt tokens " + "; ".join(parts))
     keys = found.slowest(slowest)
     if not keys:
         return
-    table = _table("slowest", "ms")
+    from kvlab.lab.results.tables import new_table
+
+    table = new_table("slowest", "ms", no_wrap=True)
     table.add_column("mostly")
     for key in keys:
         terms = sorted(found.terms_of(key).items(), key=lambda term: -term[1])[:2]
@@ -157,7 +150,7 @@ def _show_all(found: Explanation, slowest: int, console: Terminal) -> None:
     console.print()
     console.print(table)
     name = found.records[keys[0]].request_id
-    console.print(f"one of them, and what would have helped: request={name}", highlight=False)
+    console.print(f"one of them, and what would have helped: request={name}")
 
 
 def _show_one(found: Explanation, key: Key, console: Terminal) -> None:
@@ -166,15 +159,14 @@ def _show_one(found: Explanation, key: Key, console: Terminal) -> None:
     output = len(record.output_token_ids)
     console.print(
         f"{record.name}: {record.prompt_tokens:,} tokens in, {output:,} out, came at {record.arrival_s:,.3f} s "
-        f"with {life.before:,} before it in the queue\n",
-        highlight=False,
+        f"with {life.before:,} before it in the queue\n"
     )
     _show_terms(found.terms_of(key), console, "from arrival to end")
     first_ms = found.first_token_ms(key)
     if record.first_token_s is not None and first_ms is not None:
         terms = found.terms_of(key, record.first_token_s)
         parts = (f"{cause} {value:,.1f}" for cause, value in terms.items() if abs(value) >= 0.05)
-        console.print(f"\nfirst token after {first_ms:,.1f} ms: " + "; ".join(parts), highlight=False)
+        console.print(f"\nfirst token after {first_ms:,.1f} ms: " + "; ".join(parts))
     if life.holders:
         _show_holders(found, life, console)
     prompt = found.prompts.get((key[0], 0))
@@ -188,7 +180,7 @@ def _show_one(found: Explanation, key: Key, console: Terminal) -> None:
         ago, by = prompt.at_s - prompt.eviction.at_s, prompt.eviction.by
         whom = f" in a step that computed the prompt of {by[0]}" if by else ""
         said += f". Evicted {ago:,.3f} s before{whom}"
-    console.print(said, highlight=False)
+    console.print(said)
 
 
 def _show_holders(found: Explanation, life: Life, console: Terminal) -> None:
@@ -197,11 +189,13 @@ def _show_holders(found: Explanation, life: Life, console: Terminal) -> None:
         f"{found.records[key].name if key in found.records else key[0]} {100 * share / whole:.0f} %"
         for key, share in life.holders.most_common(_MOST_HOLDERS)
     )
-    console.print(f"the blocks it waited for were held by {', '.join(parts)}", highlight=False)
+    console.print(f"the blocks it waited for were held by {', '.join(parts)}")
 
 
 def _show_changes(changes: list[Change], name: str, console: Terminal) -> None:
-    table = _table("ms, simulated", name, "saved", "all", "saved", "p99")
+    from kvlab.lab.results.tables import new_table
+
+    table = new_table("ms, simulated", name, "saved", "all", "saved", "p99", no_wrap=True)
     base = changes[0]
     for change in changes:
         row = [change.settings or change.what]
@@ -251,7 +245,7 @@ def main(settings: ExplainSettings, others: list[str]) -> int:
     found: Explanation
     if settings.trace is not None:
         found = compared = _explained_trace(settings, others, console)
-        console.print(f"{settings.trace}: {compared.agreement}\n", highlight=False)
+        console.print(f"{settings.trace}: {compared.agreement}\n")
     else:
         found = _explained(settings, console)
     keys = [key for key in found.lives if key[0] == settings.request]
@@ -269,18 +263,17 @@ def main(settings: ExplainSettings, others: list[str]) -> int:
         for key in keys:
             _show_one(found, key, console)
         if remark:
-            console.print(f"\n{remark}", style="dim", highlight=False)
+            console.print(f"\n{remark}", style="dim")
         if changes:
             _show_changes(changes, keys[0][0], console)
     else:
         _show_all(found, settings.slowest, console)
     if settings.figure is not None:
+        from kvlab.lab.figures import save_figure
         from kvlab.lab.figures.prompt_reasons import prompt_reasons_figure
         from kvlab.lab.figures.request_terms import request_terms_figure
-        from kvlab.lab.files import replacing
 
         drawn = request_terms_figure(found, keys) if keys else prompt_reasons_figure(found)
-        with replacing(Path(settings.figure)) as own:
-            drawn.savefig(own)
-        console.print(f"picture: {settings.figure}", highlight=False)
+        save_figure(drawn, Path(settings.figure))
+        console.print(f"picture: {settings.figure}")
     return 0

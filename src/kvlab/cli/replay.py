@@ -114,8 +114,7 @@ def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) ->
 
 def show(found: ReplayCurves, console: Terminal) -> None:
     """Print the hit rates."""
-    from rich.table import Table
-
+    from kvlab.lab.results.tables import new_table
     from kvlab.lab.terminal import marked
 
     size = found.block_size
@@ -124,11 +123,8 @@ def show(found: ReplayCurves, console: Terminal) -> None:
         f"{found.requests:,} requests, {found.prompt_tokens:,} prompt tokens, {found.contents:,} different full "
         f"blocks of {size} tokens; concurrency {found.concurrency}\n",
         sep="",
-        highlight=False,
     )
-    table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    for name in ("blocks", *found.hit_rates, "best / belady"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = new_table("blocks", *found.hit_rates, "best / belady", justify="right", no_wrap=True)
     for index, blocks in enumerate(found.num_blocks):
         name, share = found.best(index)
         rates = (f"{100 * rates[index]:.1f}" for rates in found.hit_rates.values())
@@ -138,7 +134,6 @@ def show(found: ReplayCurves, console: Terminal) -> None:
         f"% of prompt tokens found in the pool; in one that is never full {100 * found.ceiling:.1f} %. belady "
         "knows the future: no policy finds more.",
         style="dim",
-        highlight=False,
     )
 
 
@@ -153,10 +148,9 @@ def main(settings: ReplaySettings, overrides: list[str]) -> int:
     else:
         show(found, console)
     if settings.figure is not None:
+        from kvlab.lab.figures import save_figure
         from kvlab.lab.figures.hit_rates import hit_rate_figure
-        from kvlab.lab.files import replacing
 
-        with replacing(Path(settings.figure)) as own:
-            hit_rate_figure(found).savefig(own)
-        console.print(f"picture: {settings.figure}", highlight=False)
+        save_figure(hit_rate_figure(found), Path(settings.figure))
+        console.print(f"picture: {settings.figure}")
     return 0

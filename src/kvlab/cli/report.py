@@ -53,7 +53,7 @@ def report(options: ReportOptions, runs: Sequence[str]) -> tuple[Report, bool]:
     for sentence in sentences(errors):
         print(f"warning: {sentence}", file=sys.stderr)
     if not any(error.path == page for error in errors):
-        console.print(f"report: {page}", highlight=False, soft_wrap=True)
+        console.print(f"report: {page}", soft_wrap=True)
     return made, not errors
 
 

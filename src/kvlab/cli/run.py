@@ -111,7 +111,7 @@ def _was_done(config: RunConfig) -> bool:
         return False
     console = Terminal()
     console.print(comparison_table([(run.name, run.metrics)]))
-    console.print(f"done before: run {run.run_id}", highlight=False)
+    console.print(f"done before: run {run.run_id}")
     return True
 
 

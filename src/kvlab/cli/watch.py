@@ -11,10 +11,7 @@ and the same key, also what its requests found, what nobody asked for, and what 
 from __future__ import annotations
 
 import json
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -51,29 +48,18 @@ class WatchSettings:
             raise ConfigError("trace", self.trace, text)
 
 
-@contextmanager
-def _until_interrupted() -> Iterator[list[bool]]:
-    """A list that has something once the user, or a service manager, wants an end."""
-    asked: list[bool] = []
-    names = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(name, lambda *_: asked.append(True)) for name in names]
-    try:
-        yield asked
-    finally:
-        for name, handler in zip(names, before, strict=True):
-            signal.signal(name, handler)
-
-
 def _watch(settings: WatchSettings, pool: ServerPool, console: Terminal) -> ServerMetrics | None:
     """Listen to the end. Returns the last metrics."""
+    from kvlab.lab.run.interrupt import stop_on_signal
+    from kvlab.lab.terminal import Terminal
     from kvlab.lab.watch.server_metrics import read_metrics
     from kvlab.peers.kv_events import EventListener
 
     listener, metrics = EventListener(pool, str(settings.events), settings.replay), None
     begin = looked = time.monotonic()
     try:
-        with _until_interrupted() as asked, console.status("no event yet") as status:
-            while not asked and (settings.seconds is None or time.monotonic() - begin < settings.seconds):
+        with stop_on_signal(Terminal(quiet=True)) as should_stop, console.status("no event yet") as status:
+            while not should_stop() and (settings.seconds is None or time.monotonic() - begin < settings.seconds):
                 listener.hear(0.2)
                 if time.monotonic() - looked >= 1:
                     looked = time.monotonic()
@@ -143,7 +129,7 @@ def _show(pool: ServerPool, metrics: ServerMetrics | None, console: Terminal) ->
         share = 100 * (metrics.hit_tokens or 0) / metrics.prompt_tokens
         said.append(f"its own metrics: {share:.1f} % of {metrics.prompt_tokens:,.0f} prompt tokens found")
     for sentence in said:
-        console.print(sentence, highlight=False)
+        console.print(sentence)
 
 
 def _show_verdict(found: Verdict, pool: ServerPool, console: Terminal) -> None:
@@ -156,7 +142,7 @@ def _show_verdict(found: Verdict, pool: ServerPool, console: Terminal) -> None:
         f"found more, in {found.less:,} less",
         f"{share:.1f} % of the blocks that are there were asked for by one request alone",
     ):
-        console.print(sentence, highlight=False)
+        console.print(sentence)
 
 
 @command(__doc__, WatchSettings, bare=False, alone=True)

@@ -11,6 +11,7 @@ from kvlab.config import format_bytes
 from kvlab.kv.pools import unit_of
 from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES, KVSpec
 from kvlab.lab.capacity import CapacityPlan
+from kvlab.lab.results.tables import new_table
 from kvlab.planning.memory import layer_tensors
 
 
@@ -114,10 +115,9 @@ def _pools_formula(plan: CapacityPlan) -> str:
 
 def capacity_table(plan: CapacityPlan) -> Table:
     """Sequences at each mean length."""
-    table = Table(show_edge=False, pad_edge=False, header_style="bold")
     backends = list(plan.pools)
-    for name in ("mean length", *backends, "advantage", *(f"unused, {backend}" for backend in backends)):
-        table.add_column(name, justify="right")
+    unused = (f"unused, {backend}" for backend in backends)
+    table = new_table("mean length", *backends, "advantage", *unused, justify="right")
     for row in plan.lengths:
         table.add_row(
             f"{row.length:,}",

@@ -192,7 +192,7 @@ class Recording:
         self.tracker = Tracker()
         print_note(self._context.console, problem)
         if not self.unwritten:
-            self._context.console.print(f"the run's results are kept in {self._context.directory}", highlight=False)
+            self._context.console.print(f"the run's results are kept in {self._context.directory}")
 
 
 def _series(log: RunLog) -> dict[str, list[tuple[int, float, float]]]:

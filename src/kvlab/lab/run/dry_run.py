@@ -45,7 +45,7 @@ def dry_run(config: RunConfig, directory: Path, console: Terminal) -> None:
     (file,) = save_figures(
         {"workload": workload_figure(requests, tree, unknown_prompts(config.workload))}, directory
     )
-    console.print(f"drawn: {file}", highlight=False, soft_wrap=True)
+    console.print(f"drawn: {file}", soft_wrap=True)
 
 
 def _print(config: RunConfig, requests: list[Request], tree: PrefixTree, console: Terminal) -> None:
@@ -78,4 +78,4 @@ def _print(config: RunConfig, requests: list[Request], tree: PrefixTree, console
         "tokens": f"{sum(tree.tokens):,} of prompts, {sum(outputs):,} of outputs",
         **shared,
     }.items():
-        console.print(marked("[bold]{}[/]: {}", name, text), highlight=False)
+        console.print(marked("[bold]{}[/]: {}", name, text))

@@ -99,7 +99,7 @@ def show_progress(
         if terminal:
             bar.update(task, completed=tokens, requests=ended, status=status)
         else:
-            console.print(f"{clock(at)}  {ended}  {' '.join(status.split())}", highlight=False)
+            console.print(f"{clock(at)}  {ended}  {' '.join(status.split())}")
 
     with bar:
         yield after_step
