@@ -81,7 +81,7 @@ class TracedRequest:
     def check(self, block_tokens: int) -> None:
         """Raises ValueError for what a trace cannot hold: others may write anything."""
         if type(self.prompt_tokens) is not int or not 1 <= self.prompt_tokens <= MAX_PROMPT_TOKENS:
-            raise ValueError(f"prompt_tokens is {shown(self.prompt_tokens, repr)}, not a whole number from 1 on")
+            raise ValueError(f"a prompt of {shown(self.prompt_tokens, repr)} tokens")
         for name in _WHOLE:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 0 <= value <= MAX_WHOLE):
@@ -96,8 +96,7 @@ class TracedRequest:
         if self.hashes is not None:
             blocks = -(-self.prompt_tokens // block_tokens)
             if not are_ids(self.hashes) or len(self.hashes) != blocks:
-                text = f"{len(self.hashes)} hashes; needed: {blocks} of 64 bits, one for each {block_tokens} tokens"
-                raise ValueError(text)
+                raise ValueError(f"expected {blocks} hashes of 64 bits, one for each {block_tokens} tokens")
 
 
 _WHOLE = ("output_tokens", "max_tokens", "cached_tokens")
