@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import get_origin
 
+from kvlab.cli.settings import schema_keys
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError
 from kvlab.paths import CONF
@@ -126,18 +126,8 @@ def _first(settings: Sequence[str]) -> list[str]:
 def known_keys() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """The dotted keys of a run's settings, those of groups of them, and beginnings of keys that are open."""
     settings, sections, is_open = list[str](), list[str](), list[str]()
-    for key, kind in _keys(RunConfig, ""):
+    for key, kind in schema_keys(RunConfig):
         if get_origin(kind) is dict:
             is_open.append(f"{key}.")
         (sections if is_dataclass(kind) else settings).append(key)
     return tuple(settings), tuple(sections), tuple(is_open)
-
-
-def _keys(schema: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    hints = get_type_hints(schema)
-    for field in fields(schema):
-        kinds = [kind for kind in get_args(hints[field.name]) if kind is not NoneType]
-        kind = kinds[0] if NoneType in get_args(hints[field.name]) else hints[field.name]
-        yield f"{prefix}{field.name}", kind
-        if is_dataclass(kind):
-            yield from _keys(kind, f"{prefix}{field.name}.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, wraps
 from pathlib import Path
 from types import NoneType
@@ -144,17 +144,19 @@ def fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def _types(schema: type, prefix: str = "") -> Mapping[str, Any]:
-    """The type of each key, those of nested dataclasses with dots; `X | None` counts as X."""
-    found: dict[str, Any] = {}
+def schema_keys(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each key of a schema and its type, `X | None` counting as X; behind a dataclass its own keys, with dots."""
     for name, hint in get_type_hints(schema).items():
-        parts = get_args(hint)
-        kind = next(part for part in parts if part is not NoneType) if NoneType in parts else hint
+        kinds = get_args(hint)
+        kind = next(kind for kind in kinds if kind is not NoneType) if NoneType in kinds else hint
+        yield f"{prefix}{name}", kind
         if dataclasses.is_dataclass(kind):
-            found |= _types(cast(type, kind), f"{prefix}{name}.")
-        else:
-            found[prefix + name] = kind
-    return found
+            yield from schema_keys(kind, f"{prefix}{name}.")
+
+
+def _types(schema: type) -> dict[str, Any]:
+    """The type of each key that has a value of its own."""
+    return {key: kind for key, kind in schema_keys(schema) if not dataclasses.is_dataclass(kind)}
 
 
 def _parse(text: str, kind: Any) -> Any:
