@@ -37,11 +37,11 @@ def find_runs(names: list[str]) -> list[Path]:
     """The directories of the runs that are named; a sweep is all of its runs. Raises ConfigError."""
     from kvlab.cli.roofline import find_run
 
-    found: list[Path] = []
+    directories: list[Path] = []
     for name in names:
         points = [file.parent for file in sorted(Path(name).glob("*/summary.json"))]
-        found += points if points and not (Path(name) / "summary.json").is_file() else [find_run(name)]
-    return list(dict.fromkeys(found))
+        directories += points if points and not (Path(name) / "summary.json").is_file() else [find_run(name)]
+    return list(dict.fromkeys(directories))
 
 
 def read_real_run(directory: Path) -> RealRun:

@@ -107,7 +107,7 @@ def plan(settings: CapacitySettings, overrides: Sequence[str]) -> CapacityPlan:
     return plan_capacity(config, device=device, memory=memory, lengths=settings.lengths or None)
 
 
-def show(found: CapacityPlan) -> None:
+def show(plan: CapacityPlan) -> None:
     """Print the figures."""
     from rich.table import Column, Table
 
@@ -115,28 +115,28 @@ def show(found: CapacityPlan) -> None:
     from kvlab.lab.terminal import Terminal, marked
 
     console = Terminal()
-    model = found.model
+    model = plan.model
     console.print(
-        marked("[bold]{}[/]: ", found.name),
+        marked("[bold]{}[/]: ", plan.name),
         f"{model.num_layers} layers, {model.num_heads} query heads over {model.num_kv_heads} KV heads of "
         f"{model.head_dim}, {model.num_parameters / 1e6:,.0f} M parameters\n",
         sep="",
     )
     lines = Table("", Column(justify="right"), "", box=None, show_header=False, pad_edge=False)
-    for line in capacity_lines(found):
+    for line in capacity_lines(plan):
         lines.add_row(*line)
     console.print(lines)
     console.print()
-    console.print(capacity_table(found))
-    for note in closing_notes(found):
+    console.print(capacity_table(plan))
+    for note in closing_notes(plan):
         console.print(note, style="dim")
 
 
 @command(__doc__, CapacitySettings)
 def main(settings: CapacitySettings, overrides: list[str]) -> int:
-    found = plan(settings, overrides)
+    planned = plan(settings, overrides)
     if settings.json:
-        print(json.dumps(found.as_dict(), indent=2))
+        print(json.dumps(planned.as_dict(), indent=2))
     else:
-        show(found)
+        show(planned)
     return 0

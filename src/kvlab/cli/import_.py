@@ -69,8 +69,8 @@ def main(settings: ImportSettings, files: list[str]) -> int:
     return 0
 
 
-def _said(found: Imported, file: str) -> str:
+def _said(imported: Imported, file: str) -> str:
     """What was imported, what is not known of it, and what can be done with it."""
-    lines = [f"{file}: {found.what}, {found.facts}", *(f"  {text}" for text in found.unknown)]
-    lines += [f"written: {found.path}", f"run it: {found.command}"]
+    lines = [f"{file}: {imported.what}, {imported.facts}", *(f"  {text}" for text in imported.unknown)]
+    lines += [f"written: {imported.path}", f"run it: {imported.command}"]
     return "\n".join(lines)

@@ -68,16 +68,16 @@ def written_out(overrides: Sequence[str]) -> list[str]:
     """The overrides as Hydra takes them: `workload.prompt_len=8000` is of exactly 8,000 tokens, and choices in
     `conf/` of the working directory are found. Raises ConfigError for a key that there is not.
     """
-    found = [_written_out(text) for text in overrides]
+    texts = [_written_out(text) for text in overrides]
     try:
         folder = Path("conf").absolute()
     except OSError:  # the working directory was removed, which is said later
-        return found
-    is_named = any("searchpath" in text or "config-dir" in text for text in found)
-    if folder.is_dir() and folder != CONF and not is_named and not {"-cd"} & set(found):
+        return texts
+    is_named = any("searchpath" in text or "config-dir" in text for text in texts)
+    if folder.is_dir() and folder != CONF and not is_named and not {"-cd"} & set(texts):
         quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
-        found.append(f"hydra.searchpath=['file://{quoted}']")
-    return found
+        texts.append(f"hydra.searchpath=['file://{quoted}']")
+    return texts
 
 
 def _written_out(text: str) -> str:

@@ -73,10 +73,10 @@ def _show_run(directory: Path, *, again: bool) -> None:
     if facts["machine"] != describe("cpu"):
         print(f"warning: the run was on {facts['machine']}, the rates are those of {describe('cpu')}")
     costs = RunCosts(decoder_config(config.model), facts["bytes_per_weight"], facts["kv_bytes_per_token"])
-    found = roofline(costs, run.steps(), rates)
+    bound = roofline(costs, run.steps(), rates)
     print(
-        f"{run.name}: its steps took {found.steps_s:.2f} s and could take {found.bound_s:.2f} s, "
-        f"{found.memory_s:.2f} s of it in steps that memory limits: {found.share:.1f} % of the roofline"
+        f"{run.name}: its steps took {bound.steps_s:.2f} s and could take {bound.bound_s:.2f} s, "
+        f"{bound.memory_s:.2f} s of it in steps that memory limits: {bound.share:.1f} % of the roofline"
     )
 
 

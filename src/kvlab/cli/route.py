@@ -59,11 +59,11 @@ class RouteCommandSettings:
         if len(set(self.upstreams)) < len(self.upstreams):
             raise ConfigError("upstreams", ",".join(self.upstreams), "names a server twice")
         usual = FleetConfig()
-        for each in fields(FleetConfig):
-            value = getattr(self.fleet, each.name)
-            if each.name not in _OF_PROXIES and value != getattr(usual, each.name):
+        for own in fields(FleetConfig):
+            value = getattr(self.fleet, own.name)
+            if own.name not in _OF_PROXIES and value != getattr(usual, own.name):
                 text = f"is of simulated fleets; a proxy has fleet.{', fleet.'.join(_OF_PROXIES)}"
-                raise ConfigError(f"fleet.{each.name}", value, text)
+                raise ConfigError(f"fleet.{own.name}", value, text)
 
 
 @command(__doc__, RouteCommandSettings, bare=False, alone=True)
@@ -85,7 +85,7 @@ def main(settings: RouteCommandSettings) -> int:
         if differing:
             print(f"the first that does not is in line {differing[0]} of {settings.replay}")
         return 1 if differing else 0
-    given = {each.name: getattr(settings, each.name) for each in fields(RouteSettings)}
+    given = {own.name: getattr(settings, own.name) for own in fields(RouteSettings)}
     proxy = Proxy(RouteSettings(**given))
     listening = listening_at(settings.server.host, settings.server.port, "server.port")
     asyncio.run(proxy.start())

@@ -132,14 +132,14 @@ def _show(pool: ServerPool, metrics: ServerMetrics | None, console: Terminal) ->
         console.print(sentence)
 
 
-def _show_verdict(found: Verdict, pool: ServerPool, console: Terminal) -> None:
-    count = found.agree + found.more + found.less
-    said, there = (100 * each / max(found.prompt_tokens, 1) for each in (found.said_tokens, found.there_tokens))
-    share = 100 * found.unasked_blocks / max(len(pool.now), 1)
+def _show_verdict(held: Verdict, pool: ServerPool, console: Terminal) -> None:
+    count = held.agree + held.more + held.less
+    said, there = (100 * tokens / max(held.prompt_tokens, 1) for tokens in (held.said_tokens, held.there_tokens))
+    share = 100 * held.unasked_blocks / max(len(pool.now), 1)
     for sentence in (
         f"{count:,} recorded requests: the server found {said:.1f} % of their prompt tokens; by its events "
-        f"{there:.1f} % were there when they came. Both agree in {found.agree:,} requests; in {found.more:,} it "
-        f"found more, in {found.less:,} less",
+        f"{there:.1f} % were there when they came. Both agree in {held.agree:,} requests; in {held.more:,} it "
+        f"found more, in {held.less:,} less",
         f"{share:.1f} % of the blocks that are there were asked for by one request alone",
     ):
         console.print(sentence)
@@ -161,12 +161,12 @@ def main(settings: WatchSettings) -> int:
     blocks = metrics.blocks if metrics is not None and metrics.blocks else pool.peak
     curves = _curves(settings, pool, blocks) if settings.trace and blocks else None
     if settings.json:
-        found: dict[str, Any] = {
+        figures: dict[str, Any] = {
             name: getattr(pool, name)
             for name in ("batches", "stored", "removed", "cleared", "unknown", "gaps", "missed", "peak", "again_s")
         }
-        found |= {"blocks": len(pool.now), "verdict": verdict and asdict(verdict)}
-        print(json.dumps(found | {"replay": curves and curves.as_dict()}, indent=2))
+        figures |= {"blocks": len(pool.now), "verdict": verdict and asdict(verdict)}
+        print(json.dumps(figures | {"replay": curves and curves.as_dict()}, indent=2))
         return 0
     _show(pool, metrics, console)
     if verdict is not None:

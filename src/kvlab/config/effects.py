@@ -104,7 +104,7 @@ CONDITIONS = (
 
 def without_effect(config: RunConfig) -> list[str]:
     """A sentence for each setting that has another value than its default, and that nothing of the run reads."""
-    found = []
+    sentences = []
     for condition in CONDITIONS:
         group, name = condition.key.split(".")
         section: Any = getattr(config, group)
@@ -112,5 +112,5 @@ def without_effect(config: RunConfig) -> list[str]:
         field = next(field for field in fields(section) if field.name == name)
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         if value != default and not condition.is_read(config):
-            found.append(f"{condition.key}={value} has no effect here: it is read by {condition.by}")
-    return found
+            sentences.append(f"{condition.key}={value} has no effect here: it is read by {condition.by}")
+    return sentences

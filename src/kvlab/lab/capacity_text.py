@@ -45,7 +45,9 @@ def _block_formula(plan: CapacityPlan) -> str:
     pool, spec = plan.paged, plan.spec
     if not pool.groups:
         return f"{pool.block_size} tokens x {spec.bytes_per_token:,} bytes"
-    kinds = Counter("full attention" if each.window is None else f"{each.window:,} tokens" for each in pool.groups)
+    kinds = Counter(
+        "full attention" if group.window is None else f"{group.window:,} tokens" for group in pool.groups
+    )
     groups = " and ".join(f"{count} of {kind}" for kind, count in kinds.items())
     return f"{pool.block_size} tokens x {spec.layers_per_block} layers; groups of layers: {groups}"
 
@@ -88,8 +90,8 @@ def _working_formula(plan: CapacityPlan) -> str:
         return f"largest: {format_bytes(working.compiling)} while kernels are compiled and timed{small}"
     if working.logits > working.layers + working.attention:
         stream = 2 * settings.max_batched_tokens * model.hidden_size * settings.element
-        each = (working.logits - stream) // (settings.rows * model.vocab_size)
-        logits = f"{settings.rows} rows x {model.vocab_size:,} logits x {each} bytes"
+        width = (working.logits - stream) // (settings.rows * model.vocab_size)
+        logits = f"{settings.rows} rows x {model.vocab_size:,} logits x {width} bytes"
         return f"largest: {logits} + {format_bytes(stream)} of the step's tokens{small}"
     count = layer_tensors(model, settings)
     queries, keys = (heads * model.head_dim for heads in (model.num_heads, model.num_kv_heads))

@@ -73,10 +73,10 @@ class TracedRequest:
 
     def line(self) -> str:
         """It as a line of a file."""
-        found = {name: value for name, value in zip(_FIELDS, _values(self), strict=True) if value is not None}
+        columns = {name: value for name, value in zip(_FIELDS, _values(self), strict=True) if value is not None}
         if self.hashes is not None:
-            found["hashes"] = [f"{each:016x}" for each in self.hashes]
-        return _as_json(found)
+            columns["hashes"] = [f"{block_hash:016x}" for block_hash in self.hashes]
+        return _as_json(columns)
 
     def check(self, block_tokens: int) -> None:
         """Raises ValueError for what a trace cannot hold: others may write anything."""
@@ -102,16 +102,16 @@ class TracedRequest:
 _WHOLE = ("output_tokens", "max_tokens", "cached_tokens")
 _SECONDS = ("arrival_s", "temperature", "queue_ms", "ttft_ms", "e2el_ms")
 _TEXT = ("prompt", "output")
-_FIELDS = [each.name for each in fields(TracedRequest)]
+_FIELDS = [column.name for column in fields(TracedRequest)]
 _values = attrgetter(*_FIELDS)
-_HEADER = [each.name for each in fields(Header)]
+_HEADER = [column.name for column in fields(Header)]
 
 
 def header_line(header: Header) -> str:
     """It as a line of a file."""
     default = Header()
-    found = {name: value for name in _HEADER if (value := getattr(header, name)) != getattr(default, name)}
-    return json.dumps({MARK: VERSION, "block_tokens": header.block_tokens} | found)
+    changed = {name: value for name in _HEADER if (value := getattr(header, name)) != getattr(default, name)}
+    return json.dumps({MARK: VERSION, "block_tokens": header.block_tokens} | changed)
 
 
 def file_mode(header: Header) -> int:
@@ -222,16 +222,16 @@ def _json_rows(path: str, names: Sequence[str]) -> Iterator[tuple[int, dict[str,
 
 def _header(place: Place, line: bytes) -> Header:
     try:
-        found = json_object(line)
+        content = json_object(line)
     except ValueError:
-        found = {}
-    version = found.pop(MARK, None)
+        content = {}
+    version = content.pop(MARK, None)
     if version != VERSION:
         what = (
             f"is of version {shown(version)}, and this kvlab reads {VERSION}" if version else "is no trace of kvlab"
         )
         raise place.error(f"{what}; kvlab import FILE makes one of other formats")
-    block_tokens = place.tokens(found.get("block_tokens", 16), "block_tokens", most=MAX_WHOLE)
-    values: dict[str, Any] = {name: value for name, value in found.items() if name in _HEADER}
+    block_tokens = place.tokens(content.get("block_tokens", 16), "block_tokens", most=MAX_WHOLE)
+    values: dict[str, Any] = {name: value for name, value in content.items() if name in _HEADER}
     unknown = values.get("unknown", ())
     return Header(**values | {"block_tokens": block_tokens, "unknown": tuple(map(str, unknown))})

@@ -47,7 +47,7 @@ def rate_figure(records: Sequence[RunRecord], *, share: float = 99.0, keys: Sequ
         looks = zip(cycle(style.LINES), cycle(_MARKERS), strict=False)
         for (label, members), (colour, marker) in zip(lines.items(), looks, strict=False):
             values = {rate: known_values(_at(members, key, rate), name) for rate in ordered(members, key)}
-            at = {rate: median(found) for rate, found in values.items() if found}
+            at = {rate: median(repeats) for rate, repeats in values.items() if repeats}
             text = _named(label, members, key, share) if not number and key in RATES else None
             panel.plot(list(at), list(at.values()), color=colour, marker=marker, markersize=4.5, label=text)
         limit = share if name == ATTAINMENT else _limit(name, records)
@@ -74,17 +74,17 @@ def _named(label: str, points: Sequence[Point], key: str, share: float) -> str:
     held: list[float] = []
     text = f"{label}: {share:g} % within the limits".removeprefix(": ")
     for rate in ordered(points, key):
-        found = known_values(_at(points, key, rate), ATTAINMENT)
-        if found and median(found) < share:
+        shares = known_values(_at(points, key, rate), ATTAINMENT)
+        if shares and median(shares) < share:
             return f"{text} up to {key}={held[-1]:g}" if held else f"{text} at none of the rates"
-        held += [rate] if found else []
+        held += [rate] if shares else []
     return f"{text} at each rate" if held else label
 
 
 def _limit(name: str, records: Sequence[RunRecord]) -> float | None:
     """The limit on a latency, where all runs have the same."""
-    found = {limits_of(record.config).get(name.removeprefix("latency/").partition("_")[0]) for record in records}
-    return found.pop() if len(found) == 1 else None
+    limits = {limits_of(record.config).get(name.removeprefix("latency/").partition("_")[0]) for record in records}
+    return limits.pop() if len(limits) == 1 else None
 
 
 def _scale(panel: Any, rates: Sequence[float], values: Sequence[float], name: str) -> None:

@@ -134,9 +134,9 @@ def _draw_usage(axes: Any, at: Column, usage: Column) -> None:
 
 
 def _draw_prefixes(axes: Any, at: Column, queries: Column, hits: Column) -> None:
-    times, asked, found = style.thin(at, queries, hits)
+    times, asked, hit = style.thin(at, queries, hits)
     axes.step(times, asked, where="post", color=style.FAINT, linewidth=1.6, label="prompt tokens looked up so far")
-    axes.step(times, found, where="post", color=style.GREEN, linewidth=1.6, label="found in the prefix cache")
+    axes.step(times, hit, where="post", color=style.GREEN, linewidth=1.6, label="found in the prefix cache")
     axes.set(ylim=(0, max(float(asked.max()), 1.0) * 1.06), ylabel="tokens")
     style.whole(axes.yaxis)
     style.legend(axes, columns=2, below=-0.3)

@@ -133,7 +133,7 @@ def tenant_map_figure(record: RunRecord, *, unit: str = "block") -> Figure | Non
     """Block by time in the colours of tenants, pale where the block is cached, dark where it is pinned and cached.
     None for a run whose requests have no salt, or that kept no record of blocks.
     """
-    events, steps, salts = record.blocks(), record.steps(), [each.salt for each in record.requests()]
+    events, steps, salts = record.blocks(), record.steps(), [request.salt for request in record.requests()]
     if events is None or not len(events.block) or not steps or not any(salts):
         return None
     names = list(dict.fromkeys(salts))

@@ -106,7 +106,7 @@ def _service_levels(log: RunLog, limits: Mapping[str, float]) -> dict[str, float
         metrics["slo/goodput_per_s"] = good / log.duration_s
     if submitted:
         metrics["slo/attainment"] = 100 * good / submitted
-        metrics |= {f"slo/{name}_attainment": 100 * sum(found) / submitted for name, found in within.items()}
+        metrics |= {f"slo/{name}_attainment": 100 * sum(flags) / submitted for name, flags in within.items()}
     return metrics
 
 

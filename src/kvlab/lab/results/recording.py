@@ -77,11 +77,11 @@ class Recording:
         self._started = time.time()  # seconds since 1970
         self._workload: WorkloadFacts | None = None
         if plan is not None:
-            found = describe_workload(
+            described = describe_workload(
                 config.workload, plan.requests, vocab_size=plan.model.vocab_size, seed=config.seed
             )
-            source = redacted("source", found.source)
-            self._workload = dataclasses.replace(found, name=redact(found.name), source=source)
+            source = redacted("source", described.source)
+            self._workload = dataclasses.replace(described, name=redact(described.name), source=source)
         self._facts: dict[str, str] = {}
         self._settled = False
         self._opening = in_background(self._open)
@@ -184,7 +184,7 @@ class Recording:
                 "kv_bytes_per_token": plan.pool.bytes_per_token,
             }
             if plan.pool.groups:
-                summary["kv_groups"] = [[len(each.layers), each.window] for each in plan.pool.groups]
+                summary["kv_groups"] = [[len(group.layers), group.window] for group in plan.pool.groups]
         return summary
 
     def _failed(self, problem: str) -> None:

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from kvlab.core import PoolCounters, PoolStats, StepRecord
 
-_OF_STEP = [each for each in fields(StepRecord) if each.name not in ("pool", "counters")]
-_FLOATS = [each.name for each in _OF_STEP if each.type == "float"]
-_INTS = [each.name for each in _OF_STEP if each.type == "int"]
-_POOL = [each.name for each in fields(PoolStats)]
-_COUNTERS = [each.name for each in fields(PoolCounters)]
+_OF_STEP = [column for column in fields(StepRecord) if column.name not in ("pool", "counters")]
+_FLOATS = [column.name for column in _OF_STEP if column.type == "float"]
+_INTS = [column.name for column in _OF_STEP if column.type == "int"]
+_POOL = [column.name for column in fields(PoolStats)]
+_COUNTERS = [column.name for column in fields(PoolCounters)]
 _WHOLE = [*_INTS, "has_pool", *(f"pool.{name}" for name in _POOL), "has_counters"] + [
     f"counters.{name}" for name in _COUNTERS
 ]
@@ -53,33 +53,32 @@ class StepLog(Sequence[StepRecord]):
 
     def in_order(self) -> StepLog:
         """The steps of several replicas as they began, numbered anew; of equals that of the lower number first."""
-        floats: NDArray[np.float64] = np.asarray(self._floats).reshape(-1, len(_FLOATS))
-        whole: NDArray[np.int64] = np.asarray(self._whole).reshape(-1, len(_WHOLE))
-        order = np.lexsort((whole[:, _INDEX["index"]], whole[:, _INDEX["replica"]], self.column("start_s")))
-        ordered = whole[order]
-        ordered[:, _INDEX["index"]] = np.arange(len(order))
-        found = StepLog()
-        found._floats.frombytes(np.ascontiguousarray(floats[order]).tobytes())
-        found._whole.frombytes(ordered.tobytes())
-        return found
+        log = self._rows(np.lexsort([self.column(name) for name in ("index", "replica", "start_s")]))
+        log._tables[1][:, _INDEX["index"]] = np.arange(len(log))
+        return log
 
     def of_replica(self, replica: int) -> StepLog:
         """The steps of one replica."""
-        kept = self.column("replica") == replica
-        found = StepLog()
-        found._floats.frombytes(np.asarray(self._floats).reshape(-1, len(_FLOATS))[kept].tobytes())
-        found._whole.frombytes(np.asarray(self._whole).reshape(-1, len(_WHOLE))[kept].tobytes())
-        return found
+        return self._rows(np.flatnonzero(self.column("replica") == replica))
+
+    @property
+    def _tables(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """The figures as rows of steps, not copied: a log cannot grow while they are looked at."""
+        return np.asarray(self._floats).reshape(-1, len(_FLOATS)), np.asarray(self._whole).reshape(-1, len(_WHOLE))
+
+    def _rows(self, rows: NDArray[np.int64]) -> StepLog:
+        log, (floats, whole) = StepLog(), self._tables
+        log._floats.frombytes(floats[rows].tobytes())
+        log._whole.frombytes(whole[rows].tobytes())
+        return log
 
     def column(self, name: str) -> NDArray[Any]:
         """A field of all steps: a name of StepRecord's, or `pool.` or `counters.` before one of those; 0 where a
         step has none (`has_pool`, `has_counters`). A copy.
         """
-        if name in _INDEX:
-            whole: NDArray[np.int64] = np.asarray(self._whole).reshape(-1, len(_WHOLE))
-            return whole[:, _INDEX[name]].copy()  # the log cannot grow while it is looked at
-        numbers: NDArray[np.float64] = np.asarray(self._floats).reshape(-1, len(_FLOATS))
-        return numbers[:, _FLOATS.index(name)].copy()
+        floats, whole = self._tables
+        column: NDArray[Any] = whole[:, _INDEX[name]] if name in _INDEX else floats[:, _FLOATS.index(name)]
+        return column.copy()
 
     @property
     def seconds(self) -> NDArray[np.float64]:

@@ -48,10 +48,10 @@ def comparison_table(
         if number:
             table.add_column("ratio", justify="right")
     for section, entries in sections().items():
-        found = [metrics for _, metrics in runs]
-        shown = [entry for entry in entries if entry.in_table and _is_known(entry, found, known_only)]
+        figures = [metrics for _, metrics in runs]
+        shown = [entry for entry in entries if entry.in_table and _is_known(entry, figures, known_only)]
         if brief:
-            shown = [entry for entry in shown if any(metrics.get(entry.name) for metrics in found)]
+            shown = [entry for entry in shown if any(metrics.get(entry.name) for metrics in figures)]
         if shown:
             table.add_row(Text(section, "bold"))
         for entry in shown:

@@ -54,7 +54,7 @@ def trace_events(
     yield {"name": "thread_name", "ph": "M", "pid": _STEPS, "tid": _THREAD, "args": {"name": "engine"}}
     if records:
         yield {"name": "process_name", "ph": "M", "pid": _REQUESTS, "args": {"name": "requests"}}
-    spans = {each.record.index: each.spans for each in profiled}
+    spans = {step.record.index: step.spans for step in profiled}
     left = _MAX_SLICES
     log = StepLog.of(steps)
     columns = (log.column(name)[:_MAX_STEPS].tolist() for name in (*_OF_STEP, *_OF_POOL, *_OF_BATCH))

@@ -116,9 +116,9 @@ def drive(
         log.next_arrival_s = request.arrival_s if request else None
         until_s = math.inf if request is None else request.arrival_s
         if taken := repeat(until_s):
-            for each in taken:
-                log.steps.append(each)
-                on_step(log, each)
+            for step in taken:
+                log.steps.append(step)
+                on_step(log, step)
             continue
         record = engine.step()
         if record is not None:
@@ -131,7 +131,9 @@ def drive(
                 longest = math.inf if isinstance(clock, LogicalClock) else clock.now() + _MAX_SLEEP_S
                 clock.wait_until(min(*known, longest))
         on_step(log, record)
-    log.duration_s = clock.now() if log.interrupted else max((each.finished_s for each in log.records), default=0.0)
+    log.duration_s = (
+        clock.now() if log.interrupted else max((ended.finished_s for ended in log.records), default=0.0)
+    )
     if log.interrupted:
         for request_id in submitted:
             engine.abort(request_id)
@@ -139,5 +141,5 @@ def drive(
     if record is not None:
         log.steps.append(record)
     number = {request_id: position for position, request_id in enumerate(submitted)}
-    log.records.sort(key=lambda each: (number[each.request_id], each.sample))
+    log.records.sort(key=lambda ended: (number[ended.request_id], ended.sample))
     return log

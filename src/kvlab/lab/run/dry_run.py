@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +11,9 @@ from kvlab.config import RunConfig
 from kvlab.core import Request
 from kvlab.kv.pools import POOLS
 from kvlab.lab.files import check_directory
-from kvlab.lab.machine import available_memory
 from kvlab.lab.results.tables import count, new_table
+from kvlab.lab.run.requests import requests_of
 from kvlab.lab.terminal import Terminal, marked
-from kvlab.models.families import decoder_config
-from kvlab.models.tokenizer import load_tokenizer
-from kvlab.workloads import build_requests
 from kvlab.workloads.describe import unknown_prompts
 from kvlab.workloads.prefixes import PrefixTree, prefix_tree
 
@@ -28,14 +24,7 @@ def dry_run(config: RunConfig, directory: Path, console: Terminal) -> None:
     Raises a KvlabError for a workload that cannot be made and a directory that cannot be written to.
     """
     check_directory("hydra.run.dir", directory)
-    vocab_size = decoder_config(config.model).vocab_size
-    requests = build_requests(
-        config.workload,
-        vocab_size=vocab_size,
-        seed=config.seed,
-        memory=available_memory("cpu"),
-        tokenizer=partial(load_tokenizer, config.model),
-    )
+    requests = requests_of(config)
     block_size = POOLS.get(config.kv.backend).block_size_for(config.kv, config.model.max_seq_len)
     tree = prefix_tree(requests, block_size)
     _print(config, requests, tree, console)

@@ -82,7 +82,7 @@ def show_progress(
         stats, at = engine.stats(), engine.clock.now()
         tokens = stats.output_tokens
         if tokens is None:
-            tokens = sum(len(each.output_token_ids) for each in log.records)
+            tokens = sum(len(ended_record.output_token_ids) for ended_record in log.records)
         parts = [f"{tokens / max(at, 1e-9):6.1f} tok/s", f"{stats.running} running", f"{stats.waiting} waiting"]
         if stats.blocks_total and stats.blocks_in_use is not None:
             parts.append(f"KV {100 * stats.blocks_in_use / stats.blocks_total:3.0f} %")

@@ -156,10 +156,10 @@ def _prompts(engine: ServingEngine, plan: RunPlan | PeerPlan) -> PromptObserver 
     core = engine.core if isinstance(engine, FrontEnd) else engine
     if not plan.config.figures or not isinstance(core, EngineCore):
         return None
-    core.observer = found = PromptObserver(
+    core.observer = observer = PromptObserver(
         core, has_salts=any(request.salt is not None for request in plan.requests)
     )
-    return found
+    return observer
 
 
 def _playback(engine: ServingEngine, plan: RunPlan | PeerPlan) -> Playback | None:

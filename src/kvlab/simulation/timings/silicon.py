@@ -70,10 +70,10 @@ class SiliconTiming(StepTiming):
         )
         links = tables.compile([make.CustomAllReduce("links", 2 * layers + 1, hidden, devices)])
         head = tables.compile([make.GEMM("head", 1, vocabulary, hidden, types.GEMMQuantMode.bfloat16)])
-        each = {"head_size": head_dim, "use_qk_norm": model.qk_norm}
+        shape = {"head_size": head_dim, "use_qk_norm": model.qk_norm}
         kv_type, computed = types.KVCacheQuantMode[kv], types.FMHAQuantMode[tables.prefill_type(kv)]
-        decode = tables.compile([make.GenerationAttention("decode", 1, heads, kv_heads, kv_type, **each)])
-        prefill = tables.compile([make.ContextAttention("prefill", 1, heads, kv_heads, kv_type, computed, **each)])
+        decode = tables.compile([make.GenerationAttention("decode", 1, heads, kv_heads, kv_type, **shape)])
+        prefill = tables.compile([make.ContextAttention("prefill", 1, heads, kv_heads, kv_type, computed, **shape)])
         self._linear_s = cache(
             lambda rows: tables.seconds(linear, 1, rows, prefill=True) + tables.link_seconds(links, rows)
         )
@@ -137,8 +137,8 @@ class SiliconTiming(StepTiming):
                     for start in range(0, tokens, window)
                 ]
             batch = len(chunks)
-            each = (self._prefill_s(batch, _rounded(tokens), _rounded(cached)) for tokens, cached in chunks)
-            seconds += layers * sum(each) / batch
+            chunk_s = (self._prefill_s(batch, _rounded(tokens), _rounded(cached)) for tokens, cached in chunks)
+            seconds += layers * sum(chunk_s) / batch
         return seconds
 
 

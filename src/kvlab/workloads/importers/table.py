@@ -74,21 +74,21 @@ class TableImporter(Importer):
 
     def _columns(self, place: Place, row: dict[str, Any]) -> dict[str, str]:
         """The columns by our names. Raises ConfigError or WorkloadError."""
-        found = {}
+        columns = {}
         for name, known in NAMES.items():
             said = self.options.columns.get(name)
             if said is not None and said not in row:
                 there = ", ".join(map(shown, row))
                 raise ConfigError(f"columns.{name}", said, f"the file has no such column; it has {there}")
-            own = said or next((each for each in row if each.lower() in known), None)
+            own = said or next((column for column in row if column.lower() in known), None)
             if own is not None:
-                found[name] = own
-        if "prompt_tokens" not in found:
+                columns[name] = own
+        if "prompt_tokens" not in columns:
             there = ", ".join(map(shown, row))
             raise place.error(
                 f"which column has the prompt's tokens? It has {there}; set columns.prompt_tokens=NAME"
             )
-        return found
+        return columns
 
     def _request(self, place: Place, row: dict[str, Any], columns: dict[str, str]) -> TracedRequest:
         said = {name: row.get(column) for name, column in columns.items()}
