@@ -41,7 +41,8 @@ def rate_figure(records: Sequence[RunRecord], *, share: float = 99.0, keys: Sequ
     others = [other for other in varied if other != key]
     lines = by_settings(points, others) if others else {"": points}
     figure = style.new_figure(3.1 + 2.3 * (len(shown) > 2) + 0.2 * len(lines))
-    for number, (name, panel) in enumerate(zip(shown, _panels(figure, len(shown)), strict=True)):
+    panels: list[Any] = list(figure.subplots(-(-len(shown) // 2), 2, squeeze=False).flat)
+    for number, (name, panel) in enumerate(zip(shown, panels, strict=False)):
         style.tidy(panel, grid="both")
         style.title(panel, _PANELS[name])
         looks = zip(cycle(style.LINES), cycle(_MARKERS), strict=False)
@@ -59,10 +60,6 @@ def rate_figure(records: Sequence[RunRecord], *, share: float = 99.0, keys: Sequ
     if figure.axes[0].get_legend_handles_labels()[0]:
         figure.legend(loc="outside upper left", frameon=False, fontsize=9)
     return figure
-
-
-def _panels(figure: Figure, count: int) -> list[Any]:
-    return list(figure.subplots(-(-count // 2), 2, squeeze=False).flat)[:count]
 
 
 def _at(points: Sequence[Point], key: str, rate: float) -> list[Point]:
@@ -89,13 +86,11 @@ def _limit(name: str, records: Sequence[RunRecord]) -> float | None:
 
 def _scale(panel: Any, rates: Sequence[float], values: Sequence[float], name: str) -> None:
     if rates[0] > 0 and rates[-1] >= 8 * rates[0]:
-        panel.set_xscale("log")
         style.logarithmic(panel.xaxis, rates[0], rates[-1])
         if all(high > 1.4 * low for low, high in pairwise(rates)):  # their texts have room
             panel.set_xticks(rates, [f"{rate:g}" for rate in rates])
             panel.minorticks_off()
     if name.startswith("latency/") and 0 < _WIDE * min(values) < max(values):
-        panel.set_yscale("log")
         style.logarithmic(panel.yaxis, min(values), max(values))
     else:
         panel.set_ylim(0, 103 if name == ATTAINMENT else max(max(values) * 1.08, 1e-9))

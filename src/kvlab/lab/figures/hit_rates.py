@@ -54,7 +54,7 @@ def _draw_distances(axes: Axes, curves: ReplayCurves) -> None:
     if not reuse.blocks:
         style.nothing(axes, "no block comes again")
         return
-    axes.set(xlabel="blocks (reuse distance + 1)", ylabel="% of prompts' blocks", xscale="log")
+    axes.set(xlabel="blocks (reuse distance + 1)", ylabel="% of prompts' blocks")
     for start, end, blocks in zip(reuse.edges, reuse.edges[1:], reuse.blocks, strict=False):
         colour = style.VERMILION if start > most else style.SKY
         axes.bar(start, 100 * blocks / looked_up, end - start, align="edge", color=colour, linewidth=0)

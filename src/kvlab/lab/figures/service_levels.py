@@ -120,9 +120,8 @@ def _draw_latency(axes: Any, at: NDArray[np.float64], values: NDArray[np.float64
         low, high = min(low, limit), max(high, limit)
         axes.axhline(limit, color=style.INK, linewidth=1.2, linestyle=(0, (4, 2)))
     if high > 20 * low:
-        axes.set_yscale("log")
-        axes.set_ylim(low / 1.5, high * 1.5)
         style.logarithmic(axes.yaxis, low, high)
+        axes.set_ylim(low / 1.5, high * 1.5)
     else:
         axes.set_ylim(0, high * 1.15)
         style.plain(axes.yaxis)

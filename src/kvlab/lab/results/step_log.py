@@ -99,8 +99,8 @@ class StepLog(Sequence[StepRecord]):
     def __getitem__(self, index: slice) -> list[StepRecord]: ...
 
     def __getitem__(self, index: int | slice) -> StepRecord | list[StepRecord]:
-        found = range(len(self))[index]
-        return self._record(found) if isinstance(found, int) else [self._record(each) for each in found]
+        chosen = range(len(self))[index]
+        return self._record(chosen) if isinstance(chosen, int) else [self._record(number) for number in chosen]
 
     def _record(self, index: int) -> StepRecord:
         floats, whole = len(_FLOATS), len(_WHOLE)
