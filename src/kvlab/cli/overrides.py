@@ -114,12 +114,8 @@ def _check(key: str, value: str) -> None:
     else:
         group = key.partition(".")[0]
         known = [name for name in settings if name.startswith(f"{group}.")] if "." in key else []
-        text = f"unknown; known: {', '.join(known or _first(settings))}"
+        text = f"unknown; known: {', '.join(known or dict.fromkeys(name.partition('.')[0] for name in settings))}"
     raise ConfigError(key, redacted(key, value), text)
-
-
-def _first(settings: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(name.partition(".")[0] for name in settings))
 
 
 @cache

@@ -35,10 +35,6 @@ def _is_simulated(config: RunConfig) -> bool:
     return config.executor.kind == "simulated" or config.hardware is not None
 
 
-def _is_fleet(config: RunConfig) -> bool:
-    return config.fleet.replicas > 1
-
-
 def _is_synthetic(config: RunConfig) -> bool:
     return config.workload.source == "synthetic"
 
@@ -73,7 +69,7 @@ CONDITIONS = (
         "times (workload.rate_scale)",
     ),
     *(
-        Condition(f"fleet.{name}", _is_fleet, "fleet.replicas of 2 or more")
+        Condition(f"fleet.{name}", lambda config: config.fleet.replicas > 1, "fleet.replicas of 2 or more")
         for name in ("router", "load", "load_s", "prefixes", "events_ms", "events_lost", "memory_blocks", "life")
     ),
     *(

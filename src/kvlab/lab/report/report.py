@@ -21,7 +21,7 @@ from kvlab.lab.report.rows import (
     primary_metric,
     value_text,
 )
-from kvlab.lab.results.answers import Answer, sample_answers
+from kvlab.lab.results.answers import sample_answers
 from kvlab.lab.results.catalogue import metric as entry_of
 
 _NARROW = 0.05  # an interval within this says `same` without a reservation
@@ -51,7 +51,9 @@ def build_report(sets: Sequence[RunSet], options: ReportOptions) -> Report:
         outputs=_outputs(baseline, others),
         method=method_notes(groups, options),
         warnings=warnings(groups, obstacles, options),
-        answers=_answers(groups),
+        answers=[
+            (group.name, answers) for group in groups if (answers := sample_answers(group.example.requests()))
+        ],
         findings=[
             check(condition, baseline, group, comparison.find(condition.metric, group), refused.get(group.name))
             for condition in options.conditions
@@ -140,12 +142,6 @@ def _outputs(baseline: Group, others: Sequence[Group]) -> list[tuple[str, str]]:
         (", ".join(names[:4]) + f" and {len(names) - 4} more" * (len(names) > 4), text)
         for text, names in groups_of.items()
     ]
-
-
-def _answers(groups: Sequence[Group]) -> list[tuple[str, list[Answer]]]:
-    """Some answers of each group's first run, where it has words."""
-    answers_of = [(group.name, sample_answers(group.example.requests())) for group in groups]
-    return [(name, answers) for name, answers in answers_of if answers]
 
 
 def _baseline_first(groups: list[Group], name: str | None) -> list[Group]:
