@@ -125,6 +125,9 @@ class PlanningSweeper(Sweeper):
         if not isinstance(repeats, int):
             raise ConfigError("repeats", repeats, "must be a number, at least 1")
         at_least("repeats", repeats, 1, MOST_REPEATS)
+        if self._within_s is not None and not self._within_s > 0:
+            text = "must be more than 0 seconds; null sets no limit"
+            raise ConfigError("hydra.sweeper.within_s", f"{self._within_s:g}", text)
         composed, varied = compose_points(self._loader, self._compose, config, texts, repeats)
         if any(made.config is not None and made.config.dry_run for made in composed):
             text = "shows the workload of one run; leave out -m, sweep= and repeats="
