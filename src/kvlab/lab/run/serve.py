@@ -141,7 +141,8 @@ def _serve(
     if isinstance(engine, Journaled) and engine.journal is not None:
         log.blocks = engine.journal.columns(record.key for record in log.records)
     if isinstance(engine, Fleet):
-        log.steps, log.routed = log.steps.in_order(), engine.routed
+        log.steps.sort()
+        log.routed = engine.routed
         log.retried = engine.retried
         log.transfers = [] if engine.split is None else engine.split.transfers
     findings = _audit(engine)
