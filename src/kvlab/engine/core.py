@@ -18,6 +18,7 @@ from kvlab.core import (
     Sequence,
     StepRecord,
 )
+from kvlab.core.step_log import StepLog
 from kvlab.engine.batching import BatchBuilder, StepBatch
 from kvlab.engine.clock import Clock, LogicalClock
 from kvlab.engine.isolation import PassRunner
@@ -226,21 +227,21 @@ class EngineCore:
             self.observer.stepped(record, batch)
         return record
 
-    def repeat(self, until_s: float = math.inf) -> list[StepRecord]:
+    def repeat(self, until_s: float = math.inf) -> StepLog:
         """See Repeating, and kvlab.engine.step_runs."""
         executor, pool, scheduler, clock = self._runner.executor, self.pool, self.scheduler, self.clock
         if not isinstance(executor, RunExecutor) or not isinstance(clock, LogicalClock):
-            return []
+            return StepLog()
         if self.observer is not None and self.observer.every_step:
-            return []
+            return StepLog()
         repeated = None if self._outputs.needs_every_token else scheduler.repeated()
         if repeated is None or not isinstance(pool, BlockPool):
-            return []
+            return StepLog()
         if (arrival := pool.next_arrival()) is not None:
             until_s = min(until_s, arrival)
         run, before = StepRun(pool, *repeated), self._counters
         if not run.plan(executor, clock.now(), until_s):
-            return []
+            return StepLog()
         pool.expire(clock.now())
         self._retire()
         running, waiting = len(scheduler.running), len(scheduler.waiting)
@@ -248,7 +249,7 @@ class EngineCore:
             self.journal, before, index=self._steps, running=running, waiting=waiting, replica=self.replica
         )
         self._steps, self._batches_run = self._steps + len(records), self._batches_run + len(records)
-        self._results.output_tokens += sum(record.decode_tokens for record in records)
+        self._results.output_tokens += int(records.column("decode_tokens").sum())
         clock.wait_until(run.end_s)
         for sequence, token in run.ended:
             self._outputs.process(sequence, token)

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from kvlab.core import StepRecord
+from kvlab.core.step_log import StepLog
 from kvlab.engine.protocol import EngineSeries
 from kvlab.lab.figures import style
-from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.results.tables import count
 
 Column = NDArray[np.float64]

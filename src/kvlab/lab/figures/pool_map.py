@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from kvlab.core import StepRecord
+from kvlab.core.step_log import StepLog
 from kvlab.kv.journal import BlockEvents
 from kvlab.lab.figures import style
 from kvlab.lab.figures.blocks import (
@@ -28,7 +29,6 @@ from kvlab.lab.figures.blocks import (
     pool_grids,
 )
 from kvlab.lab.results.records import RunRecord
-from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.results.tables import count
 
 _PALEST = 0.35  # of a colour, where a single block of a row is in use

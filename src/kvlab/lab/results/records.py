@@ -28,10 +28,10 @@ from kvlab.core import (
     RequestRecord,
     StepRecord,
 )
+from kvlab.core.step_log import StepLog
 from kvlab.engine.protocol import EngineReport, EngineSeries
 from kvlab.errors import RecordError
 from kvlab.kv.journal import BlockEvent, BlockEvents
-from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.run.drive import RunLog
 from kvlab.lab.settings import flatten
 from kvlab.secrets import redact

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.core import RequestRecord, StepRecord
+from kvlab.core.step_log import StepLog
 from kvlab.lab.files import replacing
 from kvlab.lab.results.requests import request_phases
-from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.run.profile import Part, ProfiledStep, Span
 
 _MAX_SLICES = 200_000  # of parts, some 20 MB: later steps have a slice and counters alone

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from kvlab.core import PoolCounters, PoolStats, StepRecord
+from kvlab.core.pool import PoolCounters, PoolStats
+from kvlab.core.records import StepRecord
 
 _OF_STEP = [column for column in fields(StepRecord) if column.name not in ("pool", "counters")]
 _FLOATS = [column.name for column in _OF_STEP if column.type == "float"]
@@ -23,6 +24,7 @@ _WHOLE = [*_INTS, "has_pool", *(f"pool.{name}" for name in _POOL), "has_counters
 ]
 _INDEX = {name: index for index, name in enumerate(_WHOLE)}
 _floats, _ints, _pool, _counters = (attrgetter(*names) for names in (_FLOATS, _INTS, _POOL, _COUNTERS))
+_HAS_POOL, _HAS_COUNTERS = _INDEX["has_pool"], _INDEX["has_counters"]
 _NO_POOL, _NO_COUNTERS = (0,) * (1 + len(_POOL)), (0,) * (1 + len(_COUNTERS))
 
 
@@ -39,6 +41,34 @@ class StepLog(Sequence[StepRecord]):
         """These records, which may be a log already."""
         return records if isinstance(records, StepLog) else cls(records)
 
+    @classmethod
+    def of_columns(
+        cls, pools: Sequence[tuple[int, PoolStats, PoolCounters]], columns: Mapping[str, ArrayLike], count: int
+    ) -> Self:
+        """`count` steps. `pools`: the pool from which step on, the first included, and what that one step added to
+        its counters. `columns`, named as in `column`, have a number for all or one for each; others are 0.
+        """
+        floats, whole = np.zeros((count, len(_FLOATS))), np.zeros((count, len(_WHOLE)), dtype=np.int64)
+        places, stats, counters = zip(*pools, strict=True)
+        lasting = np.diff([*places, count])
+        whole[:, _HAS_POOL:_HAS_COUNTERS] = np.repeat([(1, *_pool(each)) for each in stats], lasting, axis=0)
+        whole[:, _HAS_COUNTERS] = 1
+        whole[places, _HAS_COUNTERS + 1 :] = [_counters(each) for each in counters]
+        for name, values in columns.items():
+            if name in _INDEX:
+                whole[:, _INDEX[name]] = values
+            else:
+                floats[:, _FLOATS.index(name)] = values
+        found = cls()
+        found._floats.frombytes(floats.tobytes())
+        found._whole.frombytes(whole.tobytes())
+        return found
+
+    def extend(self, steps: StepLog) -> None:
+        """Add steps at the end."""
+        self._floats.extend(steps._floats)
+        self._whole.extend(steps._whole)
+
     def append(self, record: StepRecord) -> None:
         """Add a step at the end."""
         pool, counters = record.pool, record.counters
@@ -51,11 +81,16 @@ class StepLog(Sequence[StepRecord]):
             )
         )
 
-    def in_order(self) -> StepLog:
-        """The steps of several replicas as they began, numbered anew; of equals that of the lower number first."""
-        log = self._rows(np.lexsort([self.column(name) for name in ("index", "replica", "start_s")]))
-        log._tables[1][:, _INDEX["index"]] = np.arange(len(log))
-        return log
+    def sort(self) -> None:
+        """Order the steps of several replicas as they began, and number them anew; of equals that of the lower
+        number first.
+        """
+        floats, whole = self._tables
+        order = np.lexsort((whole[:, _INDEX["index"]], whole[:, _INDEX["replica"]], self.column("start_s")))
+        for figures in (floats, whole):
+            for column in figures.T:  # one after the other, in place: a second copy of all would not fit everywhere
+                column[:] = column[order]
+        whole[:, _INDEX["index"]] = np.arange(len(order))
 
     def of_replica(self, replica: int) -> StepLog:
         """The steps of one replica."""
@@ -72,13 +107,13 @@ class StepLog(Sequence[StepRecord]):
         log._whole.frombytes(whole[rows].tobytes())
         return log
 
-    def column(self, name: str) -> NDArray[Any]:
-        """A field of all steps: a name of StepRecord's, or `pool.` or `counters.` before one of those; 0 where a
-        step has none (`has_pool`, `has_counters`). A copy.
+    def column(self, name: str, first: int = 0) -> NDArray[Any]:
+        """A field of all steps from the `first` on: a name of StepRecord's, or `pool.` or `counters.` before one of
+        those; 0 where a step has none (`has_pool`, `has_counters`). A copy.
         """
         floats, whole = self._tables
-        column: NDArray[Any] = whole[:, _INDEX[name]] if name in _INDEX else floats[:, _FLOATS.index(name)]
-        return column.copy()
+        rows: NDArray[Any] = whole[:, _INDEX[name]] if name in _INDEX else floats[:, _FLOATS.index(name)]
+        return rows[first:].copy()
 
     @property
     def seconds(self) -> NDArray[np.float64]:
@@ -108,10 +143,9 @@ class StepLog(Sequence[StepRecord]):
             zip(_FLOATS, self._floats[floats * index : floats * (index + 1)], strict=True)
         )
         numbers = self._whole[whole * index : whole * (index + 1)].tolist()
-        has_pool, has_counters = _INDEX["has_pool"], _INDEX["has_counters"]
         return StepRecord(
             **values,
             **dict(zip(_INTS, numbers, strict=False)),
-            pool=PoolStats(*numbers[has_pool + 1 : has_counters]) if numbers[has_pool] else None,
-            counters=PoolCounters(*numbers[has_counters + 1 :]) if numbers[has_counters] else None,
+            pool=PoolStats(*numbers[_HAS_POOL + 1 : _HAS_COUNTERS]) if numbers[_HAS_POOL] else None,
+            counters=PoolCounters(*numbers[_HAS_COUNTERS + 1 :]) if numbers[_HAS_COUNTERS] else None,
         )
