@@ -47,6 +47,20 @@ Feature: How many sequences fit
       And the planner says "matrices in fp8 6.5 GiB, output layer in bfloat16 1.2 GiB, embedding 1.2 GiB"
       And a token takes 73728 bytes and a block of 16 tokens 1179648
 
+    @R29.10
+    Scenario: Latents are stored once per layer, whatever the heads, and on every device that shares a sequence
+      When I plan "model=deepseek_v3 hardware=h200_sxm executor.dtype=bfloat16 executor.tensor_parallel=8"
+      Then the planner says "128 query heads over a latent of 576, 8 of 256 experts and shared ones"
+      And the planner says "61 layers x a latent of 576 numbers x 2 bytes, bfloat16; 8 devices have copies"
+      And the planner says "671,026,419,200 parameters, matrices in fp8_block"
+      And a token takes 562176 bytes and a block of 16 tokens 8994816
+
+    @R29.10
+    Scenario: A checkpoint in mxfp4 is counted as it is, and blocks that leave a window are given back
+      When I plan "model=gpt_oss_120b hardware=h100_sxm executor.dtype=bfloat16"
+      Then the planner says "matrices in bfloat16 and mxfp4 56.3 GiB, embedding 1.1 GiB, scales 3.3 GiB"
+      And the planner says "16 tokens x 18 layers; groups of layers: 1 of full attention and 1 of 128 tokens"
+
     @R2.1
     Scenario: Devices are given in short
       Then the planner finds the same for "tensor_parallel=4" as for "executor.tensor_parallel=4" on hardware

@@ -90,6 +90,29 @@ Feature: Simulation
       When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b hardware=rtx_pro_6000_server executor.tensor_parallel=2 framework.version=0.19.0" on a tiny model
       Then the message says "timing silicon (vllm 0.24.0 on rtx_pro_6000_server, the nearest to 0.19.0, links of 0.19.0)"
 
+    @R29.11
+    Scenario Outline: <model> on <devices>
+      Given the tables of measured operations
+      When I run "executor=simulated executor.dtype=bfloat16 model=<model> <devices>" on a tiny model
+      Then the message says "timing silicon (<tables>)"
+      And the message says "experts are loaded by the power law of their measurements"
+      And all 4 requests were completed
+
+      Examples:
+        | model           | devices                                                                          | tables                         |
+        | gpt_oss_20b     | hardware=h100_sxm kv.offload=1GiB                                                | vllm 0.24.0 on h100_sxm        |
+        | qwen3_235b_a22b | hardware=h200_sxm executor.tensor_parallel=8                                     | vllm 0.24.0 on h200_sxm        |
+        | deepseek_v3     | hardware=h200_sxm executor.attention_data_parallel=8 executor.expert_parallel=8  | vllm 0.24.0 on h200_sxm        |
+        | kimi_k2         | hardware=b200_sxm executor.tensor_parallel=8 framework=sglang                    | sglang 0.5.14 on b200_sxm      |
+
+    @R29.12
+    Scenario: Where experts were not measured as they are divided, the roofline is taken, and says why
+      Given the tables of measured operations
+      When I run "executor=simulated executor.dtype=bfloat16 model=deepseek_v3 hardware=h200_sxm executor.tensor_parallel=8 executor.expert_parallel=4" on a tiny model
+      Then the message says "timing roofline"
+      And the message says "executor.expert_parallel=4: vllm 0.24.0 on h200_sxm was not measured with experts of deepseek_v3 in fp8_block that are divided so; ... it was with 1 or 8"
+      And all 4 requests were completed
+
     @R14.1
     Scenario: Half the bytes in fp8: more room, and less time
       When I run "executor=simulated hardware=l4 executor.dtype=bfloat16 model=qwen3_8b <setting>" for each of these settings
@@ -193,6 +216,9 @@ Feature: Simulation
         | executor=simulated hardware=h100                          | hardware=h100: unknown; known: a100_pcie, a100_sxm, ... did you mean h100_sxm?              |
         | executor=simulated hardware=l4 hardware.memory=600MiB     | for weights, steps and one block ... is less; take a smaller model               |
         | executor=simulated hardware=l4 executor.tensor_parallel=3 | executor.tensor_parallel=3: qwen3_tiny has 2 KV heads, ... a multiple of it      |
+        | executor=simulated hardware=l4 executor.expert_parallel=2 | executor.expert_parallel=2: is for mixtures of experts, and qwen3_tiny has no experts; leave it at 1 |
+        | executor.attention_data_parallel=2                        | executor.attention_data_parallel=2: devices can only be simulated; use executor=simulated |
         | executor.weights=fp8                                      | executor.weights=fp8: is stored by simulated devices alone ... use int8 or auto  |
         | executor=simulated hardware=l4 debug.profile=true         | debug.profile=True: executor.kind=simulated has no parts to be timed            |
+        | executor=simulated hardware=h200_sxm model=minimax_m2 executor.tensor_parallel=8 | 8 devices cannot divide into parts of 128 ... executor.expert_parallel=8 divides the experts by number |
         | executor=simulated hardware=l4 model=llama3_1_70b executor.dtype=bfloat16 | llama3_1_70b needs ... executor.tensor_parallel=8 would do |

@@ -10,8 +10,11 @@ from kvlab.lab.capacity import CapacityPlan, plan_capacity
 from kvlab.paths import CONF
 
 GIB = 2**30
-#: Those whose shapes are in their file.
-MODELS = sorted(file.stem for file in CONF.glob("model/*.yaml") if "architecture:" in file.read_text())
+_FILES = {file.stem: file.read_text() for file in sorted(CONF.glob("model/*.yaml"))}
+#: Mixtures of experts.
+SPARSE_MODELS = [name for name, text in _FILES.items() if "experts" in text]
+#: Others whose shapes are in their file.
+MODELS = [name for name, text in _FILES.items() if "architecture:" in text and name not in SPARSE_MODELS]
 
 
 def compose_run(*overrides: str) -> RunConfig:

@@ -111,15 +111,13 @@ def show(plan: CapacityPlan) -> None:
     """Print the figures."""
     from rich.table import Column, Table
 
-    from kvlab.lab.capacity_text import capacity_lines, capacity_table, closing_notes
+    from kvlab.lab.capacity_text import capacity_lines, capacity_table, closing_notes, model_line
     from kvlab.lab.terminal import Terminal, marked
 
     console = Terminal()
-    model = plan.model
     console.print(
         marked("[bold]{}[/]: ", plan.name),
-        f"{model.num_layers} layers, {model.num_heads} query heads over {model.num_kv_heads} KV heads of "
-        f"{model.head_dim}, {model.num_parameters / 1e6:,.0f} M parameters\n",
+        f"{model_line(plan)}\n",
         sep="",
     )
     lines = Table("", Column(justify="right"), "", box=None, show_header=False, pad_edge=False)

@@ -41,6 +41,8 @@ class ExecutorConfig:
     batching: str = "ragged"  # ragged: one forward pass for all sequences of a step; per_sequence: one for each
     threads: int | None = None  # CPU threads; null: one for each core that the process may use
     tensor_parallel: int = 1  # simulated: devices among which heads and matrices are divided
+    attention_data_parallel: int = 1  # simulated: groups of so many devices that share the sequences; for experts
+    expert_parallel: int = 1  # simulated: devices among which experts are divided by number, not by matrices
     memory_utilization: float = 0.9  # simulated: share of the devices' memory that the engine may take
     timing: str = "auto"  # simulated: where the time of a step comes from; auto: silicon, else roofline
     timing_path: str | None = None  # simulated: the file or directory that the timing reads, if it reads one
@@ -55,9 +57,15 @@ class ExecutorConfig:
         one_of("executor.weights", self.weights, WEIGHTS)
         one_of("executor.batching", self.batching, BATCHING)
         at_least("executor.threads", self.threads, 1)
-        at_least("executor.tensor_parallel", self.tensor_parallel, 1)
+        for name in ("tensor_parallel", "attention_data_parallel", "expert_parallel"):
+            at_least(f"executor.{name}", getattr(self, name), 1)
         if not 0 < self.memory_utilization <= 1:
             raise ConfigError("executor.memory_utilization", self.memory_utilization, "must be in (0, 1]")
+
+    @property
+    def devices(self) -> int:
+        """Simulated devices of an engine."""
+        return self.tensor_parallel * self.attention_data_parallel
 
     @property
     def weights_dtype(self) -> str:

@@ -24,7 +24,7 @@ class PageLayout(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """What a model stores per token: K and V of `[num_kv_heads, head_dim]` in each layer."""
+    """What a model stores per token: K and V of `[num_kv_heads, head_dim]` in each layer, or one latent of both."""
 
     num_layers: int
     num_kv_heads: int
@@ -33,6 +33,8 @@ class KVSpec:
     value_dtype: str | None = None
     tensor_scales: bool = False  # fp8 as serving frameworks store it: one scale for a whole tensor, not counted
     groups: tuple[LayerGroup, ...] = ()  # of layers, by what they need of a sequence; (): all layers need all of it
+    value_dim: int | None = None  # numbers of a head's V; None: `head_dim`; 0: none, K is a latent of both
+    copies: int = 1  # simulated devices that each have the same K and V
 
     @property
     def dtypes(self) -> tuple[str, str]:
@@ -42,25 +44,24 @@ class KVSpec:
     @property
     def row_bytes(self) -> tuple[int, int]:
         """Bytes of the numbers of a head of a token, of K and of V; scales that are stored apart not counted."""
-        key, value = (self._row_bytes(dtype) for dtype in self.dtypes)
-        return key, value
+        key, value = self.dtypes
+        numbers = self.head_dim if self.value_dim is None else self.value_dim
+        return _row_bytes(self.head_dim, key), _row_bytes(numbers, value)
 
     @property
     def is_scaled(self) -> tuple[bool, bool]:
         """Whether each head of a token has a scale of its own in a tensor beside the numbers, of K and of V."""
         scaled = {"int8"} if self.tensor_scales else {"int8", "fp8_e4m3", "fp8_e5m2"}
         key, value = self.dtypes
-        return key in scaled, value in scaled
+        return key in scaled, value in scaled and self.value_dim != 0
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token over all layers: layers x kv_heads x (head_dim x element size + scale), of K and V."""
-        return self.num_layers * self.num_kv_heads * (sum(self.row_bytes) + SCALE_BYTES * sum(self.is_scaled))
-
-    def _row_bytes(self, dtype: str) -> int:
-        if dtype == "int4":
-            return -(-self.head_dim // INT4_GROUP) * INT4_GROUP_BYTES
-        return self.head_dim * DTYPE_BYTES[dtype]
+        """Bytes of one token over all layers: layers x kv_heads x (head_dim x element size + scale), of K and V, as
+        often as there are copies.
+        """
+        heads = self.copies * self.num_layers * self.num_kv_heads
+        return heads * (sum(self.row_bytes) + SCALE_BYTES * sum(self.is_scaled))
 
     @property
     def layers_per_block(self) -> int:
@@ -78,6 +79,12 @@ class KVSpec:
         in one group, in order.
         """
         return _places(self.groups)
+
+
+def _row_bytes(numbers: int, dtype: str) -> int:
+    if dtype == "int4":
+        return -(-numbers // INT4_GROUP) * INT4_GROUP_BYTES
+    return numbers * DTYPE_BYTES[dtype]
 
 
 @lru_cache

@@ -12,6 +12,7 @@ from kvlab.kv.pools import unit_of
 from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES, KVSpec
 from kvlab.lab.capacity import CapacityPlan
 from kvlab.lab.results.tables import new_table
+from kvlab.models.sparse import SparseConfig
 from kvlab.planning.memory import layer_tensors
 
 
@@ -22,6 +23,10 @@ def capacity_lines(plan: CapacityPlan) -> Iterator[tuple[str, str, str]]:
     factor, head = ("2 (K and V) x ", keys) if keys == values else ("", f"(K {keys} + V {values})")
     heads = f"{spec.num_kv_heads} KV head{'s' if spec.num_kv_heads > 1 else ''}"
     formula = f"{factor}{spec.num_layers} layers x {heads} x {head}, {' and '.join(dict.fromkeys(spec.dtypes))}"
+    if spec.value_dim == 0:
+        formula = f"{spec.num_layers} layers x a latent of {keys}, {spec.dtype}"
+    if spec.copies > 1:
+        formula += f"; {spec.copies} devices have copies"
     yield "a token", f"{spec.bytes_per_token:,} bytes", formula
     yield "a block", f"{size * plan.paged.bytes_per_slot:,} bytes", _block_formula(plan)
     positions = f"model.max_seq_len; the model has positions up to {model.max_position_embeddings:,}"
@@ -39,6 +44,19 @@ def capacity_lines(plan: CapacityPlan) -> Iterator[tuple[str, str, str]]:
     yield "weights", format_bytes(plan.weights.total), _weights_formula(plan)
     yield "working memory", format_bytes(plan.working.peak), _working_formula(plan)
     yield "KV cache", format_bytes(plan.paged.num_bytes), _pools_formula(plan)
+
+
+def model_line(plan: CapacityPlan) -> str:
+    """The model's shape in words."""
+    model, millions = plan.model, plan.model.num_parameters / 1e6
+    heads = f"{model.num_heads} query heads over {model.num_kv_heads} KV heads of {model.head_dim}"
+    if not isinstance(model, SparseConfig):
+        return f"{model.num_layers} layers, {heads}, {millions:,.0f} M parameters"
+    if model.latent is not None:
+        heads = f"{model.num_heads} query heads over a latent of {plan.spec.head_dim}"
+    experts, active = model.experts, (model.active_parameters + model.vocab_size * model.hidden_size) / 1e6
+    chosen = f"{experts.active} of {experts.count} experts" + (" and shared ones" if experts.shared else "")
+    return f"{model.num_layers} layers, {heads}, {chosen}, {millions:,.0f} M parameters, {active:,.0f} M active"
 
 
 def _block_formula(plan: CapacityPlan) -> str:
@@ -66,7 +84,10 @@ def _head(spec: KVSpec, side: int) -> str:
 def _weights_formula(plan: CapacityPlan) -> str:
     weights, settings, model = plan.weights, plan.settings, plan.model
     head = weights.output if settings.output_dtype != settings.matrix_dtype else 0
-    text = f"{model.num_parameters:,} parameters, matrices in {settings.matrix_dtype} "
+    stored = settings.matrix_dtype
+    if isinstance(model, SparseConfig):
+        stored = " and ".join(dict.fromkeys(model.formats(settings.weights, settings.dtype)))
+    text = f"{model.num_parameters:,} parameters, matrices in {stored} "
     text += format_bytes(weights.matrices - head)
     text += f", output layer in {settings.output_dtype} {format_bytes(head)}" if head else ""
     if model.tie_word_embeddings:
@@ -98,7 +119,10 @@ def _working_formula(plan: CapacityPlan) -> str:
     most = f"{count.wide} x {model.intermediate_size:,} intermediate"
     if count.queries * queries + count.keys * keys > count.wide * model.intermediate_size:
         most = f"{count.queries} x {queries:,} of query heads + {count.keys} x {keys:,} of KV heads"
-    most += f" / {settings.devices} devices" if (settings.devices or 1) > 1 else ""
+    if isinstance(model, SparseConfig):
+        most = f"{model.layer_numbers(count.queries, count.keys):,} of experts or heads on a device"
+    else:
+        most += f" / {settings.devices} devices" if (settings.devices or 1) > 1 else ""
     numbers = f"({count.stream} x {model.hidden_size:,} hidden + {most}) x {settings.element} bytes"
     if working.attention:
         small = f", {format_bytes(working.attention)} for attention={settings.attention}{small}"

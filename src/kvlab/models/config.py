@@ -81,6 +81,11 @@ class DecoderConfig:
         return self.num_parameters - head * (1 if self.tie_word_embeddings else 2)
 
     @property
+    def active_parameters(self) -> int:
+        """Those of `body_parameters` that compute a token."""
+        return self.body_parameters
+
+    @property
     def num_parameters(self) -> int:
         """Weights of the model; tied embeddings count once."""
         hidden, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim

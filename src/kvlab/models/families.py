@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,8 @@ from kvlab.models.gguf import is_gguf, read_gguf
 from kvlab.models.gguf_config import config_values
 from kvlab.models.hub import HubError, hub_file
 from kvlab.models.published import located
-
-
-@dataclass(frozen=True)
-class Family:
-    """How a family reads its configuration: what it has where a key is left out (a key that is not there is null or
-    false), and the options of DecoderConfig that it fixes.
-    """
-
-    defaults: Mapping[str, Any]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    activation_key: str = "hidden_act"
-    is_scaled: bool = False  # embeddings by the root of their size, attention by `query_pre_attn_scalar`
-    window_pattern: int | None = None  # of so many layers one sees all tokens; None: windows where asked for
-    full_theta: float | None = None  # rotary angles are given for each kind of layer; of those that see all tokens
-
+from kvlab.models.sparse import SPARSE, read_sparse
+from kvlab.models.values import POSITIVE, Family, Values, is_positive
 
 _COMMON = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu"}
 _QWEN = _COMMON | {
@@ -101,8 +87,9 @@ _MOST_LAYERS = 10_000
 _THEIRS = ", or model.implementation=transformers"  # for what kvlab's own decoder does not compute
 
 
-def decoder_config(model: ModelConfig) -> DecoderConfig:
-    """The decoder that a model setting describes: by `model.path`, else by `model.architecture`.
+def decoder_config(model: ModelConfig, *, simulated: bool = False) -> DecoderConfig:
+    """The decoder that a model setting describes: by `model.path`, else by `model.architecture`; `simulated`: as
+    devices hold it that a serving framework runs on, where mixtures of experts are `SparseConfig`s.
 
     Raises ConfigError for a family that neither kvlab nor, where `model.implementation` allows it, transformers
     computes, values that no decoder can have, or a `model.path` without a readable config.json and that is no
@@ -110,7 +97,10 @@ def decoder_config(model: ModelConfig) -> DecoderConfig:
     """
     if model.path is None:
         try:
-            config = _read({**model.architecture, "model_type": model.family}, model.implementation)
+            values = {**model.architecture, "model_type": model.family}
+            if not simulated and model.family in SPARSE and model.weights == "dummy":
+                values.pop("quantization_config", None)  # of published weights
+            config = _read(values, model.implementation, simulated)
         except ConfigError as error:
             key = "model.family" if error.key == "model_type" else error.key
             raise ConfigError(key, error.value, error.reason) from error
@@ -123,7 +113,7 @@ def decoder_config(model: ModelConfig) -> DecoderConfig:
             subject = "" if str(file) == model.path else f"{file} "
             raise ConfigError("model.path", model.path, f"{subject}{error}") from error
         try:
-            config = _read(values, model.implementation)
+            config = _read(values, model.implementation, simulated)
         except ConfigError as error:
             raise ConfigError(error.key, error.value, f"{error.reason} (in {file})") from error
     if model.max_seq_len > config.max_position_embeddings:
@@ -132,8 +122,10 @@ def decoder_config(model: ModelConfig) -> DecoderConfig:
     return config
 
 
-def _read(values: Mapping[str, Any], implementation: str) -> DecoderConfig:
+def _read(values: Mapping[str, Any], implementation: str, simulated: bool) -> DecoderConfig:
     """kvlab's decoder of a family that it knows, else transformers'; or the one that is asked for."""
+    if simulated and values.get("model_type") in SPARSE:
+        return read_sparse(values)
     if implementation == "kvlab" or (implementation == "auto" and values.get("model_type") in FAMILIES):
         return read_config(values)
     try:
@@ -167,49 +159,6 @@ def _download(repository: str) -> Path:
         raise ConfigError("model.path", repository, reason) from error
 
 
-class _Values:
-    """Values by key, with the family's defaults behind them. Raises ConfigError for a value of another type."""
-
-    def __init__(self, family: Family, values: Mapping[str, Any]) -> None:
-        self.family = family
-        self._values = {**family.defaults, **values}
-
-    def __call__(self, key: str) -> Any:
-        return self._values.get(key)
-
-    def count(self, key: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int:
-        """A number of something; `default`, where there is one, for null."""
-        value = default if self(key) is None else self(key)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise ConfigError(key, value, f"has to be a whole number of at least {least}, and at most {most}")
-        return value
-
-    def number(self, key: str) -> float:
-        """A positive number."""
-        value: float = self(key)
-        if not _is_positive(value):
-            raise ConfigError(key, value, f"has to be {_POSITIVE}")
-        return value
-
-    def optional_number(self, key: str) -> float | None:
-        """A positive number, or null."""
-        return None if self(key) is None else self.number(key)
-
-    def flag(self, key: str) -> bool:
-        """True or false; null and what is left out is false."""
-        value = self(key)
-        if not isinstance(value, bool | None):
-            raise ConfigError(key, value, "has to be true or false")
-        return bool(value)
-
-
-_POSITIVE = "a number above 0, from 1e-12 to 1e12"  # with which float32 computes neither infinity nor NaN
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 1e-12 <= value <= 1e12
-
-
 def _object(key: str, value: Any) -> Mapping[str, Any]:
     """Values by key; null has none."""
     if not isinstance(value, Mapping | None):
@@ -230,7 +179,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         text = _object("text_config", config.get("text_config"))
         family, eos, config = "gemma3_text", config.get("eos_token_id"), text
         config = config if eos is None else {**config, "eos_token_id": eos}
-    values = _Values(_KINDS[family], config)
+    values = Values(_KINDS[family], config)
     activation_key = values.family.activation_key
     if values(activation_key) not in ACTIVATIONS:  # a value that cannot be hashed is not in there either
         raise ConfigError(
@@ -274,7 +223,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def _layers(values: _Values) -> tuple[LayerConfig, ...]:
+def _layers(values: Values) -> tuple[LayerConfig, ...]:
     count, kinds = values.count("num_hidden_layers", most=_MOST_LAYERS), values("layer_types")
     pattern = values.family.window_pattern
     windowed = pattern is not None or values.flag("use_sliding_window")
@@ -294,7 +243,7 @@ def _layers(values: _Values) -> tuple[LayerConfig, ...]:
     return tuple(layers[kind] for kind in kinds)
 
 
-def _layer(values: _Values, kind: str, window: int | None) -> LayerConfig:
+def _layer(values: Values, kind: str, window: int | None) -> LayerConfig:
     if kind == "full_attention":
         return LayerConfig(_rope(values, kind))
     if kind != "sliding_attention":
@@ -304,7 +253,7 @@ def _layer(values: _Values, kind: str, window: int | None) -> LayerConfig:
     return LayerConfig(_rope(values, kind), window)
 
 
-def _rope(values: _Values, kind: str) -> RopeConfig:
+def _rope(values: Values, kind: str) -> RopeConfig:
     """The rotary angles of a kind of layer. Published files have `rope_theta` and `rope_scaling`; those that
     transformers 5 wrote have both in `rope_parameters`, with a set for each kind of layer where they differ.
     """
@@ -338,8 +287,8 @@ def _rope(values: _Values, kind: str) -> RopeConfig:
         raise ConfigError(f"{key}.partial_rotary_factor", partial, f"whole heads are rotated; only 1.0{_THEIRS}")
     numbers: list[Any] = [parameters.get(name) for name in _ROPE_TYPES[rope_type]]
     for name, number in zip(_ROPE_KEYS, numbers, strict=False):
-        if not _is_positive(number):
-            raise ConfigError(f"{key}.{name}", number, f"rope_type={rope_type} needs {_POSITIVE}")
+        if not is_positive(number):
+            raise ConfigError(f"{key}.{name}", number, f"rope_type={rope_type} needs {POSITIVE}")
     rope = RopeConfig(*numbers)
     if rope.high_freq_factor <= rope.low_freq_factor:
         reason = f"has to be above low_freq_factor={rope.low_freq_factor}"

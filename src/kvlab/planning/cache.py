@@ -11,13 +11,17 @@ from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import PoolSize, size_pool
 from kvlab.kv.spec import INT4_GROUP, KVSpec
 from kvlab.models.config import DecoderConfig
+from kvlab.models.sparse import SparseConfig
 
 
 def kv_spec(config: EngineConfig, model: DecoderConfig) -> KVSpec:
     """What the cache stores for a token, in groups of layers if some have a sliding window that sequences leave.
 
-    Raises ConfigError for heads that a format cannot hold, where it saves nothing, and for what the groups refuse.
+    Raises ConfigError for heads or latents that a format cannot hold, where it saves nothing, and for what the
+    groups refuse.
     """
+    if isinstance(model, SparseConfig) and model.latent is not None:
+        _check_latent(config)
     # Serving frameworks, which simulated devices stand for, have one scale in fp8 for a whole tensor.
     spec = replace(model.kv_spec(*config.kv_dtypes), tensor_scales=config.hardware is not None)
     plain = model.kv_spec(config.executor.dtype)
@@ -34,6 +38,16 @@ def kv_spec(config: EngineConfig, model: DecoderConfig) -> KVSpec:
             instead = f"in {plain.dtype} {plain.bytes_per_token}; use {key}=auto"
             raise ConfigError(key, dtype, f"{text} and {instead}")
     return replace(spec, groups=_groups(config, model))
+
+
+def _check_latent(config: EngineConfig) -> None:
+    """Raise ConfigError for what latents are not stored in."""
+    text = "latent attention stores one latent for K and V"
+    if (value := config.kv.value_dtype) is not None:
+        raise ConfigError("kv.value_dtype", value, f"{text}; leave it null")
+    if (dtype := config.kv_dtypes[0]) in ("int8", "int4"):
+        key = "kv.dtype" if config.kv.key_dtype is None else "kv.key_dtype"
+        raise ConfigError(key, dtype, f"{text}, in 16 bits or fp8; use fp8_e4m3 or auto")
 
 
 def planned_pool(config: EngineConfig, spec: KVSpec) -> PoolSize:

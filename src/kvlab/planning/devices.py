@@ -9,6 +9,7 @@ from kvlab.config import EngineConfig, HardwareConfig, format_bytes
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.models.config import DecoderConfig
 from kvlab.models.families import decoder_config
+from kvlab.models.sparse import SparseConfig
 from kvlab.planning.cache import kv_spec
 from kvlab.planning.memory import EngineSettings, WorkingMemory
 from kvlab.planning.plan import MemoryPlan, plan_memory
@@ -19,26 +20,37 @@ _MOST_DEVICES = 64
 
 def plan_on_devices(config: EngineConfig, hardware: HardwareConfig) -> MemoryPlan:
     """The memory of an engine on simulated devices. Raises ConfigError for a model that they cannot divide."""
-    model = decoder_config(config.model)
-    devices = config.executor.tensor_parallel
-    if model.num_kv_heads % devices or model.num_heads % devices:
-        text = f"{config.model.name} has {model.num_kv_heads} KV heads, which have to be a multiple of it"
-        raise ConfigError("executor.tensor_parallel", devices, text)
+    model = _divided(config, decoder_config(config.model, simulated=True), config.executor.tensor_parallel)
     plan = plan_memory(model, kv_spec(config, model), settings_of_devices(config, model))
     return replace(plan, memory=memory_of_devices(config, hardware, plan.working))
+
+
+def _divided(config: EngineConfig, model: DecoderConfig, devices: int) -> DecoderConfig:
+    """The model among so many devices that share a sequence. Raises ConfigError for what they cannot divide."""
+    executor, name = config.executor, config.model.name
+    if isinstance(model, SparseConfig):
+        return model.divided(executor, name, devices)
+    for key in ("expert_parallel", "attention_data_parallel"):
+        if (count := getattr(executor, key)) > 1:
+            text = f"is for mixtures of experts, and {name} has no experts; leave it at 1"
+            raise ConfigError(f"executor.{key}", count, text)
+    if model.num_kv_heads % devices or model.num_heads % devices:
+        text = f"{name} has {model.num_kv_heads} KV heads, which have to be a multiple of it"
+        raise ConfigError("executor.tensor_parallel", devices, text)
+    return model
 
 
 def settings_of_devices(config: EngineConfig, model: DecoderConfig) -> EngineSettings:
     """What decides the memory of an engine on simulated devices. Serving frameworks size their caches before they
     know the requests: so that any of them may be sampled, with top-k and top-p.
     """
-    attention, devices = attention_elsewhere(config, model, "cuda"), config.executor.tensor_parallel
+    attention, devices = attention_elsewhere(config, model, "cuda"), config.executor.devices
     return memory_settings(config, "cuda", attention, native=False, devices=devices)
 
 
 def name_of_devices(config: EngineConfig, hardware: HardwareConfig) -> str:
     """In words, as 4 x h100_sxm."""
-    devices = config.executor.tensor_parallel
+    devices = config.executor.devices
     return hardware.name if devices == 1 else f"{devices} x {hardware.name}"
 
 
@@ -48,28 +60,40 @@ def memory_of_devices(
     """Bytes on all devices together for weights, cache and steps, which need their working memory on each device:
     counted here is that of one.
     """
-    devices = devices or config.executor.tensor_parallel
+    devices = devices or config.executor.devices
     of_one = int(hardware.usable_bytes * config.executor.memory_utilization)
     return devices * of_one - (devices - 1) * working.peak
 
 
 def check_devices(config: EngineConfig, hardware: HardwareConfig, plan: MemoryPlan) -> None:
     """Raise CapacityError, saying how many devices would do, unless one block fits beside weights and steps."""
-    model, block = plan.model, config.kv.block_size * plan.spec.bytes_per_token
+    model, executor, size = plan.model, config.executor, config.kv.block_size
 
     def left(devices: int) -> int:
-        on_so_many = plan_memory(model, plan.spec, replace(plan.settings, devices=devices))
-        return on_so_many.left(memory_of_devices(config, hardware, on_so_many.working, devices)) - block
+        """With so many that share a sequence. Raises ConfigError for what they cannot divide."""
+        divided, spec = _divided(config, model, devices), plan.spec
+        if isinstance(divided, SparseConfig):
+            spec = replace(spec, copies=divided.kv_copies)
+        every = devices * executor.attention_data_parallel
+        on_so_many = plan_memory(divided, spec, replace(plan.settings, devices=every))
+        memory = memory_of_devices(config, hardware, on_so_many.working, every)
+        return on_so_many.left(memory) - size * spec.bytes_per_token
 
-    devices = config.executor.tensor_parallel
+    def would_do(devices: int) -> bool:
+        try:
+            return left(devices) >= 0
+        except ConfigError:
+            return False
+
+    devices, block = executor.tensor_parallel, size * plan.spec.bytes_per_token
     if left(devices) >= 0:
         return
     counts = takewhile(lambda count: count <= _MOST_DEVICES, (devices << times for times in count(1)))
-    enough = next((n for n in counts if left(n) >= 0 and model.num_kv_heads % n == 0), None)
+    enough = next(filter(would_do, counts), None)
     advice = f"executor.tensor_parallel={enough} would do" if enough else "take a smaller model"
     memory, needed = max(0, plan.memory or 0), plan.weights.total + plan.working.peak + block
     raise CapacityError(
         f"{config.model.name} needs {format_bytes(needed)} for weights, steps and one block, "
-        f"and {hardware.memory} on each of {devices} {hardware.name} are {format_bytes(memory)} at "
+        f"and {hardware.memory} on each of {executor.devices} {hardware.name} are {format_bytes(memory)} at "
         f"executor.memory_utilization={config.executor.memory_utilization}, which is less; {advice}"
     )

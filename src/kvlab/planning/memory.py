@@ -13,6 +13,7 @@ from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES, KVSpec
 from kvlab.models.config import DecoderConfig, TransformersConfig, WeightCounts
 from kvlab.models.ops.base import PART_BYTES
+from kvlab.models.sparse import SparseConfig
 from kvlab.planning.startup import OTHERS, Startup, graph_bytes
 
 _FLOAT32 = DTYPE_BYTES["float32"]
@@ -189,6 +190,8 @@ def working_memory(model: DecoderConfig, cache: KVSpec, settings: EngineSettings
     count = layer_tensors(model, settings)
     heads = (count.queries * model.num_heads + count.keys * model.num_kv_heads) * model.head_dim
     divided = max(count.wide * model.intermediate_size, heads) // (settings.devices or 1)
+    if isinstance(model, SparseConfig):
+        divided = model.layer_numbers(count.queries, count.keys)
     per_token = count.stream * model.hidden_size + divided
     # Where PyTorch multiplies in float32, a product's rows and a part of its weight are there in float32, too.
     widened = settings.is_widened and not isinstance(model, TransformersConfig)

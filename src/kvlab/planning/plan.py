@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from kvlab.kv.spec import KVSpec
 from kvlab.models.config import DecoderConfig
+from kvlab.models.sparse import SparseConfig
 from kvlab.planning.memory import EngineSettings, WeightBytes, WorkingMemory, weight_bytes, working_memory
+from kvlab.planning.sparse import sparse_weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,5 +35,9 @@ def plan_memory(
     model: DecoderConfig, spec: KVSpec, settings: EngineSettings, memory: int | None = None
 ) -> MemoryPlan:
     """The plan of a model whose cache stores `spec` for a token."""
-    weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
+    if isinstance(model, SparseConfig):
+        weights = sparse_weight_bytes(model, settings)
+    else:
+        weights = weight_bytes(model, settings)
+    working = working_memory(model, spec, settings)
     return MemoryPlan(model, spec, settings, weights, working, memory)

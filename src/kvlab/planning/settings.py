@@ -84,9 +84,7 @@ def settings_elsewhere(
     native = native and not isinstance(model, TransformersConfig)
     attention = attention_elsewhere(config, model, device)
     settings = memory_settings(config, device, attention, native=native, random_sampling=random_sampling)
-    if executor.tensor_parallel > 1:
-        text = "needs the kind of the devices, as hardware=h100_sxm"
-        raise ConfigError("executor.tensor_parallel", executor.tensor_parallel, text)
+    refuse_devices(config, "needs the kind of the devices, as hardware=h100_sxm")
     if executor.weights in PACKED_WEIGHTS and not (native and executor.dtype == "bfloat16"):
         refuse_packed(config, model)
         import torch
@@ -106,6 +104,13 @@ def refuse_packed(config: EngineConfig, model: DecoderConfig) -> None:
     if weights in PACKED_WEIGHTS and isinstance(model, TransformersConfig):
         text = f"is for kvlab's own decoder, and transformers runs {model.family}; use executor.weights=auto"
         raise ConfigError("executor.weights", weights, text)
+
+
+def refuse_devices(config: EngineConfig, reason: str) -> None:
+    """Raise ConfigError for more devices than one."""
+    for key in ("tensor_parallel", "attention_data_parallel", "expert_parallel"):
+        if (count := getattr(config.executor, key)) > 1:
+            raise ConfigError(f"executor.{key}", count, reason)
 
 
 def refuse_fp8(config: EngineConfig) -> None:

@@ -80,7 +80,7 @@ class PlaybackExecution(ExecutorKind):
         if kv.offload or kv.offload_disk:
             text = "when blocks came back is not recorded, so that such a run cannot be played back; leave it null"
             raise ConfigError("kv.offload", kv.offload, text)
-        recording, model = read_recording(path), decoder_config(config.model)
+        recording, model = read_recording(path), decoder_config(config.model, simulated=True)
         spec = kv_spec(config, model)
         is_sized = kv.num_blocks is not None or kv.memory is not None
         sized = config if is_sized else replace(config, kv=replace(kv, num_blocks=recording.num_blocks))

@@ -27,8 +27,10 @@ from kvlab.kv.tiers.link import SimulatedLink
 from kvlab.kv.tiers.settings import Links
 from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig
+from kvlab.models.sparse import SparseConfig
 from kvlab.planning.cache import planned_pool
 from kvlab.planning.devices import check_devices, name_of_devices, plan_on_devices
+from kvlab.planning.sparse import expert_bytes
 from kvlab.simulation.timings import TIMINGS, Deployment, StepTiming
 from kvlab.splitmix import STEP, mix
 
@@ -100,7 +102,8 @@ class SimulatedExecution(ExecutorKind):
         planned = plan_on_devices(config, hardware)
         model, spec, weights, memory = planned.model, planned.spec, planned.weights, planned.memory or 0
         each = weights.parameters / weights.stored
-        sizes = (each, weights.body, weights.output, spec.bytes_per_token)
+        chosen = expert_bytes(model, planned.settings) if isinstance(model, SparseConfig) else 0
+        sizes = (each, weights.body, weights.output, spec.bytes_per_token, chosen)
         timing = TIMINGS.get(config.executor.timing).of(Deployment(config, model, hardware, *sizes))
         if config.executor.weights == "compact":
             text = "is a format of kvlab's kernels for CPUs; simulated devices have auto, int8 or fp8"
@@ -126,7 +129,7 @@ class SimulatedExecution(ExecutorKind):
 
 def tier_links(config: EngineConfig) -> Links | None:
     """The links of simulated devices to host memory and its disk. Each device has one of its own to the host."""
-    hardware, devices = config.hardware, config.executor.tensor_parallel
+    hardware, devices = config.hardware, config.executor.devices
     if hardware is None:
         return None
     host = devices * hardware.host_link_gb_s * 1e9 * hardware.host_link_efficiency

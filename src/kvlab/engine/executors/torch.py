@@ -29,7 +29,7 @@ from kvlab.models.weight_sources import open_weights
 from kvlab.models.weights import DigestedWeights, WeightSource
 from kvlab.planning.cache import kv_spec, planned_pool
 from kvlab.planning.plan import plan_memory
-from kvlab.planning.settings import memory_settings, refuse_fp8, refuse_packed, resolve_device
+from kvlab.planning.settings import memory_settings, refuse_devices, refuse_fp8, refuse_packed, resolve_device
 
 _SCORED_AT_ONCE = 16  # rows of logits, which are as wide as the vocabulary
 
@@ -78,9 +78,7 @@ class TorchExecution(ExecutorKind):
     def plan(config: EngineConfig, *, random_sampling: bool = True) -> EnginePlan:
         if config.hardware is not None:
             raise ConfigError("hardware", config.hardware.name, "can only be simulated; use executor=simulated")
-        if config.executor.tensor_parallel > 1:
-            text = "devices can only be simulated; use executor=simulated"
-            raise ConfigError("executor.tensor_parallel", config.executor.tensor_parallel, text)
+        refuse_devices(config, "devices can only be simulated; use executor=simulated")
         refuse_fp8(config)
         device = resolve_device(config.executor.device)
         threads = resolve_threads(config.executor.threads)

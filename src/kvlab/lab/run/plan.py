@@ -136,7 +136,7 @@ def link_rate(plan: RunPlan) -> LinkRate:
     """How long K and V take from one replica to another."""
     config, pool = plan.config, plan.pool
     pieces = 2 * plan.model.num_layers if config.fleet.link.pieces == "layer" else 1
-    devices = config.executor.tensor_parallel
+    devices = config.executor.devices
     return LinkRate(config.fleet.link, devices, pool.block_size * pool.bytes_per_slot, pieces)
 
 

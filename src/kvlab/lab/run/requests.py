@@ -16,7 +16,7 @@ def requests_of(config: RunConfig) -> list[Request]:
     """See `build_requests`: within this machine's memory, of the model's tokens. Raises a KvlabError."""
     return build_requests(
         config.workload,
-        vocab_size=decoder_config(config.model).vocab_size,
+        vocab_size=decoder_config(config.model, simulated=True).vocab_size,
         seed=config.seed,
         memory=available_memory("cpu"),
         tokenizer=partial(load_tokenizer, config.model),

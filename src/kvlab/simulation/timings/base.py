@@ -31,11 +31,12 @@ class Deployment:
     body_bytes: int  # of the weights that every token reads, on all devices
     head_bytes: int  # of the output layer
     kv_bytes_per_token: int  # of all layers and devices
+    expert_bytes: int = 0  # of the body: experts of mixtures, of which a step reads those that its tokens meet
 
     @property
     def devices(self) -> int:
-        """Devices among which heads and matrices are divided."""
-        return self.config.executor.tensor_parallel
+        """Devices among which heads, matrices and experts are divided."""
+        return self.config.executor.devices
 
 
 class Timing(ABC):

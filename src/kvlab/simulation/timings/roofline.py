@@ -3,12 +3,15 @@
 A step over T tokens of B sequences on N devices, each of which has 1/N of every matrix and of every head:
 
     linear      max(bytes of the weights / bandwidth, 2 x weights x T / arithmetic)
+                a mixture of E experts, k to a token, reads E (1 - (1 - k / E)^T) of them, and has the weights of k
                 the output layer's rows are those that are sampled; weights in fp8 are multiplied in fp8 where the
                 device has arithmetic for it, else as the activations are, and so is the output layer
     attention   max(bytes of K and V read or written / bandwidth, 4 x heads x head_dim x pairs / arithmetic), where
-                a pair is a query and a token it attends to
+                a pair is a query and a token it attends to; over latents of rank r, with p numbers of positions,
+                2 x heads x (2 r + p) operations in decode, and in prefill those of the heads that are made of them
     links       two all-reduces per layer: 2 (N - 1) / N x T x hidden numbers over the links, and their latency;
-                N / 2 times that where the links meet in the host
+                N / 2 times that where the links meet in the host; with groups that share the sequences one is
+                within a group, and the other is what hands all tokens to the experts of all, and back
     launches    `LAUNCHES` kernels per layer
 
 Rates are the data sheet's times an efficiency. Each sequence counts with its length, each layer with its window.
@@ -29,6 +32,7 @@ from kvlab.core import attended_pairs
 from kvlab.errors import ConfigError
 from kvlab.kv.spec import DTYPE_BYTES
 from kvlab.models.config import DecoderConfig
+from kvlab.models.sparse import SparseConfig
 from kvlab.simulation.timings import TIMINGS
 from kvlab.simulation.timings.base import Counts, Deployment, StepTiming
 
@@ -64,6 +68,7 @@ class RooflineTiming(StepTiming):
     head_bytes: float  # of the output layer
     kv_bytes_per_token: int  # of all layers and devices
     body_dtype: str | None = None  # of the products with the weights, all but the output layer's; None: `dtype`
+    expert_bytes: float = 0.0  # of the body's, those of the experts that are chosen among
 
     description = "roofline"
 
@@ -79,7 +84,10 @@ class RooflineTiming(StepTiming):
         if deployment.devices > 1 and not hardware.link_gb_s:
             text = f"{hardware.name} has no hardware.link_gb_s"
             raise ConfigError("executor.tensor_parallel", deployment.devices, text)
-        in_fp8 = executor.weights == "fp8" and "fp8" in hardware.tflops
+        stored = {executor.weights}
+        if isinstance(deployment.model, SparseConfig):
+            stored = set(deployment.model.formats(executor.weights, executor.dtype))
+        in_fp8 = stored <= {"fp8", "fp8_block"} and "fp8" in hardware.tflops
         return cls(
             deployment.model,
             hardware,
@@ -89,6 +97,7 @@ class RooflineTiming(StepTiming):
             deployment.head_bytes,
             deployment.kv_bytes_per_token,
             "fp8" if in_fp8 else None,
+            deployment.expert_bytes,
         )
 
     def device_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:
@@ -104,8 +113,10 @@ class RooflineTiming(StepTiming):
         """`new_tokens` [B] of each sequence, which has `lengths` [B] tokens with them; `sampled` rows of logits."""
         model, hardware, tokens = self.model, self.hardware, int(new_tokens.sum())
         read_s, flop_s = self._read_s, self._flop_s(self.dtype)
-        body, head = model.body_parameters, model.vocab_size * model.hidden_size
-        linear = max(self.body_bytes * read_s, 2 * body * tokens * self._flop_s(self.body_dtype or self.dtype))
+        body, head = model.active_parameters, model.vocab_size * model.hidden_size
+        linear = max(
+            self._body_read(tokens) * read_s, 2 * body * tokens * self._flop_s(self.body_dtype or self.dtype)
+        )
         if sampled:
             linear += max(self.head_bytes * read_s, 2 * head * sampled * flop_s)
         read, pairs = self._attended(new_tokens, lengths)
@@ -115,6 +126,13 @@ class RooflineTiming(StepTiming):
             links=self._links(tokens),
             launches=model.num_layers * LAUNCHES * hardware.launch_us * 1e-6,
         )
+
+    def _body_read(self, tokens: int) -> float:
+        """Bytes of the weights that so many tokens read."""
+        if not isinstance(self.model, SparseConfig):
+            return self.body_bytes
+        experts = self.model.experts
+        return self.body_bytes - self.expert_bytes * (1 - experts.met(tokens) / experts.count)
 
     def _flop_s(self, dtype: str) -> float:
         """Seconds of an operation on all devices."""
@@ -146,7 +164,7 @@ class RooflineTiming(StepTiming):
             share, before = layers / self.model.num_layers, lengths - new
             if window is None:
                 read += share * lengths.sum(axis=-1)
-                pairs += share * attended_pairs(new, lengths).sum(axis=-1)
+                pairs += share * (attended_pairs(new, lengths) * self._per_pair(new)).sum(axis=-1)
                 continue
             # The query at position p attends to min(p + 1, window) tokens: those before the window's width grow.
             growing = np.clip(window - before, 0, new)
@@ -155,11 +173,28 @@ class RooflineTiming(StepTiming):
             pairs += share * grown.sum(axis=-1)
         return read, pairs
 
+    def _per_pair(self, new: Counts) -> int | Rates:
+        """Arithmetic of a pair, in that of a head's K and V as wide as its K."""
+        latent = self.model.latent if isinstance(self.model, SparseConfig) else None
+        if latent is None:
+            return 1
+        rank, head = latent.rank, latent.nope + latent.rope
+        made, met = head + latent.value, 2 * rank + latent.rope
+        return np.where(new == 1, met, made) / (2 * head)
+
     def _links(self, tokens: int) -> float:
         if self.devices == 1:
             return 0.0
-        hardware, others = self.hardware, self.devices - 1
-        sent = 2 * others / self.devices * tokens * self.model.hidden_size * DTYPE_BYTES[self.dtype]
-        pairs = self.devices / 2 if hardware.links_shared else 1
+        groups = self.model.division.data if isinstance(self.model, SparseConfig) else 1
+        if groups == 1:
+            return self._all_reduces(2 * self.model.num_layers, self.devices, tokens)
+        layers, within = self.model.num_layers, self.devices // groups
+        among = self._all_reduces(layers, within, -(-tokens // groups)) if within > 1 else 0.0
+        return among + self._all_reduces(layers, self.devices, tokens)
+
+    def _all_reduces(self, times: int, devices: int, tokens: int) -> float:
+        hardware = self.hardware
+        sent = 2 * (devices - 1) / devices * tokens * self.model.hidden_size * DTYPE_BYTES[self.dtype]
+        pairs = devices / 2 if hardware.links_shared else 1
         once = sent / (hardware.link_gb_s * 1e9 * hardware.link_efficiency) + hardware.collective_us * 1e-6
-        return 2 * self.model.num_layers * pairs * once
+        return times * pairs * once

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from math import hypot, log
@@ -27,15 +28,18 @@ import numpy as np
 from kvlab.config import EngineConfig
 from kvlab.errors import ConfigError
 from kvlab.models.config import DecoderConfig
+from kvlab.models.sparse import Division, SparseConfig
 from kvlab.simulation.accuracy import how_sure
+from kvlab.simulation.operations import FEW, measured_experts, operations, sparse_operations
 from kvlab.simulation.tables import INSTEAD, MeasuredTables, UnmeasuredError
 from kvlab.simulation.timings import TIMINGS
 from kvlab.simulation.timings.base import Counts, Deployment, StepTiming
 
 _BITS = 7
 _HEADS, _SIZES = (1, 2, 4, 8), (64, 128, 256)  # of K and V on a device, as models have them
-_STREAMED = 0.8  # share of the bandwidth that norms and gates reach, as in the package's own models;
-_GATHERED = 0.3  # likewise the embedding
+_OF_SPARSE = (
+    "experts are loaded by the power law of their measurements; the errors that are known are of dense models"
+)
 #: What the tables call the types of weights, and of K and V.
 _WEIGHTS = {"bfloat16": "bfloat16", "float16": "bfloat16", "int8": "int8_wo"}
 _FP8 = {"dynamic": "fp8", "static": "fp8_static", "block": "fp8_block"}
@@ -48,40 +52,42 @@ class SiliconTiming(StepTiming):
     tables call them.
     """
 
-    def __init__(self, tables: MeasuredTables, model: DecoderConfig, devices: int, weights: str, kv: str) -> None:
-        """Raises UnmeasuredError for shapes or types that the tables do not have."""
+    def __init__(
+        self,
+        tables: MeasuredTables,
+        model: DecoderConfig,
+        devices: int,
+        weights: str,
+        kv: str,
+        experts: str | None = None,
+    ) -> None:
+        """`experts`: the type of a mixture's. Raises UnmeasuredError for shapes and types that the tables lack."""
+        self._groups = 1  # of devices, that share the sequences
         self._tables, self._windows = tables, Counter(layer.sliding_window for layer in model.layers)
         self.because = how_sure(tables.framework, tables.device)
-        make, types = tables.operations, tables.types
-        hidden, layers, head_dim = model.hidden_size, model.num_layers, model.head_dim
-        heads, kv_heads = model.num_heads // devices, model.num_kv_heads // devices
-        inner, vocabulary = model.intermediate_size // devices, model.vocab_size // devices
-        mode = types.GEMMQuantMode[weights]
-        norms = layers * (4 if model.sandwich_norms else 2)
-        linear = tables.compile(
-            [
-                make.Embedding("embedding", 1, vocabulary, hidden, _GATHERED),
-                make.ElementWise("norms", norms, 2 * hidden, 2 * hidden, _STREAMED),
-                make.GEMM("qkv", layers, (heads + 2 * kv_heads) * head_dim, hidden, mode),
-                make.GEMM("output", layers, hidden, heads * head_dim, mode, low_precision_input=True),
-                make.GEMM("gate_up", layers, 2 * inner, hidden, mode),
-                make.ElementWise("gate", layers, 2 * inner, inner, _STREAMED),
-                make.GEMM("down", layers, hidden, inner, mode, low_precision_input=True),
-            ]
-        )
-        links = tables.compile([make.CustomAllReduce("links", 2 * layers + 1, hidden, devices)])
-        head = tables.compile([make.GEMM("head", 1, vocabulary, hidden, types.GEMMQuantMode.bfloat16)])
-        shape = {"head_size": head_dim, "use_qk_norm": model.qk_norm}
-        kv_type, computed = types.KVCacheQuantMode[kv], types.FMHAQuantMode[tables.prefill_type(kv)]
-        decode = tables.compile([make.GenerationAttention("decode", 1, heads, kv_heads, kv_type, **shape)])
-        prefill = tables.compile([make.ContextAttention("prefill", 1, heads, kv_heads, kv_type, computed, **shape)])
+        if isinstance(model, SparseConfig):
+            found = sparse_operations(tables, model, weights, experts or weights, kv)
+            self._groups = model.division.data
+            self.because = _OF_SPARSE
+        else:
+            found = operations(tables, model, devices, weights, kv)
+        linear, few, links, head, decode, prefill, chosen, exchange = map(tables.compile, found)
         self._linear_s = cache(
-            lambda rows: tables.seconds(linear, 1, rows, prefill=True) + tables.link_seconds(links, rows)
+            lambda rows: (
+                tables.seconds(few if rows <= FEW else linear, 1, rows, prefill=True)
+                + tables.link_seconds(links, rows)
+            )
         )
         self._head_s = cache(lambda rows: tables.seconds(head, 1, rows, prefill=True))
         self._decode_s = cache(lambda batch, context: tables.seconds(decode, batch, context, prefill=False))
         self._prefill_s = cache(
             lambda batch, new, before: tables.seconds(prefill, batch, new, before, prefill=True)
+        )
+        self._experts_s = cache(
+            lambda rows: (
+                tables.seconds(chosen, 1, rows, prefill=True)
+                + tables.seconds(exchange, 1, -(-rows // self._groups), prefill=True)
+            )
         )
         self.device_s(np.array([1, 2]), np.array([2, 2]), 2)  # what is not in the tables is found here
 
@@ -95,12 +101,26 @@ class SiliconTiming(StepTiming):
             known = f"K and V in one of {', '.join(_KV)}"
             raise ConfigError("kv.dtype", config.kv_dtype, f"timing=silicon has {known}; {INSTEAD}")
         tables = MeasuredTables(deployment.hardware, config.framework, devices)
-        weights = config.executor.weights_dtype
+        weights, kv = config.executor.weights_dtype, _KV[config.kv_dtypes[0]]
         types = _WEIGHTS | {"fp8": _FP8[config.framework.fp8_scales]}
+        if isinstance(model, SparseConfig):
+            return cls._of_sparse(tables, model, config, types, kv)
         try:
-            return cls(tables, model, devices, types[weights], _KV[config.kv_dtypes[0]])
+            return cls(tables, model, devices, types[weights], kv)
         except UnmeasuredError:
             raise _unmeasured(tables, config, model, devices, weights, types) from None
+
+    @classmethod
+    def _of_sparse(
+        cls, tables: MeasuredTables, model: SparseConfig, config: EngineConfig, types: dict[str, str], kv: str
+    ) -> SiliconTiming:
+        stored = model.formats(config.executor.weights, config.executor.dtype)
+        weights, experts = (types.get(each, each) for each in stored)
+        experts = "fp8" if experts == "fp8_static" else experts
+        try:
+            return cls(tables, model, model.division.devices, weights, kv, experts)
+        except UnmeasuredError:
+            raise _unmeasured_sparse(tables, config, model, (weights, experts, kv)) from None
 
     @property
     def description(self) -> str:
@@ -110,6 +130,16 @@ class SiliconTiming(StepTiming):
         return self.run_s(new_tokens, lengths[None], sampled)[0]
 
     def run_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> list[float]:
+        if (groups := self._groups) == 1:
+            return self._group_s(new_tokens, lengths, sampled)
+        # The experts of all wait for the group that takes longest.
+        every = [(new_tokens[first::groups], lengths[:, first::groups]) for first in range(groups)]
+        found = [self._group_s(new, own, -(-sampled // groups)) for new, own in every if len(new)]
+        experts_s = self._experts_s(int(new_tokens.sum()))
+        return [max(seconds) + experts_s for seconds in zip(*found, strict=True)]
+
+    def _group_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> list[float]:
+        """Of the sequences of one group of devices, each step's."""
         decoding = new_tokens == 1
         batch = int(np.count_nonzero(decoding))
         same_s: float = self._linear_s(int(new_tokens.sum()))
@@ -197,3 +227,32 @@ def _unmeasured(
     near, near_size = min(shapes, key=lambda shape: hypot(log(shape[0] / heads), log(shape[1] / size)))
     text = f"{tables.name} was measured with {near} KV heads of {near_size} numbers on a device, and not with "
     return ConfigError("model", config.model.name, f"{text}{heads} of {size}; {INSTEAD}")
+
+
+def _unmeasured_sparse(
+    tables: MeasuredTables, config: EngineConfig, model: SparseConfig, stored: tuple[str, str, str]
+) -> ConfigError:
+    """The same of a mixture of experts, whose matrices, experts, and K and V are `stored` so."""
+    division, (weights, experts, kv) = model.division, stored
+
+    def is_measured(division: Division) -> bool:
+        try:
+            measured_experts(tables, replace(model, division=division), experts)
+        except UnmeasuredError:
+            return False
+        return True
+
+    name = config.model.name
+    if is_measured(division):
+        text = f"{tables.name} was not measured with its attention in {weights} with K and V in {kv}"
+        return ConfigError(
+            "model", name, f"{text}, {model.num_heads // division.tensor} heads on a device; {INSTEAD}"
+        )
+    counts = [count for count in (1 << power for power in range(10)) if division.devices % count == 0]
+    others = [count for count in counts if is_measured(division._replace(experts=count))]
+    text = f"{tables.name} was not measured with experts of {name} in {experts}"
+    if not others:
+        return ConfigError("model", name, f"{text} on {division.devices} devices; {INSTEAD}")
+    known = " or ".join(map(str, others))
+    text = f"{text} that are divided so; with executor.tensor_parallel={division.tensor} it was with {known}"
+    return ConfigError("executor.expert_parallel", division.experts, f"{text}; {INSTEAD}")

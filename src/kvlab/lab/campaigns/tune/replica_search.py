@@ -49,7 +49,7 @@ class ReplicaSearch(LimitSearch):
         """A row for each number that was tried."""
         table = new_table("replicas", "devices", "within", "goodput", "of a device", "ttft p99", "tpot p99")
         for value, ended in sorted(self.ended.items()):
-            devices, metrics = int(value) * self.base.config.executor.tensor_parallel, ended.metrics
+            devices, metrics = int(value) * self.base.config.executor.devices, ended.metrics
             goodput = metrics[GOODPUT]
             times = (metrics.get(f"latency/{name}_ms_p99") for name in ("ttft", "tpot"))
             table.add_row(

@@ -1,0 +1,104 @@
+"""Weights of mixtures of experts on simulated devices, by what each part is stored in and how often it is held.
+
+    fp8, int8      a byte for each number, and a float32 for each output
+    fp8_block      a byte for each number, and a float32 for each square of 128 x 128 (DeepSeek V3's checkpoint)
+    mxfp4          17 bytes for 32 numbers of a row: half a byte each, and an exponent that they share (gpt-oss)
+
+Experts are held once. What computes all tokens is held once by each group of devices that share the sequences; what
+a group cannot divide (routers, the down projections of latent attention, a KV head of more devices than there are
+heads, norms) by each device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES
+from kvlab.models.sparse import FP8_BLOCK, SparseConfig
+from kvlab.planning.memory import EngineSettings, WeightBytes
+
+_MX_GROUP, _MX_BYTES = 32, 16  # numbers that share an exponent of a byte, and their bytes without it
+_FLOAT32 = DTYPE_BYTES["float32"]
+
+
+class Part(NamedTuple):
+    """Weights `[outputs, inputs]` that occur `times` times on all devices together."""
+
+    times: int
+    outputs: int
+    inputs: int
+    stored: str
+
+    @property
+    def numbers(self) -> int:
+        """Of all of them."""
+        return self.times * self.outputs * self.inputs
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """Of the numbers, and of their scales."""
+        if self.stored == "mxfp4":
+            groups = self.times * self.outputs * -(-self.inputs // _MX_GROUP)
+            return groups * _MX_BYTES, groups
+        if self.stored == "fp8_block":
+            squares = -(-self.outputs // FP8_BLOCK) * -(-self.inputs // FP8_BLOCK)
+            return self.numbers, SCALE_BYTES * self.times * squares
+        scales = SCALE_BYTES * self.times * self.outputs if self.stored in ("fp8", "int8") else 0
+        return self.numbers * DTYPE_BYTES[self.stored], scales
+
+
+def _body(model: SparseConfig, settings: EngineSettings) -> Iterator[Part]:
+    """All matrices but the experts' and the output layer's."""
+    division, mixture, hidden = model.division, model.experts, model.hidden_size
+    body, _ = model.formats(settings.weights, settings.dtype)
+    for number, (outputs, inputs, is_whole) in enumerate(model.attention_matrices):
+        copies = division.devices if is_whole else division.data
+        if model.latent is None and number == 1:  # K and V
+            copies *= model.kv_copies
+        yield Part(model.num_layers * copies, outputs, inputs, body)
+    wide = ((model.num_layers - mixture.layers, model.intermediate_size), (mixture.layers, mixture.shared))
+    for layers, size in wide:
+        if layers and size:
+            yield Part(layers * division.data, 2 * size, hidden, body)
+            yield Part(layers * division.data, hidden, size, body)
+    yield Part(mixture.layers * division.devices, mixture.count, hidden, settings.dtype)  # routers
+
+
+def _experts(model: SparseConfig, settings: EngineSettings) -> Iterator[Part]:
+    mixture, hidden = model.experts, model.hidden_size
+    _, stored = model.formats(settings.weights, settings.dtype)
+    yield Part(mixture.layers * mixture.count, 2 * mixture.size, hidden, stored)
+    yield Part(mixture.layers * mixture.count, hidden, mixture.size, stored)
+
+
+def expert_bytes(model: SparseConfig, settings: EngineSettings) -> int:
+    """Of all experts that are chosen among, their scales and biases included."""
+    mixture = model.experts
+    biases = mixture.layers * mixture.count * (2 * mixture.size + model.hidden_size) * settings.element
+    return sum(sum(part.bytes) for part in _experts(model, settings)) + biases * mixture.has_biases
+
+
+def sparse_weight_bytes(model: SparseConfig, settings: EngineSettings) -> WeightBytes:
+    """What the model takes on all its devices once it is loaded."""
+    division, mixture, element = model.division, model.experts, settings.element
+    head = Part(division.data, model.vocab_size, model.hidden_size, settings.output_dtype)
+    parts = [*_body(model, settings), *_experts(model, settings), head]
+    numbers, scales = (sum(part.bytes[side] for part in parts) for side in (0, 1))
+    table = 0 if model.tie_word_embeddings else division.data * model.vocab_size * model.hidden_size
+    norms, corrections = division.devices * model.norm_numbers, mixture.layers * mixture.count
+    biases = division.devices * model.bias_numbers
+    if mixture.has_biases:
+        biases += corrections * (2 * mixture.size + model.hidden_size + division.devices)
+    corrections *= division.devices * mixture.has_correction
+    positions = max(settings.max_seq_len, model.max_position_embeddings)
+    return WeightBytes(
+        matrices=numbers,
+        output=head.bytes[0],
+        embedding=table * element,
+        norms=norms * element + corrections * _FLOAT32,
+        biases=biases * element,
+        scales=scales,
+        rotary=division.devices * positions * model.rotary_dim * element,
+        stored=sum(part.numbers for part in parts) + table + norms + corrections + biases,
+    )

@@ -1,0 +1,166 @@
+"""The operations of a step on one device, as the tables of measured ones call them (kvlab.simulation.tables).
+
+A mixture of experts has the GEMM of its router in 16 bits and an operation of its own: it was measured with tokens
+that load experts unevenly, by a power law, on devices that divide experts by number and by matrices. Latent
+attention was measured as a whole with its projections (vLLM), or with projections and absorption apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kvlab.models.config import DecoderConfig
+from kvlab.models.sparse import Latent, SparseConfig
+from kvlab.simulation.tables import MeasuredTables, UnmeasuredError
+
+FEW = 256  # tokens up to which shared experts are computed beside the others, on a stream of their own (vLLM)
+_STREAMED = 0.8  # share of the bandwidth that norms and gates reach, as in the package's own models;
+_GATHERED = 0.3  # likewise the embedding
+#: How uneven experts are loaded in the measurements that the package's models take: of DeepSeek V3's family, whose
+#: router is corrected to level the load, and of others.
+_LEVELLED, _UNEVEN = "power_law_1.01", "power_law_1.2"
+_MXFP4 = ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8")  # activations in 16 bits; in 8 where the former were not measured
+
+
+class Operations(NamedTuple):
+    """Lists of the package's objects; `decode` and `prefill` of one layer."""
+
+    linear: list[Any]  # of the step's tokens
+    few: list[Any]  # the same for `FEW` of them or less
+    links: list[Any]
+    head: list[Any]
+    decode: list[Any]
+    prefill: list[Any]
+    experts: Sequence[Any] = ()  # of the tokens of all groups of devices, where these share the sequences
+    exchange: Sequence[Any] = ()  # of those of a group: what the experts get and give
+
+
+def operations(tables: MeasuredTables, model: DecoderConfig, devices: int, weights: str, kv: str) -> Operations:
+    """Of a dense model among `devices`. Raises UnmeasuredError for a type of K and V."""
+    make, types = tables.operations, tables.types
+    hidden, layers, head_dim = model.hidden_size, model.num_layers, model.head_dim
+    heads, kv_heads = model.num_heads // devices, model.num_kv_heads // devices
+    inner, vocabulary = model.intermediate_size // devices, model.vocab_size // devices
+    mode = types.GEMMQuantMode[weights]
+    norms = layers * (4 if model.sandwich_norms else 2)
+    linear = [
+        make.Embedding("embedding", 1, vocabulary, hidden, _GATHERED),
+        make.ElementWise("norms", norms, 2 * hidden, 2 * hidden, _STREAMED),
+        make.GEMM("qkv", layers, (heads + 2 * kv_heads) * head_dim, hidden, mode),
+        make.GEMM("output", layers, hidden, heads * head_dim, mode, low_precision_input=True),
+        *_feed_forward(make, layers, inner, hidden, mode),
+    ]
+    links = [make.CustomAllReduce("links", 2 * layers + 1, hidden, devices)]
+    head = [make.GEMM("head", 1, vocabulary, hidden, types.GEMMQuantMode.bfloat16)]
+    return Operations(linear, linear, links, head, *_attention(tables, model, heads, kv_heads, kv))
+
+
+def sparse_operations(
+    tables: MeasuredTables, model: SparseConfig, weights: str, experts: str, kv: str
+) -> Operations:
+    """Of a mixture of experts on the devices of its division; `weights` and `experts` are types of matrices. Raises
+    UnmeasuredError for a type of experts, or of K and V.
+    """
+    make, types, division, mixture = tables.operations, tables.types, model.division, model.experts
+    hidden, layers, tensor = model.hidden_size, model.num_layers, division.tensor
+    heads, kv_heads = model.num_heads // tensor, max(1, model.num_kv_heads // tensor)
+    mode, plain, vocabulary = types.GEMMQuantMode[weights], types.GEMMQuantMode.bfloat16, model.vocab_size // tensor
+    linear = [
+        make.Embedding("embedding", 1, vocabulary, hidden, _GATHERED),
+        make.ElementWise("norms", 2 * layers, 2 * hidden, 2 * hidden, _STREAMED),
+    ]
+    if dense := layers - mixture.layers:
+        linear += _feed_forward(make, dense, model.intermediate_size // tensor, hidden, mode)
+    if model.latent is None:
+        decode, prefill = _attention(tables, model, heads, kv_heads, kv)
+        linear += [
+            make.GEMM("qkv", layers, (heads + 2 * kv_heads) * model.head_dim, hidden, mode),
+            make.GEMM("output", layers, hidden, heads * model.head_dim, mode, low_precision_input=True),
+        ]
+    else:
+        projections, decode, prefill = _latent_attention(tables, model, model.latent, heads, weights, kv)
+        linear += projections
+    router = make.GEMM("router", mixture.layers, mixture.count, hidden, plain)
+    chosen = measured_experts(tables, model, experts)
+    shared = mixture.shared // tensor
+    beside = _feed_forward(make, mixture.layers, shared, hidden, mode) if shared else []
+    head = [make.GEMM("head", 1, vocabulary, hidden, plain)]
+    if division.data == 1:
+        few = [router, chosen]
+        if beside:
+            few = [make.OverlapOp("mixture", group_a=few, group_b=beside)]
+        links = [make.CustomAllReduce("links", 2 * layers + 1, hidden, tensor)]
+        return Operations([*linear, router, chosen, *beside], [*linear, *few], links, head, decode, prefill)
+    linear += [router, *beside]
+    links = [make.CustomAllReduce("links", 2 * layers + 1 - mixture.layers, hidden, tensor)]
+    exchanged = (hidden, mixture.active, mixture.count, division.expert_tensor, division.experts, division.data)
+    exchange = [
+        make.MoEDispatch("experts", mixture.layers, *exchanged, before, backend=tables.framework)
+        for before in (True, False)
+    ]
+    return Operations(linear, linear, links, head, decode, prefill, [chosen], exchange)
+
+
+def measured_experts(tables: MeasuredTables, model: SparseConfig, experts: str) -> Any:
+    """The operation of a step's mixtures. Raises UnmeasuredError where it was not measured with experts of this
+    shape and type that are divided so.
+    """
+    make, division, mixture = tables.operations, model.division, model.experts
+    modes = tables.types.MoEQuantMode.__members__
+    shape = (model.hidden_size, mixture.size, mixture.active, mixture.count)
+    load = _LEVELLED if model.latent else _UNEVEN
+    for name in _MXFP4 if experts == "mxfp4" else (experts,):
+        if name in modes:
+            placed = (division.expert_tensor, division.experts, modes[name], load, 1)
+            found = make.MoE("experts", mixture.layers, *shape, *placed)
+            if tables.has(found, prefill=True):
+                return found
+    raise UnmeasuredError(f"experts in {experts}")
+
+
+def _feed_forward(make: Any, layers: int, inner: int, hidden: int, mode: Any) -> list[Any]:
+    return [
+        make.GEMM("gate_up", layers, 2 * inner, hidden, mode),
+        make.ElementWise("gate", layers, 2 * inner, inner, _STREAMED),
+        make.GEMM("down", layers, hidden, inner, mode, low_precision_input=True),
+    ]
+
+
+def _attention(
+    tables: MeasuredTables, model: DecoderConfig, heads: int, kv_heads: int, kv: str
+) -> tuple[list[Any], list[Any]]:
+    make, types = tables.operations, tables.types
+    each = {"head_size": model.head_dim, "use_qk_norm": model.qk_norm}
+    kv_type, computed = types.KVCacheQuantMode[kv], types.FMHAQuantMode[tables.prefill_type(kv)]
+    decode = make.GenerationAttention("decode", 1, heads, kv_heads, kv_type, **each)
+    return [decode], [make.ContextAttention("prefill", 1, heads, kv_heads, kv_type, computed, **each)]
+
+
+def _latent_attention(
+    tables: MeasuredTables, model: SparseConfig, latent: Latent, heads: int, weights: str, kv: str
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Projections of all tokens, and what is left of a layer in decode and in prefill."""
+    make, types = tables.operations, tables.types
+    mode, kv_type = types.GEMMQuantMode[weights], types.KVCacheQuantMode[kv]
+    computed = types.FMHAQuantMode.bfloat16
+    attend = make.GenerationMLA("decode", 1, heads, kv_type)
+    if not tables.has(attend, prefill=False):
+        whole = (heads, kv_type, computed, mode)
+        decode, prefill = (
+            make.MLAModule(name, 1, name == "prefill", *whole, native_num_heads=model.num_heads)
+            for name in ("decode", "prefill")
+        )
+        return [], [decode], [prefill]
+    plain = types.GEMMQuantMode.bfloat16
+    absorb = [make.MLABmm("absorb", 1, heads, plain, if_pre=first) for first in (True, False)]
+    spread = make.GEMM("spread", 1, heads * (latent.nope + latent.value), latent.rank, mode)
+    attend_all = make.ContextMLA("prefill", 1, heads, kv_type, computed)
+    rank, up = latent.query_rank or 0, heads * (latent.nope + latent.rope)
+    down = rank + latent.rank + latent.rope + (0 if rank else up)
+    projections = [
+        make.GEMM("down", model.num_layers, down, model.hidden_size, mode),
+        *([make.GEMM("queries", model.num_layers, up, rank, mode)] if rank else []),
+        make.GEMM("output", model.num_layers, model.hidden_size, heads * latent.value, mode),
+    ]
+    return projections, [absorb[0], attend, absorb[1]], [spread, attend_all]
