@@ -248,6 +248,7 @@ class EngineCore:
         records = run.take(
             self.journal, before, index=self._steps, running=running, waiting=waiting, replica=self.replica
         )
+        scheduler.began_s = records[-1].start_s
         self._steps, self._batches_run = self._steps + len(records), self._batches_run + len(records)
         self._results.output_tokens += int(records.column("decode_tokens").sum())
         clock.wait_until(run.end_s)
