@@ -39,8 +39,8 @@ class ExecutorConfig:
     dtype: str = "bfloat16"  # of weights and activations: float32, bfloat16 or float16
     weights: str = "auto"  # plain: in dtype; compact: exact, 12 bits; int8; fp8; auto: plain or compact
     batching: str = "ragged"  # ragged: one forward pass for all sequences of a step; per_sequence: one for each
-    threads: int | None = None  # CPU threads; null: one for each core that the process may use
-    tensor_parallel: int = 1  # simulated: devices among which heads and matrices are divided
+    threads: int | None = None  # CPU threads of each process; null: all cores that it may use, shared
+    tensor_parallel: int = 1  # processes, or simulated devices, among which heads and matrices are divided
     memory_utilization: float = 0.9  # simulated: share of the devices' memory that the engine may take
     timing: str = "auto"  # simulated: where the time of a step comes from; auto: silicon, else roofline
     timing_path: str | None = None  # simulated: the file or directory that the timing reads, if it reads one

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 from kvlab.kv.spec import KVSpec
-from kvlab.models.config import DecoderConfig
+from kvlab.models.config import DecoderConfig, part_of
 from kvlab.planning.memory import EngineSettings, WeightBytes, WorkingMemory, weight_bytes, working_memory
+
+T = TypeVar("T", WeightBytes, WorkingMemory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,20 @@ class MemoryPlan:
 def plan_memory(
     model: DecoderConfig, spec: KVSpec, settings: EngineSettings, memory: int | None = None
 ) -> MemoryPlan:
-    """The plan of a model whose cache stores `spec` for a token."""
-    weights, working = weight_bytes(model, settings), working_memory(model, spec, settings)
+    """The plan of a model whose cache stores `spec` for a token: of all ranks together."""
+    ranks = settings.ranks
+    part = model if ranks == 1 else part_of(model, ranks)
+    own = replace(spec, num_kv_heads=spec.num_kv_heads // ranks)
+    weights, working = weight_bytes(part, settings), working_memory(part, own, settings)
+    if ranks > 1:
+        # Rank 0 has the logits of all ranks, beside their parts; each rank takes its part of a weight that is read
+        # whole.
+        logits = working.logits + working_memory(model, spec, settings).logits // ranks
+        loading = working.loading + working_memory(model, spec, settings).loading
+        working = _times(replace(working, logits=logits, loading=loading), ranks)
+        weights = _times(weights, ranks)
     return MemoryPlan(model, spec, settings, weights, working, memory)
+
+
+def _times(figures: T, count: int) -> T:
+    return replace(figures, **{each.name: count * getattr(figures, each.name) for each in fields(figures)})

@@ -11,7 +11,7 @@ from kvlab.config import EngineConfig
 from kvlab.config.executor import PACKED_WEIGHTS
 from kvlab.errors import ConfigError, DeviceError
 from kvlab.kv.pools import POOLS
-from kvlab.models.config import DecoderConfig, TransformersConfig, attention_specs
+from kvlab.models.config import DecoderConfig, TransformersConfig, attention_specs, part_of
 from kvlab.planning.memory import EngineSettings
 from kvlab.planning.startup import startup
 
@@ -44,6 +44,7 @@ def memory_settings(
         block_size=POOLS.get(config.kv.backend).block_size_for(config.kv, config.model.max_seq_len),
         random_sampling=random_sampling,
         devices=devices,
+        ranks=1 if devices else config.executor.tensor_parallel,
         startup=startup(config.framework),
     )
 
@@ -84,9 +85,10 @@ def settings_elsewhere(
     native = native and not isinstance(model, TransformersConfig)
     attention = attention_elsewhere(config, model, device)
     settings = memory_settings(config, device, attention, native=native, random_sampling=random_sampling)
-    if executor.tensor_parallel > 1:
+    if executor.tensor_parallel > 1 and device == "cuda":
         text = "needs the kind of the devices, as hardware=h100_sxm"
         raise ConfigError("executor.tensor_parallel", executor.tensor_parallel, text)
+    refuse_split(config, model)
     if executor.weights in PACKED_WEIGHTS and not (native and executor.dtype == "bfloat16"):
         refuse_packed(config, model)
         import torch
@@ -106,6 +108,23 @@ def refuse_packed(config: EngineConfig, model: DecoderConfig) -> None:
     if weights in PACKED_WEIGHTS and isinstance(model, TransformersConfig):
         text = f"is for kvlab's own decoder, and transformers runs {model.family}; use executor.weights=auto"
         raise ConfigError("executor.weights", weights, text)
+
+
+def refuse_split(config: EngineConfig, model: DecoderConfig) -> None:
+    """Raise ConfigError for what several ranks cannot compute or hold."""
+    ranks, kv = config.executor.tensor_parallel, config.kv
+    if ranks == 1:
+        return
+    if isinstance(model, TransformersConfig):
+        text = f"divides kvlab's own decoders, and transformers runs {model.family} in one process; leave it at 1"
+        raise ConfigError("executor.tensor_parallel", ranks, text)
+    for key, room in (("kv.offload", kv.offload), ("kv.offload_disk", kv.offload_disk)):
+        if room is not None:
+            text = (
+                f"copies the blocks of one process, and executor.tensor_parallel={ranks} has several; leave it null"
+            )
+            raise ConfigError(key, room, text)
+    part_of(model, ranks)
 
 
 def refuse_fp8(config: EngineConfig) -> None:
