@@ -72,7 +72,12 @@ def described(variant: str, **changes: Any) -> DecoderConfig:
 
 
 def on_ranks(
-    config: DecoderConfig, dtype: str, size: int = 2, kind: type[SplitDecoder] = SplitDecoder, *, kernels: bool = True
+    config: DecoderConfig,
+    dtype: str,
+    size: int = 2,
+    kind: type[SplitDecoder] = SplitDecoder,
+    *,
+    kernels: bool = True,
 ) -> list[torch.Tensor]:
     """What rank 0 gives."""
     exchange, number = Exchange(size), getattr(torch, dtype)
@@ -86,7 +91,7 @@ def on_ranks(
         return logits_in_steps(decoder, TEXTS, STEPS, dtype)
 
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(compute, range(size)))[0]
+        return next(iter(pool.map(compute, range(size))))
 
 
 def alone(config: DecoderConfig, dtype: str) -> list[torch.Tensor]:
@@ -144,7 +149,7 @@ def test_the_first_of_equal_logits_of_two_ranks() -> None:
         return logits_in_steps(decoder, TEXTS, STEPS)
 
     with ThreadPoolExecutor(2) as pool:
-        rows = torch.cat(list(pool.map(compute, range(2)))[0])
+        rows = torch.cat(next(iter(pool.map(compute, range(2)))))
     assert rows[:, 1].max() < config.vocab_size // 2
 
 
@@ -160,7 +165,11 @@ def test_parts_of_a_vocabulary(size: int, parts: list[int]) -> None:
     [
         ({}, 4, "executor.tensor_parallel=4: qwen3 has 2 KV heads, which cannot be divided so; 2 would do"),
         ({"num_key_value_heads": 1}, 2, "executor.tensor_parallel=2: qwen3 has 1 KV heads, .* 1 would do"),
-        ({"intermediate_size": 129}, 2, "executor.tensor_parallel=2: qwen3 has 129 columns in its MLP, .* 1 would do"),
+        (
+            {"intermediate_size": 129},
+            2,
+            "executor.tensor_parallel=2: qwen3 has 129 columns in its MLP, .* 1 would do",
+        ),
     ],
 )
 def test_what_cannot_be_divided(changes: dict[str, int], size: int, text: str) -> None:

@@ -60,6 +60,11 @@ class ExecutorConfig:
             raise ConfigError("executor.memory_utilization", self.memory_utilization, "must be in (0, 1]")
 
     @property
+    def all_threads(self) -> int | None:
+        """`threads` of all processes; None: not set."""
+        return None if self.threads is None else self.threads * self.tensor_parallel
+
+    @property
     def weights_dtype(self) -> str:
         """What the numbers of the matrices are rounded to."""
         return self.weights if self.weights in ("int8", "fp8") else self.dtype

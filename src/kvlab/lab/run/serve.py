@@ -105,6 +105,8 @@ def serve(
     finally:
         if isinstance(engine, Reporting):
             engine.close()
+        elif isinstance(engine, EngineCore):
+            engine.end_processes()
 
 
 def _serve(
