@@ -41,11 +41,10 @@ def plan_memory(
     own = replace(spec, num_kv_heads=spec.num_kv_heads // ranks)
     weights, working = weight_bytes(part, settings), working_memory(part, own, settings)
     if ranks > 1:
-        # Rank 0 has the logits of all ranks, beside their parts; each rank takes its part of a weight that is read
-        # whole.
-        logits = working.logits + working_memory(model, spec, settings).logits // ranks
-        loading = working.loading + working_memory(model, spec, settings).loading
-        working = _times(replace(working, logits=logits, loading=loading), ranks)
+        # Each rank takes its part of a weight that it reads whole. Rank 0 samples, from the logits of all.
+        whole = working_memory(model, spec, settings)
+        logits = working_memory(part, own, replace(settings, random_sampling=False)).logits + whole.logits // ranks
+        working = _times(replace(working, logits=logits, loading=working.loading + whole.loading), ranks)
         weights = _times(weights, ranks)
     return MemoryPlan(model, spec, settings, weights, working, memory)
 
