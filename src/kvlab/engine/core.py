@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -48,7 +49,7 @@ class EngineCore:
     `eos_token_ids` end a sequence whose request does not ignore them; prompts with ids outside `vocab_size` are
     refused; with a `detokenize`, outputs carry text and requests may have stop strings (`detokenize_all` writes
     special tokens too, where a request asks for them); a `journal` that the pool writes is given the owner of each
-    slot. Engines share nothing: several can live in one process.
+    slot; `on_close` is called when the engine is closed. Engines share nothing: several can live in one process.
     """
 
     def __init__(
@@ -63,8 +64,10 @@ class EngineCore:
         detokenize: Detokenizer | None = None,
         detokenize_all: Detokenizer | None = None,
         journal: BlockJournal | None = None,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
         self.pool = pool
+        self._on_close = on_close
         self.scheduler = scheduler
         self.clock = clock
         self.journal = journal
@@ -171,6 +174,12 @@ class EngineCore:
         for request_id in list(self._keeping):
             self.release(request_id)
         self.pool.close()
+        self.end_processes()
+
+    def end_processes(self) -> None:
+        """End what computes beside this process: the engine computes no more. For one that cannot be closed."""
+        if self._on_close is not None:
+            self._on_close()
 
     def step(self) -> StepRecord | None:
         """Run one step: give back the memory of ended sequences, admit, compute. None if nothing was to do."""

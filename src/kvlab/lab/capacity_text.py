@@ -44,6 +44,10 @@ def capacity_lines(plan: CapacityPlan) -> Iterator[tuple[str, str, str]]:
     yield "weights", format_bytes(plan.weights.total), _weights_formula(plan)
     yield "working memory", format_bytes(plan.working.peak), _working_formula(plan)
     yield "KV cache", format_bytes(plan.paged.num_bytes), _pools_formula(plan)
+    if (ranks := plan.settings.ranks) > 1:
+        parts = plan.weights.total, plan.working.peak, plan.paged.num_bytes
+        each = (format_bytes(part // ranks) for part in parts)
+        yield "ranks", str(ranks), "each with {} of weights, {} of working memory, {} of KV cache".format(*each)
 
 
 def model_line(plan: CapacityPlan) -> str:

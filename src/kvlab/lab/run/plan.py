@@ -123,6 +123,9 @@ def plan_run(config: RunConfig) -> RunPlan:
     _check_split(plan, config.fleet)
     if config.debug.profile and plan.kernels is None:
         raise ConfigError("debug.profile", True, f"executor.kind={config.executor.kind} has no parts to be timed")
+    if config.debug.profile and plan.is_real and (ranks := config.executor.tensor_parallel) > 1:
+        text = f"times the parts of one process, and executor.tensor_parallel={ranks} has several; leave it out"
+        raise ConfigError("debug.profile", True, text)
     requests = requests_of(config)
     check_longest_sequence(plan.pool, _check_lengths(requests, config))
     _check_memory(plan, config.fleet.replicas)

@@ -75,7 +75,7 @@ class Reporter:
         if kernels:
             reason = f" ({kernels.ops.reason})" if kernels.ops.reason and chosen == kernels.ops.name else ""
             computed = f"attention: {kernels.attention.name}, other kernels: {chosen}{reason}; "
-        threads = kernels.threads if kernels and plan.device == "cpu" else 0
+        threads, ranks = plan.cpu_threads, config.executor.tensor_parallel if plan.is_real else 1
         why = explain_threads(config.executor.threads, threads) if threads else ""
         weights = config.executor.weights_dtype
         if plan.weights_format == "compact":
@@ -92,6 +92,7 @@ class Reporter:
             f"{pool.block_size} tokens, {format_bytes(pool.num_bytes)} in {config.kv_dtype}"
             f"{''.join(f', {text}' for text in behind)}; "
             f"{computed}{len(plan.requests)} requests on {plan.machine}"
+            + (f", {ranks} ranks" if ranks > 1 else "")
             + (f", {threads} thread{'s' * (threads > 1)}" if threads else "")
             + (f" ({why})" if why else "")
         )
@@ -104,7 +105,7 @@ class Reporter:
             return
         from kvlab.lab.machine_rates import rates_here  # this late, since it imports torch
 
-        rates = rates_here(plan.config.executor.dtype, plan.config.executor.threads)
+        rates = rates_here(plan.config.executor.dtype, plan.config.executor.all_threads)
         self.console.print(estimate_sentence(plan, rates))
 
     def engine(self, engine: ServingEngine) -> None:

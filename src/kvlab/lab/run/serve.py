@@ -104,6 +104,8 @@ def serve(
     with ExitStack() as guard:
         if isinstance(engine, Reporting):
             guard.callback(engine.close)
+        elif isinstance(engine, EngineCore):
+            guard.callback(engine.end_processes)
         with show_progress(engine, plan.requests, console) as progress:
 
             def after_step(log: RunLog, record: StepRecord | None) -> None:
